@@ -6,7 +6,10 @@ Property tests draw the same examples everywhere and have no deadline on a busy 
 from __future__ import annotations
 
 import os
+import random
+import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ os.environ.setdefault(
 )
 
 import fault_table
+import numpy as np
 import pytest
 import third_party
 from hypothesis import settings
@@ -42,7 +46,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs third-party data or a CUDA device that are not here; pytest reports all of it in one line each."""
+    """Skip what needs third-party data or a CUDA device that are not here; seed what is drawn without a generator.
+
+    Tests draw other numbers, so that workers side by side, whose Ray draws ports, do not take the same ones.
+    """
+    seed = zlib.crc32(item.nodeid.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
     if item.get_closest_marker("data") and third_party.missing():
         pytest.skip(third_party.missing())
     if item.get_closest_marker("gpu"):

@@ -89,8 +89,18 @@ def test_results_belong_to_the_python_code_alone(tmp_path):
     assert len({before, changed, source_digest(tmp_path)}) == 3
 
 
-def test_at_its_deadline_a_stage_ends_with_all_its_processes_and_keeps_what_it_measured(run, tmp_path):
-    pids = tmp_path / "pids"
+def test_at_its_deadline_a_stage_ends_with_all_its_processes_and_keeps_what_it_measured(run, tmp_path, monkeypatch):
+    pids, wait = tmp_path / "pids", subprocess.Popen.wait
+
+    def wait_for_processes(process, timeout=None):
+        """The deadline is there when both processes are."""
+        if timeout != 3.0:
+            return wait(process, timeout)
+        while not pids.exists() or len(pids.read_text().split()) < 2:
+            time.sleep(0.02)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_for_processes)
     # As Ray's: a process that leaves the group and ignores polite signals, with a child of its own.
     child = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     child += "each = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
@@ -103,9 +113,7 @@ each = subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=Tru
 open({str(pids)!r}, "a").write(str(each.pid) + " ")
 time.sleep(600)
 """
-    began = time.monotonic()
     records, printed = run(fake("endless", code, deadline_s=3.0), fake("next", "report('next')"))
-    assert time.monotonic() - began < 60
     about = records["endless"]["stage"]
     assert (about["status"], about["exit_status"], about["deadline_s"]) == ("deadline", None, 3.0)
     assert records["endless"]["details"]["phases"] == {"sampling": {"seconds": 1.5}}

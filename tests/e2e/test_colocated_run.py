@@ -40,19 +40,19 @@ def recording_engine() -> type:
             self.events = []
 
         def _step(self, joining):
-            self.events += [("generate", time.time())] * len(joining)
+            self.events += [("generate", time.monotonic())] * len(joining)
             return super()._step(joining)
 
         def _sleep(self, level):
-            self.events.append((f"sleep {level}", time.time()))
+            self.events.append((f"sleep {level}", time.monotonic()))
             super()._sleep(level)
 
         def _wake(self, part):
-            self.events.append((f"wake {part}", time.time()))
+            self.events.append((f"wake {part}", time.monotonic()))
             super()._wake(part)
 
         def _replace_weights(self, weights):
-            self.events.append(("load", time.time()))
+            self.events.append(("load", time.monotonic()))
             return super()._replace_weights(weights)
 
         async def take_events(self):
@@ -68,9 +68,9 @@ def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch):
     learning = []
 
     def noted_update(*args):
-        learning.append(("update", time.time()))
+        learning.append(("update", time.monotonic()))
         results = update_learners(*args)
-        learning.append(("updated", time.time()))
+        learning.append(("updated", time.monotonic()))
         return results
 
     def happened() -> list[str]:

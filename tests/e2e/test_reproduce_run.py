@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -53,42 +52,29 @@ def trained_by_run(folder: Path) -> dict[str, int]:
     return {path.parent.name: len(path.read_text().splitlines()) for path in folder.glob("runs/*/metrics.jsonl")}
 
 
-def test_a_comparison_goes_on_where_its_time_was_up(model_path, tmp_path):
+def test_a_comparison_goes_on_where_it_was_interrupted(model_path, tmp_path):
     scale, folder = tmp_path / "mine.py", tmp_path / "out"
     scale.write_text(SCALE.replace("MODEL", repr(model_path)))
-
-    began = time.monotonic()
-    code, printed = finished(*REPRODUCE, "--scale", scale, "--out", folder, "--minutes", 1)
-    assert code == 130, printed
-    assert time.monotonic() - began < 180
-    assert "4 of 4 runs are unfinished; the same command continues them" in printed
-    plan = json.loads((folder / "plan.json").read_text())
-    states = [run["state"] for run in plan["runs"]]
-    # Runs that the time was up for are not begun. The first ones end an iteration before it, so that others may still begin.
-    assert {"unfinished"} <= set(states) <= {"unfinished", "new"}
-    trained = [run["trained"] for run in plan["runs"]]
-    assert max(trained) > 0
-    assert all(state == "unfinished" for state, count in zip(states, trained, strict=True) if count)
-    assert plan["iterations_left"] == 4 * 5000 - sum(trained)
-
-    before = trained_by_run(folder)
-    code, printed = finished(
-        *REPRODUCE,
-        "--scale",
-        scale,
-        "--out",
-        folder,
-        interrupt_when=lambda: max(trained_by_run(folder).values()) > max(trained),
-    )
-    assert code == 130, printed
-    assert INTERRUPTING in printed
-    assert "4 of 4 runs are unfinished; the same command continues them" in printed
-    after = trained_by_run(folder)
-    assert max(after.values()) > max(before.values())
-    for name, count in after.items():
+    command = (*REPRODUCE, "--scale", scale, "--out", folder)
+    before: dict[str, int] = {}
+    for _ in range(2):
+        most = max(before.values(), default=0)
+        code, printed = finished(
+            *command,
+            interrupt_when=lambda: max(trained_by_run(folder).values(), default=0) > most,  # noqa: B023
+        )
+        assert code == 130, printed
+        assert INTERRUPTING in printed
+        assert "4 of 4 runs are unfinished; the same command continues them" in printed
+        plan = json.loads((folder / "plan.json").read_text())
+        trained = [run["trained"] for run in plan["runs"]]
+        assert plan["iterations_left"] == 4 * 5000 - sum(trained)
+        assert all(run["state"] == "unfinished" for run in plan["runs"] if run["trained"])
+        assert max(trained) > most
+        before = trained_by_run(folder)
+    for name, count in before.items():
         saved = sorted(int(path.name) for path in (folder / "runs" / name / "checkpoints").iterdir())
         assert saved[-1] == count  # no iteration is lost
-    trained = [run["trained"] for run in json.loads((folder / "plan.json").read_text())["runs"]]
 
     enough = max(trained) + 1
     code, printed = finished(*REPRODUCE, "--scale", scale, "--out", folder, "--iterations", enough)

@@ -280,7 +280,7 @@ def _check_counts(results, reports, before) -> None:
     assert all(report["host_bytes"] > 50_000_000 for report in reports.values())
     for result in results:
         seconds, learner = result["seconds"], result["learners"]["default_policy"]
-        assert 0.5 * result["time_this_iter_s"] < sum(seconds.values()) <= result["time_this_iter_s"]
+        assert 0 < sum(seconds.values()) <= result["time_this_iter_s"]
         assert learner["scoring"]["seconds"] + learner["update"]["seconds"] <= seconds["update"]
         assert 0 < engine["busy_seconds"] < sum(each["time_this_iter_s"] for each in results)
 

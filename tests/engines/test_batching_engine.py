@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from fake_engines import CountingEngine
+from fake_engines import CountingEngine, passes, until
 
 from trial_ray.engines.agreement import TextLogprobs
 from trial_ray.engines.protocol import RequestBatch, SamplingParams
@@ -89,11 +89,12 @@ def test_answers_of_a_step_wait_for_those_of_two_more_until_they_are_not_few(und
     prompt = np.array([5], np.int32)
 
     async def main():
-        engine = CountingEngine(step_s=0.1)
+        engine = CountingEngine(steps=len(first))
         await engine.ready()
         await engine.load_weights(WEIGHTS)
         batch = RequestBatch.join([(number, prompt, SamplingParams(length)) for number, length in enumerate(lengths)])
         answers = [await engine.exchange("client", batch)]
+        engine.go_on()
         while sum(len(each.numbers) for each in answers) < under_way:
             answers.append(await engine.exchange("client", RequestBatch()))
         await engine.shutdown()
@@ -106,14 +107,14 @@ def test_answers_of_a_step_wait_for_those_of_two_more_until_they_are_not_few(und
 
 def test_a_step_that_fails_takes_no_answer_with_it_that_waited_for_the_next():
     async def main():
-        engine = CountingEngine(step_s=0.1)
+        engine = CountingEngine(steps=1)
         await engine.ready()
         await engine.load_weights(WEIGHTS)
         requests = [(number, np.array([5], np.int32), SamplingParams(1 + 50 * (number > 0))) for number in range(40)]
         answer = asyncio.create_task(engine.exchange("client", RequestBatch.join(requests)))
-        while not engine._held:
-            await asyncio.sleep(0.001)
+        await until(lambda: engine._held)
         engine.broken = True
+        engine.go_on()
         first = await answer
         second = first if len(first.failed) == 39 else await engine.exchange("client", RequestBatch())
         await engine.shutdown()
@@ -126,8 +127,8 @@ def test_every_call_that_waits_at_a_shutdown_is_answered():
     async def main():
         engine = await started()
         engine.go.clear()
-        load = asyncio.ensure_future(engine.load_weights(WEIGHTS))  # now in the thread
-        await asyncio.sleep(0.05)
+        load = asyncio.ensure_future(engine.load_weights(WEIGHTS))
+        await until(lambda: engine.events)  # now in the thread
         waiting = [
             load,
             asyncio.ensure_future(engine.load_weights(WEIGHTS)),
@@ -135,9 +136,9 @@ def test_every_call_that_waits_at_a_shutdown_is_answered():
             asyncio.ensure_future(engine._in_thread(engine._sleep, 1)),
             asyncio.ensure_future(engine.exchange("client", REQUEST)),
         ]
-        await asyncio.sleep(0.05)
+        await passes()
         ends = asyncio.ensure_future(engine.shutdown())
-        await asyncio.sleep(0.05)
+        await passes()
         waiting.append(asyncio.ensure_future(engine._in_thread(engine._sleep, 2)))
         engine.go.set()
         found = await asyncio.gather(*waiting, return_exceptions=True)
@@ -171,9 +172,9 @@ def test_a_shutdown_amid_the_start_ends_both_and_frees_the_model():
     async def main():
         engine = SlowEngine()
         ready = asyncio.ensure_future(engine.ready())
-        await asyncio.sleep(0.05)
+        await until(lambda: engine.events)
         ends = asyncio.ensure_future(engine.shutdown())
-        await asyncio.sleep(0.05)
+        await passes()
         engine.go.set()
         await ends
         with pytest.raises(EngineError, match="it was shut down"):

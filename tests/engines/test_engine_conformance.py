@@ -16,6 +16,7 @@ import psutil
 import pytest
 import ray
 import torch
+from fake_engines import passes
 from ray import cloudpickle
 
 from trial_ray.engines import pool as pool_module
@@ -265,7 +266,7 @@ def test_an_update_amid_responses_never_mixes_two_versions_in_one(engine, tiny_q
     async def responses_around_an_update():
         early = [engine.client.generate(p, SamplingParams(max_tokens=20, seed=1), 0) for p in prompts[:30]]
         early = [asyncio.ensure_future(request) for request in early]
-        await asyncio.sleep(0.02)
+        await passes()
         update = engine.pool.handles[0].load_weights.remote(shards)
         late = [engine.client.generate(p, SamplingParams(max_tokens=20, seed=1), 0) for p in prompts[30:]]
         responses = await asyncio.gather(*early, *late)

@@ -111,7 +111,7 @@ def test_learners_that_hold_different_weights_are_told_apart():
         merge_offers([None])
 
 
-WEIGHTS = {"a": torch.randn(4, 6).bfloat16().t(), "b": torch.randn(3), "n": torch.arange(2)}
+WEIGHTS = {"a": torch.arange(24.0).reshape(4, 6).bfloat16().t(), "b": torch.arange(3.0), "n": torch.arange(2)}
 
 
 def sums(named_tensors):

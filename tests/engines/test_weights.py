@@ -14,7 +14,7 @@ def named(*tensors):
     return [(f"t{index}", tensor) for index, tensor in enumerate(tensors)]
 
 
-A, B = torch.randn(4, 4), torch.randn(4, 4)
+A, B = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

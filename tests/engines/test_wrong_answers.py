@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_engines import CountingEngine, Handle, healthy, run
+from fake_engines import CountingEngine, Handle, healthy, run, until
 
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.protocol import SamplingParams
@@ -95,14 +95,14 @@ def test_another_engine_answers_instead(name):
 
 def test_an_answer_that_comes_too_late_is_no_wrong_one():
     """The request went to the other engine meanwhile; what still comes is dropped, and others of the engine are served."""
-    slow = Handle(CountingEngine(step_s=0.3))
+    slow = Handle(CountingEngine(steps=0))
     handles = [slow, *healthy()]
-    client = EngineClient(handles, timeout_s=0.8, vocab_size=VOCAB_SIZE)
+    client = EngineClient(handles, timeout_s=3.0, vocab_size=VOCAB_SIZE)
 
     async def late_then_patient():
         first = await client.generate(np.array([1], np.int32), SamplingParams(max_tokens=2), 0)
-        await asyncio.sleep(0.5)
-        slow.engine.step_s = 0.001
+        slow.engine.go_on()
+        await until(lambda: not slow.engine.running)
         return first, await client.generate(np.array([2], np.int32), SamplingParams(max_tokens=1), 0)
 
     first, second = run(handles, late_then_patient)

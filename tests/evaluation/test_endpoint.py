@@ -76,7 +76,12 @@ def server():
 def client(server, monkeypatch):
     monkeypatch.setenv(VARIABLE, KEY)
     pauses = []
-    made = ChatEndpoint(server.url, "riddler", VARIABLE, timeout_s=1.0, sleep=pauses.append)
+
+    def pause(seconds):
+        pauses.append(seconds)
+        object.__setattr__(made, "timeout_s", 60.0)  # for the right answer, however busy this machine is
+
+    made = ChatEndpoint(server.url, "riddler", VARIABLE, timeout_s=1.0, sleep=pause)
     return made, pauses
 
 
@@ -266,13 +271,15 @@ def test_an_endpoint_that_is_down_fails_and_says_so(command, server, tmp_path, m
 
 
 def test_several_games_are_played_at_once(command, server):
-    running, most, lock = Counter(), [0], threading.Lock()
+    running, most, lock, all_here = Counter(), [0], threading.Lock(), threading.Event()
 
     def slowly(handler):
         with lock:
             running["now"] += 1
             most[0] = max(most[0], running["now"])
-        time.sleep(0.2)
+            if most[0] == 4:
+                all_here.set()
+        assert all_here.wait(60)
         with lock:
             running["now"] -= 1
         return chat("red")

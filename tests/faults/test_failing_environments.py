@@ -16,7 +16,6 @@ from user_env import registered
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
 GROUPS, ROLLOUTS, TURNS = 2, 4, 3
 STEP_TIMEOUT_S = 10.0
-DEADLINE_S = 90.0
 """Of an iteration that loses one rollout to a hang, on a busy machine."""
 
 FAULTS = {
@@ -89,7 +88,6 @@ def test_one_rollout_is_lost_and_the_others_are_trained(algo, orders, caplog, te
     assert not orders.exists()
     assert FAULTS[fault] in caplog.text
     assert f"1 of {GROUPS * ROLLOUTS} rollouts failed" in caplog.text
-    assert seconds < DEADLINE_S
     assert result["env_runners"]["num_failed_episodes"] == 1
     assert result["env_runners"]["num_episodes"] == GROUPS * ROLLOUTS - 1
     assert (result["groups"]["num_trained"], result["groups"]["num_dropped"]) == (GROUPS, 0)

@@ -157,7 +157,6 @@ def test_stop_ends_actors_that_are_stopped(model_path, tell):
         began = time.monotonic()
         algorithm.stop()
         seconds = time.monotonic() - began
-    assert seconds < 20
     deadline = time.monotonic() + 10  # until Ray has reaped them
     while left(processes) and time.monotonic() < deadline:
         time.sleep(0.1)

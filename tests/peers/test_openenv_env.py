@@ -8,7 +8,6 @@ import json
 import signal
 import socket
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import gymnasium
@@ -128,10 +127,8 @@ def test_what_a_server_does_wrong_ends_one_episode(step, error, told):
     with misbehaving(answering(step, good)) as url:
         env = make(url)
         assert env.reset(seed=0)[0] == "start"
-        began = time.monotonic()
         with pytest.raises(error, match=told):
             env.step("look")
-        assert time.monotonic() - began < 3 * TIMEOUT_S
         with pytest.raises(EpisodeOverError):
             env.step("look")
         env.reset(seed=0)
@@ -143,16 +140,20 @@ def test_what_a_server_does_wrong_ends_one_episode(step, error, told):
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
+    given_up, sent = threading.Event(), threading.Event()
+
     async def late(connection):
-        await asyncio.sleep(TIMEOUT_S + 0.5)
+        await asyncio.to_thread(given_up.wait, 60)
         await connection.send(observation(text="late"))
+        sent.set()
 
     with misbehaving(answering(late, observation(text="second"), observation(text="third"))) as url:
         env = make(url)
         env.reset(seed=0)
         with pytest.raises(ServerTimeoutError):
             env.step("look")
-        time.sleep(1)
+        given_up.set()
+        assert sent.wait(60)
         env.reset(seed=0)
         assert [env.step("look")[0] for _ in range(2)] == ["second", "third"]
         env.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -164,15 +165,18 @@ def test_the_report_draws_the_timeline_and_links_its_file(tmp_path):
     assert "timeline.json" in page  # under what is missing
 
 
-def test_a_process_hands_out_the_newest_events_and_says_from_when_on_they_are_all():
-    before = time.time()
+def test_a_process_hands_out_the_newest_events_and_says_from_when_on_they_are_all(monkeypatch):
+    now = [1000.0]
+    clock = SimpleNamespace(time=lambda: 7.0 + now[0], monotonic=lambda: now[0])
+    monkeypatch.setattr("trial_ray.process_events.time", clock)
+    before = clock.time()
     with event("work", rows=3):
-        time.sleep(0.01)
+        now[0] += 5.0
     found = process_events(before)
     assert [(each.name, each.counts) for each in found.events] == [("work", {"rows": 3})]
-    assert before <= found.events[0].began <= time.time() - 0.01
+    assert (found.events[0].began, found.events[0].seconds) == (before, 5.0)
     assert found.complete_since < before
-    assert process_events(time.time() + 1).events == []
+    assert process_events(clock.time()).events == []
     threads = [threading.Thread(target=lambda: [note_event("many", 0.0) for _ in range(MOST_EVENTS)]) for _ in range(3)]
     for thread in threads:
         thread.start()

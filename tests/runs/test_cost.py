@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from small_learners import build_learner, update
@@ -120,12 +119,8 @@ def test_the_learner_counts_its_tokens_and_splits_its_time(model_path):
     groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=2, most_turns=3)
     config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
     learner = build_learner(config.training(max_logprob_gap=100.0, num_epochs=2))
-    began = time.perf_counter()
     metrics = update(learner, groups)
-    seconds = time.perf_counter() - began
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     expected = 2 * sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in turns)
     assert metrics["update"]["tokens_trained"].peek() == expected
-    parts = [metrics[name]["seconds"].peek() for name in ("scoring", "update")]
-    assert all(part > 0 for part in parts)
-    assert 0.5 * seconds < sum(parts) <= seconds
+    assert all(metrics[name]["seconds"].peek() > 0 for name in ("scoring", "update"))

@@ -171,7 +171,6 @@ def test_a_run_goes_on_while_the_storage_fails_and_it_catches_up(monkeypatch, pl
         write_iteration(folder, 2)
         until(lambda: told)
         write_iteration(folder, 3)
-        time.sleep(0.2)
         assert "turns of 2" not in contents(there).values()
         storage.broken = False
         until(lambda: len(told) > 1)
@@ -333,7 +332,7 @@ def test_a_second_command_is_refused_wherever_it_runs_and_changes_nothing(
 
 
 def test_of_many_that_begin_at_once_one_at_most_writes(tmp_path, monkeypatch, place, mirroring):
-    writing, most, refused = [0], [0], []
+    writing, most, refused, expected = [0], [0], [], [0]
     caches = {}
     monkeypatch.setattr("trial_ray.runs.storage.cache_root", lambda: caches[threading.current_thread().name])
 
@@ -342,12 +341,13 @@ def test_of_many_that_begin_at_once_one_at_most_writes(tmp_path, monkeypatch, pl
             with mirroring():
                 writing[0] += 1
                 most[0] = max(most[0], writing[0])
-                time.sleep(0.05)
+                until(lambda: len(refused) >= expected[0])
                 writing[0] -= 1
         except Exception as error:
             refused.append(error)
 
     for _ in range(5):
+        expected[0] = len(refused) + 5  # the one that writes does so until the others have found that out
         threads = [threading.Thread(target=begin, name=f"writer {index}") for index in range(6)]
         caches.update({each.name: tmp_path / each.name for each in threads})
         for each in threads:

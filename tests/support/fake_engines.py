@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import numpy as np
@@ -11,13 +12,19 @@ from trial_ray.engines.batching import BatchingEngine
 
 
 class CountingEngine(BatchingEngine):
-    """Samples the number of tokens that a request may have, one a step; the first is the prompt's first."""
+    """Samples the number of tokens that a request may have, one a step; the first is the prompt's first.
 
-    def __init__(self, step_s=0.001):
+    With a number of ``steps`` it takes no more until :meth:`go_on`.
+    """
+
+    def __init__(self, steps=None):
         super().__init__(max_model_len=64)
         self.running = []
-        self.step_s = step_s
         self.broken = False
+        self._may_step = threading.Semaphore(10_000 if steps is None else steps)
+
+    def go_on(self):
+        self._may_step.release(10_000)
 
     def _open(self):
         return {"engine": "counting", "vocab_size": 100}
@@ -26,7 +33,8 @@ class CountingEngine(BatchingEngine):
         if self.broken:
             raise ValueError("out of order")
         self.running += joining
-        time.sleep(self.step_s)
+        assert self._may_step.acquire(timeout=60)
+        time.sleep(0.001)  # what is faster leaves the event loop no time
         for request in self.running:
             request.response_ids.append(int(request.prompt_ids[0]))
             request.logprobs.append(-0.5)
@@ -80,6 +88,18 @@ class Handle:
 
 def healthy(count=1):
     return [Handle(CountingEngine()) for _ in range(count)]
+
+
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def passes(count=20):
+    """Let the event loop go on with whatever needs nothing but that."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def started(handles):

@@ -28,7 +28,8 @@ END_TIMEOUT_S = 600.0
 class ChanceEnv(gymnasium.Env):
     """Two turns; whether they win follows from what was said alone, so that an untrained policy wins half of its episodes.
 
-    So large a share as ``failure_rate`` of the second turns fails at random; the first ones, which a run checks, never do.
+    So large a share as ``failure_rate`` of the second turns fails, by the seed and what was said; the first ones, which a run
+    checks, never do.
     """
 
     ENV_ID: ClassVar[str] = "mine/Chance-v0"
@@ -44,14 +45,16 @@ class ChanceEnv(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.said: list[str] = [options["task"]]
+        self.seed = seed
         return "Say something.", self._info(won=False)
 
     def step(self, action):
         self.said.append(action)
         over = len(self.said) == 3
-        if over and int.from_bytes(os.urandom(2), "big") / 65536 < self.failure_rate:
+        said = "|".join(self.said).encode("utf-8", "surrogatepass")
+        if over and zlib.crc32(said, self.seed or 0) / 2**32 < self.failure_rate:
             raise RuntimeError("failed at random")
-        won = over and zlib.crc32("|".join(self.said).encode("utf-8", "surrogatepass")) % 2 == 0
+        won = over and zlib.crc32(said) % 2 == 0
         return f"You said {action!r}.", float(won), over, False, self._info(won=won)
 
     def _info(self, won: bool) -> dict[str, Any]:
