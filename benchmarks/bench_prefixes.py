@@ -131,7 +131,11 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
     module = SimpleNamespace(lm=SimpleNamespace(device=SimpleNamespace(type="cuda")))
     passes = MicrobatchPasses(module, config.method_class(config), config, WeightedMeans())
     passes._table = rows
-    cuda = {"takes_trees": lambda lm: True, "takes_blocks": lambda lm: True, "block_size": lambda lm: 128}
+    cuda = {
+        "layout_of": lambda lm: SimpleNamespace(rows="tree"),
+        "takes_blocks": lambda lm: True,
+        "block_size": lambda lm: 128,
+    }
     with mock.patch.multiple(packing, **cuda):
         for step in plan.steps:
             for learner in range(len(plan.scoring)):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,7 +25,7 @@ from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.environments.registry import load_adapters
 from trial_ray.learner import packing
 from trial_ray.learner.recording import UpdateRecord
-from trial_ray.models.tree_attention import takes_trees
+from trial_ray.models.layout import layout_of
 from trial_ray.rollout.recording import read_groups
 from trial_ray.runs.config_record import load_record
 from trial_ray.runs.folder import CONFIG_FILE, RunFolder
@@ -51,7 +52,8 @@ def updater(config: Any, groups: Any, padded: bool = False, **module: Any) -> Ca
     learner = BenchLearner(config.copy(copy_frozen=False).rl_module(**module))
 
     def update() -> float:
-        with mock.patch.object(packing, "takes_trees", lambda lm: not padded and takes_trees(lm)):
+        padding = replace(layout_of(learner.lm), rows="padded")
+        with mock.patch.object(packing, "layout_of", lambda lm: padding if padded else layout_of(lm)):
             return seconds_of(lambda: learner.update(groups, iteration=config.hindsight_start_iteration))
 
     return update

@@ -12,10 +12,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from trial_ray.learner import packing
 from trial_ray.learner.packing import Row, score_rows
-from trial_ray.models import tree_attention
-from trial_ray.models.tree_attention import takes_trees
+from trial_ray.models import layout, tree_attention
 
 VOCABULARY = 83
 FAMILIES = {
@@ -98,7 +96,7 @@ def separate_forwards(lm, rows):
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_packed_views_equal_two_separate_unpadded_forwards(family, attention, dtype, tolerance):
     lm, rows = tiny_model(family, dtype, attention), random_rows()
-    assert takes_trees(lm)
+    assert layout.layout_of(lm).rows == "tree"
     ordinary, hindsight = score_rows(lm, rows, max_tokens=200)
     exact = separate_forwards(lm, rows)
     torch.testing.assert_close(ordinary, exact[0], atol=tolerance, rtol=0)
@@ -120,15 +118,15 @@ def test_bucket_size_and_row_order_do_not_change_the_result():
 
 
 def test_models_with_sliding_layers_are_scored_in_padded_rows_and_that_is_said(caplog):
+    layout._measured.cache_clear()  # other tests may have heard it
     lm = tiny_model("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=0)
-    assert not takes_trees(lm)
-    packing._say_padded.cache_clear()  # other tests may have heard it
+    assert layout.layout_of(lm).rows == "padded"
     rows = random_rows()
     found = score_rows(lm, rows, max_tokens=100)
     for one, other in zip(found, separate_forwards(lm, rows), strict=True):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
     score_rows(lm, rows, max_tokens=100)
-    assert caplog.text.count("rows are padded") == 1
+    assert caplog.text.count("are padded") == 1
 
 
 @pytest.mark.parametrize("insert_at", [4, -1])

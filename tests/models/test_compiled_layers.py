@@ -53,8 +53,7 @@ def test_values_and_gradients_are_those_of_plain_layers(lm, compiled, checkpoint
     expected_lm = copy.deepcopy(lm)
     for each in (compiled, expected_lm):
         if checkpointing:
-            each.gradient_checkpointing_enable()
-            each.train()
+            module.checkpoint_layers(each)
     for most in (300, 500, 700):  # packs of other lengths are compiled no further
         for each in (compiled, expected_lm):
             each.zero_grad()
@@ -106,8 +105,7 @@ def test_flex_attention_through_a_model_on_a_gpu_equals_sdpa_on_the_cpu(lm, chec
     device = torch.device("cuda")
     expected_lm, found_lm = copy.deepcopy(lm), copy.deepcopy(lm).to(device)
     if checkpointing:
-        found_lm.gradient_checkpointing_enable()
-        found_lm.train()
+        module.checkpoint_layers(found_lm)
     if whole_layers:
         module.compile_layers(found_lm)
     expected, _ = sequence_logprobs(expected_lm, packed(TOKENS))

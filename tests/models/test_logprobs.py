@@ -6,13 +6,19 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from architectures import random_model
 from torch import nn
 from torch.nn.functional import rms_norm
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from trial_ray.errors import ConfigError
-from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, sequence_logprobs
+from trial_ray.models.logprobs import (
+    TransformingHead,
+    gather_divergence,
+    gather_logprobs,
+    output_head,
+    sequence_logprobs,
+)
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
 from trial_ray.objectives.divergences import generalised_jsd
 
@@ -184,6 +190,7 @@ def test_scoring_keeps_the_hidden_states_of_one_pack_at_a_time():
     rows = [ScoredSequence(np.arange(1, 9, dtype=np.int32) + row, 3) for row in range(12)]
     packed = pack_trees(PrefixOrder(rows), 16, "cpu")
     assert len(packed.packs) == 6
+    output_head(lm)  # asked once, of a decoder that is told its output
     alive, most = [], 0
 
     def note(module, arguments, outputs):
@@ -199,10 +206,49 @@ def test_scoring_keeps_the_hidden_states_of_one_pack_at_a_time():
     torch.testing.assert_close(logprobs, one_pack)
 
 
-@pytest.mark.parametrize("name", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
-def test_a_model_that_changes_its_logits_after_the_head_is_refused(name):
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gemma4", "granite", "cohere2", "recurrentgemma", "nanochat", "falcon-h1", "minicpm3"]
+)
+def test_what_a_model_does_to_its_logits_is_done_to_each_chunk_in_both_directions(name):
+    """In float64, with a head's weights and hidden states that need a gradient; nothing else of the model takes part."""
+    lm = random_model(name, torch.float64)
+    head, layer = output_head(lm), lm.get_output_embeddings()
+    assert isinstance(head, TransformingHead)
+    states, targets = torch.randn(11, layer.in_features, dtype=torch.float64), torch.arange(11)
+    found, expected = {}, {}
+    for results, chunk_tokens in ((found, 4), (expected, 100)):
+        lm.zero_grad()
+        hidden = states.clone().requires_grad_()
+        if results is found:
+            logprobs, _ = gather_logprobs(hidden, head, targets, chunk_tokens=chunk_tokens)
+        else:
+            logprobs = transformed(lm.config, layer(hidden)).log_softmax(-1)[torch.arange(11), targets]
+        (logprobs * torch.linspace(-1, 2, 11, dtype=torch.float64)).sum().backward()
+        results.update(logprobs=logprobs.detach(), hidden=hidden.grad, weight=layer.weight.grad)
+    for each, value in expected.items():
+        torch.testing.assert_close(found[each], value, atol=1e-12, rtol=1e-6, msg=each)
+    assert not {"forward"} & {*vars(layer), *vars(lm.get_decoder())}, "the model is left as it was"
+
+
+def transformed(config, logits):
+    """By the names of the settings in the papers' models, none of which the package knows."""
+    settings = config.to_dict()
+    logits = logits * (settings.get("logit_scale") or 1.0) * (settings.get("lm_head_multiplier") or 1.0)
+    logits = logits / (settings.get("logits_scaling") or 1.0)
+    if base := settings.get("dim_model_base"):
+        logits = logits * (base / config.hidden_size)
+    cap = settings.get("final_logit_softcapping") or settings.get("logits_soft_cap")
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
+def test_a_bfloat16_head_of_a_model_that_caps_its_logits_rounds_none():
+    lm = random_model("gemma2", torch.bfloat16)
+    states, targets = torch.randn(11, 32).bfloat16(), torch.arange(11)
+    found, _ = gather_logprobs(states, output_head(lm), targets)
+    exact = transformed(lm.config, states.double() @ lm.get_output_embeddings().weight.double().T).log_softmax(-1)
+    torch.testing.assert_close(found.double(), exact[torch.arange(11), targets], atol=1e-5, rtol=0)
+
+
+def test_a_plain_head_is_the_layer_itself():
     lm = tiny_llama(False)
-    check_plain_head(lm)
-    setattr(lm.config, name, 30.0)
-    with pytest.raises(ConfigError, match=name):
-        check_plain_head(lm)
+    assert output_head(lm) is lm.lm_head

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config
 
 from trial_ray.models import tree_attention
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_padded, pack_trees
@@ -137,20 +136,3 @@ def test_flex_attention_with_the_block_mask_equals_sdpa(exits):
     found = flex_attention(query, key, value, block_mask=block_mask, enable_gqa=True)
     expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-
-
-class Model:
-    def __init__(self, config, implementation="sdpa"):
-        self.config = config
-        config._attn_implementation = implementation
-
-
-def test_only_plain_attention_over_rotary_positions_takes_trees():
-    assert tree_attention.takes_trees(Model(LlamaConfig()))
-    assert tree_attention.takes_trees(Model(Qwen2Config()))
-    assert not tree_attention.takes_trees(Model(Qwen2Config(use_sliding_window=True, max_window_layers=0)))
-    assert not tree_attention.takes_trees(Model(MistralConfig(sliding_window=64)))
-    assert not tree_attention.takes_trees(Model(LlamaConfig(), "flash_attention_2"))
-    assert not tree_attention.takes_trees(Model(PretrainedConfig())), (
-        "positions that are no rotation: a depth may mean nothing"
-    )

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trial_ray.models.layout import layout_of, pack_rows
 from trial_ray.models.logprobs import sequence_logprobs
-from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, ScoredSequence, pack_padded, pack_trees
-from trial_ray.models.tree_attention import block_size, takes_blocks, takes_trees
+from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, ScoredSequence
+from trial_ray.models.tree_attention import block_size, takes_blocks
 from trial_ray.rollout.hindsight import augment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-logger = logging.getLogger(__name__)
 
 _NO_TOKENS = np.empty(0, np.int32)
 _CPU_TOKENS = 4096
@@ -70,27 +67,16 @@ class Row:
         return ScoredSequence(np.concatenate((self.prompt_ids, self.response_ids)), len(self.response_ids))
 
 
-@cache
-def _say_padded(name: str) -> None:
-    logger.warning(
-        "%s is not plain causal attention over rotary positions in every layer: its rows are padded, and what they have in common "
-        "is computed again for each",
-        name,
-    )
-
-
 def lay_out(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedSequences:
-    """Pack sequences for a model: as prefix trees where it takes them, else as padded rows.
+    """Pack sequences for a model: as prefix trees where it takes them, else as padded rows, of one length where it must be.
 
     Args:
         lm: a transformers causal language model.
         order: of the sequences.
         max_tokens: most inputs in a pack.
     """
-    if not takes_trees(lm):
-        _say_padded(type(lm).__name__)
-        return pack_padded(order, max_tokens, lm.device)
-    return pack_trees(order, _pack_tokens(lm, max_tokens), lm.device, multiple_of=block_size(lm))
+    rows = layout_of(lm).rows
+    return pack_rows(lm, rows, order, _pack_tokens(lm, max_tokens) if rows == "tree" else max_tokens)
 
 
 def pass_parts(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list[NDArray[np.int64]]:
@@ -104,9 +90,9 @@ def pass_parts(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list
     Returns:
         Numbers of the sequences of each pass.
     """
-    if not takes_trees(lm):
+    if (rows := layout_of(lm).rows) != "tree":
         # One pack each: shorter views of the same rows, cut in other places, must not need more.
-        return [members for members, _ in order.padded_packs(max_tokens)]
+        return [members for members, _ in order.padded_packs(max_tokens, mixed=rows == "padded")]
     parts: list[NDArray[np.int64]] = []
     held = 0
     for members, size in order.packs(_pack_tokens(lm, max_tokens), block_size(lm)):
@@ -133,7 +119,7 @@ def tree_tokens(lm: PreTrainedModel) -> int:
     A node's matrix products cost in proportion to the square of the hidden size, its dense attention to the hidden size times
     the nodes of the pack. A larger pack repeats less at its cuts and makes fewer calls.
     """
-    return max(_MIN_TOKENS, _TOKENS_PER_HIDDEN * int(lm.config.hidden_size))
+    return max(_MIN_TOKENS, _TOKENS_PER_HIDDEN * int(lm.config.get_text_config().hidden_size))
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from trial_ray.errors import ConfigError, first_line
-from trial_ray.models import tree_attention
 from trial_ray.models.folders import load_tensors, model_folder, tensor_names
+from trial_ray.models.layout import measured_layout, set_layout
 from trial_ray.models.sharding import copy_whole
 from trial_ray.models.tensors import kept_in_float32, stored_tensors
 
@@ -24,7 +24,7 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: there is none at ``model_path``.
     """
-    from transformers import AutoTokenizer  # not at the top, see tree_attention.register
+    from transformers import AutoTokenizer  # not at the top: its models take three seconds to import
 
     # Not by transformers: without a network it asks for each file six times, and says so each time.
     folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
@@ -40,19 +40,18 @@ def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
     Raises:
         ConfigError: there is none at ``model_path``.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
     try:
-        lm = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=getattr(torch, dtype),
-            attn_implementation=tree_attention.register(),
-            trust_remote_code=False,
+        layout = measured_layout(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        lm: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), attn_implementation=layout.attention, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
     _switch_off_dropout(lm)
+    set_layout(lm, layout)
     return lm
 
 
@@ -67,11 +66,12 @@ def empty_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
     folder = model_folder(model_path)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        layout = measured_layout(config)
         with torch.device("meta"):
             lm: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config,
                 dtype=getattr(torch, dtype),
-                attn_implementation=tree_attention.register(),
+                attn_implementation=layout.attention,
                 trust_remote_code=False,
             ).eval()
         kept = kept_in_float32(lm)
@@ -83,6 +83,7 @@ def empty_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:  # the last where attention cannot be chosen
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
     _switch_off_dropout(lm)
+    set_layout(lm, layout)
     return lm
 
 

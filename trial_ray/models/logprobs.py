@@ -6,15 +6,15 @@ tokens at a time, and the backward pass computes each chunk's logits again inste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trial_ray.errors import ConfigError
 from trial_ray.models.prefix_tree import PackedSequences
+from trial_ray.models.sharding import decoder_of
 from trial_ray.models.tree_attention import attention_inputs
 from trial_ray.objectives.divergences import generalised_jsd
 from trial_ray.process_reports import advance
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CHUNK_TOKENS = 1024
 """Tokens whose logits are held at a time: 0.6 GB of float32 at a vocabulary of 152 k."""
-
-_NEUTRAL_LOGIT_SETTINGS = {
-    "final_logit_softcapping": None,
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "lm_head_multiplier": 1.0,
-}
-"""Settings with which a model changes the head's output after the head, and the value that changes nothing."""
 
 
 class _WideProduct(torch.autograd.Function):
@@ -64,7 +56,7 @@ def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return left.float() @ right.float()
 
 
-def _short_weight(head: nn.Module, device: str) -> torch.Tensor | None:
+def _short_weight(head: Head, device: str) -> torch.Tensor | None:
     """The head's matrix in the type in which its products are computed; ``None`` where that is float32 or wider."""
     weight = head.weight
     assert isinstance(weight, torch.Tensor)
@@ -72,17 +64,102 @@ def _short_weight(head: nn.Module, device: str) -> torch.Tensor | None:
     return weight.detach().to(dtype) if dtype in (torch.bfloat16, torch.float16) else None
 
 
-def _logits(hidden: torch.Tensor, head: nn.Module, short: torch.Tensor | None) -> torch.Tensor:
+def _logits(hidden: torch.Tensor, head: Head, short: torch.Tensor | None) -> torch.Tensor:
     """The head's output ``[N, vocabulary]`` in float32 or wider; ``short`` as :func:`_short_weight` gave it."""
+    if isinstance(head, TransformingHead):
+        return head.logits(hidden, short)
     if short is None:
         return cast(torch.Tensor, head(hidden))
     logits: torch.Tensor = _WideProduct.apply(hidden, head.weight, short)  # type: ignore[no-untyped-call]  # torch's
     return logits if (bias := getattr(head, "bias", None)) is None else logits + bias
 
 
+class TransformingHead:
+    """The output head of a model that caps or scales its logits, or what the head is given: its own code after the decoder.
+
+    Args:
+        lm: the model, whose forward pass is run with the decoder's output given.
+    """
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        self._lm = lm
+        self._layer = lm.get_output_embeddings()
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Of the layer, ``[vocabulary, H]``."""
+        return cast(torch.Tensor, self._layer.weight)
+
+    def logits(self, hidden: torch.Tensor, short: torch.Tensor | None) -> torch.Tensor:
+        """The model's logits ``[N, vocabulary]`` of hidden states ``[N, H]``."""
+        plain = self._layer.forward
+
+        def product(states: torch.Tensor) -> torch.Tensor:
+            return plain(states) if short is None else _logits(states[0], self._layer, short)[None]
+
+        return _own_logits(self._lm, hidden, product)
+
+
+Head = nn.Module | TransformingHead
+
+
+class _Given:
+    """Outputs of a decoder of which only the last hidden states are known."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def _own_logits(
+    lm: PreTrainedModel, hidden: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Logits ``[N, vocabulary]`` of the model's own forward pass with given hidden states ``[N, H]`` and the head's product."""
+    given = _Given(hidden[None])
+    # The decoder, and what stands between it and the model where images are read, too.
+    bodies = {lm.base_model, decoder_of(lm)} - {lm}
+    replaced: dict[nn.Module, Callable[..., Any]] = dict.fromkeys(bodies, lambda *_, **__: given)
+    replaced[lm.get_output_embeddings()] = product
+    before = {module: vars(module).get("forward") for module in replaced}
+    for module, forward in replaced.items():
+        module.forward = forward
+    try:
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        return cast(torch.Tensor, lm.forward(input_ids=ids, use_cache=False).logits)[0]
+    finally:
+        for module, own in before.items():
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
+
+def output_head(lm: PreTrainedModel) -> Head:
+    """What makes a model's logits of its last hidden states: a layer alone, or the model's own code around it."""
+    plain: bool | None = lm.__dict__.get("_plain_head")
+    if plain is None:
+        seen: list[torch.Tensor] = []
+        # Small and large, so that a cap of any size shows.
+        hidden, logits = torch.linspace(-3.0, 3.0, 8)[:, None], torch.logspace(-3, 6, 8)[:, None]
+
+        def product(states: torch.Tensor) -> torch.Tensor:
+            seen.append(states)
+            return logits[None]
+
+        found = _own_logits(lm, hidden, product)
+        plain = lm.__dict__["_plain_head"] = torch.equal(found, logits) and torch.equal(seen[0], hidden[None])
+    return cast(nn.Module, lm.get_output_embeddings()) if plain else TransformingHead(lm)
+
+
 def _chunk_logprobs(
     hidden: torch.Tensor,
-    head: nn.Module,
+    head: Head,
     short: torch.Tensor | None,
     targets: torch.Tensor,
     temperature: float,
@@ -101,7 +178,7 @@ def _chunk_logprobs(
 
 def gather_logprobs(
     hidden: torch.Tensor,
-    head: nn.Module,
+    head: Head,
     targets: torch.Tensor,
     *,
     temperature: float = 1.0,
@@ -112,7 +189,7 @@ def gather_logprobs(
 
     Args:
         hidden: ``[N, H]`` last hidden states, each at the position that predicts its target.
-        head: output embedding, ``[N, H] -> [N, vocabulary]``.
+        head: of :func:`output_head`, or a layer ``[N, H] -> [N, vocabulary]``.
         targets: int64 ``[N]``.
         temperature: divides the logits; positive.
         chunk_tokens: most rows of logits alive at once. It changes memory and speed, never the result.
@@ -146,9 +223,9 @@ def gather_logprobs(
 
 def gather_divergence(
     hidden: torch.Tensor,
-    head: nn.Module,
+    head: Head,
     teacher_hidden: torch.Tensor,
-    teacher_head: nn.Module,
+    teacher_head: Head,
     *,
     mix: float,
     temperature: float,
@@ -158,9 +235,9 @@ def gather_divergence(
 
     Args:
         hidden: ``[N, H]``, the policy's last hidden states; they and ``head`` receive gradients.
-        head: the policy's output embedding.
+        head: the policy's, of :func:`output_head`.
         teacher_hidden: ``[N, H]``, the teacher's hidden states for the same tokens in its own view.
-        teacher_head: the teacher's output embedding.
+        teacher_head: the teacher's, as ``head``.
         mix: the teacher's share of the mixture.
         temperature: divides both models' logits.
         chunk_tokens: most rows of logits alive at once, of each model.
@@ -179,21 +256,6 @@ def gather_divergence(
     return torch.cat([checkpoint(divergence, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
 
 
-def check_plain_head(lm: PreTrainedModel) -> None:
-    """Refuse a model that changes its logits after the output head.
-
-    Raises:
-        ConfigError: the model's config caps or scales logits (as Gemma, Cohere and Granite do).
-    """
-    for name, neutral in _NEUTRAL_LOGIT_SETTINGS.items():
-        value = getattr(lm.config, name, None)
-        if value is not None and value != neutral:
-            raise ConfigError(
-                f"{type(lm).__name__} sets {name}={value}, which changes the logits after the output head; "
-                "expected a model without it, such as Qwen2, Qwen3 or Llama. Choose another model."
-            )
-
-
 def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[torch.Tensor, slice]]:
     """Last hidden states of the predicting nodes, pack by pack: ``[n, H]``, and which of the U nodes they belong to.
 
@@ -204,10 +266,10 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tupl
     # The nodes are in ascending order.
     bounds = [0, *torch.searchsorted(packed.nodes, ends.to(packed.nodes.device)).tolist()]
     for pack, first, start, stop in zip(packed.packs, (ends - lengths).tolist(), bounds[:-1], bounds[1:], strict=True):
-        attention = {} if pack.exits is None else attention_inputs(lm, pack.exits)
-        outputs = lm.get_decoder()(
-            input_ids=pack.input_ids, position_ids=pack.position_ids, use_cache=False, **attention
-        )
+        tree: dict[str, Any] = {}
+        if pack.exits is not None:
+            tree = {"position_ids": pack.position_ids, **attention_inputs(lm, pack.exits)}
+        outputs = decoder_of(lm)(input_ids=pack.input_ids, use_cache=False, **tree)
         states = outputs.last_hidden_state.flatten(0, 1)[packed.nodes[start:stop] - first]
         del outputs
         advance("forward pass")
@@ -233,18 +295,15 @@ def sequence_logprobs(
 
     Returns:
         As :func:`gather_logprobs`, ``[T]``, in the order of the sequences.
-
-    Raises:
-        ConfigError: the model changes its logits after the head.
     """
-    check_plain_head(lm)
+    head = output_head(lm)
     dtype = torch.float64 if lm.dtype == torch.float64 else torch.float32
     # Made first: results of each pack would lie between the blocks that it frees, and keep them from being used again as a whole.
     results = [torch.zeros(len(packed.targets), dtype=dtype, device=lm.device) for _ in range(1 + with_entropy)]
     for states, nodes in hidden_states(lm, packed):
         values = gather_logprobs(
             states,
-            lm.get_output_embeddings(),
+            head,
             packed.targets[nodes],
             temperature=temperature,
             chunk_tokens=chunk_tokens,

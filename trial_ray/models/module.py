@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from trial_ray.errors import CheckpointError
+from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.folders import DeferredWriter, load_tensors, require_same_config, restore_tensors, write_model
 from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm, load_tokenizer
-from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
+from trial_ray.models.logprobs import gather_divergence, gather_logprobs, hidden_states, output_head
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.prefix_tree import PackedSequences
 from trial_ray.models.sharding import ShardedModels, decoder_layers, gathered
@@ -48,11 +49,8 @@ class CausalLMModule(TorchRLModule):
         """Make the model without its weights (see :meth:`load`), and the frozen reference where a KL term asks for one."""
         settings = self.model_config
         self.lm = empty_causal_lm(settings["model_path"], settings["model_dtype"])
-        check_plain_head(self.lm)
         if settings["gradient_checkpointing"]:
-            # transformers checkpoints only in training mode; dropout is off either way.
-            self.lm.gradient_checkpointing_enable()
-            self.lm.train()
+            checkpoint_layers(self.lm)
         self.tokenizer = load_tokenizer(settings["model_path"])
         self.adapter: Adapter | None = None
         if settings["lora"] is not None:
@@ -166,7 +164,7 @@ class CausalLMModule(TorchRLModule):
         """
         packed: PackedSequences = batch["sequences"]
         with self.autocast():
-            hidden, head = _all_hidden_states(self.lm, packed), self.lm.get_output_embeddings()
+            hidden, head = _all_hidden_states(self.lm, packed), output_head(self.lm)
             logprobs, entropy = gather_logprobs(
                 hidden, head, packed.targets, temperature=batch.get("temperature", 1.0), with_entropy=True
             )
@@ -177,9 +175,8 @@ class CausalLMModule(TorchRLModule):
                 teacher = self.teacher or self.lm
                 with torch.no_grad():
                     theirs = _all_hidden_states(teacher, privileged)[privileged.tokens]
-                teacher_head = teacher.get_output_embeddings()
                 outputs["divergence"] = gather_divergence(
-                    hidden[packed.tokens], head, theirs, teacher_head, **batch["divergence"]
+                    hidden[packed.tokens], head, theirs, output_head(teacher), **batch["divergence"]
                 )
         return outputs
 
@@ -271,6 +268,39 @@ def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
     """Type of autocast on a device (``"cuda"``, ``"cpu"``); ``None`` means no autocast, the weights' own type."""
     setting = setting or ("bfloat16" if device == "cuda" else "float32")
     return None if setting == "float32" else getattr(torch, setting)
+
+
+def checkpoint_layers(lm: PreTrainedModel) -> None:
+    """Let the backward pass compute the activations of each decoder layer again; nothing else changes.
+
+    transformers checkpoints the layers that are in training mode, which also switches dropout and a router's noise on: only the
+    flag of the layer is set, and only until its own code runs.
+
+    Raises:
+        ConfigError: transformers cannot checkpoint the layers of this architecture.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"transformers cannot checkpoint the layers of {type(lm).__name__}; set gradient_checkpointing=False, or choose "
+            "another model."
+        )
+    for layer in layers:
+        layer.gradient_checkpointing = layer.training = True
+        vars(layer)["_gradient_checkpointing_func"] = partial(_checkpointed, layer)
+
+
+def _checkpointed(layer: nn.Module, call: Callable[..., Any], *args: Any) -> Any:
+    def without_training(*args: Any) -> Any:
+        layer.training = False
+        try:
+            return call(*args)
+        finally:
+            layer.training = True
+
+    return checkpoint(without_training, *args, use_reentrant=False, preserve_rng_state=False)
 
 
 COMPILE_BACKEND = "inductor"

@@ -48,13 +48,13 @@ class Pack:
 
     Attributes:
         input_ids: int64 ``[B, L]``; B is 1 for a tree.
-        position_ids: int64 ``[1, L]``.
-        exits: int64 ``[L]``, one past the last descendant of each node; ``None``: rows padded on the right, plain causal attention.
+        position_ids: int64 ``[1, L]`` of a tree; ``None``: rows padded on the right, whose positions the model counts itself.
+        exits: int64 ``[L]`` of a tree, one past the last descendant of each node; ``None``: the model's own attention.
     """
 
     input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    exits: torch.Tensor | None
+    position_ids: torch.Tensor | None = None
+    exits: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +140,20 @@ class PrefixOrder:
         ]
         return [(self.order[start:stop], size + -size % multiple_of) for start, stop, size in sizes]
 
-    def padded_packs(self, max_tokens: int) -> list[tuple[NDArray[np.int64], int]]:
+    def padded_packs(self, max_tokens: int, *, mixed: bool = True) -> list[tuple[NDArray[np.int64], int]]:
         """Numbers of sequences of similar length, the longest first, at most ``max_tokens`` inputs as padded rows, and their width.
 
-        A sequence that is longer stands alone.
+        A sequence that is longer stands alone. Not ``mixed``: only sequences of one length stand together.
         """
         by_length = np.argsort([-len(sequence.inputs) for sequence in self.sequences], kind="stable")
         packs, start = [], 0
         while start < len(by_length):
             width = max(1, len(self.sequences[by_length[start]].inputs))
-            packs.append((by_length[start : start + max(1, max_tokens // width)], width))
-            start += len(packs[-1][0])
+            members = by_length[start : start + max(1, max_tokens // width)]
+            if not mixed:
+                members = members[[max(1, len(self.sequences[each].inputs)) == width for each in members]]
+            packs.append((members, width))
+            start += len(members)
         return packs
 
 
@@ -178,22 +181,23 @@ def pack_trees(
     return _finish(packs, order.sequences, nodes, offset, order.num_distinct, device)
 
 
-def pack_padded(order: PrefixOrder, max_tokens: int, device: torch.device | str = "cpu") -> PackedSequences:
+def pack_padded(
+    order: PrefixOrder, max_tokens: int, device: torch.device | str = "cpu", *, mixed: bool = True
+) -> PackedSequences:
     """Lay sequences out as rows padded on the right, those of similar length together, for models that cannot take trees.
 
-    Padding needs no mask: under causal attention no real token sees what follows it. Positions count on through the
-    padding, because transformers takes a jump in them for a packed sequence and would then build a mask.
+    Padding needs no mask: in a causal model no real token sees what follows it. ``mixed`` as in :meth:`PrefixOrder.padded_packs`.
     """
     packs, nodes = [], [np.empty(0, np.int64)] * len(order.sequences)
     offset = 0
-    for members, width in order.padded_packs(max_tokens):
+    for members, width in order.padded_packs(max_tokens, mixed=mixed):
         ids = np.zeros((len(members), width), np.int64)
         for row, index in enumerate(members):
             inputs = order.sequences[index].inputs
             ids[row, : len(inputs)] = inputs
             first = offset + row * width + len(inputs) - order.sequences[index].num_targets
             nodes[index] = np.arange(first, first + order.sequences[index].num_targets)
-        packs.append(Pack(torch.from_numpy(ids).to(device), torch.arange(width, device=device)[None], None))
+        packs.append(Pack(torch.from_numpy(ids).to(device)))
         offset += ids.size
     return _finish(packs, order.sequences, nodes, offset, order.num_distinct, device)
 

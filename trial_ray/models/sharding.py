@@ -81,7 +81,7 @@ class ShardedModels:
 
     def _intercept(self, lm: Any) -> None:
         """Let calls of the decoder gather the root's weights, which the head called after it uses too, and keep step."""
-        decoder, index = lm.get_decoder(), len(self._models)
+        decoder, index = decoder_of(lm), len(self._models)
         lm.run_decoder = decoder.forward
         register_fsdp_forward_method(lm, "run_decoder")
         call: Callable[..., Any] = lm.run_decoder
@@ -127,7 +127,7 @@ class ShardedModels:
         index, with_gradient = divmod(agreed - _PASSES, 2)
         lm, token = self._models[index], torch.zeros(1, 1, dtype=torch.int64, device=self._device)
         with torch.set_grad_enabled(bool(with_gradient)):
-            hidden = self._calls[index](input_ids=token, position_ids=token, use_cache=False).last_hidden_state
+            hidden = self._calls[index](input_ids=token, use_cache=False).last_hidden_state
             if with_gradient:
                 self._empty_outputs.append(lm.get_output_embeddings()(hidden).sum())
 
@@ -144,6 +144,17 @@ def _copies(size: int | None) -> torch.Tensor:
     return torch.tensor(ranks).view(-1, size or len(ranks))
 
 
+def decoder_of(lm: PreTrainedModel) -> nn.Module:
+    """The module between a model's token ids and its last hidden states."""
+    from transformers import PreTrainedModel
+
+    decoder: nn.Module = lm.get_decoder()
+    if decoder is not lm:
+        return decoder
+    # transformers looks under the names of its base classes, which some models do not follow.
+    return next(child for child in lm.children() if isinstance(child, PreTrainedModel))
+
+
 def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
     """The decoder's layers, which transformers names by class as what must not be split over devices.
 
@@ -151,7 +162,7 @@ def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
         ConfigError: there are none.
     """
     names = set(lm._no_split_modules or ())
-    layers = [module for module in lm.get_decoder().modules() if type(module).__name__ in names]
+    layers = [module for module in decoder_of(lm).modules() if type(module).__name__ in names]
     if not layers:
         raise ConfigError(
             f"No decoder layers were found in {type(lm).__name__} (looked for modules of the classes that its "

@@ -29,16 +29,6 @@ MIN_FLEX_TOKENS = 1024
 """Shorter packs take SDPA, which is faster there."""
 
 
-def takes_trees(lm: PreTrainedModel) -> bool:
-    """Whether every layer of a model is plain causal attention over rotary positions, so that a mask makes any tree of it."""
-    config = lm.config
-    layer_types = getattr(config, "layer_types", None)
-    windowed = layer_types is None and getattr(config, "sliding_window", None) is not None
-    rotary = any(getattr(config, name, None) is not None for name in ("rope_parameters", "rope_theta"))
-    plain = set(layer_types or ["full_attention"]) == {"full_attention"} and not windowed
-    return plain and rotary and config._attn_implementation in ("sdpa", "eager", IMPLEMENTATION)
-
-
 def takes_blocks(lm: PreTrainedModel) -> bool:
     """Whether a model hands its attention on to :func:`_attention`, with what else it is given."""
     # A model that keeps attention of its own would take a block mask for a tensor.
@@ -112,7 +102,7 @@ def tree_blocks(exits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torch.Tensor | BlockMask]:
-    """Keyword arguments with which the decoder of a model of :func:`takes_trees` computes a tree."""
+    """Keyword arguments with which the decoder of a model that takes trees computes a tree."""
     blocks = takes_blocks(lm)
     if blocks and exits.is_cuda and len(exits) >= MIN_FLEX_TOKENS:
         return {"attention_mask": tree_block_mask(exits)}
