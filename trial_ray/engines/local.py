@@ -16,7 +16,7 @@ from trial_ray.models.vocabulary import vocabulary_size
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TRIED_LENGTH = 512
+TRIED_LENGTH = 64
 """Tokens of the row on which it is tried whether the model decodes with a cache."""
 
 

@@ -237,7 +237,7 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
     """Bytes of a token in the cache of a :class:`DecodingBatch`; ``None`` where it gives other log-probabilities than the model.
 
     State-space and other recurrent layers keep no keys and values of single tokens, and rotary frequencies may follow the longest
-    row of a batch: it is measured, on random rows of three lengths, against the model's own forward pass over each alone.
+    row of a batch: it is measured, on a long and a short random row, against the model's own forward pass over each alone.
 
     Args:
         model: in evaluation mode.
@@ -248,37 +248,26 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
     """
     random = np.random.default_rng(0)
     most = max(1, min(TRIED_TOKENS, longest // 4))
-    lengths = (max(1, longest - most), max(1, longest * 3 // 4 - most), 1)
-    prompts = [random.integers(0, vocabulary_size(model.config), length, np.int32) for length in lengths]
-    limit = FLOAT32_GAP if model.dtype.itemsize > 2 else LOW_PRECISION_GAP
-    before = own_logprobs(model, prompts[1])
-    batch, requests = (
-        DecodingBatch(model, frozenset()),
-        [Request(each, SamplingParams(most, seed=0)) for each in prompts],
-    )
-    failure = ""
+    prompts = [random.integers(0, vocabulary_size(model.config), length, np.int32) for length in (1, longest - most)]
+    shorter = prompts[1][: max(2, longest * 3 // 4)]
+    before = own_logprobs(model, shorter, 1)
+    failure, gap = "", math.nan
     try:
-        batch.admit(requests[:1])
-        batch.admit(requests[1:])
-        while len(batch):
-            batch.step()
+        token_bytes, gap = _gap_with_cache(model, prompts, most)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever the model's code makes of a cache that it does not expect
         failure = f": {error!r}"
-    rows = [np.array([*each.prompt_ids, *each.response_ids], np.int32) for each in requests]
-    own = [own_logprobs(model, row) for row in rows]
-    if not np.abs(own[1][: len(before)] - before).mean() <= limit and np.isfinite(before).all():
+        own_logprobs(model, prompts[1], 1)
+    limit = FLOAT32_GAP if model.dtype.itemsize > 2 else LOW_PRECISION_GAP
+    if abs(own_logprobs(model, shorter, 1) - before).max() > limit:
         raise ConfigError(
             f"{type(model).__name__} gives other log-probabilities for the same tokens after a longer row was computed, so that "
             f"no two processes agree on its policy. Keep max_prompt_tokens + max_response_tokens, {longest} now, within the "
             "length that it was trained for, or choose another model."
         )
-    gaps = [
-        np.array(each.logprobs) - found[len(each.prompt_ids) - 1 :] for each, found in zip(requests, own, strict=True)
-    ]
-    if not failure and not np.abs(np.concatenate(gaps)).mean() > limit:
-        return batch.token_bytes
+    if not failure and not gap > limit:  # log-probabilities that are no numbers are found elsewhere
+        return token_bytes
     logger.warning(
         "%s cannot decode with a cache of keys and values, so every token is computed from its whole context, which is slow; "
         "engine='vllm' may have a cache for it%s",
@@ -286,6 +275,21 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
         failure,
     )
     return None
+
+
+def _gap_with_cache(model: PreTrainedModel, prompts: list[np.ndarray], most: int) -> tuple[int, float]:
+    """Bytes of a token in the cache, and by how many nats responses that are sampled with it differ from the model's own."""
+    requests = [Request(prompt, SamplingParams(most, seed=0)) for prompt in prompts]
+    batch = DecodingBatch(model, frozenset())
+    for request in requests:
+        batch.admit([request])
+    while len(batch):
+        batch.step()
+    gaps = []
+    for request in requests:
+        row = np.array([*request.prompt_ids, *request.response_ids], np.int32)
+        gaps.append(np.abs(own_logprobs(model, row, len(request.response_ids)) - request.logprobs))
+    return batch.token_bytes, float(np.concatenate(gaps).mean())
 
 
 def make_batch(model: PreTrainedModel, stop_ids: frozenset[int], *, cached: bool, max_rows: int | None = None) -> Batch:

@@ -13,7 +13,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import fewest_and_most
-from trial_ray.engines.agreement import TextLogprobs, own_logprobs, text_ids
+from trial_ray.engines.agreement import TEXT_FACTOR, TextLogprobs, own_logprobs, text_ids
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import pack_weights, weights_checksum
 from trial_ray.environments.guarded import GuardedEnv, StepResult
@@ -219,7 +219,7 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
     def _text(self) -> TextLogprobs:
         config, ids = self._config, text_ids(load_tokenizer(str(self._config.model_path)))
         logprobs = own_logprobs(self._model, ids)
-        return TextLogprobs(ids, logprobs, config.logprob_gap_limit(), type(self._model).__name__)
+        return TextLogprobs(ids, logprobs, TEXT_FACTOR * config.logprob_gap_limit(), type(self._model).__name__)
 
 
 # -- the oracle, the upper bound of an evaluation ----------------------------------------------------------------------

@@ -24,7 +24,7 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import nn
 
 from trial_ray.config.run import RunSettings
-from trial_ray.engines.agreement import TextLogprobs, text_ids
+from trial_ray.engines.agreement import TEXT_FACTOR, TextLogprobs, text_ids
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError, refusing
@@ -429,9 +429,8 @@ class GRPOLearner(TorchLearner):
         with module.autocast():
             scores, _ = score_views(module.lm, views, max_tokens=config.max_tokens_per_forward)
         module.finish_passes()
-        return TextLogprobs(
-            ids, scores["text"].float().cpu().numpy(), config.logprob_gap_limit(), type(module.lm).__name__
-        )
+        found, limit = scores["text"].float().cpu().numpy(), TEXT_FACTOR * config.logprob_gap_limit()
+        return TextLogprobs(ids, found, limit, type(module.lm).__name__)
 
     def free_memory(self) -> None:
         """Give the device's memory that an update needs, and the next one takes again, to the engine beside this learner.
