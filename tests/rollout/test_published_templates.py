@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chat_tokenizers import OWN, published_templates, published_tokenizer
+from chat_tokenizers import OWN, bare_tokenizer, published_templates, published_tokenizer
+from tokenizers import AddedToken
 
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.environments.guarded import StepResult
@@ -19,6 +20,7 @@ from trial_ray.environments.templates import PromptContext
 from trial_ray.errors import ChatTemplateError
 from trial_ray.rollout.chat_template import TemplateOptions, describe_chat_template, split_conversation
 from trial_ray.rollout.conversation import ConversationBuilder
+from trial_ray.rollout.hindsight import encode_untrusted, ordinary_controls
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Turn
 
@@ -191,6 +193,17 @@ def tokenizer_markers(name: str, switch: str) -> list[str]:
     whole = expected(name, switch, [shown("A."), shown("B.")], ["C.", "D."])[0]
     around = whole.partition(message(name, switch, shown("A."), 1))
     return ["".join(str(token) for token in tokenizer.added_tokens_decoder.values()), around[2] + "\nlook", around[0]]
+
+
+def test_added_words_and_line_breaks_that_a_template_names_are_no_control_tokens():
+    tokenizer = bare_tokenizer()
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("user", "\n\n", "<tool>")])
+    tokenizer.chat_template = published_tokenizer("qwen3").chat_template + "{# <tool> #}"
+    text = "a user\n\n<tool>"
+    assert list(ordinary_controls(tokenizer).values()) == ["<tool>"]
+    spelled, whole = encode_untrusted(tokenizer, text), tokenizer.encode(text, add_special_tokens=False)
+    assert (spelled[:4], tokenizer.decode(spelled)) == (whole[:4], text)
+    assert whole[4] not in spelled
 
 
 @pytest.mark.parametrize("special", [False, True], ids=["ordinary", "special"])

@@ -26,11 +26,14 @@ def ordinary_controls(tokenizer: Any) -> dict[int, str]:
     if known is None or known[0] != template:
         source = str(template)
         named = {id_: str(token) for id_, token in tokenizer.added_tokens_decoder.items() if not token.special}
-        # Gemma has tokens of line breaks, which every template names.
-        kept = {id_: text for id_, text in named.items() if text in source and any(map(str.isalpha, text))}
-        found = {id_: text for id_, text in kept.items() if text not in REASONING_TAGS}
+        found = {id_: text for id_, text in named.items() if text in source and _is_control(text)}
         known = _controls[tokenizer] = template, found
     return known[1]
+
+
+def _is_control(text: str) -> bool:
+    """Whether a token has marks and letters: no word, and no line breaks (Gemma has tokens of these)."""
+    return text not in REASONING_TAGS and any(map(str.isalpha, text)) and not text.replace(" ", "").isalnum()
 
 
 def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
