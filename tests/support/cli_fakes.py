@@ -42,6 +42,7 @@ class FakeAlgorithm:
     def __init__(self, fail_at=None, error=None, on_train=None, tasks=20, environments=("ALFWorld-v0",)):
         panel = Panel("trial/ALFWorld-v0", "valid_seen", tuple(f"t{i}" for i in range(tasks))) if tasks else None
         self.panels = dict.fromkeys(environments, (panel, None)) if panel else {}
+        self.chat_template = {"digest": "0123456789abcdef", "kwargs": {}}
         self.iteration = 0
         self.stopped = False
         self.fail_at, self.error, self.on_train = fail_at, error, on_train
