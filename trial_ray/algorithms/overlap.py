@@ -194,14 +194,17 @@ class OverlappingSampler(BatchSampler):
             )
 
     def get_state(self) -> dict[str, Any]:
-        """The position in the task list, and the requests of the groups in flight, which are played again from the start."""
-        return self._tasks.get_state(in_flight=[group.request for group in self._oldest_first()])
+        """The position in the task list, the requests of the groups in flight, which are played again from the start, and whether
+        the next iteration is held to the current weights."""
+        state = self._tasks.get_state(in_flight=[group.request for group in self._oldest_first()])
+        return {**state, "on_policy_next": self._on_policy_next}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Forget what is in flight and continue where :meth:`get_state` was taken."""
         self._workers.abandon_groups()
         self._in_flight = GroupsInFlight()
         self._rows_in_flight = self._redrawn_rows = 0
+        self._on_policy_next = state.get("on_policy_next", False)  # checkpoints of earlier releases do not say
         self._counts.clear()
         super().set_state(state)
 
