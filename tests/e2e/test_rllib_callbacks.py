@@ -67,6 +67,9 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
     def add(result, **kwargs):
         result["added"] = 7
 
+    def begin(metrics_logger, **kwargs):
+        metrics_logger.log_value(("evaluation", "begun"), 3.0, window=1)
+
     def end(evaluation_metrics, **kwargs):
         evaluation_metrics["added"] = 8
 
@@ -79,6 +82,7 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
     )
     functions = {hook: [noting(hook)] for hook in hooks}
     functions["on_evaluate_end"].append(end)
+    functions["on_evaluate_start"].append(begin)
 
     class Unused(RLlibCallback):
         def on_evaluate_offline_start(self, **kwargs):
@@ -110,7 +114,8 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
         assert ["evaluation" in result for result in results] == [False, True, False]
         evaluated = results[1]["evaluation"]
         assert (evaluated["env_runners"]["ended"], evaluated["env_runners"]["num_episodes"]) == (2, 2)
-        assert (evaluated["added"], [result["added"] for result in results]) == (8, [7] * 3)
+        assert (evaluated["begun"], evaluated["added"]) == (3.0, 8)
+        assert [result["added"] for result in results] == [7] * 3
         calls.clear()
         algo.evaluate_panels()
         assert not calls, "an evaluation set that is played by itself is no RLlib evaluation"

@@ -9,6 +9,9 @@ import pytest
 from tiny_run import ChanceEnv, config_of
 from user_env import registered
 
+from trial_ray.metrics import GROUPS
+from trial_ray.runs.metric_files import flatten
+
 pytestmark = pytest.mark.e2e
 
 ITERATIONS = 3
@@ -35,7 +38,11 @@ def recorded(folder: Path, iteration: int) -> dict[str, float]:
         "success_rate": share(completed, lambda each: each[0]["success"]),
         "score_mean": share(completed, lambda each: each[0]["score"]),
         "episode_return_mean": share(completed, lambda each: sum(turn["reward"] for turn in each)),
+        "episode_return_min": min(sum(turn["reward"] for turn in each) for each in completed),
+        "episode_return_max": max(sum(turn["reward"] for turn in each) for each in completed),
         "episode_len_mean": share(completed, len),
+        "episode_len_min": min(map(len, completed)),
+        "episode_len_max": max(map(len, completed)),
         "truncated_rate": share(completed, lambda each: each[0]["ended"] != "terminated"),
         "invalid_response_rate": share(turns, lambda turn: not turn["valid"]),
         "invalid_action_rate": share(turns, lambda turn: turn["invalid_action"]),
@@ -69,3 +76,12 @@ def test_rates_are_those_of_the_recorded_turns(max_staleness, algorithm_of, mode
     assert sum(result["env_runners"]["num_failed_episodes"] for result in results), "nothing was drawn again"
     turns = sum(result["env_runners"]["num_env_steps_sampled"] for result in results)
     assert results[-1]["env_runners"]["num_env_steps_sampled_lifetime"] == turns
+    episodes = sum(result["env_runners"]["num_episodes"] for result in results)
+    assert results[-1]["env_runners"]["num_episodes_lifetime"] == episodes
+    evaluated = results[1]["evaluation"]["env_runners"]
+    assert (evaluated["num_episodes"], evaluated["num_env_steps_sampled"]) == (2, 4)
+    assert evaluated["episode_return_mean"] == evaluated["success_rate"] == evaluated["score_mean"]
+    assert evaluated["episode_return_min"] <= evaluated["episode_return_mean"] <= evaluated["episode_return_max"]
+    assert evaluated["episode_len_min"] == evaluated["episode_len_mean"] == evaluated["episode_len_max"] == 2
+    rllibs = {metric.name for group in GROUPS if group.name == "rllib" for metric in group.metrics}
+    assert not rllibs - flatten(results[2]).keys(), "after an evaluation all of RLlib's names are there"

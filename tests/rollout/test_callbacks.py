@@ -179,6 +179,19 @@ def test_logged_values_go_with_the_groups_those_of_evaluation_apart(runner_of, k
     assert [sample.logged for sample in play(runner_of(GRPOConfig()))] == [{}, {}], "nothing without callbacks"
 
 
+def test_groups_that_are_played_in_the_background_are_told_and_logged_when_they_are_taken(recorded):
+    runner, calls = recorded
+    settings = SampleSettings(({"split": "train"},), SamplingParams(4), 1, keep_trajectories=True)
+    runner.begin_groups([GroupRequest(0, "two", 2, seed=0)], settings)
+    assert runner.wait_for_groups(60)
+    assert "on_sample_end" not in [hook for hook, _ in calls]
+    runner.metrics.log_value("mine", 5, reduce="sum")
+    (sample,) = runner.take_groups(1)
+    assert calls[-1][0] == "on_sample_end"
+    assert calls[-1][1]["samples"] == [each["episode"] for hook, each in calls if hook == "on_episode_created"]
+    assert list(sample.logged) == ["mine"]
+
+
 def test_what_a_callback_changes_is_trained_on_and_travels_as_a_trajectory(runner_of):
     def double(episode, **kwargs):
         episode.turns = [replace(turn, reward=2 * turn.reward) for turn in episode.turns]

@@ -141,7 +141,7 @@ class GRPO(RLlibCalls):
             before = self.env_runner_group if kept else None
             with learners_in(self.pairs), env_runners_of(before, runners, TextEnvRunnerGroup):
                 super().setup(config)
-            self._warn_of_callbacks()
+            self._set_up_callbacks()
             self.engine_pool.start(self.config.engine_start_timeout_s)
             self.weight_sync = WeightSync(self.config, self.learner_group, self.engine_pool)
             self.workers = RolloutWorkers(
@@ -317,7 +317,7 @@ class GRPO(RLlibCalls):
         with event(ITERATION, number=self.iteration + 1):
             result: dict[str, Any] = super().step()
         if not self._evaluated:
-            result.pop(EVALUATION_RESULTS, None)  # what callbacks logged in an earlier one
+            result.pop(EVALUATION_RESULTS, None)  # what callbacks in the driver logged in an earlier one
         return {**result, FAULTS: faults} if (faults := self.take_faults()) else result
 
     def take_faults(self) -> str:

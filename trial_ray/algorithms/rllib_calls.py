@@ -13,6 +13,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_ray.errors import CallbackError, refusing
 from trial_ray.learner.learner import ONE_MODULE
@@ -62,8 +63,10 @@ class RLlibCalls(Algorithm):
 
     # -- callbacks -------------------------------------------------------------------------------------------------
 
-    def _warn_of_callbacks(self) -> None:
-        """Say which of the user's callbacks nothing will call."""
+    def _set_up_callbacks(self) -> None:
+        """Say which of the user's callbacks nothing will call, and make place for what is logged in evaluations."""
+        # RLlib's own cannot be read under a key that both env runners and driver log to.
+        self._logged_in_evaluation = MetricsLogger(root=True, stats_cls_lookup=self.config.stats_cls_lookup)
         for hook in hooks_of(force_list(self.callbacks), self.config, NEVER_CALLED):
             logger.warning("the callback %s is never called: %s", hook, NEVER_CALLED[hook])
 
@@ -95,13 +98,15 @@ class RLlibCalls(Algorithm):
         for key in {"/".join((*place, *path)) for each in logged for path in _paths(each)}:
             if table_key(key) in METRICS:
                 raise CallbackError(f"A callback logs {key}, which is logged already; choose another name.")
-        if logged:
+        if logged and in_evaluation:
+            self._logged_in_evaluation.aggregate(list(logged))
+        elif logged:
             self.metrics.aggregate(list(logged), key=place)
 
     def _evaluation_result(self, figures: dict[str, Any]) -> dict[str, Any]:
         """The result of an evaluation: what callbacks have logged under ``evaluation/`` during it, and its figures."""
-        result: dict[str, Any] = self.metrics.peek(EVALUATION_RESULTS, default={}, latest_merged_only=True)
-        found = {**result, ENV_RUNNER_RESULTS: {**result.get(ENV_RUNNER_RESULTS, {}), **figures}}
+        in_driver: dict[str, Any] = self.metrics.peek(EVALUATION_RESULTS, default={})
+        found = {**in_driver, ENV_RUNNER_RESULTS: {**self._logged_in_evaluation.compile(), **figures}}
         self._call_back("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=found)
         return found
 
