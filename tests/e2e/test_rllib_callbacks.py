@@ -24,6 +24,7 @@ from trial_ray.runs.experiment import load_experiment
 pytestmark = pytest.mark.e2e
 
 RESTART_S = 120
+KINDS = ("iteration 1: 16", "iteration 2: 16", "  evaluation: 8")
 EXAMPLE = Path(__file__).parents[2] / "tuned_examples" / "rllib_callbacks.py"
 
 
@@ -159,7 +160,7 @@ def test_a_callback_that_raises_or_logs_what_is_logged_already_is_named(algorith
 @pytest.mark.long
 def test_the_example_shows_and_records_what_its_callbacks_log(ray_session, tmp_path, capsys):
     train(tmp_path / "run", "", 2, config=load_experiment(EXAMPLE).config)
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("iteration", "  evaluation: 8"))]
+    told = [line for line in capsys.readouterr().out.splitlines() if " episodes" in line and line.startswith(KINDS)]
     assert [line.split(":")[0] for line in told] == ["  evaluation", "iteration 1", "  evaluation", "iteration 2"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     for metrics in lines:
