@@ -97,6 +97,10 @@ def test_a_named_reward_is_a_mean_over_the_rollouts_that_were_given_it():
     counts = RolloutCounts.of(group.trajectories[:2]) + RolloutCounts.of(group.trajectories[2:])
     named = {name: value for name, value in counts.metrics().items() if name.startswith("rewards/")}
     assert named == {"rewards/form_mean": 0.25, "rewards/speed_mean": 2.0}
+    whole = RolloutCounts.of(group.trajectories)
+    assert counts.metrics() == sum([counts], RolloutCounts()).metrics() == pytest.approx(whole.metrics())
+    lengths = [len(trajectory.turns) for trajectory in group.trajectories[:3]]
+    assert (counts.metrics()["episode_len_min"], counts.metrics()["episode_len_max"]) == (min(lengths), max(lengths))
 
 
 def test_a_turn_is_compared_with_the_same_turn_of_other_rollouts():

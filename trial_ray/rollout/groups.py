@@ -112,8 +112,8 @@ class RolloutCounts:
         return RolloutCounts(
             **numbers,
             rewards=_added((self.rewards, other.rewards)),
-            return_range=_range((*self.return_range, *other.return_range)),
-            length_range=_range((*self.length_range, *other.length_range)),
+            return_range=_wider(self.return_range, other.return_range),
+            length_range=_wider(self.length_range, other.length_range),
         )
 
     def episode_metrics(self) -> dict[str, float]:
@@ -161,6 +161,10 @@ class RolloutCounts:
 def _range(values: Iterable[float]) -> Range:
     found = list(values)
     return min(found, default=math.inf), max(found, default=-math.inf)
+
+
+def _wider(one: Range, other: Range) -> Range:
+    return min(one[0], other[0]), max(one[1], other[1])
 
 
 def _added(parts: Iterable[Mapping[str, NamedReward]]) -> dict[str, NamedReward]:
