@@ -37,7 +37,6 @@ class FakeAlgorithm:
     """
 
     guards = SimpleNamespace(suspect=False)
-    chat_template = None
     config = SimpleNamespace(num_learners=0, model_path="HuggingFaceTB/SmolLM2-135M-Instruct")
 
     def __init__(self, fail_at=None, error=None, on_train=None, tasks=20, environments=("ALFWorld-v0",)):
