@@ -238,6 +238,8 @@ class PlannedRun:
         ours = {**record["settings"], "method": record["method"]}
         for command in load_commands(folder.path / "resolved_config.json"):
             theirs = {**command["settings"], "method": command["method"]}
+            if ours.get("chat_template_date") is None:  # then it is the day on which the run began
+                theirs["chat_template_date"] = None
             for key in sorted((theirs.keys() | ours.keys()) - OF_THE_RECORDING):
                 if theirs.get(key) != ours.get(key):
                     since = f" from iteration {after + 1} on" if (after := command.get("after_iteration")) else ""
