@@ -57,7 +57,7 @@ import hashlib
 import gymnasium
 
 from trial_envs.alfworld.env import ALFWorldEnv
-from trial_ray import secret
+from trial_ray import EnvironmentAdapter, secret
 
 
 class Keyed(ALFWorldEnv):
@@ -68,7 +68,9 @@ class Keyed(ALFWorldEnv):
 
 
 gymnasium.register("mine/Keyed-v0", entry_point=Keyed)
-config = config.environment("mine/Keyed-v0", env_config={{**config.env_config, "api_key": secret("JUDGE_LOGIN")}})
+ADAPTER = EnvironmentAdapter("mine/Keyed-v0")
+keyed = {{**config.env_config, "api_key": secret("JUDGE_LOGIN")}}
+config = config.environment("mine/Keyed-v0", env_config=keyed, adapter=ADAPTER)
 """
 
 
@@ -99,7 +101,7 @@ def test_a_killed_sweep_goes_on_its_best_point_trains_and_no_file_holds_its_secr
         assert find_checkpoint(trial).name == "000012"
         assert RunFolder(trial).recorded_iterations() == [*range(1, 13)]
     assert finished("inspect", trial, "--iteration", "12")[0] == 0
-    code, printed = finished("replay", trial, "--iteration", "1")
+    code, printed = finished("replay", trial, "--iteration", "1", "--env-adapter", file)
     assert (code, "the same weights, bit for bit" in printed) == (0, True), printed
     (point,) = result.points()
     assert point.half_width > 0  # the seeds gave different weights, tasks and responses
