@@ -69,8 +69,8 @@ class Keyed(ALFWorldEnv):
 
 gymnasium.register("mine/Keyed-v0", entry_point=Keyed)
 ADAPTER = EnvironmentAdapter("mine/Keyed-v0")
-keyed = {{**config.env_config, "api_key": secret("JUDGE_LOGIN")}}
-config = config.environment("mine/Keyed-v0", env_config=keyed, adapter=ADAPTER)
+_keyed = {{**config.env_config, "api_key": secret("JUDGE_LOGIN")}}
+config = config.environment("mine/Keyed-v0", env_config=_keyed, adapter=ADAPTER)
 """
 
 
