@@ -195,7 +195,9 @@ class RunFolder:
         return folder
 
     def configure(self, config: GRPOConfig) -> None:
-        """Let a run with ``config`` record into this folder."""
+        """Let a run with ``config`` record into this folder; one that began keeps its day."""
+        if (self.path / CONFIG_FILE).is_file():
+            self.fix_date(config)
         config.recording(trajectories_folder=str(self.trajectories), training_folder=str(self.training))
 
     def fix_date(self, config: GRPOConfig) -> None:
