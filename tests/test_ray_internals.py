@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import ray
 from ray._private import ray_constants, utils, worker
+from ray.exceptions import ActorUnavailableError
 from ray.rllib.algorithms import algorithm
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -64,9 +69,9 @@ def test_a_group_is_kept_by_the_next_setup_and_not_by_the_one_after(ray_session)
 
 
 @pytest.mark.actors
-def test_an_env_runner_joins_a_group_after_it_has_started(ray_session):
+def test_an_env_runner_joins_a_group_after_it_has_started_and_is_restarted_without_the_group(ray_session):
     config = GRPOConfig().environment("trial/ALFWorld-v0").env_runners(num_cpus_per_env_runner=0.1)
-    group = EnvRunnerGroup(config=config, num_env_runners=0, local_env_runner=False)
+    group = ray_internals.RestartableGroup(config=config, num_env_runners=0, local_env_runner=False)
     handle = ray_internals.start_env_runner(group, 7)
     assert ray.get(handle.ping.remote(), timeout=120) == "pong"
     assert group.healthy_env_runner_ids() == []
@@ -74,6 +79,17 @@ def test_an_env_runner_joins_a_group_after_it_has_started(ray_session):
     assert group.healthy_env_runner_ids() == [index]
     name = group.foreach_env_runner(lambda runner: runner.worker_index, local_env_runner=False, timeout_seconds=60)
     assert name == [7]
+    pid = ray.get(handle.apply.remote(lambda runner: os.getpid()), timeout=60)
+    group._remote_config_obj_ref = None  # what RLlib's own group gives its env runners
+    gc.collect()
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            assert ray.get(handle.apply.remote(lambda runner: os.getpid()), timeout=120) != pid
+            break
+        except ActorUnavailableError:
+            assert time.monotonic() < deadline
     group.stop()
 
 

@@ -19,6 +19,17 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 
+class RestartableGroup(EnvRunnerGroup):
+    """Env runners that Ray can restart for as long as they live: each is given the config itself, some 20 kB.
+
+    RLlib gives a reference, behind which nothing is left once the group has gone; Ray warns of it at each env runner.
+    """
+
+    def _make_worker(self, *, worker_index: int, config: Any, **arguments: Any) -> Any:
+        held = self._remote_config if worker_index else config
+        return super()._make_worker(worker_index=worker_index, config=held, **arguments)
+
+
 def env_runner_actors(runners: EnvRunnerGroup) -> dict[int, ActorHandle[Any]]:
     """The remote env runners by index. RLlib's own calls end a runner that raises, and lose what it raised."""
     found: dict[int, ActorHandle[Any]] = runners._worker_manager.actors()

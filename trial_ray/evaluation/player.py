@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from typing import Any
 
 import torch
-from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import fewest_and_most
@@ -27,6 +26,7 @@ from trial_ray.rollout.chat_template import describe_chat_template
 from trial_ray.rollout.conversation import template_options
 from trial_ray.rollout.episode import Decision, History, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
+from trial_ray.rollout.runner_group import TextEnvRunnerGroup
 from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.rollout.workers import RolloutWorkers, create_engines
 
@@ -198,7 +198,7 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
         with ExitStack() as starting:
             engines = create_engines(config)
             starting.callback(engines.stop)
-            runners = EnvRunnerGroup(
+            runners = TextEnvRunnerGroup(
                 env_creator=None,
                 config=config,
                 local_env_runner=config.create_local_env_runner,

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ray.rllib.env.env_runner_group import EnvRunnerGroup
-
 from trial_ray.errors import CallbackError, InfrastructureError, UnsupportedError, refusing
+from trial_ray.ray_internals import RestartableGroup
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ _OLD_API_STACK = "it is of RLlib's old API stack; foreach_env_runner() reaches t
         "add_policy": _OLD_API_STACK,
     }
 )
-class TextEnvRunnerGroup(EnvRunnerGroup):
+class TextEnvRunnerGroup(RestartableGroup):
     """The env runners of a run."""
 
     def add_workers(self, num_workers: int, validate: bool = False) -> None:
