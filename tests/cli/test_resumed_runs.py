@@ -102,6 +102,7 @@ def test_the_folder_of_many_runs_is_written_by_one_command(tmp_path, capsys, mon
     file.write_text(SWEEP)
     # Both of two new sweeps may have found the folder empty.
     monkeypatch.setattr("trial_ray.sweeps.tuner.Sweep.require_folder", lambda *_, **__: None)
+    monkeypatch.setattr("trial_ray.algorithms.inputs.require_inputs", lambda config: None)
     command = ["sweep", str(file)] if kind == "sweep" else ["reproduce", "table3", "--scale", "tiny", "--seeds", "1"]
     with folder_lock(out, ["trial-ray", "other"]):
         assert cli.main([*command, "--out", str(out)]) == 2

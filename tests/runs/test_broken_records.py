@@ -53,8 +53,8 @@ def test_a_recorded_setting_of_another_type(name, value):
 
 def test_a_setting_of_rllibs_of_another_type_is_a_config_error():
     config = CONFIG.copy(copy_frozen=False).rl_module(model_path="some/model")
-    config.model = {}
-    with pytest.raises(ConfigError, match=r"RLlib cannot use one of its settings \(KeyError"):
+    config.policies = 3
+    with pytest.raises(ConfigError, match=r"RLlib cannot use one of its settings \(TypeError"):
         config.validate()
 
 
