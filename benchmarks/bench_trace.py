@@ -108,6 +108,7 @@ def trace(model: str, learners: int, change: str) -> dict[str, Any]:
     from trial_ray.learner.exchange import LearnerExchange
     from trial_ray.learner.passes import MicrobatchPasses
     from trial_ray.models import logprobs, module, tree_attention
+    from trial_ray.models.layout import Layout, set_layout
     from trial_ray.models.lora import Adapter
 
     def empty_causal_lm(path: str, dtype: str) -> Any:
@@ -116,6 +117,8 @@ def trace(model: str, learners: int, change: str) -> dict[str, Any]:
             dtype=getattr(torch, dtype),
             attn_implementation=tree_attention.register(),
         )
+        # Not measured, which would be traced.
+        set_layout(lm, Layout("tree", tree_attention.register(), 0.0, 0.0))
         return lm.eval()
 
     def set_up(self: Any) -> None:

@@ -27,7 +27,7 @@ TIMED = {
 ALLOWED = {
     ("rollout/env_runner.py", "outside_loop", "(...).result"): "the caller's own work, in a thread of its own",
     ("rollout/workers.py", "_answers", "ray.get"): "of calls that ray.wait found ready",
-    ("rollout/workers.py", "stream_groups", "ray.get"): "of an item that ray.wait found ready",
+    ("rollout/workers.py", "_stream", "ray.get"): "of an item that ray.wait found ready",
     ("engines/pool.py", "answers", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/actors.py", "answering", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/weight_sync.py", "update_learners", "ray.get"): "of calls that ray.wait found ready",

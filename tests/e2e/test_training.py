@@ -291,7 +291,7 @@ def _check_timeline(timeline, result) -> None:
     events = [each for found in timeline.actors.values() for each in found.events]
     named = {name: [each for each in events if each.name == name] for name in {each.name for each in events}}
     assert timeline.iteration == 2
-    assert {"sampling", "update", "sync", "scoring", "optimizer step", "replace weights", STEP} <= set(named)
+    assert {"sampling", "update", "sync", "scoring", "optimizer step", "load weights", STEP} <= set(named)
     ended = timeline.began + timeline.seconds
     assert all(timeline.began <= each.began <= each.began + each.seconds <= ended for each in named[STEP])
     sampled = result["env_runners"]

@@ -16,7 +16,7 @@ from trial_ray.environments.registry import PACKAGED
 from trial_ray.environments.templates import GENERIC, PlainTemplate, TaggedTemplate, describe_template
 from trial_ray.errors import ConfigError
 from trial_ray.evaluation.panels import Panel
-from trial_ray.evaluation.player import policy_protocol
+from trial_ray.evaluation.player import prompt_protocol
 
 ENV_ID = RiddleEnv.ENV_ID
 OWN = EnvironmentAdapter(ENV_ID, templates={"plain": Curt()}, skills={"words": "spell it", "": "think first"})
@@ -205,7 +205,7 @@ def test_a_description_is_plain_and_tells_functions_by_their_names(success, told
 def test_evaluations_with_different_adapters_are_not_compared_as_equals():
     panel = Panel(ENV_ID, "train", ("1",))
     entries = [entry_of(RiddleEnv, templates={"plain": Curt(address)}) for address in ("captain", "admiral")]
-    first, second = (policy_protocol(config_of(), panel, entry) for entry in entries)
+    first, second = (prompt_protocol(config_of(), panel, entry) for entry in entries)
     assert first != second
     # What was recorded before there were adapters stays comparable.
-    assert "adapter" not in policy_protocol(config_of(), panel, entry_of(RiddleEnv))
+    assert "adapter" not in prompt_protocol(config_of(), panel, entry_of(RiddleEnv))

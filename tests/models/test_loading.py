@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 from trial_ray.engines.arguments import check_positions
 from trial_ray.errors import ConfigError, TrialRayError
 from trial_ray.files import PACKAGE
-from trial_ray.models import folders
 from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm, load_tokenizer
 from trial_ray.models.model_shape import model_shape
 from trial_ray.models.vocabulary import stop_token_ids
@@ -79,7 +78,7 @@ def test_one_tensor_is_in_the_hosts_memory_at_a_time(tmp_path, monkeypatch):
         most = max(most, sum(each() is not None for each in alive))
         into.copy_(whole)
 
-    monkeypatch.setattr(folders, "copy_whole", copy_whole)
+    monkeypatch.setattr("trial_ray.models.sharding.copy_whole", copy_whole)
     lm = empty_causal_lm(folder, "float32")
     fill(lm, folder, CPU)
     assert len(alive) == len(list(lm.parameters()))

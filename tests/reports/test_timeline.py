@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -169,6 +170,7 @@ def test_a_process_hands_out_the_newest_events_and_says_from_when_on_they_are_al
     now = [1000.0]
     clock = SimpleNamespace(time=lambda: 7.0 + now[0], monotonic=lambda: now[0])
     monkeypatch.setattr("trial_ray.process_events.time", clock)
+    monkeypatch.setattr("trial_ray.process_events._kept", deque(maxlen=MOST_EVENTS))  # without those of other tests
     before = clock.time()
     with event("work", rows=3):
         now[0] += 5.0

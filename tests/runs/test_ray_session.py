@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import stat
 import subprocess
+import sys
 from contextlib import suppress
 from functools import partial
 from threading import Thread
@@ -42,31 +42,51 @@ def starts(monkeypatch):
     return fail
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_signal_during_the_start_waits_for_its_end_and_a_second_one_does_not(number, times, monkeypatch):
-    """Ray's own handler, which is not set, would raise ``SystemExit`` in the middle of the start."""
-    from ray._private import utils
+STARTS = """
+import os, signal, subprocess, ray
+from ray._private import utils
+from trial_ray.runs.ray_session import ray_session
 
-    happened = []
+happened = []
 
-    def init(**arguments):
-        utils.set_sigterm_handler(lambda number, frame: happened.append("Ray's handler"))
-        for _ in range(times):
-            os.kill(os.getpid(), number)
-        happened.append("started")
+def init(**arguments):
+    utils.set_sigterm_handler(lambda number, frame: happened.append("Ray's handler"))
+    for _ in range(times):
+        os.kill(os.getpid(), number)
+    happened.append("started")
 
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "shutdown", lambda: happened.append("stopped"))
-    before = signal.getsignal(signal.SIGTERM)
-    with subprocess.Popen(["sleep", "600"]) as child:
-        with pytest.raises(KeyboardInterrupt), ray_session():
-            happened.append("used")
-        assert child.wait(60) == -signal.SIGKILL
-    # A closed terminal tells of itself more than once.
-    assert happened == ["started"] * (times == 1 or number == signal.SIGHUP) + ["stopped"]
-    assert signal.getsignal(signal.SIGTERM) is before
+ray.init, ray.shutdown = init, lambda: happened.append("stopped")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process of a shell ignores it
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for times in (1, 2):
+        before = signal.getsignal(signal.SIGTERM)
+        with subprocess.Popen(["sleep", "600"]) as child:
+            try:
+                with ray_session():
+                    happened.append("used")
+            except KeyboardInterrupt:
+                happened.append("interrupted")
+            killed = child.wait(60) == -signal.SIGKILL
+        print(number.name, times, *happened, killed, signal.getsignal(signal.SIGTERM) is before)
+        happened.clear()
+"""
+
+
+def test_a_signal_during_the_start_waits_for_its_end_and_a_second_one_does_not():
+    """Ray's own handler, which is not set, would raise ``SystemExit`` in the middle of the start. In a process of its own, whose
+    child processes are killed."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", STARTS]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True).stdout
+    waited, at_once = "started stopped interrupted True True", "stopped interrupted True True"
+    assert told.splitlines() == [
+        f"SIGTERM 1 {waited}",
+        f"SIGTERM 2 {at_once}",
+        f"SIGINT 1 {waited}",
+        f"SIGINT 2 {at_once}",
+        f"SIGHUP 1 {waited}",
+        f"SIGHUP 2 {waited}",  # a closed terminal tells of itself more than once
+    ]
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -12,6 +12,7 @@ from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from trial_ray.algorithms.weight_sync import ask_learners
+from trial_ray.engines.pool import LOAD_TIMEOUT_S
 from trial_ray.errors import CheckpointError, refusing
 from trial_ray.learner.learner import ONE_MODULE, GRPOLearner
 
@@ -58,7 +59,7 @@ class PolicyLearnerGroup(LearnerGroup):
 
         def set_on(learner: GRPOLearner) -> CheckpointError | None:
             try:
-                learner.set_state(ray.get(sent) if isinstance(sent, ObjectRef) else sent)
+                learner.set_state(ray.get(sent, timeout=LOAD_TIMEOUT_S) if isinstance(sent, ObjectRef) else sent)
             except CheckpointError as error:  # raised on an actor, it would make RLlib take the learner out of service
                 return error
             return None
