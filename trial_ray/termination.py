@@ -170,6 +170,13 @@ def hangups_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def set_handlers_again() -> None:
+    """Called once Ray has started, whose C++ code then handles SIGTERM in front of Python and aborts the process at its exit."""
+    if _reactions and threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, signal.getsignal(number))
+
+
 def end_child_processes() -> None:
     """Kill all processes that this one has started, and theirs."""
     import psutil

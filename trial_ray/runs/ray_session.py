@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from trial_ray.errors import ClusterError, InfrastructureError, first_line
-from trial_ray.termination import end_child_processes, hangups_blocked, interrupts_deferred
+from trial_ray.termination import end_child_processes, hangups_blocked, interrupts_deferred, set_handlers_again
 
 ATTEMPTS = 3
 """Starts of a local Ray, which gives itself 30 s: on a busy machine the first may take longer."""
@@ -57,6 +57,7 @@ def ray_session(show: bool = False) -> Iterator[None]:
                 undone.enter_context(ray_internals.without_other_machines())
                 with ray_internals.without_unused_services():
                     _start(logs)
+            set_handlers_again()
         yield
 
 
