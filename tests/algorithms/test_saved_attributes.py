@@ -32,7 +32,7 @@ NOT_SAVED = {
         "_rows_in_flight": "rows in flight are played again",
     },
 }
-"""Attributes that begin anew, by the object."""
+"""Attributes that are not saved, by the object."""
 
 
 def attributes(owner: Any, path: str = "", seen: frozenset[int] = frozenset()) -> dict[str, str]:

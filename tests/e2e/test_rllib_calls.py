@@ -466,4 +466,4 @@ def test_a_function_that_raises_is_told_and_ends_no_env_runner(run):
     run.runners.foreach_env_runner_async(broken, tag="broken")
     run.runners.fetch_ready_async_reqs(tags="broken", timeout_seconds=60)
     run.algo.train()
-    assert run.runners.healthy_env_runner_ids() == [1, 2], "what raised in a call that nobody waits for is back"
+    assert run.runners.healthy_env_runner_ids() == [1, 2], "an env runner that raised in an asynchronous call is back"

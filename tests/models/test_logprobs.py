@@ -190,7 +190,7 @@ def test_scoring_keeps_the_hidden_states_of_one_pack_at_a_time():
     rows = [ScoredSequence(np.arange(1, 9, dtype=np.int32) + row, 3) for row in range(12)]
     packed = pack_trees(PrefixOrder(rows), 16, "cpu")
     assert len(packed.packs) == 6
-    output_head(lm)  # asked once, of a decoder that is told its output
+    output_head(lm)  # measured once, with a given output of the decoder
     alive, most = [], 0
 
     def note(module, arguments, outputs):

@@ -166,8 +166,8 @@ def test_a_conversation_only_grows_and_reads_as_the_template_writes_it(name, swi
     assert text.startswith(tokenizer.decode(played[0].prompt_ids).partition(message(name, switch, results[0], 1))[0])
     assert text.endswith(second + tokenizer.decode(played[2].prompt_ids).partition(second)[2])
     assert (text.count(TASK), "desk 1." in text, text.count(third)) == (1, False, 1)
-    anew = build.write(results[2], [*played[:1], turn_of(again, played[1].response_ids, results[1])])
-    assert tokenizer.decode(anew.ids).count(TASK) == 1
+    restarted = build.write(results[2], [*played[:1], turn_of(again, played[1].response_ids, results[1])])
+    assert tokenizer.decode(restarted.ids).count(TASK) == 1
 
 
 @pytest.mark.parametrize(("name", "switch"), [case for case in CASES if case[1] == "default"])

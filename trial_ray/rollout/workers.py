@@ -86,7 +86,7 @@ class RolloutWorkers:
         runners: remote env runners, or a single local one where the config asks for none.
         engines: started engines.
         kept: the env runners were made for another config, and are to play with this one.
-        on_recreated: is told the ids of env runners that were restarted while groups were played.
+        on_recreated: called with the ids of env runners that were restarted while groups were played.
     """
 
     def __init__(
