@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from trial_ray.engines.admission import Request
-from trial_ray.engines.decoding_cache import MOST_ROWS, free_memory, rows_that_fit
+from trial_ray.engines.arguments import MOST_ROWS
+from trial_ray.engines.decoding_cache import free_memory, rows_that_fit
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.transformers import (
     JOINING_SHARE,

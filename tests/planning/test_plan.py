@@ -12,7 +12,8 @@ from transformers import LlamaConfig, Qwen3Config
 
 from trial_ray import cli
 from trial_ray.algorithms import GRPO
-from trial_ray.engines.decoding_cache import SLACK, rows_that_fit
+from trial_ray.engines.arguments import SLACK
+from trial_ray.engines.decoding_cache import rows_that_fit
 from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.errors import ConfigError
 from trial_ray.models.loading import load_causal_lm

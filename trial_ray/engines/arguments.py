@@ -51,6 +51,14 @@ REFUSED = {
 }
 """Fields of vLLM's ``EngineArgs`` that are not the user's to set, and why."""
 
+PREFILL_TOKENS = 8192
+"""Most tokens, padding included, in one forward pass over prompts (one prompt may be longer)."""
+MOST_ROWS = 256
+"""A batch so large keeps any device busy; more rows make each response slower and no more of them."""
+MEMORY_SHARE = 0.5
+"""Share of the memory free after loading the model that the decoding cache takes; the rest is for prefill and sampling."""
+SLACK = 4
+"""Columns of the decoding cache that are free on either side after a move: a ``SLACK``-th of those in use."""
 VLLM_CPU_ROWS = 64
 """Requests that vLLM decodes at a time on the CPU, by default."""
 VLLM_CPU_CACHE_GIB = 0.5

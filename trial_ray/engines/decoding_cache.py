@@ -7,11 +7,9 @@ from typing import cast
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from trial_ray.engines.arguments import MEMORY_SHARE, MOST_ROWS, SLACK
 from trial_ray.errors import EngineError
 from trial_ray.process_reports import available_memory
-
-SLACK = 4
-"""Columns free on either side after a move: a ``SLACK``-th of those in use."""
 
 
 class DecodingCache(Cache):
@@ -183,12 +181,6 @@ class _Layer(CacheLayerMixin):
             buffer = self._buffer(buffer)
         buffer[:rows, :, after] = used
         return buffer
-
-
-MOST_ROWS = 256
-"""A batch so large keeps any device busy; more rows make each response slower and no more of them."""
-MEMORY_SHARE = 0.5
-"""Share of the memory free after loading the model; the rest is for prefill and sampling."""
 
 
 def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:

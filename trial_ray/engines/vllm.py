@@ -20,16 +20,16 @@ from trial_ray.engines.admission import Request
 from trial_ray.engines.arguments import (
     GPU_MEMORY_UTILIZATION,
     LOG_LEVEL,
+    MOST_ROWS,
     NO_BATCH_INVARIANCE,
     NO_SLEEP,
+    PREFILL_TOKENS,
     VLLM_CPU_CACHE_GIB,
     VLLM_CPU_ROWS,
     engine_dtype,
 )
 from trial_ray.engines.batching import DRAIN_TIMEOUT_S, BatchingEngine
-from trial_ray.engines.decoding_cache import MOST_ROWS
 from trial_ray.engines.protocol import EnginePart
-from trial_ray.engines.transformers import PREFILL_TOKENS
 from trial_ray.engines.weights import Weights, WeightShards, iter_shards
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError, first_line
 from trial_ray.models.vocabulary import stop_token_ids

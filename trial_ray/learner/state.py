@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from trial_ray.errors import CheckpointError
 from trial_ray.models.folders import DeferredWriter
@@ -61,6 +58,9 @@ def save_shards(
         writer: which says whether to write now.
         group: of all learners, for this alone, where threads may be the ones that write.
     """
+    # Not at the top: a config imports this, and the package takes half a second.
+    from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
     tensors = state_tensors(optimizers, names)
     if not tensors:  # before the first step
         return
@@ -122,6 +122,9 @@ def _load_shards(
     name: str, optimizer: torch.optim.Optimizer, names: Names, folder: Path
 ) -> dict[int, dict[str, torch.Tensor]]:
     """This learner's part of an optimizer's state, by the numbers of the parameters."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     saved = FileSystemReader(folder).read_metadata().state_dict_metadata
     keys = {key.rsplit("/", 1)[1] for key in saved if key.startswith(f"{name}/")}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

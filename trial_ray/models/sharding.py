@@ -9,18 +9,18 @@ Where there are several copies, such as one on each node, only the sums of a who
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import ray
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trial_ray.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
     from transformers import PreTrainedModel
 
 _IDLE, _READY, _PASSES = 0, 1, 2
@@ -65,6 +65,8 @@ class ShardedModels:
         Raises:
             ConfigError: the model's decoder layers are not found.
         """
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
         mixed = MixedPrecisionPolicy()
         if compute_dtype is not None:
             mixed = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
@@ -76,11 +78,13 @@ class ShardedModels:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         # Experts, for instance, that another learner's tokens went to.
-        cast(FSDPModule, lm).set_reduce_scatter_unused_params(True)
+        cast("FSDPModule", lm).set_reduce_scatter_unused_params(True)
         self._intercept(lm)
 
     def _intercept(self, lm: Any) -> None:
         """Let calls of the decoder gather the root's weights, which the head called after it uses too, and keep step."""
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
         decoder, index = decoder_of(lm), len(self._models)
         lm.run_decoder = decoder.forward
         register_fsdp_forward_method(lm, "run_decoder")
@@ -111,7 +115,7 @@ class ShardedModels:
             else:
                 self._empty_pass(agreed)
         for lm in self._models:
-            cast(FSDPModule, lm).reshard()
+            cast("FSDPModule", lm).reshard()
 
     def _agree_on(self, wish: int) -> None:
         """Make empty passes until all learners agree on ``wish``."""
@@ -172,16 +176,23 @@ def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
     return layers
 
 
+def _is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is a ``DTensor``, told by its method: a config imports this, and the class takes half a second to import."""
+    return hasattr(tensor, "full_tensor")
+
+
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
     """The whole of a tensor; where it is sharded, a copy of all learners' parts, so every learner must ask for it."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
 @torch.no_grad()
 def copy_whole(whole: torch.Tensor, into: torch.Tensor) -> None:
     """Copy a whole tensor into one of which this learner may hold a part; nothing is exchanged."""
-    if isinstance(into, DTensor):
+    if _is_sharded(into):
+        from torch.distributed.tensor import distribute_tensor
+
         whole = whole.to(into.to_local().device, into.dtype)
         whole = distribute_tensor(whole, into.device_mesh, into.placements, src_data_rank=None)
     into.copy_(whole)
@@ -189,4 +200,4 @@ def copy_whole(whole: torch.Tensor, into: torch.Tensor) -> None:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This learner's part of a tensor, sharing its memory; the whole where it is not sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if _is_sharded(tensor) else tensor

@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from trial_ray.engines.decoding_cache import MEMORY_SHARE, SLACK
-from trial_ray.engines.transformers import PREFILL_TOKENS
+from trial_ray.engines.arguments import MEMORY_SHARE, PREFILL_TOKENS, SLACK
 from trial_ray.errors import ConfigError
 from trial_ray.planning.actor import GPU_PROCESS_BYTES, PROCESS_BYTES, Memory
 from trial_ray.planning.learner import learner_memory, trained_parameters

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.config.sampling import fewest_and_most
-from trial_ray.engines.arguments import GPU_MEMORY_UTILIZATION, VLLM_CPU_CACHE_GIB, VLLM_CPU_ROWS
-from trial_ray.engines.decoding_cache import MOST_ROWS
+from trial_ray.engines.arguments import GPU_MEMORY_UTILIZATION, MOST_ROWS, VLLM_CPU_CACHE_GIB, VLLM_CPU_ROWS
 from trial_ray.models.model_shape import ModelShape, model_shape
 from trial_ray.models.packaged import ALFWORLD_TINY, HUB_NAMES, alfworld_tiny
 
