@@ -63,7 +63,6 @@ setup(
         "numpy>=2",
         "rich>=14.1",
         "shtab>=1.13",
-        "simpy>=4.1,<5",
         "Jinja2>=3.1",
         "tensorboardX>=2.6",
         "PyYAML>=6",

@@ -5,7 +5,7 @@
     python benchmarks/run_all.py --table      # runs nothing: writes the table of all results into docs/benchmarks.md
 
 The environments' benchmarks compare every answer with the published engines and take longer (make bench-envs runs them), as do
-traces of the learner, growth of the control plane, nodes that come and go, and the simulation (``run_all.py trace``);
+traces of the learner, growth of the control plane, and nodes that come and go (``run_all.py trace``);
 those beside other libraries need ``make test-peers`` before. Third-party data sets and recordings are used where
 ``TRIAL_TEST_DATA`` (see CONTRIBUTING.md), or ``ALFWORLD_DATA``, points to them. A missed target is a figure like any other; only
 a benchmark that fails to run makes the exit status 1.
@@ -36,7 +36,7 @@ PLOTS = {
 }
 """Benchmarks that draw a picture, and its title."""
 THIRD_PARTY = Path(os.environ.get("TRIAL_TEST_DATA", "third-party data not given"))
-LONG = ("alfworld", "control_plane", "elastic", "simulation", "trace", "webshop")
+LONG = ("alfworld", "control_plane", "elastic", "trace", "webshop")
 # Beside another library, in the environment that make test-peers makes for it.
 PEERS = {
     "openenv": HERE.parent / ".venv-peers" / "openenv" / "bin" / "python",

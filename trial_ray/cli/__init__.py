@@ -37,6 +37,8 @@ COMMANDS = {
     "plan": plan.PLAN,
     "doctor": doctor.DOCTOR,
 }
+REMOVED: dict[str, str] = {}
+"""Commands that were removed in this version, and what to use in their place."""
 FILES, FOLDERS = ("FILE", "FILE.py", "CHECKPOINT", "CHECKPOINT|oracle"), ("DIR", "RUN", "PATH")
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 """What ``Path`` makes of a URI."""
@@ -141,7 +143,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # of paths and texts that the terminal's encoding cannot show
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    command = (sys.argv[1:] if argv is None else [*argv, ""])[:1]
+    if command and command[0] in REMOVED:
+        parser.error(f"{command[0]} was removed: {REMOVED[command[0]]}")
+    args = parser.parse_args(argv)
     if not args.verbose:
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning

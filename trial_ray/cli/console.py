@@ -117,6 +117,19 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
         parser.add_argument(name, **{"action": "append", "default": [], **OPTIONS[name]})
 
 
+class _Removed(argparse.Action):
+    """Ends the command with what to use in place of an option that there was once."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        """Say it; the exit code is 2."""
+        parser.error(f"{self.option_strings[0]} was removed: {self.const}")
+
+
+def add_removed(parser: argparse.ArgumentParser, option: str, instead: str) -> None:
+    """Declare an option that was removed in this version, and what to use in its place."""
+    parser.add_argument(option, action=_Removed, nargs="*", const=instead, help=argparse.SUPPRESS)
+
+
 def place(text: str) -> Path | str:
     """An argparse type: the path of a folder, or a URI as text."""
     return text if URI.match(text) else Path(text)

@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
-from trial_ray.cli import simulation
 from trial_ray.errors import ConfigError
 from trial_ray.runs.experiment import experiment_file
 
@@ -24,8 +23,6 @@ EPILOG = """examples:
   trial-ray plan alfworld_quickstart
   trial-ray plan tuned_examples/alfworld_qwen3_1.7b.py --gpus 8 --gpu-memory 80
   trial-ray plan FILE --gpus 1 --gpu-memory 80 --set gradient_checkpointing=True
-  trial-ray plan FILE --simulate --gpus 1024 --price 2.5 --picture scaling.png
-  trial-ray plan FILE --simulate --recorded runs/my-run
 
 Nothing is started and no weights are fetched. Where the run does not fit, the smallest change with which it would is printed,
 with what it then needs, and the exit code is 1. docs/scaling.md says what the prediction is made of.
@@ -50,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory of each, in GiB (default: that of the GPUs here, else 80)",
     )
     terminal.add_options(parser, "--env-adapter", "--set")
-    simulation.add_arguments(parser)
+    terminal.add_removed(
+        parser, "--simulate", "read the phases that plan prints, and cost.json of the first iterations"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +62,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.gpu_memory is not None and not args.gpu_memory > 0:
         raise ConfigError(f"--gpu-memory is {args.gpu_memory:g}, expected a number of GiB above 0.")
-    simulation.check_arguments(args)
     config = resolve_config(load_experiment(args.file).config, None, None, args.overrides, args.env_adapters)
     config.validate()
     request = PlanRequest.of(config)
@@ -78,8 +76,6 @@ def run(args: argparse.Namespace) -> int:
         terminal.show(_uncertainty(shown.request, phases, device))
         if shown is plan:
             terminal.show(_verdict(plan, found))
-    if args.simulate:
-        simulation.run(args, config, request, device)
     return terminal.FAILED if plan.complaints else terminal.DONE
 
 

@@ -72,23 +72,6 @@ class Request:
 
 
 @dataclass
-class StepTotals:
-    """Steps of an engine that began with about so many requests under way.
-
-    Attributes:
-        steps: their number.
-        rows: requests under way, summed over the steps.
-        prompt_tokens: of the requests that came in, summed.
-        seconds: of all steps.
-    """
-
-    steps: int = 0
-    rows: int = 0
-    prompt_tokens: int = 0
-    seconds: float = 0.0
-
-
-@dataclass
 class EngineUsage:
     """Usage of an engine, in training and evaluation.
 
@@ -97,30 +80,16 @@ class EngineUsage:
         prompt_tokens: of finished requests.
         cached_tokens: those of them that the engine had computed before; ``None`` where it does not tell.
         response_tokens: sampled.
-        steps: by the largest power of two up to the number of requests under way.
     """
 
     busy_seconds: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     response_tokens: int = 0
-    steps: dict[int, StepTotals] = field(default_factory=dict)
 
-    def add(self, rows: int, joining: list[Request], finished: list[Request], seconds: float) -> None:
-        """Count a step.
-
-        Args:
-            rows: requests under way.
-            joining: those that came in.
-            finished: those that ended with it.
-            seconds: that it took.
-        """
+    def add(self, finished: list[Request], seconds: float) -> None:
+        """Count a step of so many seconds, and the requests that ended with it."""
         self.busy_seconds += seconds
-        totals = self.steps.setdefault(1 << (rows.bit_length() - 1), StepTotals())
-        totals.steps += 1
-        totals.rows += rows
-        totals.prompt_tokens += sum(len(request.prompt_ids) for request in joining)
-        totals.seconds += seconds
         for request in finished:
             self.prompt_tokens += len(request.prompt_ids)
             self.response_tokens += len(request.response_ids)

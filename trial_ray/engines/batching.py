@@ -384,9 +384,15 @@ class BatchingEngine(ABC):
             return
         finally:
             self._step_began = None
-        requests = len(self._in_flight)
-        self._usage.add(requests, joining, finished, time.monotonic() - began)
-        note_event(STEP, began, requests=requests, batch=self._batch_size, joined=len(joining), finished=len(finished))
+        self._usage.add(finished, time.monotonic() - began)
+        note_event(
+            STEP,
+            began,
+            requests=len(self._in_flight),
+            batch=self._batch_size,
+            joined=len(joining),
+            finished=len(finished),
+        )
         advance("step")
         self._in_flight.difference_update(finished)
         self._steps_held = self._steps_held + 1 if self._held else 0
