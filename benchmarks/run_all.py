@@ -4,9 +4,8 @@
     python benchmarks/run_all.py NAME ...     # those named, such as update for bench_update.py
     python benchmarks/run_all.py --table      # runs nothing: writes the table of all results into docs/benchmarks.md
 
-The environments' benchmarks compare every answer with the published engines and take longer (make bench-envs runs them), as do
-traces of the learner, growth of the control plane, and nodes that come and go (``run_all.py trace``);
-those beside other libraries need ``make test-peers`` before. Third-party data sets and recordings are used where
+The environments' benchmarks compare every answer with the published engines and take longer (make bench-envs runs them).
+Third-party data sets and recordings are used where
 ``TRIAL_TEST_DATA`` (see CONTRIBUTING.md), or ``ALFWORLD_DATA``, points to them. A missed target is a figure like any other; only
 a benchmark that fails to run makes the exit status 1.
 """
@@ -29,18 +28,8 @@ from rich.table import Table
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
-ASSETS = HERE.parent / "docs" / "assets"
-PLOTS = {
-    "growth": "Time and memory of an update by amount of work, and the driver's memory by iteration",
-    "control_plane": "The driver's CPU time, what a learner receives, and the time of weights by number of actors and nodes",
-}
-"""Benchmarks that draw a picture, and its title."""
 THIRD_PARTY = Path(os.environ.get("TRIAL_TEST_DATA", "third-party data not given"))
-LONG = ("alfworld", "control_plane", "elastic", "trace", "webshop")
-# Beside another library, in the environment that make test-peers makes for it.
-PEERS = {
-    "openenv": HERE.parent / ".venv-peers" / "openenv" / "bin" / "python",
-}
+LONG = ("alfworld", "webshop")
 TIMEOUT_S = 1800.0
 _BLOCK = re.compile(r"(<!-- table of measures -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -63,11 +52,8 @@ def alfworld_settings() -> list[str]:
 def run(name: str) -> bool:
     """Run a benchmark; whether it went through."""
     target = RESULTS / f"{name}.json"
-    python = PEERS.get(name, sys.executable)
-    command = [str(python), str(HERE / f"bench_{name}.py"), "--json", str(target)]
+    command = [sys.executable, str(HERE / f"bench_{name}.py"), "--json", str(target)]
     command += {"alfworld": alfworld_settings(), "prefixes": games()}.get(name, [])
-    if name in PLOTS:
-        command += ["--plot", str(ASSETS / f"{name}.png")]
     print(f"\n== bench_{name}.py → {target.relative_to(HERE.parent)}", flush=True)
     began = time.perf_counter()
     try:
@@ -124,45 +110,32 @@ def show(measures: dict[str, list[Measure]], failed: list[str]) -> None:
 
 
 def fill_page(page: str) -> str:
-    """``page`` with the tables and pictures of all committed results between its markers."""
+    """``page`` with the tables of all results between its markers."""
     lines = ["| measure | figure |", "| --- | --- |"]
-    machines: dict[str, list[str]] = {}
+    made = ["| results | taken on |", "| --- | --- |"]
     for path in sorted(RESULTS.rglob("*.json")):
         found = read_measures(path)
-        if not found:
-            continue
-        name = path.relative_to(RESULTS).with_suffix("").as_posix()
-        for each in found:
-            cells = (each.name, figure_of(each))
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        machines.setdefault(machine(path), []).append(f"`{name}`")
-    taken = [f"| {', '.join(names)} | {where} |" for where, names in machines.items()]
-    parts = ["\n".join(lines), "\n".join(["| results | taken on |", "| --- | --- |", *taken])]
-    for name, title in PLOTS.items():
-        if (plot := ASSETS / f"{name}.png").is_file():
-            parts.append(f"![{title}]({plot.relative_to(PAGE.parent).as_posix()})")
-    return _BLOCK.sub(lambda match: match[1] + "\n" + "\n\n".join(parts) + "\n\n" + match[2], page)
+        lines += [f"| {each.name} | {figure_of(each)} |" for each in found]
+        made += [f"| `{path.stem}` | {taken_on(path)} |"] if found else []
+    tables = "\n".join(lines) + "\n\n" + "\n".join(made)
+    return _BLOCK.sub(lambda match: f"{match[1]}\n{tables}\n\n{match[2]}", page)
 
 
-def machine(path: Path) -> str:
+def taken_on(path: Path) -> str:
     facts = json.loads(path.read_text(encoding="utf-8"))["environment"]
-    if not facts:
-        return "not recorded"
-    device = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
-    return f"{device}, torch {facts['packages'].get('torch', '-')}, {facts['date']}"
+    machine = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
+    return f"{machine}, {facts['date']}, commit {facts['commit']}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "names", nargs="*", help="benchmarks to run; default: all but the long ones and those beside other libraries"
-    )
+    parser.add_argument("names", nargs="*", help="benchmarks to run; default: all but the long ones")
     parser.add_argument("--table", action="store_true", help="write the table of all results into docs/benchmarks.md")
     args = parser.parse_args()
     if args.table:
         PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    names = args.names or [name for name in names_of_all() if name not in (*LONG, *PEERS)]
+    names = args.names or [name for name in names_of_all() if name not in LONG]
     if unknown := sorted(set(names) - set(names_of_all())):
         parser.error(f"unknown: {', '.join(unknown)}; expected some of: {', '.join(names_of_all())}")
     began = time.perf_counter()

@@ -329,7 +329,7 @@ def test_the_pretrained_model_is_quoted_as_its_warm_start_and_runs_are():
     assert started["episodes"] == 64
     assert quoted in FLAT
     assert "an AUC of {:.2f} [{:.2f}, {:.2f}]".format(*started["judgement"]["auc_wasted"]) in FLAT
-    update = json.loads((DOCS.parent / "benchmarks/results/pretrained_update.json").read_text(encoding="utf-8"))
+    update = json.loads((DOCS.parent / "docs/results/measurements/pretrained_update.json").read_text(encoding="utf-8"))
     padded, float32, whole, together = (f"{measure['figure']:.1f} times" for measure in update["measures"])
     assert f"{padded} as long with padded rows in place of the prefix tree, {float32} in float32" in FLAT
     assert f"{whole} with all weights trained, and {together} with all three" in FLAT

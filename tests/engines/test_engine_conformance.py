@@ -1,7 +1,4 @@
-"""What every engine promises, held against transformers' own forward pass over the same ids.
-
-The null engine of ``benchmarks/bench_control_plane.py`` has no model, and keeps all promises that speak of none.
-"""
+"""What every engine promises, held against transformers' own forward pass over the same ids."""
 
 from __future__ import annotations
 
@@ -10,15 +7,12 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
-import null_engine
 import numpy as np
 import psutil
 import pytest
 import ray
 import torch
-from ray import cloudpickle
 
-from trial_ray.engines import pool as pool_module
 from trial_ray.engines import weights as weights_module
 from trial_ray.engines.agreement import TextLogprobs, own_logprobs
 from trial_ray.engines.client import EngineClient
@@ -54,13 +48,7 @@ class Engine:
         return version
 
     def text_of(self, model):
-        logprobs = np.zeros(len(TEXT) - 1) if self.name == "null" else own_logprobs(model, TEXT)
-        return TextLogprobs(TEXT, logprobs, 1e-4, "Qwen3ForCausalLM")
-
-    def check(self, model, prompts, responses):
-        """As :func:`assert_logprobs_of`, where the engine has a model."""
-        if self.name != "null":
-            assert_logprobs_of(model, prompts, responses)
+        return TextLogprobs(TEXT, own_logprobs(model, TEXT), 1e-4, "Qwen3ForCausalLM")
 
     def ask(self, prompts, params):
         async def everything():
@@ -80,12 +68,10 @@ def load_learner(folder):
 ON_CUDA = {"dtype": "float32", "block_size": 32}
 ENGINES = {
     "transformers": {"max_batch": 16},
-    "null": {},
     "vllm": VLLM_ARGUMENTS,
     "vllm on CUDA": ON_CUDA,
     "vllm on CUDA, with its fall-backs": {**ON_CUDA, "v2_model_runner": False, "async_scheduling": False},
 }
-OF_A_MODEL = pytest.mark.usefixtures("modelled")
 MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(600)], "CUDA": [pytest.mark.gpu]}
 
 
@@ -97,21 +83,17 @@ MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(600)], "CUDA": [pytest.m
     ],
 )
 def started(request, ray_session, tiny_qwen3):
-    on_cuda, is_null = "CUDA" in request.param, request.param == "null"
+    on_cuda = "CUDA" in request.param
     if on_cuda and not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
-    with pytest.MonkeyPatch.context() as patch:
-        if is_null:
-            patch.setattr(pool_module, "engine_class", lambda name: null_engine.NullEngine)
-            cloudpickle.register_pickle_by_value(null_engine)  # actors cannot import it
-        pool = EnginePool.create(
-            engine="transformers" if is_null else request.param.split()[0],
-            model_path=str(tiny_qwen3),
-            num_engines=1,
-            engine_kwargs={"max_model_len": MAX_MODEL_LEN, "num_threads": 1, **ENGINES[request.param]},
-            num_cpus_per_engine=0.2,
-            num_gpus_per_engine=float(on_cuda),
-        )
+    pool = EnginePool.create(
+        engine=request.param.split()[0],
+        model_path=str(tiny_qwen3),
+        num_engines=1,
+        engine_kwargs={"max_model_len": MAX_MODEL_LEN, "num_threads": 1, **ENGINES[request.param]},
+        num_cpus_per_engine=0.2,
+        num_gpus_per_engine=float(on_cuda),
+    )
     try:
         [info] = pool.start(timeout_s=500)
         client = EngineClient(pool.handles, timeout_s=120)
@@ -120,13 +102,6 @@ def started(request, ray_session, tiny_qwen3):
         yield request.param, pool, client, info, refusal.value
     finally:
         pool.stop()
-
-
-@pytest.fixture
-def modelled(started):
-    """Of engines that have a model."""
-    if started[0] == "null":
-        pytest.skip("the null engine has no model")
 
 
 @pytest.fixture
@@ -179,7 +154,6 @@ def test_ready_tells_vocabulary_and_stop_tokens_and_nothing_is_sampled_before_we
     assert "no weights" in str(engine.refusal)
 
 
-@OF_A_MODEL
 def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
     kinds = [(0.0, 1.0), (0.0, 0.5), (0.7, 1.0), (0.7, 0.9), (1.0, 1.0), (1.0, 0.3), (1.3, 1.0), (1.3, 0.8)] * 5
     prompts = make_prompts(len(kinds), seed=12)
@@ -196,7 +170,6 @@ def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
             torch.testing.assert_close(torch.tensor(response.logprobs), most, atol=1e-4, rtol=0)
 
 
-@OF_A_MODEL
 def test_any_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
     embedding = engine.learner.model.embed_tokens.weight
     with torch.no_grad():  # a stop token's logit is now among the largest wherever it is positive
@@ -205,7 +178,7 @@ def test_any_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
     engine.send(engine.learner)
     prompts = make_prompts(32)
     responses = engine.ask(prompts, [SamplingParams(max_tokens=12, seed=seed) for seed in range(32)])
-    engine.check(engine.learner, prompts, responses)
+    assert_logprobs_of(engine.learner, prompts, responses)
     ends = {response.response_ids[-1] for response in responses if response.finish_reason == "stop"}
     assert ends == {*STOP_IDS}
     for response in responses:
@@ -238,7 +211,6 @@ def test_a_seed_repeats_its_response_alone_and_in_company(engine):
     assert len({tuple(response.response_ids.tolist()) for response in others}) > 8
 
 
-@OF_A_MODEL
 def test_new_weights_change_responses_and_nothing_cached_of_the_old_ones_is_used(engine, tiny_qwen3):
     prompts = make_prompts(8, seed=4)
     greedy = [SamplingParams(max_tokens=6, temperature=0)] * 8
@@ -276,7 +248,7 @@ def test_an_update_amid_responses_never_mixes_two_versions_in_one(engine, tiny_q
 
     responses = asyncio.run(responses_around_an_update())
     for prompt, response in zip(prompts, responses, strict=True):
-        engine.check(models[response.weight_version], [prompt], [response])
+        assert_logprobs_of(models[response.weight_version], [prompt], [response])
     assert responses[0].weight_version != new
     assert responses[-1].weight_version == new
 
@@ -288,7 +260,6 @@ def without_overflow(prompts):
     return [np.where(prompt == OVERFLOWING, OVERFLOWING + 1, prompt) for prompt in prompts]
 
 
-@OF_A_MODEL
 def test_a_prompt_that_overflows_fails_alone_with_its_reason_and_leaves_nothing_behind(engine, overflow_at):
     model = overflow_at(engine.learner, OVERFLOWING)
     engine.send(model)
@@ -314,7 +285,6 @@ def test_a_prompt_that_overflows_fails_alone_with_its_reason_and_leaves_nothing_
         assert_logprobs_of(model, prompts, found[4:])
 
 
-@OF_A_MODEL
 def test_weights_that_give_no_probabilities_are_named_and_those_after_them_serve(engine, tiny_qwen3):
     broken = load_learner(tiny_qwen3)
     with torch.no_grad():
@@ -349,9 +319,8 @@ def test_weights_other_than_those_sent_are_never_served(engine, tiny_qwen3):
         with pytest.raises(WeightSyncError, match=f"engine 0.*{told}"):
             engine.pool.sync(dataclasses.replace(sent, refs=received.refs))
         assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
-    if engine.name != "null":
-        with pytest.raises(WeightSyncError, match=r"engine 0.*another policy.*Qwen3ForCausalLM"):
-            engine.pool.sync(dataclasses.replace(sent, text=engine.text_of(engine.learner)))
+    with pytest.raises(WeightSyncError, match=r"engine 0.*another policy.*Qwen3ForCausalLM"):
+        engine.pool.sync(dataclasses.replace(sent, text=engine.text_of(engine.learner)))
     engine.pool.sync(sent)
 
 
@@ -371,7 +340,7 @@ def test_a_transfer_that_is_cut_leaves_no_engine_with_a_mixture_and_a_whole_one_
     with pytest.raises(EngineError, match="holds no weights"):
         engine.ask(prompts, greedy)
     engine.pool.sync(whole)
-    engine.check(other, prompts, engine.ask(prompts, greedy))
+    assert_logprobs_of(other, prompts, engine.ask(prompts, greedy))
 
 
 @pytest.mark.parametrize(
@@ -396,7 +365,7 @@ def test_more_requests_than_rows_are_all_answered_for_their_own_prompt(engine):
     for index, response in enumerate(responses):
         ended = response.finish_reason == "length"
         assert len(response.response_ids) == 1 + index % 9 if ended else response.response_ids[-1] in STOP_IDS
-    engine.check(engine.learner, prompts, responses)
+    assert_logprobs_of(engine.learner, prompts, responses)
 
 
 def test_an_engine_has_no_process_that_could_outlive_its_actor(engine):

@@ -1,4 +1,4 @@
-"""Memory of a learner by phase, held against traces of ``benchmarks/bench_trace.py``."""
+"""Memory of a learner by phase, held against recorded traces (``docs/results/measurements/trace.json``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAP_FACTOR = 1.1
 """Memory of a process over that of its tensors, for what passes allocate: allocators keep freed blocks; measured on the CPU."""
 SCORING_LOGITS, FORWARD_LOGITS, BACKWARD_LOGITS, LAST_LOGITS = 2, 4, 5, 1.5
 """Float32 arrays of ``[chunk, vocabulary]`` that are alive when a chunk is scored, when its entropies are computed too, when these
-are differentiated, and when the head's own gradient is computed; counted in ``benchmarks/results/trace.json``."""
+are differentiated, and when the head's own gradient is computed; counted in ``docs/results/measurements/trace.json``."""
 
 
 def learner_memory(request: PlanRequest) -> Memory:

@@ -26,7 +26,7 @@ ROOFLINE_SHARE, LEAST_SHARE, MOST_SHARE = 0.7, 0.5, 0.9
 """Share of a device's peaks (arithmetic or memory) that the learner's kernels reach, and how far that may be off. An assumption."""
 FORWARD_TRAFFIC, BACKWARD_TRAFFIC, ADAPTERS_BACKWARD_TRAFFIC, RECOMPUTED_TRAFFIC = 1.1, 2.65, 1.75, 0.95
 """Elementwise traffic of a forward pass with entropies, of a backward pass of all weights or of adapters, and of what checkpointing
-computes again, over that of a pass that scores: traced (``benchmarks/bench_trace.py``)."""
+computes again, over that of a pass that scores: traced (``docs/results/measurements/trace.json``)."""
 OPTIMIZER_TRAFFIC = 54
 """Bytes moved of a parameter in an optimizer step: flags of finiteness, clipping, AdamW; traced, of float32 weights."""
 PREFILL_UTILISATION = 0.4
