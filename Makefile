@@ -20,14 +20,14 @@ UV := uv==0.13.8
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_FIND_LINKS
 
-.PHONY: train test test-data test-faults test-peers soak test-long test-gpu lint docs bench bench-envs bench-gpu first-gpu-hour gpu-venv clean setup docs-setup bench-setup lock audit
+.PHONY: train test test-data test-faults test-peers test-long test-gpu lint docs bench bench-envs bench-gpu first-gpu-hour gpu-venv clean setup docs-setup bench-setup lock audit
 
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
 
-# Two workers, each with a file of tests at a time: a file shares engines and models, and most of the time goes by waiting for processes.
+# Two workers, each with a group of tests at a time, which share engines and models (tests/conftest.py makes the groups).
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-data: setup
 	$(BIN)/python -m pytest -m data $(ARGS)
@@ -35,8 +35,9 @@ test-data: setup
 test-long: setup
 	$(BIN)/python -m pytest -m long $(ARGS)
 
+# HOSTILE_EXAMPLES=10000 draws as many examples of hostile input as each test asks for.
 test-faults: setup
-	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m faults -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 # PEERS=openenv runs those of one library.
 test-peers: $(PEERS:%=.venv-peers/%/.installed)
@@ -48,16 +49,13 @@ test-peers: $(PEERS:%=.venv-peers/%/.installed)
 	cd .venv-peers/$*/lib/python3.*/site-packages && echo "import site; site.addsitedir('$$(ls -d $(CURDIR)/$(VENV)/lib/python3.*/site-packages)')" > base.pth
 	touch $@
 
-soak: setup
-	PYTHONPATH=tests/support $(BIN)/python tests/faults/soak.py $(ARGS)
-
 test-gpu:
 	$(GPU_PYTHON) -m pytest -m gpu $(ARGS)
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=258200 \
-  tests=321300 \
+  tests=295000 \
   benchmarks=26000 \
   words=39700
 

@@ -36,8 +36,15 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(third_party.missing())
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start actors come first, those that take longest before all, so that no worker ends with one of them alone."""
+    """Files that start actors come first, those that take longest before all, so that no worker ends with one of them alone.
+
+    A worker takes the tests of a file together, of the engines' conformance those of one engine.
+    """
+    for item in items:
+        engine = getattr(item, "callspec", None) and item.callspec.params.get("started", "")
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {engine or ''}"))
     longest = [item.path for item in items if item.get_closest_marker("e2e")]
     actors = [item.path for item in items if item.get_closest_marker("actors") or "ray_session" in item.fixturenames]
     rank = dict.fromkeys(actors, 1) | dict.fromkeys(longest, 0)
@@ -50,7 +57,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     Tests draw other numbers, so that workers side by side, whose Ray draws ports, do not take the same ones.
     """
-    seed = zlib.crc32(item.nodeid.encode())
+    group = next(item.iter_markers("xdist_group")).args[0]
+    seed = zlib.crc32(item.nodeid.removesuffix(f"@{group}").encode())
     random.seed(seed)
     np.random.seed(seed)
     if "torch" in sys.modules:

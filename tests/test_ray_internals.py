@@ -68,6 +68,7 @@ def test_a_group_is_kept_by_the_next_setup_and_not_by_the_one_after(ray_session)
     assert algorithm.EnvRunnerGroup is made
 
 
+@pytest.mark.long
 @pytest.mark.actors
 def test_an_env_runner_joins_a_group_after_it_has_started_and_is_restarted_without_the_group(ray_session):
     config = GRPOConfig().environment("trial/ALFWorld-v0").env_runners(num_cpus_per_env_runner=0.1)

@@ -8,7 +8,7 @@ import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.guards import GUARDS, Guards
+from trial_ray.algorithms.guards import Guards
 from trial_ray.errors import TrainingDivergedError
 from trial_ray.metrics import ENV_RUNNERS, LEARNER
 
@@ -60,10 +60,6 @@ def judge(made: Guards, iteration: int, values: dict[str, float]) -> int:
     return made.judge(iteration, {prefix(name) + name: value for name, value in values.items()})
 
 
-def test_every_guard_is_tested():
-    assert {guard.name for guard in GUARDS} == VIOLATIONS.keys()
-
-
 @pytest.mark.parametrize("name", VIOLATIONS)
 def test_a_guard_warns_and_stops_after_its_patience_also_in_a_continued_run(name, caplog):
     found, words = VIOLATIONS[name]
@@ -84,15 +80,6 @@ def test_a_guard_warns_and_stops_after_its_patience_also_in_a_continued_run(name
 
 
 @pytest.mark.parametrize("name", VIOLATIONS)
-def test_a_healthy_iteration_in_between_begins_the_count_anew(name):
-    made = guards()
-    judge(made, 0, HEALTHY)
-    for iteration in range(12):
-        judge(made, iteration, HEALTHY | (VIOLATIONS[name][0] if iteration % 3 else NEAR))
-    made.require_healthy()
-
-
-@pytest.mark.parametrize("name", VIOLATIONS)
 def test_a_collapse_from_one_iteration_to_the_next_stops_after_the_second(name):
     """The limits of KL and ratio have no good side far from them: a value just beyond is no collapse."""
     found, _ = VIOLATIONS[name]
@@ -107,15 +94,6 @@ def test_a_collapse_from_one_iteration_to_the_next_stops_after_the_second(name):
         return
     with pytest.raises(TrainingDivergedError, match=r"Stopped after iteration 14: .*for 2 iterations in a row"):
         made.require_healthy()
-
-
-@pytest.mark.parametrize("name", COLLAPSES)
-def test_a_collapse_after_a_slow_one_is_not_sudden(name):
-    slow = guards(guard_patience=5)
-    slow.set_state({"armed": [name], "in_a_row": {}})  # of a checkpoint of an earlier version
-    for iteration in range(4):
-        judge(slow, iteration, HEALTHY | NEAR | VIOLATIONS[name][0])
-        slow.require_healthy()
 
 
 @pytest.mark.parametrize("name", VIOLATIONS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import method_reference as ref
 import pytest
@@ -19,11 +18,10 @@ from method_updates import (
     scored_rows,
 )
 
-from trial_ray.algorithms.methods import method_names, new_config
+from trial_ray.algorithms.methods import new_config
 
 SEEDS = range(4)
 TOLERANCE = 1e-12
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def weigh(weights_of):
@@ -243,12 +241,3 @@ def test_weights_are_permuted_by_any_seed_and_by_each_in_its_own_way(seed):
         same = drawn.setdefault((own, iteration), rows.weights)
         assert torch.equal(same, rows.weights)
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(drawn.values(), 2))
-
-
-@pytest.mark.parametrize("method", method_names())
-def test_every_logged_metric_is_documented(method):
-    update = random_update(2)
-    page = (DOCS / "methods.md").read_text(encoding="utf-8")
-    views = Views(update) if method == "opsd" else None
-    _, _, logged = learner_losses(method, update, 1, {}, views)
-    assert not [name for name in logged if f"`{name}`" not in page]

@@ -85,6 +85,7 @@ def test_what_does_not_fit_is_told_with_what_there_is():
         require_resources([{"CPU": 1000.0}, {"CPU": 0.5}], timeout_s=1)
 
 
+@pytest.mark.long
 @on_ray
 def test_of_learners_as_many_stay_as_there_is_room_for():
     """What is free holds an env runner, an engine and three learners."""

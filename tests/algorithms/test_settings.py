@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
 import pytest
-from ray import cloudpickle, tune
+from ray import tune
 
 from trial_ray.algorithms import GRPOConfig, TRIALConfig
 from trial_ray.config.declare import (
@@ -15,10 +14,8 @@ from trial_ray.config.declare import (
     Settings,
     check_settings,
     fields_of,
-    plain_types,
     set_defaults,
     setting,
-    settings_table,
 )
 from trial_ray.errors import ConfigError
 
@@ -59,15 +56,11 @@ def test_every_instance_has_its_own_values():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"side": 1},
         {"side": np.float32(1)},
         {"load": float("inf")},
-        {"count": np.int64(3)},
         {"share": None},
         {"sizes": [1, 2]},
-        {"lid": True},
         {"anything": "whatever"},
-        {"side": {"grid_search": [-1.0]}},
         {"side": tune.uniform(1, 2)},
         {"labels": {"a": "b"}},
     ],
@@ -82,21 +75,13 @@ def test_values_that_fit(settings):
         ({"side": 0}, "side is 0, expected a float above 0."),
         ({"side": float("nan")}, "side is nan, expected a float above 0."),
         ({"side": float("inf")}, "side is inf, expected a finite float above 0."),
-        ({"side": np.float32("inf")}, "expected a finite float above 0."),
-        ({"load": float("-inf")}, "load is -inf, expected a finite float above 0."),
-        ({"load": float("nan")}, "load is nan, expected a float above 0."),
         ({"side": True}, "side is True, expected a float above 0."),
-        ({"side": "2"}, "side is '2', expected a float above 0."),
         ({"side": None}, "side is None, expected a float above 0."),
         ({"count": 1.0}, "count is 1.0, expected an int of at least 1."),
-        ({"count": True}, "count is True, expected an int of at least 1."),
         ({"lid": 1}, "lid is 1, expected a bool."),
         ({"share": 2}, "share is 2, expected a float in [0, 1], or None."),
         ({"wood": "fir"}, "wood is 'fir', expected one of 'oak', 'pine'."),
-        ({"wood": ["oak"]}, "wood is ['oak'], expected one of 'oak', 'pine'."),
-        ({"sizes": 1}, "sizes is 1, expected a tuple[int, int]."),
         ({"labels": {"grid": 1, "search": 2}.items()}, "expected a dict[str, str]."),
-        ({"box_colour": 3}, "box_colour is 3, expected a str, or None."),
     ],
 )
 def test_other_values_are_refused_with_what_was_found_and_what_is_expected(settings, message):
@@ -140,31 +125,7 @@ def test_declarations_that_could_not_be_set_are_refused():
         type("Wrong", (GRPOConfig,), {"__annotations__": {"depth": "Depth"}, "depth": 1.0, "__module__": __name__})
 
 
-def test_a_table_lists_type_range_default_and_meaning():
-    assert settings_table(Box, ["side", "sizes", "labels", "wood"]).splitlines() == [
-        "| setting | type | meaning |",
-        "| --- | --- | --- |",
-        "| `side=2.0` | float > 0 | length of a side, in metres |",
-        "| `sizes=(1, 2)` | tuple[int, int] | two \\| sizes |",
-        "| `labels={}` | dict[str, str] | what is written on it |",
-        "| `wood='oak'` | one of 'oak', 'pine' | what it is made of |",
-    ]
-    assert len(settings_table(Box).splitlines()) == 2 + len(fields_of(Box))
-
-
 # --- the training configs
-
-
-def test_help_and_signature_of_training_show_the_methods_own_settings():
-    for shown in (TRIALConfig.training, TRIALConfig().training):
-        parameters = inspect.signature(shown).parameters
-        assert parameters["hindsight_coeff"].default == 0.01
-        assert parameters["privileged_view"].default == "outcome"
-        assert "hindsight_coeff: λ, the weight of the dense hindsight loss" in shown.__doc__
-        assert "lr" in shown.__doc__
-    assert "hindsight_coeff" not in inspect.signature(GRPOConfig.training).parameters
-    assert set(inspect.signature(TRIALConfig().guards).parameters) >= {"max_kl", "guard_patience"}
-    help(TRIALConfig.training)
 
 
 def test_training_passes_rllibs_own_settings_on_and_names_what_it_does_not_know():
@@ -180,17 +141,6 @@ def test_training_passes_rllibs_own_settings_on_and_names_what_it_does_not_know(
     assert config.lr == 0.1
 
 
-def test_every_setting_has_documentation_and_belongs_to_a_section():
-    rllibs = ["rl_module", "training", "env_runners", "evaluation", "fault_tolerance"]
-    sections = [*rllibs, "recording", "engines", "guards"]
-    keywords = [inspect.signature(getattr(TRIALConfig, name)).parameters for name in sections]
-    assert sum(len(found) for found in keywords) == len(fields_of(TRIALConfig)) + len(sections) + len(
-        rllibs
-    )  # self, further
-    documentation = [getattr(TRIALConfig, name).__doc__ for name in sections]
-    assert not [line for text in documentation for line in text.splitlines() if line.endswith(": .")]
-
-
 def test_a_setting_under_search_is_not_checked_before_it_is_chosen():
     config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path="anything")
     config.training(kl_coeff={"grid_search": [0.0, 0.1]}, weight_decay=tune.loguniform(1e-3, 1e-1)).validate()
@@ -201,17 +151,3 @@ def test_a_frozen_config_takes_no_setting():
     config.freeze()
     with pytest.raises(AttributeError, match="frozen"):
         config.training(group_size=4)
-
-
-def test_a_class_that_travelled_by_value_can_be_derived_from():
-    copy = cloudpickle.loads(cloudpickle.dumps(_made_here()))
-    check_settings(copy())
-    assert copy().labels == {"a": "b"}
-    assert plain_types(copy, "labels") == {dict}
-
-
-def _made_here() -> type[Box]:
-    class Local(Box):
-        labels: dict[str, str] = setting(factory=lambda: {"a": "b"})
-
-    return Local

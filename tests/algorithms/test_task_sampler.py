@@ -64,11 +64,6 @@ def test_what_was_put_back_is_drawn_first_with_its_seed_also_after_a_resume():
     assert resumed.draw(1, 4)[0].task_id == whole[5].task_id
 
 
-def test_one_environment_draws_the_same_tasks_alone_as_before_there_were_mixtures():
-    tasks = [request.task_id for request in TaskSampler([LISTS[0]], 0).draw(5, 2)]
-    assert tasks == ["a2", "a4", "a3", "a0", "a1"]
-
-
 def test_a_state_of_other_environments_is_refused():
     with pytest.raises(CheckpointError, match=r"other environments \(\[3\]\); the config has 3"):
         TaskSampler(LISTS, 0).set_state({"seed": 0, "drawn": [3]})

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from third_party import ALFWORLD, WEBSHOP_1K
 
-from trial_ray.environments.alfworld import ADAPTER as ALFWORLD_ADAPTER
 from trial_ray.environments.registry import make_entries
 from trial_ray.environments.templates import PromptContext
 from trial_ray.rollout.hindsight import OUTCOME, outcome_view
@@ -63,8 +62,3 @@ def test_the_page_quotes_the_file_of_views():
     ]
     assert len(quoted) == 1
     assert all(block in views for block in quoted)
-
-
-def test_the_page_shows_the_system_message_of_a_conversation_as_it_is():
-    system = ALFWORLD_ADAPTER.template("conversation").system("examine the book with the desklamp.")
-    assert f"<|im_start|>system\n{system}<|im_end|>\n" in PAGE.read_text(encoding="utf-8")

@@ -111,7 +111,3 @@ def test_the_table_names_every_logged_metric_and_no_other(model_path):
     of_rllib = {metric.name for group in GROUPS if group.name == "rllib" for metric in group.metrics}
     assert not logged - METRICS.keys(), f"logged, but not in the table: {sorted(logged - METRICS.keys())}"
     assert not METRICS.keys() - logged - of_rllib, f"not logged: {sorted(METRICS.keys() - logged - of_rllib)}"
-
-
-def test_a_key_stands_in_the_table_once():
-    assert len(METRICS) == sum(len(group.metrics) for group in GROUPS)

@@ -7,15 +7,11 @@ import io
 import posixpath
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-import trial_ray
 from trial_ray.cli import build_parser
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +19,6 @@ DOCS = ROOT / "docs"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "envs/README.md", "cluster/README.md")),
     *sorted(DOCS.rglob("*.md")),
-]
-YAML_FILES = [
-    *sorted((ROOT / ".github").rglob("*.yml")),
-    *(ROOT / name for name in ("mkdocs.yml", "CITATION.cff", ".pre-commit-config.yaml")),
 ]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -90,80 +82,6 @@ def test_what_finds_commands_and_links_finds_some():
     assert sum(len(LINK.findall(prose(read(page)))) for page in PAGES) > 60
 
 
-@pytest.mark.parametrize("path", YAML_FILES, ids=name_of)
-def test_every_yaml_file_parses(path):
-    assert yaml.safe_load(read(path))
-
-
-def test_the_workflow_calls_make_targets_alone():
-    workflow = yaml.safe_load(read(ROOT / ".github/workflows/ci.yml"))
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    called = [line.split() for step in steps for line in step.get("run", "").splitlines()]
-    assert all(len(words) == 2 and words[0] == "make" and words[1] in TARGETS for words in called), called
-    assert {target for _, target in called} == {"lint", "test", "test-peers", "docs"}
-    assert workflow["concurrency"]["cancel-in-progress"] is True
-    tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
-    assert len(tested) > 1
-    declared = {
-        line.rpartition(" :: ")[2].rstrip('",') for line in read(ROOT / "setup.py").splitlines() if ":: 3." in line
-    }
-    assert set(tested) <= declared == set(re.findall(r"python(3\.\d+)", read(ROOT / "Makefile").split("MAKE_VENV")[0]))
-
-
-def test_hooks_before_a_commit_are_the_tools_of_make_lint():
-    (repository,) = yaml.safe_load(read(ROOT / ".pre-commit-config.yaml"))["repos"]
-    assert repository["repo"] == "local"
-    for hook in repository["hooks"]:
-        tool = hook["entry"].removeprefix(".venv/").replace(" --force-exclude", "")
-        assert f"\t$({tool.split('/')[0].upper()})/{tool.split('/')[1]}" in read(ROOT / "Makefile")
-
-
-def test_citation_and_distributions_have_this_version(tmp_path):
-    citation = yaml.safe_load(read(ROOT / "CITATION.cff"))
-    assert citation["version"] == trial_ray.__version__
-    # The environments install as a folder of their own, without the trainer beside it.
-    vendored = shutil.copytree(ROOT / "envs", tmp_path / "envs", ignore=shutil.ignore_patterns("*.egg-info", "build"))
-    for folder in (ROOT, vendored):
-        asked = [sys.executable, "setup.py", "--version"]
-        told = subprocess.run(asked, cwd=folder, check=True, capture_output=True, text=True, timeout=60).stdout
-        assert told.split()[-1] == trial_ray.__version__
-    assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
-    assert all(reference.keys() >= {"type", "title", "authors"} for reference in citation["references"])
-
-
-def pins(name: str) -> dict[str, str]:
-    return dict(re.findall(r"^([\w.-]+)==(\S+)", read(ROOT / "requirements" / name), re.MULTILINE))
-
-
-@pytest.mark.parametrize("name", ["cpu.txt", "docs.txt", "bench.txt"])
-def test_every_pinned_version_has_digests(name):
-    """uv checks all packages of a file as soon as one has a digest, so none may lack them."""
-    entries = re.split(
-        r"\n(?=\S)", re.sub(r"^#.*\n", "", read(ROOT / "requirements" / name), flags=re.MULTILINE).strip()
-    )
-    assert len(entries) == len(pins(name))
-    assert all(re.fullmatch(r"[\w.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", entry) for entry in entries)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "packages"),
-    [
-        ("docs", {"mkdocs-material", "mkdocstrings-python", "latex2mathml"}),
-        ("bench", {"trl", "transformers", "datasets", "accelerate"}),
-    ],
-)
-def test_what_a_target_needs_is_pinned_as_the_rest_and_installed_for_it_alone(wanted, packages):
-    found, cpu = pins(f"{wanted}.txt"), pins("cpu.txt")
-    assert packages <= set(found)
-    assert {name: version for name, version in found.items() if cpu.get(name, version) != version} == {}
-    for target in ("train", "test", "lint", wanted):
-        made = subprocess.run(
-            ["make", "-C", ROOT, "-nB", target], capture_output=True, text=True, timeout=60, check=True
-        )
-        assert (f"requirements/{wanted}.txt" in made.stdout) is (target == wanted)
-        assert ("requirements/cpu.txt" in made.stdout) is (target != "docs")
-
-
 def test_the_site_has_every_page_once():
     source = read(ROOT / "docsite" / "repository_pages.py")
     outside = dict(re.findall(r'^    "([\w/]+\.md)": "([\w/]+\.md)",$', source, re.MULTILINE))
@@ -174,20 +92,6 @@ def test_the_site_has_every_page_once():
     made = notebooks | set(outside.values())
     assert not written & made
     assert sorted(listed) == sorted(written | made)
-
-
-def test_every_package_has_a_page_in_the_reference():
-    pages = [read(page) for page in (DOCS / "api").glob("*.md")]
-    named = {module for page in pages for module in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
-    packages = {
-        f"{folder.name}.{file.parent.name}"
-        for folder in (ROOT / "trial_ray", ROOT / "envs" / "trial_envs")
-        for file in folder.glob("*/__init__.py")
-    }
-    assert packages - named == {"trial_ray.cli"}  # docs/cli.md describes them
-    for module in named:
-        path = (ROOT if module.startswith("trial_ray") else ROOT / "envs").joinpath(*module.split("."))
-        assert path.is_dir() or path.with_suffix(".py").is_file()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)

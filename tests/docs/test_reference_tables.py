@@ -20,10 +20,3 @@ def test_a_page_is_what_the_code_says(name):
 @pytest.mark.parametrize("name", table_names())
 def test_every_table_stands_in_one_page(name):
     assert sum(page.count(f"<!-- {name} -->") for page in PAGES.values()) == 1
-
-
-def test_a_stale_table_is_written_again():
-    page = PAGES["settings.md"]
-    assert fill_page(page.replace("| `gap_clip=", "| `gap_clop=")) == page
-    with pytest.raises(KeyError, match="nothing"):
-        fill_page("<!-- settings of nothing -->\n<!-- end -->")

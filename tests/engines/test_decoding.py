@@ -129,7 +129,7 @@ def test_padding_that_overflows_reaches_no_row(tiny_qwen3, overflow_at):
 
 
 def test_the_cache_stays_small_however_long_rows_keep_coming(model):
-    batch, requests = DecodingBatch(model, frozenset()), make_requests(50, longest=40)
+    batch, requests = DecodingBatch(model, frozenset()), make_requests(16, longest=40)
     rooms = set()
     while requests or len(batch):
         if len(batch):

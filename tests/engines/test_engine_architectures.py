@@ -29,6 +29,9 @@ CACHED = {
     "gpt2",
 }
 """Some that would be needlessly slow without a cache."""
+SHORT = sorted(CACHED | {"mamba", "rwkv", "qwen3-next", "llama4", "phi3-longrope", "recurrentgemma", "mistral"})
+others = [pytest.param(name, marks=pytest.mark.long) for name in sorted(ARCHITECTURES.keys() - ILL_DEFINED - {*SHORT})]
+"""The long test has them."""
 
 
 def make_requests():
@@ -40,7 +43,7 @@ def make_requests():
     ]
 
 
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - ILL_DEFINED))
+@pytest.mark.parametrize("name", [*SHORT, *others])
 def test_rows_that_come_and_go_report_the_models_own_logprobs(name):
     model, requests = random_model(name), make_requests()
     cached = try_cache(model, LONGEST) is not None

@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 import torch
-from transformers import BloomConfig, GPT2Config, Qwen3Config
+from transformers import Qwen3Config
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.engines.arguments import check_positions, engine_dtype
@@ -65,12 +65,6 @@ def test_contexts_longer_than_the_models_positions_are_refused_before_any_actor_
     check_positions("a folder of another node", 513)
 
 
-def test_vllm_engines_without_a_seed_draw_different_ones():
-    seeds = {VLLMEngine("nowhere", max_model_len=64)._arguments["seed"] for _ in range(2)}
-    assert len(seeds) == 2
-    assert VLLMEngine("nowhere", max_model_len=64, seed=0)._arguments["seed"] == 0
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -85,11 +79,6 @@ def test_vllm_engines_without_a_seed_draw_different_ones():
 )  # fmt: skip
 def test_scaled_rotary_embeddings_have_the_positions_that_vllm_gives_them(settings, expected):
     assert max_positions(Qwen3Config(max_position_embeddings=1000, **settings)) == expected
-
-
-def test_architectures_without_positions_have_no_limit():
-    assert max_positions(BloomConfig()) is None
-    assert max_positions(GPT2Config(n_positions=77)) == 77
 
 
 @VLLM
@@ -112,16 +101,6 @@ def test_vllm_for_gpus_is_refused_without_one(monkeypatch):
     require_engine("vllm", 0.5)
 
 
-def test_refused_arguments_are_arguments_of_vllm():
-    from dataclasses import fields
-
-    from vllm import EngineArgs
-
-    from trial_ray.engines.arguments import REFUSED, SAME
-
-    assert {*REFUSED, *SAME} <= {field.name for field in fields(EngineArgs)}
-
-
 @pytest.mark.parametrize(
     ("gpus", "engine_kwargs", "expected"),
     [
@@ -135,12 +114,6 @@ def test_engines_with_a_gpu_compute_in_bfloat16_unless_told_otherwise(gpus, engi
     config = GRPOConfig().engines(num_gpus_per_engine=gpus, engine_kwargs=engine_kwargs)
     assert config.engine_dtype() == expected
     assert engine_dtype(engine_kwargs.get("dtype"), on_gpu=gpus > 0) == expected
-
-
-def test_a_dtype_in_which_no_engine_computes_is_refused_with_the_config():
-    config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path="m")
-    with pytest.raises(ConfigError, match="dtype='fp32'"):
-        config.engines(engine_kwargs={"dtype": "fp32"}).validate()
 
 
 @pytest.mark.parametrize(

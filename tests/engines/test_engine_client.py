@@ -23,12 +23,6 @@ def ask(handles, affinities, **kwargs):
     return run(handles, lambda: asyncio.gather(*[client.generate(PROMPT, PARAMS, affinity) for affinity in affinities]))
 
 
-def test_requests_of_one_group_share_an_engine():
-    handles = healthy(4)
-    ask(handles, ["task-17"] * 8)
-    assert sorted(len(handle.served) for handle in handles) == [0, 0, 0, 8]
-
-
 @pytest.mark.parametrize("runners", [1, 2, 3, 16])
 def test_several_runners_deal_evenly_when_groups_are_numbered_through(runners):
     load = [0] * 8
@@ -69,13 +63,6 @@ def test_every_coroutine_gets_the_response_to_its_own_prompt_and_short_ones_do_n
     ]
     assert {(r.weight_version, r.finish_reason, r.logprobs.dtype.name) for r in responses} == {(3, "length", "float32")}
     assert ended[-1] == 0
-
-
-def test_what_is_asked_for_in_one_pass_travels_together_and_nothing_is_called_once_all_is_answered():
-    handles = healthy()
-    ask(handles, [0] * 64)
-    assert len(handles[0].served) == 64
-    assert handles[0].calls <= 4
 
 
 def test_episodes_that_start_one_after_the_other_ask_in_few_messages():
@@ -154,17 +141,6 @@ def test_a_malformed_request_is_refused_at_once_and_holds_back_no_other(prompt, 
     assert (len(handles[0].served), handles[1].calls) == (1, 0)
 
 
-def test_prompts_of_several_integer_types_travel_together():
-    handles = healthy()
-    client = EngineClient(handles, timeout_s=20)
-    kinds = (np.int64, np.uint64, np.int16, np.uint8)
-
-    async def together():
-        return await asyncio.gather(*[client.generate(np.array([5, 6], kind), PARAMS, 0) for kind in kinds])
-
-    assert [response.response_ids.tolist() for response in run(handles, together)] == [[5, 5]] * 4
-
-
 def test_a_call_that_cannot_be_made_fails_what_it_would_have_carried():
     class Unreachable(Handle):
         def remote(self, client, batch):
@@ -177,14 +153,6 @@ def test_a_call_that_cannot_be_made_fails_what_it_would_have_carried():
     )
     assert first.finish_reason == second.finish_reason == "length"
     assert client.counts.attempts_failed == 2
-
-
-def test_a_step_that_fails_fails_the_requests_of_that_engine_alone():
-    handles = healthy(2)
-    handles[0].engine.broken = True
-    responses = ask(handles, [0] * 4)
-    assert len(responses) == 4
-    assert len(handles[1].served) == 4
 
 
 def test_when_every_attempt_fails_the_error_names_each():
@@ -220,22 +188,6 @@ def test_an_engine_whose_step_does_not_end_says_that_it_cannot_serve(monkeypatch
         return await handles[0].engine.weight_version()
 
     assert run(handles, probe) == 3
-
-
-def test_a_client_outlives_an_event_loop_that_was_cut_off():
-    handles = [Handle(CountingEngine(steps=0))]
-    client = EngineClient(handles)
-
-    async def cut_off():
-        asked = asyncio.ensure_future(client.generate(PROMPT, PARAMS, 0))
-        await until(lambda: handles[0].engine.running)
-        asked.cancel()
-        handles[0].engine.go_on()
-
-    run(handles, cut_off)
-    again = healthy()
-    client._links[0]._handle = again[0]
-    assert run(again, lambda: client.generate(PROMPT, PARAMS, 0)).response_ids.tolist() == [1, 1]
 
 
 def test_a_late_answer_to_an_earlier_event_loop_leaves_requests_of_another_alone():

@@ -59,18 +59,3 @@ def test_a_level_that_no_logger_has_is_refused():
         EnginePool.create(
             engine="vllm", model_path="m", num_engines=1, engine_kwargs={"max_model_len": 64, "log_level": "LOUD"}
         )
-
-
-def test_engines_on_other_nodes_get_the_level_of_the_driver(monkeypatch):
-    monkeypatch.setattr("ray.util.get_current_placement_group", lambda: None)
-    monkeypatch.setattr(EnginePool, "_spawn", lambda pool, index: pool._actor_kwargs.get("log_level"))
-
-    def level(**engine_kwargs):
-        kwargs = {"max_model_len": 64, **engine_kwargs}
-        return EnginePool.create(engine="vllm", model_path="m", num_engines=1, engine_kwargs=kwargs).handles[0]
-
-    monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
-    assert level() is None
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
-    assert level() == "INFO"
-    assert level(log_level="WARNING") == "WARNING"

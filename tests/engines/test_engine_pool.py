@@ -5,7 +5,6 @@ import importlib.util
 import os
 import signal
 import time
-from typing import ClassVar
 
 import numpy as np
 import psutil
@@ -15,7 +14,6 @@ import torch
 
 from trial_ray.engines import pool as pool_module
 from trial_ray.engines.client import EngineClient
-from trial_ray.engines.fault_log import FaultLog
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import pack_weights
@@ -99,6 +97,7 @@ def test_an_engine_of_other_bits_is_named_and_a_killed_one_replaced_with_the_sam
     assert after.response_ids.tolist() == before.response_ids.tolist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asks", ["probe_and_restart", "sync"])
 def test_an_engine_that_ray_killed_for_its_memory_is_replaced(pool, infos, parameters, monkeypatch, asks):
     shards = pack_weights(parameters, 9, dtype=torch.bfloat16)
@@ -120,6 +119,7 @@ def test_an_engine_that_ray_killed_for_its_memory_is_replaced(pool, infos, param
     assert pool.start(timeout_s=60)[0]["pid"] not in killed
 
 
+@pytest.mark.long
 def test_a_replacement_that_dies_with_its_node_is_started_once_more(pool, infos, parameters, monkeypatch):
     shards = pack_weights(parameters, 10, dtype=torch.bfloat16)
     pool.sync(shards)
@@ -168,6 +168,7 @@ def test_weights_that_were_dropped_in_sleep_are_served_only_after_a_whole_load(p
     assert [r.response_ids.tolist() for r in ask(client, range(4))] == [r.response_ids.tolist() for r in before]
 
 
+@pytest.mark.long
 def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights_sent_again(pool, infos, parameters):
     pool.sync(pack_weights(parameters, 13, dtype=torch.bfloat16))
     pool.sleep()
@@ -181,23 +182,6 @@ def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights
     assert versions(pool) == [14, 14]
 
 
-def test_a_given_seed_is_another_one_in_every_engine_and_replacement():
-    class Actor:
-        seeds: ClassVar[list[int]] = []
-
-        @classmethod
-        def options(cls, **options):
-            return cls
-
-        @classmethod
-        def remote(cls, model_path, seed):
-            cls.seeds.append(seed)
-
-    pool = EnginePool(Actor, ("folder",), {"seed": 5}, [{}, {}])
-    pool._spawn(0)
-    assert Actor.seeds == [5, 6, 7]
-
-
 def until_there_are(pool, number):
     deadline = time.monotonic() + 200
     while len(pool.handles) != number:
@@ -206,6 +190,7 @@ def until_there_are(pool, number):
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_a_pool_takes_the_room_there_is_and_goes_on_with_the_fewest(ray_session, tiny_qwen3, parameters, monkeypatch):
     """Two of three engines have room. Losses leave one, which is not kept waiting, and what has started later serves too."""
     share = 0.45 * ray.available_resources()["CPU"]
@@ -284,18 +269,3 @@ def test_a_missing_engine_is_reported_before_any_actor_exists(monkeypatch, tiny_
 def test_settings_that_name_no_pool_are_refused(tiny_qwen3, change, message):
     with pytest.raises(ConfigError, match=message):
         create(tiny_qwen3, **change)
-
-
-def test_a_line_names_what_was_lost_and_what_that_cost_once():
-    log = FaultLog()
-    log.played_again += 4
-    assert log.take() == ""  # rollouts that failed by themselves
-    log.note("engine 0 died before it could load weights: The actor died.\nmore")
-    log.played_again += 2
-    log.seconds += 2.5
-    lost = "engine 0 died before it could load weights: The actor died"
-    assert log.take() == f"replaced: {lost} (played again: 2, waited 2.5 s)"
-    assert log.take() == ""
-    for number in range(5):
-        log.note(f"engine {number}")
-    assert "engine 2; and 2 more (played again: 0, waited 0.0 s)" in log.take()

@@ -57,19 +57,6 @@ def test_a_request_that_is_cancelled_fails_no_other(model, passes):
     assert served(engine) == expected
 
 
-def test_an_event_loop_that_ends_amid_requests_leaves_an_engine_that_serves(model):
-    engine = LocalEngine(model, frozenset())
-
-    async def give_up():
-        params = SamplingParams(max_tokens=400)
-        asked = [asyncio.ensure_future(engine.generate(prompt, params)) for prompt in prompts(4)]
-        await passes()
-        assert not any(each.done() for each in asked)
-
-    asyncio.run(give_up())
-    assert served(engine) == served(LocalEngine(model, frozenset()))
-
-
 def test_a_forward_pass_that_fails_fails_what_waits_and_nothing_later(model, monkeypatch):
     engine = LocalEngine(model, frozenset())
     expected = served(engine)

@@ -56,21 +56,6 @@ def test_model_runner_and_scheduling_are_vllms_choice_or_the_settings(started):
     assert started(v2_model_runner=True)[1]["VLLM_USE_V2_MODEL_RUNNER"] == "1"
 
 
-def test_the_setting_decides_which_model_runner_vllm_uses(started, monkeypatch):
-    from vllm.config import VllmConfig
-
-    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
-    for setting, expected in ((None, True), (False, False), (True, True)):
-        os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
-        started(v2_model_runner=setting)
-        assert VllmConfig().use_v2_model_runner is expected
-
-
-def test_batch_invariance_is_off_unless_set(started):
-    assert "VLLM_BATCH_INVARIANT" not in started()[1]
-    assert started(batch_invariant=True)[1]["VLLM_BATCH_INVARIANT"] == "1"
-
-
 def test_batch_invariance_is_refused_where_vllm_has_none(gpu, monkeypatch):
     refused = pytest.raises(ConfigError, match=r"batch_invariant: .*compute capability 8\.0.*num_gpus_per_engine")
     gpu(8, 0)
@@ -115,11 +100,3 @@ def test_an_engine_that_sleeps_captures_a_graph_for_every_batch_and_none_beyond(
     assert max_batch <= max(captured(sleeping)) < max_batch + 16
     assert max(captured(awake)) >= min(2 * max_batch - 16, 512)
     assert (sleeping["sleep_mode_offload_cudagraph"], awake["sleep_mode_offload_cudagraph"]) == (True, False)
-
-
-def test_graphs_that_the_user_chose_are_kept(gpu):
-    chosen = {"cudagraph_capture_sizes": [1, 2, 4]}
-    arguments = VLLMEngine("nowhere", max_model_len=64, enable_sleep_mode=True, **chosen)._arguments
-    assert "max_cudagraph_capture_size" not in arguments
-    many = VLLMEngine("nowhere", max_model_len=64, enable_sleep_mode=True, max_num_seqs=40)._arguments
-    assert many["max_cudagraph_capture_size"] == 40

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_engines import CountingEngine, Handle, healthy, run, until
+from fake_engines import CountingEngine, Handle, healthy, run
 
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.protocol import SamplingParams
@@ -91,20 +91,3 @@ def test_a_wrong_answer_is_a_typed_error_and_never_a_response(name):
 def test_another_engine_answers_instead(name):
     found = ask_four([Liar(LIES[name][0]), *healthy()])
     assert [each.response_ids.tolist() for each in found] == [[index, index] for index in range(4)]
-
-
-def test_an_answer_that_comes_too_late_is_no_wrong_one():
-    """The request went to the other engine meanwhile; what still comes is dropped, and others of the engine are served."""
-    slow = Handle(CountingEngine(steps=0))
-    handles = [slow, *healthy()]
-    client = EngineClient(handles, timeout_s=3.0, vocab_size=VOCAB_SIZE)
-
-    async def late_then_patient():
-        first = await client.generate(np.array([1], np.int32), SamplingParams(max_tokens=2), 0)
-        slow.engine.go_on()
-        await until(lambda: not slow.engine.running)
-        return first, await client.generate(np.array([2], np.int32), SamplingParams(max_tokens=1), 0)
-
-    first, second = run(handles, late_then_patient)
-    assert [first.response_ids.tolist(), second.response_ids.tolist()] == [[1, 1], [2]]
-    assert len(handles[1].served) == 1

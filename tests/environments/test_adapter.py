@@ -7,16 +7,13 @@ from functools import partial
 
 import pytest
 from riddle_env import Curt, RiddleEnv
-from user_env import entry_of, registered
+from user_env import registered
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.methods import new_config, with_method
+from trial_ray.algorithms.methods import new_config
 from trial_ray.environments import EnvironmentAdapter, ReportLabels, WarmStartSpec, alfworld
-from trial_ray.environments.registry import PACKAGED
-from trial_ray.environments.templates import GENERIC, PlainTemplate, TaggedTemplate, describe_template
+from trial_ray.environments.templates import PlainTemplate
 from trial_ray.errors import ConfigError
-from trial_ray.evaluation.panels import Panel
-from trial_ray.evaluation.player import prompt_protocol
 
 ENV_ID = RiddleEnv.ENV_ID
 OWN = EnvironmentAdapter(ENV_ID, templates={"plain": Curt()}, skills={"words": "spell it", "": "think first"})
@@ -59,10 +56,8 @@ def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"env_id": ""}, "env_id = '', expected the id"),
         ({"templates": [Curt()]}, "templates = .*, expected a dict"),
         ({"templates": {"plain": "be nice"}}, "template is 'be nice', expected an object with a style"),
-        ({"templates": {"plain": PlainTemplate}}, "template is <class .*PlainTemplate'>, expected an object"),
         ({"templates": {"tagged": PlainTemplate()}}, "one for 'plain' responses under 'tagged'"),
         (
             {"templates": {"plain": NoTask()}},
@@ -76,28 +71,16 @@ def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
         ),
         ({"skills": "think"}, "skills = 'think', expected a dict"),
         ({"skills": {"words": "spell it"}}, 'general advice in skills under the key ""'),
-        ({"skills": {"": ""}}, r"skills\[''\] = '', expected a family"),
         ({"skills": {"": "think", "words": None}}, r"skills\['words'\] = None"),
-        ({"skills": {"": "think", 3: "x"}}, r"skills\[3\]"),
         ({"success": float("nan")}, "success = nan, expected a finite return"),
-        ({"success": True}, "success = True, expected a finite return"),
-        ({"success": "often"}, "success = 'often', expected a finite return to reach, or a function"),
         ({"score": 1.0}, "score = 1.0, expected a function"),
         ({"warm_start": WarmStartSpec(demonstrator="me")}, r"warm_start\.demonstrator = 'me', expected a function"),
-        ({"warm_start": WarmStartSpec(generated={})}, r"warm_start\.generated = {}, expected a function"),
-        ({"warm_start": {"generated": None}}, "expected a WarmStartSpec"),
-        ({"labels": None}, "labels = None, expected ReportLabels"),
         ({"labels": ReportLabels(family_titles={"look": None})}, r"labels\.family_titles = .*a dict from names"),
         ({"max_turns": 0}, "max_turns = 0, expected at least 1, or None"),
-        ({"max_turns": True}, "max_turns = True, expected at least 1, or None"),
-        ({"num_seeds": 0}, "num_seeds = 0, expected 1 to 1,000,000"),
         ({"num_seeds": 1_000_001}, "num_seeds = 1000001"),
-        *(
-            (
-                {"labels": ReportLabels(action_patterns=patterns)},
-                r"labels\.action_patterns = .*class out of acquisition",
-            )
-            for patterns in ([("take", "stealing")], [("take(", "acquisition")], [(None, "acquisition")], None, "ab")
+        (
+            {"labels": ReportLabels(action_patterns=[("take", "stealing")])},
+            r"labels\.action_patterns = .*class out of acquisition",
         ),
         (
             {"warm_start": WarmStartSpec(demonstrator=partial(print, threading.Lock()))},
@@ -109,11 +92,6 @@ def test_an_adapter_that_cannot_be_used_is_refused_with_its_field(fields, told):
     adapter = EnvironmentAdapter(**{"env_id": ENV_ID, **fields})
     with pytest.raises(ConfigError, match=told):
         adapter.check()
-
-
-@pytest.mark.parametrize("adapter", [*PACKAGED.values(), OWN], ids=lambda adapter: adapter.name)
-def test_an_adapter_that_can_be_used_is_not(adapter):
-    adapter.check()
 
 
 def test_a_config_checks_its_adapters():
@@ -141,19 +119,6 @@ def test_an_adapter_of_the_users_replaces_this_packages():
     assert config.adapter_of("ALFWorld-v0").skills is alfworld.SKILLS
 
 
-def test_a_style_without_a_template_of_its_own_gets_the_generic_one():
-    assert OWN.template("plain") == Curt()
-    assert OWN.template("tagged") is GENERIC["tagged"]
-
-
-def test_copies_and_other_methods_keep_the_adapter():
-    config = config_of("sdar")
-    for other in (config.copy(copy_frozen=False), with_method(config, "rlsd")):
-        assert other.adapter_of("Riddle-v0").template("plain").address == "captain"
-        assert other.adapter_of("Riddle-v0").skills == OWN.skills
-        other.validate()
-
-
 def test_defaults_are_applied_where_the_config_still_has_its_own():
     assert GRPOConfig().environment("trial/WebShop-v0").max_prompt_tokens == 4096
     chosen = GRPOConfig().env_runners(max_prompt_tokens=300).environment("trial/WebShop-v0")
@@ -175,37 +140,3 @@ def test_keywords_beside_those_of_a_mixture_are_refused():
         config.environment(environments=[(ENV_ID, {}, 0)]).validate()
     with pytest.raises(ConfigError, match=r"environments holds 'mine', expected \(id, keyword arguments, weight\)"):
         config.environment(environments=["mine"])
-
-
-def test_templates_that_write_other_words_have_other_descriptions():
-    first, again, other = TaggedTemplate("You count."), TaggedTemplate("You count."), TaggedTemplate("You sing.")
-    assert describe_template(first) == describe_template(again) != describe_template(other)
-
-
-def guessed_right(info, episode_return, *, least=1.0):
-    return episode_return >= least
-
-
-class Won:
-    """A function of its own kind."""
-
-    def __call__(self, info, episode_return):
-        return True
-
-
-@pytest.mark.parametrize(
-    ("success", "told"),
-    [(0.5, 0.5), (guessed_right, f"{__name__}.guessed_right"), (partial(guessed_right, least=2), "functools.partial")],
-)
-def test_a_description_is_plain_and_tells_functions_by_their_names(success, told):
-    assert EnvironmentAdapter(ENV_ID, success=success).describe()["success"] == told
-    assert EnvironmentAdapter(ENV_ID, score=Won()).describe()["score"] == f"{__name__}.Won"
-
-
-def test_evaluations_with_different_adapters_are_not_compared_as_equals():
-    panel = Panel(ENV_ID, "train", ("1",))
-    entries = [entry_of(RiddleEnv, templates={"plain": Curt(address)}) for address in ("captain", "admiral")]
-    first, second = (prompt_protocol(config_of(), panel, entry) for entry in entries)
-    assert first != second
-    # What was recorded before there were adapters stays comparable.
-    assert "adapter" not in prompt_protocol(config_of(), panel, entry_of(RiddleEnv))

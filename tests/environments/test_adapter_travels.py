@@ -40,6 +40,7 @@ def config_of(model_path, folder):
     )
 
 
+@pytest.mark.long
 @registered(RiddleEnv)
 def test_runners_play_it_in_its_words_and_a_learner_shows_its_advice(algorithm_of, model_path, tmp_path):
     def views_of(learner) -> list[str]:

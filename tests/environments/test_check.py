@@ -65,14 +65,6 @@ def test_what_a_run_needs_and_does_not_get_is_named(entry, needs, told):
         check(entry, **needs)
 
 
-def test_what_a_run_does_not_need_may_be_missing():
-    check(entry_of(RiddleEnv, {"told": ()}, success=1.0))
-    check(entry_of(RiddleEnv, {"told": ()}), reward="return")
-    check(entry_of(RiddleEnv, {"told": ()}), reward="score")
-    check(entry_of(RiddleEnv))
-    check(entry_of(CountingEnv), privileged_view="solution")
-
-
 def test_a_generic_template_is_reported_with_what_replaces_it(caplog):
     with caplog.at_level(logging.WARNING):
         check(entry_of(RiddleEnv, templates={"plain": PlainTemplate()}))

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import threading
 from typing import ClassVar
 
 import gymnasium
 import pytest
 from faulty_env import CountingEnv
-from gymnasium.envs.registration import EnvSpec
 from hypothesis import given
 from hypothesis import strategies as st
 from riddle_env import RiddleEnv
-from user_env import entry_of, registered
+from user_env import entry_of
 
 from trial_envs.errors import UnknownSplitError
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.environments.adapter import MOST_SEEDS
-from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import (
-    SMALL_SEEDS,
-    UNKNOWN_MAX_TURNS,
-    EnvironmentEntry,
     find_adapter,
     find_spec,
     keyword_arguments,
@@ -32,7 +25,6 @@ from trial_ray.environments.registry import (
     warm_start_seed_tasks,
 )
 from trial_ray.errors import ConfigError
-from trial_ray.warmstart import WarmStartSettings
 
 RIDDLE, COUNTING = RiddleEnv.ENV_ID, CountingEnv.ENV_ID
 
@@ -123,48 +115,6 @@ def test_no_two_splits_share_a_seed_and_none_has_any_of_the_warm_starts(splits):
     assert all(later - first >= MOST_SEEDS for first, later in itertools.pairwise(ordered))
 
 
-def test_usual_splits_and_the_warm_start_have_the_seeds_that_figures_were_measured_with():
-    firsts = {split: int(seed_tasks(split, 1)[0]) // MOST_SEEDS for split in ("train", *SMALL_SEEDS)}
-    assert firsts == {"train": 0, "test": 546, "valid": 509, "validation": 518, "val": 928, "dev": 731, "eval": 93}
-    assert warm_start_seed_tasks(WarmStartSettings().generator_seed, 1) == [str(516 * MOST_SEEDS)]
-
-
-def test_a_large_seed_starts_an_episode():
-    entry = entry_of(RiddleEnv, {"split": "a split of my own, é" * 3}, num_seeds=1)
-    env = GuardedEnv(entry)
-    (task,) = entry.tasks()
-    assert env.reset(task, seed=0) == env.reset(task, seed=0)
-    env.close()
-
-
-def test_what_would_meet_another_split_is_refused():
-    taken = next(n for n in range(10_000) if hashed_like(f"warm start {n}", "test"))
-    with pytest.raises(
-        ConfigError, match=rf"generator_seed {taken} gives the seeds of the split 'test'; choose another"
-    ):
-        warm_start_seed_tasks(taken, 1)
-    assert len(seed_tasks("train", MOST_SEEDS)) == MOST_SEEDS
-    for tasks in (seed_tasks, warm_start_seed_tasks):
-        with pytest.raises(ConfigError, match="at most 1,000,000 tasks; found 1,000,001"):
-            tasks("test" if tasks is seed_tasks else 0, MOST_SEEDS + 1)
-    with pytest.raises(ConfigError, match="name of 65 bytes, expected at most 64"):
-        seed_tasks("x" * 65, 1)
-
-
-def hashed_like(name: str, other: str) -> bool:
-    """Whether two names had the same seeds when a hash of a thousand values chose them."""
-    first, second = (int.from_bytes(hashlib.sha256(each.encode()).digest()[:4], "big") for each in (name, other))
-    return first % 1000 == second % 1000
-
-
-def test_an_environment_that_is_played_twice_has_two_names():
-    with registered(RiddleEnv, CountingEnv):
-        entries = make_entries([(RIDDLE, {}, 1.0), (COUNTING, {}, 2.0), (RIDDLE, {"words": ("red",)}, 3.0)])
-    assert [entry.name for entry in entries] == ["Riddle-v0", "Counting-v0", "Riddle-v0-2"]
-    assert [entry.weight for entry in entries] == [1.0, 2.0, 3.0]
-    assert entries[2].make().unwrapped.words == ("red",)  # although it is not registered any more
-
-
 @pytest.mark.parametrize(
     ("env_id", "told"),
     [
@@ -191,15 +141,6 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     assert (entry.env_id, entry.adapter) == (RIDDLE, adapter)
 
 
-def test_an_environment_that_cannot_travel_is_refused():
-    class LockedEnv(RiddleEnv):
-        ENV_ID = "mine/Locked-v0"
-        lock = threading.Lock()
-
-    with registered(LockedEnv), pytest.raises(ConfigError, match=r"mine/Locked-v0 cannot travel to actors.*locks"):
-        find_spec(LockedEnv.ENV_ID)
-
-
 def test_an_adapter_is_the_users_else_this_packages_else_one_of_defaults():
     own = EnvironmentAdapter("trial/ALFWorld-v0", task="mine")
     assert find_adapter("trial/ALFWorld-v0", [own]) is own
@@ -221,18 +162,3 @@ class LimitedEnv(RiddleEnv):
 )
 def test_an_episode_is_cut_at_the_smaller_limit(config, own, limit):
     assert entry_of(LimitedEnv, config, max_turns=own).max_turns == limit
-
-
-def test_the_limit_of_the_registration_counts_too_and_there_is_always_one():
-    limited = EnvSpec(RIDDLE, entry_point=RiddleEnv, max_episode_steps=5)
-    assert EnvironmentEntry(limited, EnvironmentAdapter(RIDDLE, max_turns=9)).max_turns == 5
-    assert entry_of(RiddleEnv, max_turns=9).max_turns == 9
-    assert entry_of(RiddleEnv, max_turns=None).max_turns == UNKNOWN_MAX_TURNS
-
-
-def test_the_description_tells_an_adapter_of_the_users_from_this_packages():
-    spec = EnvSpec(RIDDLE, entry_point=RiddleEnv)
-    plain = EnvironmentEntry(spec, EnvironmentAdapter(RIDDLE), {"split": "test"}, 2.0, "Riddle-v0")
-    assert plain.describe() == {"env_id": RIDDLE, "config": {"split": "test"}, "weight": 2.0}
-    own = EnvironmentEntry(spec, EnvironmentAdapter(RIDDLE, success=1.0))
-    assert own.describe()["adapter"]["success"] == 1.0

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,14 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_engines import passes
-from faulty_env import TURNS, Broken, CountingEnv
+from faulty_env import TURNS, CountingEnv
 from riddle_env import RiddleEnv
 from user_env import entry_of
 
-from trial_ray.environments.fork_server import REQUEST, START, ForkServer
 from trial_ray.environments.guarded import GuardedEnv
-from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits, _exchange_lines
-from trial_ray.errors import EnvironmentFaultError
+from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits
 from trial_ray.rollout.episode import Decision, play_episode
 from trial_ray.rollout.trajectory import Trajectory
 
@@ -185,13 +180,6 @@ def test_those_that_hang_are_ended_while_the_others_play_on(make, monkeypatch):
     assert gone([*children(others[0]) - kept])
 
 
-def test_an_environment_that_cannot_be_unpickled_there_is_a_fault(make):
-    env = make(broken=Broken())
-    with pytest.raises(EnvironmentFaultError, match="task 'two', creation: RuntimeError: cannot be loaded"):
-        asyncio.run(env.reset("two", 0))
-    assert env.faulty
-
-
 def test_an_episode_that_is_given_up_in_a_step_leaves_the_process_unusable(make):
     async def give_up():
         await env.reset("two", 0)
@@ -206,30 +194,12 @@ def test_an_episode_that_is_given_up_in_a_step_leaves_the_process_unusable(make)
     assert env.faulty
 
 
-def test_one_whose_creation_hangs_has_ten_times_as_long(make):
-    env = make(timeout_s=0.1, fault="creation_hangs")
-    with pytest.raises(
-        EnvironmentFaultError, match="task 'two', creation: no answer within 1 s; its process was ended"
-    ):
-        asyncio.run(env.reset("two", 0))
-
-
 def test_one_that_does_not_close_is_ended(make):
     env = make(fault="close_hangs")
     play(env, GivesUp())
     pid = newest(env)
     env.close()
     assert gone([pid])
-
-
-def test_a_process_that_was_ended_between_two_episodes_is_replaced(make):
-    env = make()
-    play(env)
-    pid = newest(env)
-    os.kill(pid, signal.SIGKILL)
-    assert gone([pid])
-    assert not play(env).failed
-    assert newest(env) != pid
 
 
 def test_all_processes_die_with_the_fork_server_and_another_one_is_started():
@@ -245,65 +215,6 @@ def test_all_processes_die_with_the_fork_server_and_another_one_is_started():
     finally:
         env.close()
         processes.close()
-
-
-@pytest.mark.parametrize(
-    ("spare", "told"),
-    [(0, "its process broke off (ConnectionError: it ended)"), (1, "no process could be started (OSError: [Errno 24]")],
-    ids=["connection", "pidfd"],
-)
-def test_a_start_without_a_descriptor_left_fails_alone(make, spare, told):
-    first, refused, later = make(), make(), make()
-    asyncio.run(first.reset("two", 0))
-    server = first._processes._server.pid
-    before = children(first)
-    used = {int(entry.name) for entry in Path(f"/proc/{server}/fd").iterdir()}
-    limit = next(most for most in range(1, 1000) if len(set(range(most)) - used) > spare) - 1
-    limits = resource.prlimit(server, resource.RLIMIT_NOFILE)
-    resource.prlimit(server, resource.RLIMIT_NOFILE, (limit, limits[1]))
-    try:
-        with pytest.raises(EnvironmentFaultError) as caught:
-            asyncio.run(refused.reset("two", 0))
-    finally:
-        resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
-    assert f"creation: {told}" in str(caught.value)
-    assert asyncio.run(first.step("count")).observation == "You count: 1."
-    assert children(first) == before
-    assert not play(later).failed
-    assert first._processes._server.pid == server
-
-
-def test_a_process_that_ends_before_it_reads_the_request_is_said_to_have_ended():
-    connection, theirs = socket.socketpair()
-    connection.setblocking(False)
-
-    async def end_unread():
-        theirs.close()  # with the request in it, which the system reports as a reset
-
-    async def ask():
-        return await asyncio.gather(_exchange_lines(connection, "request"), end_unread(), return_exceptions=True)
-
-    with connection:
-        error, _ = asyncio.run(ask())
-    assert isinstance(error, ConnectionError)
-    assert str(error) == "it ended"
-
-
-@pytest.mark.parametrize("error", [BlockingIOError(11, "no more processes"), MemoryError("none left")], ids=type)
-def test_a_fork_that_the_system_refuses_ends_its_connection_alone(monkeypatch, error):
-    def refuse():
-        raise error
-
-    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection, given = socket.socketpair()
-    monkeypatch.setattr("os.fork", refuse)
-    with control, theirs, connection:
-        server = ForkServer(theirs)
-        with given:
-            socket.send_fds(control, [REQUEST.pack(START, 1)], [given.fileno()])
-        assert server._await_events(5)
-        told = json.loads(connection.makefile().read())
-        assert told == {"refused": f"{type(error).__name__}: {error}"}
 
 
 OWNER = """

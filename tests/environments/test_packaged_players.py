@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trial_ray.environments.adapter import SolutionReader, begin
-from trial_ray.environments.external import GEM, REASONING_GYM, TEXTARENA, AnswerReader, GamePlayer
+from trial_ray.environments.external import GEM, REASONING_GYM, TEXTARENA, AnswerReader
 from trial_ray.environments.registry import PACKAGED
 from trial_ray.errors import ConfigError
 
@@ -24,16 +24,6 @@ def test_number_games_are_searched(adapter, guess):
     player = adapter.warm_start.demonstrator()
     begin(player, "Guess the number between 1 and 20.", "", 0, lambda: pytest.fail("the solution was read"))
     assert player.act("", ()) == guess
-
-
-def test_other_games_are_played_at_random():
-    player = GamePlayer()
-    player.reset("Cross the lake.", "", 0)
-    assert {player.act("", ["[up]", "[down]"]) for _ in range(50)} == {"[up]", "[down]"}
-    with pytest.raises(ConfigError, match="lists no admissible_actions"):
-        player.act("", [])
-    player.reset("Guess the number between 1 and 3.", "", 0)
-    assert player.act("", []) == "[2]"
 
 
 def test_the_answer_is_read_anew_in_every_episode():

@@ -98,15 +98,6 @@ def test_the_only_engine_is_killed_between_sampling_and_sync(algo, tell):
     tell("SIGKILL of the only engine", "before the weights are sent", "replaced; goes on", seconds, lost)
 
 
-def test_the_only_engine_is_killed_before_sampling(algo, tell):
-    before = algo.engine_pool.replacements
-    [engine] = algo.engine_pool.start()
-    os.kill(engine["pid"], signal.SIGKILL)
-    disturbed = train_all(algo, "replaced: engine 0 does not answer (ActorDiedError)")
-    assert algo.engine_pool.replacements == before + 1
-    tell("SIGKILL of the only engine", "before sampling", "replaced; goes on", *disturbed)
-
-
 def test_the_only_env_runner_hangs(algo, tell):
     hung = runner_pid(algo)
     os.kill(hung, signal.SIGSTOP)
@@ -123,17 +114,6 @@ def test_the_only_env_runner_hangs(algo, tell):
         seconds,
         lost,
     )
-
-
-def test_what_the_cluster_does_not_have_is_an_error_in_time(algo, model_path, tell):
-    began = time.monotonic()
-    config = config_of(model_path).engines(num_cpus_per_engine=1000, resource_timeout_s=2)
-    with pytest.raises(
-        InfrastructureError, match=r"CPU: 1000\.25 asked for in bundles of up to 1000, \d+ in the cluster"
-    ):
-        config.build_algo()
-    seconds = time.monotonic() - began
-    tell("more CPUs asked for than there are, resource_timeout_s=2", "start", "typed error", seconds)
 
 
 def test_without_restarts_a_run_that_has_lost_its_only_env_runner_says_so(environment, model_path, tell):

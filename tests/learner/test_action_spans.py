@@ -73,11 +73,6 @@ def test_a_token_that_an_action_shares_with_a_tag_counts():
     assert (inside, before, behind) == ("on>look</", "<acti", "action>x")
 
 
-def test_one_token_that_spells_tags_and_action_counts():
-    tokenizer, encode = merging_tokenizer("<action>look</action>", "x")
-    assert masked_text(tokenizer, encode("x", "<action>look</action>", "x"))[0] == "<action>look</action>"
-
-
 @pytest.mark.parametrize("action", ["é", "🍎", "go 🍎", "🍎🍏", "取る"])
 def test_every_byte_of_the_first_and_last_character_counts(action):
     tokenizer, encode = merging_tokenizer("<action>", "</action>")

@@ -17,7 +17,6 @@ from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import config_class, method_names
-from trial_ray.errors import InfrastructureError
 from trial_ray.learner.connectors import group_turn_rows, plan_rows
 from trial_ray.learner.exchange import GroupFetcher, TrainingGroups
 from trial_ray.learner.method import Method
@@ -173,12 +172,6 @@ def test_learners_make_one_plan_and_know_of_each_turn_what_its_header_says(store
         assert any(isinstance(turn, TurnHeader) for turn in turns_of(found))
 
 
-def test_a_method_that_reads_texts_of_all_turns_has_them(store):
-    learners, _ = fetched(store, config_of(2), groups := groups_of(), whole=True)
-    for found, _ in learners:
-        assert [turn.outcome for turn in turns_of(found)] == [turn.outcome for turn in turns_of(groups)]
-
-
 def test_only_methods_with_a_prepare_of_their_own_are_taken_to_read_texts():
     class Plain(Method):
         name = "plain"
@@ -219,8 +212,3 @@ def test_a_group_of_which_one_learner_misses_something_is_left_out_by_all(store,
         turns = turns_of(found)
         assert all(isinstance(turns[row], Turn) for row in plan.share(rank))
     assert len(first_plan.steps) == len(expected.steps)
-
-
-def test_an_update_of_which_all_groups_are_lost_ends_on_every_learner(store):
-    with pytest.raises(InfrastructureError, match="All 16 groups of the update were lost"):
-        fetched(store, config_of(2), groups_of(), lose=lambda refs: {0: {each.parts for each in refs}})

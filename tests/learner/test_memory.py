@@ -103,15 +103,3 @@ def test_no_pass_holds_more_inputs_than_allowed(kind, limit, method):
     assert sum(turn.num_tokens for turn in rows.turns) > limit, "else there is nothing to cut"
     assert longest < limit
     assert max(module.held) <= limit
-
-
-def test_log_probabilities_that_are_not_finite_leave_a_minibatch_without_scalars(groups):
-    """So that its step is skipped, as with a clamp of each microbatch."""
-
-    class Broken(Watched):
-        def forward_train(self, batch):
-            return {name: value * torch.nan for name, value in super().forward_train(batch).items()}
-
-    rows, passes = passes_of(Broken(model()), "trial", groups, clamp_scope="minibatch")
-    assert passes.clamp_scalars(rows, [Microbatch(np.arange(len(rows)), 0, 1.0)], 1).isnan().all()
-    assert passes.broken

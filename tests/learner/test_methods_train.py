@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 import torch
 from ray import cloudpickle
 from small_learners import build_learner, config_of, gradients, update, weights, worst
@@ -70,42 +69,6 @@ def test_every_method_trains(method, model_path, groups):
         assert 0.05 < logged["action_token_fraction"] < 0.9
 
 
-@pytest.mark.parametrize("divergence", ["jsd", "sampled"])
-def test_identical_views_teach_opsd_nothing(divergence, model_path, groups, monkeypatch):
-    empty = np.empty(0, np.int32)
-    monkeypatch.setattr("trial_ray.learner.connectors.encode_evidence", lambda *args: empty)
-    learner = learner_of("opsd", model_path, divergence=divergence)
-    norms = [each.norm() for each in gradients(learner, groups).values()]
-    assert torch.stack(norms).norm().item() < 1e-4
-    assert abs(float(update(learner, groups)["opsd"]["dense_loss"])) < 1e-5
-
-
-@pytest.mark.parametrize("method", ["rlsd", "serl", "gigpo", "sdar", "opsd"])
-def test_memory_driven_splits_give_the_same_update(method, model_path, groups):
-    found = []
-    for tokens in (100_000, 60):
-        learner = learner_of(method, model_path, max_tokens_per_forward=tokens, entropy_coeff=0.01, num_epochs=1)
-        update(learner, groups)
-        found.append(weights(learner))
-    # Adam's first steps divide by tiny second moments, which magnifies rounding; lr is 1e-2.
-    torch.testing.assert_close(*found, atol=3e-4, rtol=0)
-
-
-def test_the_hindsight_view_counts_for_the_memory_of_a_forward_pass(model_path, groups, monkeypatch):
-    # A solution with what stands around it has over 128 tokens of the smallest tokenizer; several rows do not fit together.
-    learner = learner_of("opsd", model_path, max_tokens_per_forward=256)
-    sizes = []
-    forward = type(learner.policy_module).forward_train
-
-    def spy(module, batch):
-        sizes.extend(batch[name].num_tokens for name in ("sequences", "hindsight_sequences"))
-        return forward(module, batch)
-
-    monkeypatch.setattr(type(learner.policy_module), "forward_train", spy)
-    update(learner, groups)
-    assert max(sizes) <= 256
-
-
 # --- the lagged teacher
 
 
@@ -141,16 +104,6 @@ def spoil_teacher(learner: GRPOLearner) -> None:
     with torch.no_grad():
         for parameter in learner.policy_module.teacher.parameters():
             parameter.mul_(3)
-
-
-def test_serls_teacher_scores_the_privileged_view(model_path, groups):
-    gaps = []
-    for spoil in (lambda learner: None, spoil_teacher):
-        learner = learner_of("serl", model_path)
-        update(learner, groups, iteration=1)
-        spoil(learner)
-        gaps.append(float(update(learner, groups, iteration=2)["serl"]["gap_mean"]))
-    assert abs(gaps[0] - gaps[1]) > 0.1
 
 
 def test_serl_leaves_turns_without_an_answer_at_their_advantage(model_path, groups):
@@ -205,15 +158,6 @@ def test_a_renewal_that_an_iteration_without_an_update_missed_is_made_up_for(mod
         lambda *args, **kwargs: {k: v for k, v in state(*args, **kwargs).items() if k not in earlier},
     )
     assert renewals(continued(), 30, 32) == [32]
-
-
-def test_the_lagged_teacher_counts_among_the_copies_of_a_checkpoint(model_path, monkeypatch):
-    copied = []
-    monkeypatch.setattr("trial_ray.learner.learner.copies_fit", lambda number: copied.append(number) or True)
-    for method in ("grpo", "serl"):
-        learner = learner_of(method, model_path)
-        assert learner.can_write_later(ray.util.get_node_ip_address())
-    assert copied[1] - copied[0] == sum(each.nbytes for each in learner.policy_module.teacher.parameters())
 
 
 # --- a method of the user's own

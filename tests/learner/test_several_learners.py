@@ -141,6 +141,7 @@ def assert_a_state_is_gone_on_from(learners: LearnerGroup, groups) -> None:
     assert torch.equal(whole_weights(learners), after)
 
 
+@pytest.mark.long
 @pytest.mark.actors
 def test_several_learners_come_to_the_weights_of_one_and_write_every_row_once(
     ray_session, exact_model_path, groups, tmp_path
@@ -173,6 +174,7 @@ def test_several_learners_come_to_the_weights_of_one_and_write_every_row_once(
     assert_same_record(tmp_path / "3", tmp_path / "0", num_rows)
 
 
+@pytest.mark.long
 @pytest.mark.actors
 @pytest.mark.parametrize("method", ["serl", "opsd"])
 def test_what_a_method_needs_of_turns_reaches_the_learners_that_train_them(ray_session, exact_model_path, method):
@@ -217,6 +219,7 @@ def assert_same_record(folder: Path, other: Path, num_rows: int) -> None:
         np.testing.assert_allclose(found[name], expected[name], atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.actors
 def test_sharded_learners_train_save_export_and_go_on_as_one(ray_session, model_path, groups, tmp_path):
     sharded = group_of(config_of(model_path, NUM_LEARNERS, "fsdp"))

@@ -11,10 +11,9 @@ from small_learners import build_learner, config_of, update
 from synthetic_groups import synthetic_groups
 
 from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.learner import recording as training_record
 from trial_ray.learner.connectors import encode_views, group_turn_rows
 from trial_ray.learner.packing import score_rows
-from trial_ray.learner.recording import UpdateRecord, read_training, training_schema_table
+from trial_ray.learner.recording import UpdateRecord, read_training
 from trial_ray.rollout.partitions import VERSION_KEY
 from trial_ray.rollout.recording import read_turns, write_groups
 from trial_ray.rollout.trajectory import Trajectory
@@ -103,11 +102,6 @@ def test_a_method_without_hindsight_leaves_its_columns_empty(model_path, groups,
     assert table["learner_logprobs"].null_count == table["advantage"].null_count == 0
 
 
-def test_a_view_in_front_of_the_prompt_is_recorded_there(model_path, groups, tmp_path):
-    update(build_learner(recording_config("sdar", model_path, tmp_path)), groups)
-    assert set(read_training(tmp_path)["evidence_at"].to_pylist()) == {0}
-
-
 def test_larger_updates_than_the_limit_are_not_recorded(model_path, groups, tmp_path):
     tokens = sum(len(turn.response_ids) for group in groups for each in group.survivors for turn in each.turns)
     update(build_learner(recording_config("grpo", model_path, tmp_path, max_recorded_tokens=tokens - 1)), groups)
@@ -171,11 +165,3 @@ def test_the_record_of_an_update_comes_back_and_a_broken_one_is_a_clear_error(tm
     path.write_text(text.replace('"schema_version": 1', '"schema_version": 9'))
     with pytest.raises(CheckpointError, match="version 9; expected"):
         UpdateRecord.read(tmp_path, 2)
-
-
-def test_the_documentation_lists_the_schema_as_it_is():
-    from snippets import DOCS
-
-    page = (DOCS / "runs.md").read_text(encoding="utf-8")
-    assert training_schema_table() in page
-    assert f"Schema version of `training/`: {training_record.TRAINING_SCHEMA_VERSION}" in page

@@ -7,13 +7,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trial_ray.models import logprobs, module, tree_attention
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
-from trial_ray.models.tree_attention import FLEX_BLOCK, flex_attention_in_blocks, tree_block_mask
+from trial_ray.models.tree_attention import FLEX_BLOCK, tree_block_mask
 
 TOKENS = 2048
 
@@ -78,24 +77,6 @@ def test_flex_attention_in_compiled_layers_scores_as_sdpa_does(lm, compiled, mon
     monkeypatch.setattr(logprobs, "attention_inputs", lambda _, exits: {"attention_mask": tree_block_mask(exits)})
     found, _ = sequence_logprobs(compiled, sequences)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-
-
-def test_the_compiler_knows_that_packs_are_whole_blocks():
-    """Of a dynamic length, which FlexAttention's kernels would compare with their blocks in every step."""
-    known = []
-
-    def backend(graph, _inputs):
-        traced = [node.meta.get("example_value") for node in graph.graph.nodes if node.op == "placeholder"]
-        packs = [each for each in traced if isinstance(each, torch.Tensor) and each.is_floating_point()]
-        known.extend(statically_known_true(each.shape[2] % FLEX_BLOCK == 0) for each in packs)
-        return graph.forward
-
-    torch._dynamo.reset()
-    attend = torch.compile(flex_attention_in_blocks, dynamic=True, backend=backend)
-    query, key = torch.randn(1, 4, 3 * FLEX_BLOCK, 16), torch.randn(1, 2, 3 * FLEX_BLOCK, 16)
-    exits = torch.full((3 * FLEX_BLOCK,), 3 * FLEX_BLOCK)
-    attend(query, key, key, tree_block_mask(exits), None)
-    assert known == [True, True]  # of query and key
 
 
 @pytest.mark.gpu

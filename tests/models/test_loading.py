@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 import weakref
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 
 from trial_ray.engines.arguments import check_positions
 from trial_ray.errors import ConfigError, TrialRayError
-from trial_ray.files import PACKAGE
 from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm, load_tokenizer
 from trial_ray.models.model_shape import model_shape
 from trial_ray.models.vocabulary import stop_token_ids
@@ -117,16 +114,3 @@ def test_code_in_a_models_folder_is_never_run_whatever_is_answered(name, tmp_pat
     with pytest.raises((TrialRayError, ValueError), match="custom code"):
         LOADERS[name](str(tmp_path))
     assert not (tmp_path / "ran").exists()
-
-
-def test_every_place_that_loads_a_folder_says_that_its_code_is_not_trusted():
-    """All calls of transformers' Auto classes but those on the packaged model, whose file comes with a wheel."""
-    calls = [
-        (file.name, node)
-        for file in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Call) and re.search(r"\bAuto\w+\.from_(pretrained|config)$", ast.unparse(node.func))
-    ]
-    trusting = {name for name, call in calls if "trust_remote_code=False" not in ast.unparse(call)}
-    assert len(calls) > 8
-    assert trusting == {"packaged.py"}

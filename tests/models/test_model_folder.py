@@ -59,16 +59,6 @@ def test_a_hub_name_in_the_cache_is_its_folder_with_the_same_stop_tokens(hub_cac
     assert stop_token_ids(found) == stop_token_ids(str(folder))
 
 
-def test_a_warm_start_from_a_hub_name_is_keyed_by_the_model_it_means(hub_cache, monkeypatch):
-    with pytest.raises(ConfigError, match=rf"no folder '{NAME}'"):
-        initial_policy(GRPOConfig().environment("trial/ALFWorld-v0").rl_module(warm_start={"model_path": NAME}))
-
-
-def test_a_relative_folder_becomes_an_absolute_one(folder, monkeypatch):
-    monkeypatch.chdir(folder.parent)
-    assert model_folder(folder.name) == str(folder)
-
-
 @pytest.mark.parametrize("offline", [True, False])
 def test_a_name_that_cannot_be_fetched_fails_at_once_with_one_line(hub_cache, monkeypatch, caplog, offline):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
@@ -87,32 +77,6 @@ def test_loading_by_name_without_a_hub_asks_once_and_fails_with_one_line(hub_cac
     with pytest.raises(ConfigError, match=f"no folder '{NAME}'"):
         load(NAME)
     assert capfd.readouterr().err == ""
-
-
-def test_a_cached_model_without_weights_is_not_taken_for_a_model(hub_cache, folder, monkeypatch):
-    fill(hub_cache, folder, without="*.safetensors")
-    with pytest.raises(ConfigError, match="no weights"):
-        model_folder(NAME)
-
-
-def test_what_is_neither_a_folder_nor_a_name_is_not_looked_for_on_the_hub(hub_cache, tmp_path):
-    with pytest.raises(ConfigError, match=r"no folder .*not the name of a model"):
-        model_folder(str(tmp_path / "missing"))
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"config\.json"):
-        model_folder(str(tmp_path))
-
-
-def test_stop_tokens_of_anything_but_a_folder_are_refused():
-    with pytest.raises(ConfigError, match=f"'{NAME}'.*folder"):
-        stop_token_ids(NAME)
-
-
-def test_a_warm_start_names_the_setting_that_it_does_not_have():
-    with pytest.raises(ConfigError, match=r"warm_start has no setting 'gamess'\. Did you mean 'games'\?"):
-        require_initial_policy(GRPOConfig().environment("trial/ALFWorld-v0").rl_module(warm_start={"gamess": 3}))
 
 
 def test_contexts_longer_than_the_model_to_be_made_are_refused_before_it_is_made():

@@ -18,14 +18,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.environments.guarded import GuardedEnv
-from trial_ray.errors import ConfigError, MissingDependencyError
-from trial_ray.models import packaged
-from trial_ray.models.packaged import ALFWORLD_TINY, alfworld_tiny, prepare_smollm2
+from trial_ray.errors import MissingDependencyError
+from trial_ray.models.packaged import alfworld_tiny, prepare_smollm2
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import Decision, play_episode
@@ -72,25 +69,6 @@ def prompts(config, tokenizer) -> list[list[int]]:
     return [ids.tolist() for ids in player.prompts]
 
 
-def test_the_weights_are_those_of_the_card(config, card):
-    assert config.model_path == ALFWORLD_TINY
-    folder = Path(initial_policy(config))
-    assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == card["model.safetensors"]
-    assert sum(file.stat().st_size for file in folder.iterdir()) <= 2_000_000
-
-
-def test_a_misspelt_package_is_told_with_those_that_exist(config):
-    with pytest.raises(ConfigError, match="'package:alfworld-tinny'; expected package:alfworld-tiny or package:llm"):
-        initial_policy(config.copy(copy_frozen=False).rl_module(model_path="package:alfworld-tinny"))
-
-
-def test_the_policy_has_the_words_of_the_environment(config):
-    (entry,) = config.environment_entries()
-    built = build_tokenizer(entry.adapter.warm_start.vocabulary)
-    held = json.loads((alfworld_tiny() / "tokenizer.json").read_text(encoding="utf-8"))
-    assert json.loads(built.backend_tokenizer.to_str())["model"] == held["model"], REMAKE
-
-
 def test_the_policy_was_made_for_the_prompts_that_the_quickstart_shows(config, card):
     (entry,) = config.environment_entries()
     tokenizer = build_tokenizer(entry.adapter.warm_start.vocabulary)
@@ -121,6 +99,7 @@ def model_folder(tmp_path_factory):
     shutil.rmtree(root)
 
 
+@pytest.mark.long
 def test_it_answers_through_its_chat_template(model_folder):
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     lm = AutoModelForCausalLM.from_pretrained(model_folder)
@@ -130,31 +109,6 @@ def test_it_answers_through_its_chat_template(model_folder):
         response = lm.generate(**inputs, max_new_tokens=10, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(response)
     assert response[-1] == tokenizer.eos_token_id == lm.generation_config.eos_token_id
-
-
-def test_the_folder_is_a_plain_unquantised_llama(model_folder):
-    config = AutoConfig.from_pretrained(model_folder)
-    assert config.model_type == "llama"
-    assert getattr(config, "quantization_config", None) is None
-    with safe_open(model_folder / "model.safetensors", "pt") as tensors:
-        assert tensors.get_tensor("model.norm.weight").dtype == torch.float32
-    assert [path.name for path in model_folder.parent.iterdir()] == [model_folder.name], "nothing unfinished is left"
-
-
-def test_a_second_call_reuses_the_folder(model_folder, monkeypatch):
-    monkeypatch.setattr(packaged, "_write_model", lambda *args: pytest.fail("prepared twice"))
-    assert prepare_smollm2(model_folder.parent) == model_folder
-
-
-def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
-    def fail(source, target):
-        (target / "model.safetensors").write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(packaged, "_write_model", fail)
-    with pytest.raises(OSError, match="disk full"):
-        prepare_smollm2(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_package_is_named_with_its_install_line(tmp_path, monkeypatch):

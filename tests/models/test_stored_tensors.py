@@ -27,7 +27,24 @@ def logits_of(lm) -> torch.Tensor:
     return lm(input_ids=IDS, use_cache=False).logits
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+SHORT = (
+    "llama",
+    "gpt2",
+    "gpt-oss",
+    "gemma4",
+    "glm4-moe",
+    "deepseek-v3",
+    "falcon-h1",
+    "apertus",
+    "lfm2-moe",
+    "minimax-m2",
+    "rwkv",
+)
+"""One architecture for each kind of tensors; the long test has all others."""
+others = [pytest.param(name, marks=pytest.mark.long) for name in ARCHITECTURES if name not in SHORT]
+
+
+@pytest.mark.parametrize("name", [*SHORT, *others])
 def test_a_model_that_was_written_is_loaded_and_sent_as_transformers_loads_it(name, tmp_path):
     lm = random_model(name)
     write_model(lm, stored_tensors(lm).items(), tmp_path)

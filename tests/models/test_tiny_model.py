@@ -15,10 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_envs.alfworld.household import CONTAINS, LAMPS, ROOMS
 from trial_ray.environments.alfworld import ADAPTER, VERBS
-from trial_ray.errors import ConfigError
-from trial_ray.models.tiny import SHAPES, build_tiny_model, build_tokenizer
-
-VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +37,6 @@ def test_a_numbered_name_costs_two_tokens_and_the_number_is_shared(tokenizer):
     assert cabinet[1] == shelf[1]
 
 
-def test_marks_do_not_change_the_name_before_them(tokenizer):
-    assert tokenizer.encode(" sidetable 1.")[:2] == tokenizer.encode(" sidetable 1")
-
-
 @given(st.text(max_size=60))
 def test_any_text_comes_back(text):
     tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
@@ -54,20 +47,6 @@ def test_ids_are_the_same_on_every_machine(tokenizer):
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
     known = Path(__file__).with_name("tiny_vocabulary.sha256").read_text(encoding="utf-8").strip()
     assert hashlib.sha256(vocabulary.encode()).hexdigest() == known
-
-
-def test_frequent_words_of_other_texts_become_tokens_without_moving_the_known_ids(tokenizer):
-    texts = ["buy zebra shoes", "zebra shoes cheap", "zebra"]
-    larger = build_tokenizer(ADAPTER.warm_start.vocabulary, texts, most_words=1)
-    assert len(larger.encode(" zebra")) > 1  # " shoes" is more frequent than " zebra", which mostly opens a text
-    assert len(larger.encode(" shoes")) == 1
-    assert larger.get_vocab().items() >= tokenizer.get_vocab().items()
-
-
-def test_without_a_vocabulary_the_words_of_prompts_are_tokens_all_the_same():
-    bare = build_tokenizer()
-    assert [len(bare.encode(word)) for word in ("actions", " history", " 12", "...")] == [1] * 4
-    assert len(bare.encode("cabinet")) == len("cabinet")
 
 
 def test_a_saved_model_gives_the_same_logits_after_loading(tmp_path, tokenizer):
@@ -92,14 +71,3 @@ def test_seed_decides_the_weights_and_leaves_the_callers_generator_alone(tokeniz
     assert torch.equal(torch.rand(1), expected)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
-
-
-def test_the_default_is_small_and_fits_the_cpu_engine(tokenizer):
-    model = build_tiny_model(tokenizer)
-    assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
-    assert all(shape.head_dim in VLLM_CPU_HEAD_SIZES for shape in SHAPES.values())
-
-
-def test_an_unknown_size_names_the_known_ones(tokenizer):
-    with pytest.raises(ConfigError, match="nano, mini, tiny, small"):
-        build_tiny_model(tokenizer, "huge")

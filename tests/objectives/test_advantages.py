@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages, rescaled_advantages
-from trial_ray.objectives.rounding import equal_up_to_rounding
 
 SUMS = {"in another order": (0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1), "next to each other": (0.7, math.nextafter(0.7, 1))}
 groups = st.lists(
@@ -56,23 +55,6 @@ def test_a_penalty_takes_no_more_than_itself(spread):
     taken = plain - penalised_advantages(returns, groups, penalties, torch.arange(8))
     assert 0 < taken[0] <= 0.1 + 1e-12
     assert not taken[1:].any()
-
-
-@pytest.mark.parametrize("kind", [float, torch.tensor])
-@pytest.mark.parametrize(
-    ("lowest", "highest", "equal"),
-    [
-        (0.0, 0.0, True),
-        (-1.0, -1.0 + 1e-7, True),
-        (1.0, 1.0 + 1e-5, False),
-        (-1e-9, 1e-9, False),
-        (-1.7e308, 1.7e308, False),
-        (5.0, math.inf, False),
-        (math.nan, math.nan, False),
-    ],
-)
-def test_numbers_that_are_equal_up_to_rounding(kind, lowest, highest, equal):
-    assert bool(equal_up_to_rounding(kind(lowest), kind(highest))) is equal
 
 
 @pytest.mark.parametrize("gap", [math.inf, -math.inf, 500.0, -500.0])

@@ -23,11 +23,6 @@ def test_ratios_beyond_all_numbers_are_bounded(mode):
     assert weights.tolist() == [2.0 if mode.endswith("truncate") else 0.0, 0.0, 1.0]
 
 
-def test_an_unknown_mode_is_named():
-    with pytest.raises(ValueError, match=r"mode must be one of token_truncate.*got 'sequence'"):
-        importance_weights(torch.zeros(1), torch.zeros(1), torch.zeros(1, dtype=torch.long), 1, 2.0, "sequence")
-
-
 def test_effective_sample_size_equals_its_formula():
     learner, engine = [-1.0, -2.0, -0.5, -3.0], [-1.0, -3.5, -2.5, -0.1]
     ratios = [math.exp(new - old) for new, old in zip(learner, engine, strict=True)]

@@ -3,10 +3,8 @@ import math
 import pytest
 import torch
 
-from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.objectives.divergences import k3_divergence
 from trial_ray.objectives.losses import (
-    clamp_saturated,
     clipped_surrogate,
     dense_hindsight_loss,
     joint_loss,
@@ -15,27 +13,6 @@ from trial_ray.objectives.losses import (
 
 def gradient_of(loss, logprobs):
     return torch.autograd.grad(loss, logprobs)[0]
-
-
-# --- Eq. 7
-
-
-def test_unit_weights_and_no_clip_are_the_sampled_reverse_kl():
-    """The expected dense gradient over sampled tokens is that of KL(π_θ ‖ π_T); here exactly, over a vocabulary."""
-    torch.manual_seed(0)
-    logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
-    teacher = torch.randn(5, dtype=torch.float64).log_softmax(0)
-    policy = logits.log_softmax(0)
-    gap = hindsight_gap(teacher, policy, clip=math.inf)
-    # One "token" per vocabulary entry, each counted with its probability of being sampled.
-    probabilities = policy.detach().exp()
-    dense = sum(
-        p * dense_hindsight_loss(policy[i : i + 1], gap[i : i + 1], torch.ones(1), torch.ones(1))
-        for i, p in enumerate(probabilities)
-    )
-    again = logits.log_softmax(0)
-    reverse_kl = (again.exp() * (again - teacher)).sum()
-    assert torch.allclose(gradient_of(dense, logits), gradient_of(reverse_kl, logits))
 
 
 # --- empty masks and what they leave out
@@ -119,10 +96,6 @@ def test_the_clamp_bounds_the_dense_term_and_touches_no_other_gradient(
     loss, gradients = joint_gradients(surrogate, dense, alpha, coefficient)
     assert loss == pytest.approx(0.25 + contribution)
     assert gradients == [1.0, 0.0, slope]
-
-
-def test_nothing_is_saturated_during_warm_up():
-    assert not clamp_saturated(torch.tensor(0.0), torch.tensor(0.1), 0.0, 1.0)
 
 
 # --- k3

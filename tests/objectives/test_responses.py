@@ -21,14 +21,6 @@ def test_a_turn_without_an_eligible_token_counts_as_a_row_of_nothing():
     assert found == pytest.approx({"tokens": 1.5, "rows": 0.75, "fixed_length": 3 / (2 * LENGTH)})
 
 
-def test_an_empty_mask_is_zero_with_a_graph():
-    for mean in SURROGATE_MEANS:
-        losses = torch.ones(3, requires_grad=True)
-        result = surrogate_mean(losses, torch.zeros(3), torch.tensor([0, 0, 1]), 2, mean, LENGTH)
-        result.backward()
-        assert (result.item(), losses.grad.tolist()) == (0.0, [0.0] * 3)
-
-
 @pytest.mark.parametrize(("name", "value"), [("mean", "turns"), ("length", 0), ("turn_ids", torch.tensor([0, 2]))])
 def test_wrong_arguments_are_named(name, value):
     good = {"losses": torch.ones(2), "mask": torch.ones(2), "turn_ids": torch.tensor([0, 1]), "num_turns": 2}

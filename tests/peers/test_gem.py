@@ -47,13 +47,6 @@ def test_an_episode_is_that_of_the_plain_environment(gem, env_id, settings, task
     env.close()
 
 
-def test_a_seed_draws_the_task_that_it_draws_in_gymnasium(gem):
-    env_id, settings, _ = CASES[0]
-    plain, env = gymnasium.make(env_id, **settings), gem.make(env_id, **settings)
-    for seed in (5, None, 7):
-        assert env.reset(seed=seed)[1]["task_id"] == plain.reset(seed=seed)[1]["task_id"]
-
-
 @pytest.mark.parametrize("async_mode", [False, True])
 def test_a_vector_of_environments_steps(gem, async_mode):
     env_id, settings, _ = CASES[0]
@@ -64,34 +57,6 @@ def test_a_vector_of_environments_steps(gem, async_mode):
     _, rewards, terminations, truncations, infos = envs.step([tagged("look"), "nothing"])
     assert [info["invalid_action"] for info in infos] == [False, True]
     assert not any([*rewards, *terminations, *truncations])
-
-
-def test_gems_wrappers_concatenate_the_history(gem):
-    from gem.wrappers.wrapper_factory import get_wrapper_fns
-
-    env_id, settings, _ = CASES[0]
-    env = gem.make(env_id, **settings)
-    for wrap in get_wrapper_fns("concat_with_action"):
-        env = wrap(env)
-    first, _ = env.reset(seed=0)
-    second, *_ = env.step(tagged("inventory"))
-    assert second.startswith(first)
-    assert tagged("inventory") in second
-
-
-def test_a_spawned_environment_continues_or_starts_again(gem):
-    env_id, settings, task = CASES[0]
-    env = gem.make(env_id, **settings)
-    env.reset(task=task)
-    env.step(tagged("look"))
-    twin = env.spawn(same_state=True)
-    response = env.sample_random_action()
-    assert twin.step(response)[0] == env.step(response)[0]
-    other = env.spawn(max_turns=1)
-    other.reset(task=task)
-    assert other.step("")[3]
-    with pytest.raises(ValueError, match="same settings"):
-        env.spawn(same_state=True, max_turns=1)
 
 
 def test_the_page_shows_it(gem, capsys):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from seeded_games import check_in_another_process, check_seeded, make
 
@@ -56,27 +54,6 @@ def test_environments_are_the_same_in_another_process():
     check_in_another_process([(ENV_ID, {"game": game}, f"{game}/7", actions) for game, actions in GAMES.items()])
 
 
-def test_a_wrong_form_is_marked_and_a_success_is_won():
-    env = make(ENV_ID, {})
-    env.reset(options={"task": "game:GuessTheNumber-v0-easy/1"})
-    _, reward, terminated, _, info = env.step("five")
-    assert (reward, terminated, info["invalid_action"], info["won"], info["score"]) == (-0.1, True, True, False, 0.0)
-    for number in range(1, 11):
-        env.reset(options={"task": "game:GuessTheNumber-v0-easy/1"})
-        _, reward, terminated, _, info = env.step(f"\\boxed{{{number}}}")
-        assert info["won"] == terminated == (reward == 1)
-        if terminated:
-            return
-    pytest.fail("no number was right")
-
-
-def test_the_import_leaves_logging_alone():
-    root = logging.getLogger()
-    before = list(root.handlers), root.level
-    make(ENV_ID, {})
-    assert (list(root.handlers), root.level) == before
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "told"),
     [
@@ -87,12 +64,3 @@ def test_the_import_leaves_logging_alone():
 def test_what_cannot_be_played_is_refused(settings, error, told):
     with pytest.raises(error, match=told):
         make(ENV_ID, settings).reset(seed=0)
-
-
-def test_it_is_trained_in_with_two_env_runners(ray_session, model_path, tmp_path):
-    from small_iteration import train_once
-
-    results, tasks = train_once(ENV_ID, {"max_turns": 2}, model_path, tmp_path)
-    assert results["env_runners"]["num_episodes"] == 8
-    assert results["rows"]["given_to_learners"] > 0
-    assert len(tasks) == 4

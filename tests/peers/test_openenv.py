@@ -15,7 +15,6 @@ import gymnasium
 import psutil
 import pytest
 import requests
-from hostile_texts import HOSTILE
 from openenv_servers import END_SECONDS, GAMES, Served
 from snippets import snippets
 
@@ -96,15 +95,6 @@ def test_sessions_at_once_answer_as_the_plain_environment_turn_by_turn(served, c
     assert len(served.sessions()) == SESSIONS
 
 
-def test_a_task_can_be_named_and_unseeded_sessions_draw_different_ones(connect):
-    first, second = connect(), connect()
-    drawn = [[client.reset().observation["task_id"] for _ in range(4)] for client in (first, second)]
-    assert drawn[0] != drawn[1]
-    assert first.reset(task=drawn[1][0]).observation["task_id"] == drawn[1][0]
-    assert first.state()["task_id"] == drawn[1][0]
-    assert first.reset(task=3).observation["task_id"] == plain().unwrapped.tasks()[3]
-
-
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
@@ -128,72 +118,6 @@ def test_a_wrong_request_is_an_error_and_the_session_goes_on(request_, told, con
         request_(client)
     client.reset(task=0)
     assert not client.step({"action": "look"}).done
-
-
-def test_any_text_is_an_action(connect):
-    client = connect()
-    client.reset(task=0)
-    for text in ("", " ", "\n" * 10_000, "😀" * 10_000, *HOSTILE):
-        answer = client.step({"action": text})
-        assert answer.observation["invalid_action"]
-        assert answer.observation["text"] == "Nothing happens."
-
-
-def test_a_message_over_the_limit_closes_its_connection_alone(served, connect):
-    client, other = connect(), connect()
-    client.reset(task=0)
-    other.reset(task=0)
-    with pytest.raises(Exception, match="1009"):
-        client.step({"action": "x" * 10_000_000})
-    assert until(lambda: len(served.sessions()) == 1)
-    assert not other.step({"action": "look"}).done
-
-
-def test_a_session_over_the_limit_is_refused_and_a_free_one_taken(connect):
-    clients = [connect() for _ in range(SESSIONS)]
-    for client in clients:
-        client.reset(task=0)
-    with pytest.raises(RuntimeError, match=r"8/8 sessions active.*CAPACITY_REACHED"):
-        connect().reset(task=0)
-    clients[0].close()
-    late = connect()
-
-    def answers() -> bool:
-        try:
-            return not late.reset(task=0).done
-        except RuntimeError:  # the slot is freed when the process has ended
-            return False
-
-    assert until(answers)
-
-
-def test_a_killed_process_ends_its_episode_alone(served, connect):
-    client, others = connect(), [connect() for _ in range(3)]
-    client.reset(task=0)
-    (pid,) = served.sessions()
-    for other in others:
-        other.reset(task=0)
-    psutil.Process(pid).kill()
-    with pytest.raises(RuntimeError, match="the session's process ended"):
-        client.step({"action": "look"})
-    with pytest.raises(RuntimeError, match="no episode is running"):
-        client.step({"action": "look"})
-    for other in others:
-        assert not other.step({"action": "look"}).done
-    assert not client.reset(task=0).done
-
-
-def test_a_client_that_is_killed_frees_its_process(served, connect):
-    code = (
-        "import sys, time; from openenv.core import GenericEnvClient; c = GenericEnvClient(base_url=sys.argv[1]).sync();"
-        "c.connect(); c.reset(task=0); print('ready', flush=True); time.sleep(600)"
-    )
-    client = subprocess.Popen([sys.executable, "-c", code, served.url], stdout=subprocess.PIPE, text=True)
-    assert client.stdout.readline() == "ready\n"
-    assert len(served.sessions()) == 1
-    client.kill()
-    client.communicate(timeout=END_SECONDS)
-    assert until(lambda: not served.sessions())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
@@ -243,26 +167,3 @@ def test_the_manifest_is_one_that_openenv_accepts():
     command = [sys.executable, "-m", "openenv.cli", "validate", str(folder), "--level", "static", "--skip-build"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert "Verdict: PASS" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["trial/ALFWorld-v0", "--set", "depth=3"], "unexpected keyword argument 'depth'"),
-        (["trial/ALFWorld-v0", "--split", "unheard of"], "UnknownSplitError"),
-        (["trial/ALFWorld-v0", "--set", "max_turns"], "expected key=value"),
-        (["trial/ALFWorld-v0", "--set", "max_turns=__import__('os')"], "__import__"),
-        (["trial/ALFWorld-v0", "--max-sessions", "0"], "at least 1"),
-        (["trial/ALFWorld-v0", "--idle-timeout", "nan"], "positive number"),
-        (["trial/ALFWorld-v0", "--port", "70000"], "expected 0 to 65535"),
-        (["trial/ALFWorld-v0", "--host", "192.0.2.1", "--split", "generated"], "assign requested address"),
-        (["trial/Nothing-v0"], "invalid choice"),
-        (["trial/OpenEnv-v0", "--set", 'url="http://127.0.0.1:1"'], "ServerConnectionError"),
-    ],
-)
-def test_a_server_that_cannot_start_says_why(arguments, told):
-    command = [sys.executable, "-m", "trial_envs.openenv", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode in (1, 2)
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr

@@ -6,9 +6,7 @@ import asyncio
 import copy
 import json
 import signal
-import socket
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import gymnasium
 import pytest
@@ -139,26 +137,6 @@ def test_what_a_server_does_wrong_ends_one_episode(step, error, told):
     assert not [thread for thread in threading.enumerate() if thread.name == "trial-envs-openenv"]
 
 
-def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
-    given_up, sent = threading.Event(), threading.Event()
-
-    async def late(connection):
-        await asyncio.to_thread(given_up.wait, 60)
-        await connection.send(observation(text="late"))
-        sent.set()
-
-    with misbehaving(answering(late, observation(text="second"), observation(text="third"))) as url:
-        env = make(url)
-        env.reset(seed=0)
-        with pytest.raises(ServerTimeoutError):
-            env.step("look")
-        given_up.set()
-        assert sent.wait(60)
-        env.reset(seed=0)
-        assert [env.step("look")[0] for _ in range(2)] == ["second", "third"]
-        env.close()
-
-
 def test_a_server_that_is_killed_and_started_again_does_not_go_on_with_the_episode():
     sent = []
 
@@ -176,67 +154,6 @@ def test_a_server_that_is_killed_and_started_again_does_not_go_on_with_the_episo
         assert "step" not in sent
         env.reset(seed=0)
         assert env.step("look")[0] == "x"
-        env.close()
-
-
-class HtmlPage(BaseHTTPRequestHandler):
-    """Answers every request with a page."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("content-length", "20")
-        self.end_headers()
-        self.wfile.write(b"<html>Welcome</html>")
-
-    def log_message(self, *args):
-        pass
-
-
-def test_what_is_no_server_of_openenv_is_said_to_be_none():
-    page = HTTPServer(("127.0.0.1", 0), HtmlPage)
-    threading.Thread(target=page.serve_forever, daemon=True).start()
-    with pytest.raises(ServerConnectionError, match="HTTP 200"):
-        make(f"http://127.0.0.1:{page.server_port}").reset(seed=0)
-    page.shutdown()
-    page.server_close()
-    with pytest.raises(ServerConnectionError, match="Connect call failed"):
-        make(f"http://127.0.0.1:{page.server_port}").reset(seed=0)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as mute,
-        pytest.raises(ServerTimeoutError, match="connecting: no answer within 2 s"),
-    ):
-        make(f"http://127.0.0.1:{mute.getsockname()[1]}").reset(seed=0)
-
-
-def test_fields_are_found_by_name_and_else_the_first_text():
-    async def answer(connection, message):
-        said = message["data"].get("message", "")
-        await connection.send(observation(0.25, False, number=3, said=said, reply=f"You said {said!r}."))
-
-    with misbehaving(answer) as url:
-        env = make(url, action_field="message", observation_field="reply", max_turns=2)
-        assert env.reset(seed=0)[0] == "You said ''."
-        assert env.step("hello")[0] == "You said 'hello'."
-        _, reward, terminated, truncated, info = env.step("there")
-        assert (reward, terminated, truncated, info["score"], info["won"]) == (0.25, False, True, 0.75, False)
-        env.close()
-        first = make(url, action_field="message")
-        assert first.reset(seed=0)[0] == ""
-        assert first.step("hello")[0] == "hello"
-        first.close()
-        other = make(url, observation_field="text")
-        with pytest.raises(ServerAnswerError, match=r"text is None.*\['number', 'said', 'reply'\]"):
-            other.reset(seed=0)
-        other.close()
-
-    async def number(connection, message):
-        await connection.send(observation(number=3))
-
-    with misbehaving(number) as url:
-        env = make(url)
-        assert env.reset(seed=0)[0] == '{"number": 3}'
         env.close()
 
 
@@ -258,24 +175,3 @@ def test_an_iteration_of_grpo_trains_on_a_server(model_path, algorithm_of):
     assert result["env_runners"]["num_failed_episodes"] == 0
     assert result["learners"]["default_policy"]["num_module_steps_trained"] > 0
     assert server.stop(signal.SIGTERM) == []
-
-
-def test_a_server_that_fails_some_episodes_costs_these_alone(model_path, algorithm_of):
-    resets, failing = [], set()
-
-    async def answer(connection, message):
-        if message["type"] == "reset":
-            resets.append(connection)
-            if len(resets) in (4, 7):  # the first ones are the check before the run
-                failing.add(connection)
-            await connection.send(observation(text="start"))
-        elif connection in failing:
-            failing.discard(connection)
-            connection.transport.abort()
-        else:
-            await connection.send(observation(float(len(resets) % 2), True, text="end"))
-
-    with misbehaving(answer) as url:
-        result = train(url, model_path, algorithm_of)
-    assert 1 <= result["env_runners"]["num_failed_episodes"] <= 2
-    assert result["env_runners"]["num_episodes"] >= 4

@@ -53,22 +53,6 @@ def test_questions_are_the_same_in_another_process():
     check_in_another_process([(ENV_ID, {"dataset": dataset}, f"{dataset}/7", ["1"]) for dataset in DATASETS])
 
 
-def test_splits_have_different_seeds():
-    env = make(ENV_ID, {"num_games": 50}).unwrapped
-    splits = [set(env.tasks(split)) for split in ("train", "valid", "test")]
-    assert [len(tasks) for tasks in splits] == [50] * 3
-    assert not set.intersection(*splits)
-
-
-def test_the_answer_follows_a_wrong_one():
-    env = make(ENV_ID, {})
-    env.reset(options={"task": "chain_sum/5"})
-    (answer,) = env.unwrapped.walkthrough
-    assert env.step("none")[0].endswith(f"An answer that scores 1: {answer}")
-    env.reset(options={"task": "chain_sum/5"})
-    assert env.step(answer)[0] == "The answer scores 1."
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -84,12 +68,3 @@ def test_the_answer_follows_a_wrong_one():
 def test_what_cannot_be_made_is_refused(settings, told):
     with pytest.raises(GeneratorSettingError, match=told):
         make(ENV_ID, settings).reset(seed=0)
-
-
-def test_it_is_trained_in_with_two_env_runners(ray_session, model_path, tmp_path):
-    from small_iteration import train_once
-
-    results, tasks = train_once(ENV_ID, {"dataset": "letter_counting"}, model_path, tmp_path)
-    assert results["env_runners"]["num_episodes"] == results["env_runners"]["num_env_steps_sampled"] == 8
-    assert results["rows"]["given_to_learners"] == 8
-    assert len(tasks) == 4

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from seeded_games import check_in_another_process, make, play
+from seeded_games import make
 
-from trial_envs.errors import GeneratorSettingError, UnknownSplitError, UnknownTaskError
+from trial_envs.errors import GeneratorSettingError, UnknownSplitError
 from trial_ray.environments.guarded import GuardedEnv, check_environment
 from trial_ray.environments.registry import make_entries
 
@@ -65,15 +65,6 @@ def test_splits_are_its_own(simulator):
     env.close()
 
 
-def test_a_variation_is_the_same_in_another_process():
-    solution = make(ENV_ID, SETTINGS).unwrapped
-    solution.reset(options={"task": "find-living-thing/7"})
-    actions = list(solution.walkthrough)
-    solution.close()
-    assert play(ENV_ID, SETTINGS, "find-living-thing/7", actions)[-1][2]
-    check_in_another_process([(ENV_ID, SETTINGS, "find-living-thing/7", actions)])
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "told"),
     [
@@ -85,14 +76,6 @@ def test_a_variation_is_the_same_in_another_process():
 def test_what_cannot_be_made_is_refused(settings, error, told):
     with pytest.raises(error, match=told):
         make(ENV_ID, settings).reset(seed=0)
-
-
-@pytest.mark.parametrize("task", ["boil/0", "find-living-thing/300", "find-living-thing/-1", "find-living-thing/x"])
-def test_an_unknown_variation_is_refused(task):
-    env = make(ENV_ID, SETTINGS)
-    with pytest.raises(UnknownTaskError, match="variation below 300"):
-        env.reset(options={"task": task})
-    env.close()
 
 
 def test_the_trainer_takes_it_by_its_id():
@@ -109,9 +92,22 @@ def test_the_trainer_takes_it_by_its_id():
     env.close()
 
 
-def test_it_is_trained_in_on_the_rewards_of_its_turns(ray_session, model_path, tmp_path):
-    from small_iteration import train_once
+def test_it_is_trained_in_on_the_rewards_of_its_turns(ray_session, model_path):
+    from tiny_run import with_small_actors
 
-    results, tasks = train_once(ENV_ID, {**SETTINGS, "max_turns": 3}, model_path, tmp_path, reward="per_turn")
-    assert (results["env_runners"]["num_episodes"], len(tasks)) == (8, 4)
+    from trial_ray.algorithms import GRPOConfig
+
+    config = (
+        with_small_actors(GRPOConfig())
+        .environment(ENV_ID, env_config={**SETTINGS, "max_turns": 3})
+        .rl_module(model_path=model_path)
+        .training(group_size=2, tasks_per_iteration=4, minibatch_rows=8, microbatch_rows=4, reward="per_turn")
+        .env_runners(max_prompt_tokens=1024, max_response_tokens=8, prompt_style="plain")
+    )
+    algo = config.build_algo()
+    try:
+        results = algo.train()
+    finally:
+        algo.stop()
+    assert results["env_runners"]["num_episodes"] == 8
     assert results["rows"]["given_to_learners"] == results["env_runners"]["num_env_steps_sampled"]

@@ -57,18 +57,6 @@ def test_an_episode_is_that_of_the_plain_environment(skyrl_gym, env_id, settings
     env.close()
 
 
-def test_any_response_is_answered(skyrl_gym):
-    with skyrl_gym.make("trial/ALFWorld-v0", env_config=CASES[0][1], extras={"task": 0}) as env:
-        prompt = [{"role": "system", "content": "Play."}]
-        assert env.init(prompt)[0][0] == prompt[0]
-        assert len(prompt) == 1
-        for response in ("", "no tags", "<action></action>", "</action><action>look", "<action>fly</action>", "\ud800"):
-            answer = env.step(response)
-            assert answer["observations"][0]["content"].startswith("Nothing happens.")
-            assert answer["metadata"]["invalid_response"]
-        assert env.get_metrics()["invalid_responses"] == 6.0
-
-
 def test_the_generators_turn_limit_truncates(skyrl_gym):
     from omegaconf import DictConfig
 
@@ -79,16 +67,6 @@ def test_the_generators_turn_limit_truncates(skyrl_gym):
     assert [env.step("<action>look</action>")["done"] for _ in range(2)] == [False, True]
     own = skyrl_gym.make("trial/ALFWorld-v0", env_config=settings | {"max_turns": 3}, extras={"max_turns": 2})
     assert own.max_turns == 3
-
-
-def test_two_episodes_at_once_do_not_mix(skyrl_gym):
-    first, second = (
-        skyrl_gym.make("trial/ALFWorld-v0", env_config=CASES[0][1], extras={"task": task}) for task in (0, 1)
-    )
-    opening = first.init([])[0]
-    second.init([])
-    second.step("<action>look</action>")
-    assert first.init([])[0] == opening
 
 
 def test_the_page_shows_it(skyrl_gym, capsys):

@@ -41,12 +41,3 @@ def test_a_second_run_beside_the_first_is_refused(tmp_path):
             Trackers(["swanlab"], TrackedRun("two", "two", SETTINGS, tmp_path), print)
     finally:
         first.close("failed")
-
-
-@pytest.mark.parametrize("state", ["done", "failed", "interrupted"])
-def test_every_end_of_a_run_is_taken(state, tmp_path):
-    warnings: list[str] = []
-    tracker = Trackers(["swanlab"], TrackedRun("one", f"one-{state}", SETTINGS, tmp_path), warnings.append)
-    tracker.log(1, {"loss": 0.5})
-    tracker.close(state)
-    assert not warnings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from seeded_games import check_in_another_process, check_seeded, make
 
-from trial_envs.errors import GeneratorSettingError, MissingDataError, UnknownTaskError
+from trial_envs.errors import GeneratorSettingError, MissingDataError
 
 pytestmark = pytest.mark.peers
 
@@ -74,18 +74,6 @@ def test_games_are_the_same_in_another_process():
     check_in_another_process([(ENV_ID, {"game": game}, f"{game}/7", actions) for game, actions in GAMES.items()])
 
 
-def test_what_the_game_does_not_understand_is_marked():
-    env = make(ENV_ID, {"game_args": {"max_turns": 4}, "actions": ["[1]", "[2]"]})
-    _, info = env.reset(options={"task": "GuessTheNumber-v0/1"})
-    assert info["admissible_actions"] == ["[1]", "[2]"]
-    marks = [env.step(action)[-1]["invalid_action"] for action in ("none", "[1]", "[0]")]
-    assert marks == [True, False, True]
-    observation, reward, terminated, truncated, info = env.step("[0]")  # the second one in a row ends the game
-    assert (terminated, truncated, info["invalid_action"], info["won"]) == (True, False, True, False)
-    assert observation.endswith("guessed a number outside the range specified.")
-    assert 0 < reward < 1
-
-
 @pytest.mark.parametrize("game", ["Countdown-v0", "Cryptarithm-v0", "Slitherlink-v0", "ThreeCardMonte-v0"])
 def test_games_that_exchange_reward_and_reason_end_without_reward(game):
     env = make(ENV_ID, {"game": game})
@@ -94,13 +82,6 @@ def test_games_that_exchange_reward_and_reason_end_without_reward(game):
     observation, reward, terminated, _, info = env.step("what?")
     assert (reward, terminated, info["invalid_action"], info["score"]) == (0.0, True, True, 0.0)
     assert "format" in observation or "Bad action" in observation
-
-
-def test_max_turns_truncates():
-    env = make(ENV_ID, {"max_turns": 2})
-    env.reset(options={"task": "GuessTheNumber-v0/2"})
-    ends = [env.step(action)[2:4] for action in ("no", "[1]")]
-    assert ends == [(False, False), (False, True)]
 
 
 @pytest.mark.parametrize(
@@ -116,19 +97,3 @@ def test_max_turns_truncates():
 def test_what_cannot_be_played_is_refused(settings, error, told):
     with pytest.raises(error, match=told):
         make(ENV_ID, settings).reset(seed=0)
-
-
-def test_another_games_task_is_unknown():
-    with pytest.raises(UnknownTaskError, match="GuessTheNumber-v0/<seed>"):
-        make(ENV_ID, {}).reset(options={"task": "FrozenLake-v0/1"})
-
-
-def test_it_is_trained_in_with_two_env_runners(ray_session, model_path, tmp_path):
-    from small_iteration import train_once
-
-    settings = {"game_args": {"max_turns": 2}, "max_turns": 3}
-    results, tasks = train_once(ENV_ID, settings, model_path, tmp_path)
-    assert results["env_runners"]["num_episodes"] == 8
-    assert results["rows"]["given_to_learners"] > 0
-    assert len(tasks) == 4
-    assert all(task.startswith("GuessTheNumber-v0/") for task in tasks)

@@ -10,12 +10,11 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 from faulty_env import TURNS, CountingEnv
-from ray import cloudpickle
 from user_env import registered
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.rollout.env_runner import TextEnvRunner, outside_loop
+from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.groups import GroupRequest, SampleSettings
 from trial_ray.rollout.workers import RolloutWorkers
 
@@ -115,25 +114,6 @@ def test_abandoned_groups_end_at_once_and_give_their_environments_back(runner):
     assert len(free) == 3
 
 
-class Level:
-    """An object in a config, whose text names its address."""
-
-    def __init__(self) -> None:
-        self.map = np.zeros(2000)
-
-
-def test_equal_configs_share_environments_and_others_do_not(runner):
-    first, equal, other = Level(), Level(), Level()
-    other.map[1000] = 1
-
-    def free(level: Level) -> list:
-        # As a call brings it: a copy, whose objects are new.
-        return runner.take_env(0, cloudpickle.loads(cloudpickle.dumps({"broken": level})))[1]
-
-    assert free(first) is free(first) is free(equal)
-    assert free(first) is not free(other)
-
-
 def test_an_error_of_the_runner_itself_reaches_the_next_call(runner):
     async def broken(*args, **kwargs):
         raise LookupError("no such thing")
@@ -154,14 +134,3 @@ def test_runners_whose_streams_end_no_group_in_time_are_replaced(monkeypatch):
     monkeypatch.setattr("trial_ray.rollout.workers.ray.wait", lambda streams, **limits: ([], streams))
     assert list(workers.stream_groups([request(0), request(1)], SETTINGS)) == []
     assert replaced == [(runner_id, "ended no group within sample_timeout_s=5 s") for runner_id in (3, 4)]
-
-
-def test_a_loop_may_be_started_where_one_runs_already():
-    async def value():
-        return threading.current_thread()
-
-    async def notebook():
-        return outside_loop(lambda: asyncio.run(value()))
-
-    assert asyncio.run(notebook()) is not threading.main_thread()
-    assert outside_loop(lambda: asyncio.run(value())) is threading.main_thread()

@@ -179,19 +179,6 @@ def test_logged_values_go_with_the_groups_those_of_evaluation_apart(runner_of, k
     assert [sample.logged for sample in play(runner_of(GRPOConfig()))] == [{}, {}], "nothing without callbacks"
 
 
-def test_groups_that_are_played_in_the_background_are_told_and_logged_when_they_are_taken(recorded):
-    runner, calls = recorded
-    settings = SampleSettings(({"split": "train"},), SamplingParams(4), 1, keep_trajectories=True)
-    runner.begin_groups([GroupRequest(0, "two", 2, seed=0)], settings)
-    assert runner.wait_for_groups(60)
-    assert "on_sample_end" not in [hook for hook, _ in calls]
-    runner.metrics.log_value("mine", 5, reduce="sum")
-    (sample,) = runner.take_groups(1)
-    assert calls[-1][0] == "on_sample_end"
-    assert calls[-1][1]["samples"] == [each["episode"] for hook, each in calls if hook == "on_episode_created"]
-    assert list(sample.logged) == ["mine"]
-
-
 def test_what_a_callback_changes_is_trained_on_and_travels_as_a_trajectory(runner_of):
     def double(episode, **kwargs):
         episode.turns = [replace(turn, reward=2 * turn.reward) for turn in episode.turns]
@@ -237,33 +224,3 @@ def test_a_callback_that_raises_is_named_and_ends_nothing_but_the_call(runner_of
     runner = runner_of(GRPOConfig().callbacks(**{hook: spoil}))
     with pytest.raises(CallbackError, match=f"The callback {hook}=.*spoil raised"):
         play(runner)
-
-
-def test_an_environment_in_a_process_of_its_own_is_shown_by_its_stand_in(runner_of):
-    config = GRPOConfig().env_runners(environment_processes=True)
-    found = []
-    runner = runner_of(config.callbacks(on_environment_created=lambda env, **kwargs: found.append(env)))
-    (sample,) = play(runner, size=1, groups=1)
-    assert sample.num_survivors == 1
-    assert [env.name for env in found] == ["Counting-v0"]
-
-
-def test_without_callbacks_no_episode_is_watched(runner_of, monkeypatch):
-    class Idle(RLlibCallback):
-        """Overrides nothing that is called here."""
-
-        def on_train_result(self, **kwargs):
-            raise AssertionError
-
-    monkeypatch.setattr("trial_ray.rollout.env_runner.EpisodeWatch", None)
-    assert [sample.num_survivors for sample in play(runner_of(GRPOConfig().callbacks(Idle)))] == [2, 2]
-
-
-def test_a_runner_that_is_kept_for_another_trial_has_that_trials_callbacks(runner_of):
-    found = []
-    runner = runner_of(GRPOConfig().callbacks(on_episode_end=lambda metrics_logger, **kwargs: found.append("old")))
-    config = runner.config.copy(copy_frozen=False)
-    runner.reset(config.callbacks(on_episode_end=lambda metrics_logger, **kwargs: found.append("new")))
-    runner._client = Client()
-    play(runner, 1, 1)
-    assert found == ["new"]

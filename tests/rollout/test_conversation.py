@@ -58,11 +58,6 @@ def take(build: ConversationBuilder, played: list[Turn], result: StepResult, res
     return played[-1]
 
 
-def begins_with(turn: Turn, before: Turn) -> bool:
-    beginning = [*before.prompt_ids, *before.response_ids]
-    return turn.prompt_ids[: len(beginning)].tolist() == beginning
-
-
 def context(result: StepResult, step: int) -> PromptContext:
     return PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), step)
 
@@ -108,27 +103,6 @@ def test_over_the_limit_it_starts_again_with_the_last_turns_as_they_were(window,
     assert last.prompt_ids[-len(tail) :].tolist() == tail.tolist()
     head = tokenizer.decode(last.prompt_ids[: -len(tail)])
     assert head == f"<|im_start|>system\n{build.template.system(TASK)}<|im_end|>\n"
-
-
-def test_after_a_start_it_only_grows_again_until_the_next_one():
-    limit = 1200
-    played = long_episode(builder(limit=limit), 30)
-    starts = [step for step, turn in enumerate(played) if turn.prompt_cut == "history"]
-    assert len(starts) >= 3
-    assert min(np.diff([0, *starts])) >= 3
-    for step, turn in enumerate(played):
-        assert len(turn.prompt_ids) <= limit
-        assert step == 0 or begins_with(turn, played[step - 1]) == (turn.prompt_cut == "none")
-        assert TASK in chat_tokenizer("qwen3").decode(turn.prompt_ids)
-    assert long_episode(builder(limit=limit), 30)[-1].prompt_ids.tolist() == played[-1].prompt_ids.tolist()
-
-
-def test_of_the_kept_turns_as_many_stay_as_fit_beside_the_message():
-    build = builder(limit=900, window=5)
-    played = long_episode(build, 4, lambda step: f"ROOM{step}" + " desk" * (400 if step == 4 else 60))
-    text = build._tokenizer.decode(played[-1].prompt_ids)
-    assert played[-1].prompt_cut == "history"
-    assert [step for step in range(1, 5) if f"ROOM{step}" in text] == [3, 4]
 
 
 @pytest.mark.parametrize("observation", ["desk " * 2000, "\ud800 stone" * 200_000])
@@ -206,20 +180,6 @@ def test_chat_templates_that_hold_no_growing_conversation_are_named(template, fo
     tokenizer.chat_template = template
     with pytest.raises(ChatTemplateError, match=found):
         ConversationBuilder(tokenizer, HOME.template("conversation"), 1000)
-
-
-def test_a_template_that_drops_the_system_message_is_given_its_text_in_the_users_first_one():
-    tokenizer = bare_tokenizer()
-    tokenizer.chat_template = LOOP.replace("messages %}", "messages if message.role != 'system' %}")
-    build, played = ConversationBuilder(tokenizer, HOME.template("conversation"), 1000), []
-    for room in ("A hall.", "A room."):
-        take(build, played, shown(room), sampled(tokenizer, SAID))
-    first, second = (tokenizer.decode(turn.prompt_ids) for turn in played)
-    assert first.startswith(
-        f"<|im_start|>user\n{build.template.system(TASK)}\n\nThis is step 1. The environment shows:\nA hall."
-    )
-    assert second.count("Your task") == 1
-    assert second.count("<|im_start|>user\nThis is step 2.") == 1
 
 
 def test_a_model_that_does_not_stop_where_the_template_ends_a_response_is_refused():

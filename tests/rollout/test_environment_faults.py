@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import numpy as np
 import pytest
@@ -112,14 +111,6 @@ def test_a_bug_outside_the_environment_is_not_taken_for_its_fault():
     assert not env.faulty
 
 
-def test_closing_is_told_in_the_log_where_it_fails(caplog):
-    env = guarded(fault="close_raises")
-    assert not play(env).failed
-    with caplog.at_level(logging.WARNING):
-        env.close()
-    assert "cannot close" in caplog.text
-
-
 def guessed(told=(), required=(), action="red", words=("red",), **adapter):
     """What a game of one turn answers to ``reset`` and to ``action``, where ``info`` has the keys ``told`` alone."""
     env = GuardedEnv(entry_of(RiddleEnv, {"told": told, "words": words}, **adapter), required)
@@ -169,27 +160,9 @@ def summing(reward: float, turns: int, **adapter) -> list:
     return [env.step("count") for _ in range(turns)]
 
 
-def test_a_return_that_misses_success_by_rounding_alone_wins():
-    assert [result.won for result in summing(0.1, 10, success=1.0)] == [False] * 9 + [True]
-
-
 def test_a_return_that_is_not_finite_is_a_fault():
     with pytest.raises(EnvironmentFaultError, match=r"turn 2: return inf \(float\); expected a finite number"):
         summing(1e308, 2)
-
-
-def test_a_key_that_the_reward_needs_may_be_missing_until_the_episode_ends():
-    assert not guessed((), ("won",), action="blue")[1].terminated
-    with pytest.raises(EnvironmentFaultError, match=r"mine/Riddle-v0, task '7', turn 1: info without 'won' at the end"):
-        guessed((), ("won",))
-    assert guessed(("won",), ("won",))[1].won
-
-
-def test_what_the_adapter_says_must_be_of_the_right_type_too():
-    with pytest.raises(EnvironmentFaultError, match=r"score\(info, return\) 2 \(int\); expected a number in \[0, 1\]"):
-        guessed(score=lambda info, episode_return: 2)
-    with pytest.raises(EnvironmentFaultError, match=r"success\(info, return\) None \(NoneType\); expected a bool"):
-        guessed(success=lambda info, episode_return: None)
 
 
 def test_the_tasks_of_an_environment_that_lists_none_are_seeds_of_its_own():

@@ -13,7 +13,7 @@ from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.environments import alfworld, webshop
+from trial_ray.environments import alfworld
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import make_entries
 from trial_ray.errors import ConfigError
@@ -137,30 +137,6 @@ def test_a_failed_rollout_is_shown_the_first_that_succeeded():
     assert group.peer_actions(lost) == ()
 
 
-def test_advice_is_the_familys_and_tells_nothing_of_the_turn():
-    heat = replace(WON, family="pick_heat_then_place_in_recep")
-    advice = {privileged_view("skill", context).text for context in (WON, heat)}
-    assert len(advice) == 2
-    assert privileged_view("skill", replace(WON, outcome="Nothing happens.")) == privileged_view("skill", WON)
-
-
-@pytest.mark.parametrize("adapter", [alfworld.ADAPTER, webshop.ADAPTER], ids=["ALFWorld", "WebShop"])
-def test_every_family_of_generated_tasks_has_advice_of_its_own(adapter):
-    (entry,) = make_entries([(adapter.env_id, adapter.warm_start.generated(0, 60), 1.0)])
-    env = entry.make()
-    families = {env.unwrapped.family(task) for task in env.unwrapped.tasks()}
-    env.close()
-    assert families <= adapter.skills.keys()
-    assert len({adapter.skills[family] for family in families}) == len(families)
-
-
-def test_a_family_without_advice_of_its_own_gets_the_general_one():
-    context = replace(WON, family="dancing", skills={"": "think first"})
-    assert privileged_view("skill", context).text == "think first"
-    with pytest.raises(ConfigError, match=r"advice of the adapter; trial/ALFWorld-v0 gave none"):
-        privileged_view("skill", replace(WON, skills={}))
-
-
 def test_the_solution_view_lists_the_actions_and_needs_some():
     assert privileged_view("solution", WON).text == "go to desk 1, take mug 1 from desk 1"
     with pytest.raises(ConfigError, match=r"`walkthrough`.*trial/ALFWorld-v0 gave none"):
@@ -217,9 +193,3 @@ def test_evidence_goes_before_the_index(insert_at, expected):
     augmented = augment([1, 2], insert_at, [9])
     assert augmented.tolist() == expected
     assert augmented.dtype == np.int32
-
-
-@pytest.mark.parametrize("insert_at", [3, -1])
-def test_evidence_outside_of_the_prompt_is_refused(insert_at):
-    with pytest.raises(ValueError, match="insert_at"):
-        augment([1, 2], insert_at, [9])

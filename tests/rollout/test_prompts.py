@@ -108,12 +108,6 @@ def test_first_turn_shows_the_observation_as_it_is_and_the_task_once():
     assert "<action> and </action>" in text
 
 
-def test_task_is_added_where_the_first_observation_does_not_state_it():
-    build = builder()
-    text = message(build, build.build(**{**FIRST, "observation": "A room."}))
-    assert "put some pencil on desk." in text
-
-
 def test_later_turn_has_task_step_count_and_the_last_two_records_in_order():
     build = builder()
     text = message(build, build.build(**LATER))
@@ -148,19 +142,6 @@ def test_plain_style_is_bare_words_with_the_actions_verbatim():
         "you arrive at desk 1 on the desk 1 you see a pencil 1\n"
         "actions\ngo to bed 1\ngo to desk 1\nlook<|assistant|>"
     )
-
-
-def test_plain_style_drops_banner_and_repeated_task():
-    build = builder("tiny", "plain")
-    text = message(build, build.build(**FIRST))
-    assert "welcome" not in text.lower()
-    assert text.count("pencil") == 1
-    assert "you see a bed 1 and a desk 1\n" in text
-
-
-def test_instructed_form_is_what_the_projection_reads():
-    assert builder().template.project("<think>so</think><action>look</action>").valid
-    assert builder(style="plain").template.project("look").action == "look"
 
 
 @pytest.mark.parametrize(("adapter", "tail"), [(HOME, 30), (webshop.ADAPTER, 20)], ids=["ALFWorld", "WebShop"])
@@ -205,24 +186,6 @@ def test_over_the_limit_oldest_history_goes_first_then_the_middle_of_the_observa
     }
 
 
-def test_cut_observation_keeps_both_ends_and_nearly_fills_the_limit():
-    observation = "BEGIN " + " ".join(str(i) for i in range(3000)) + " END"
-    build = builder(limit=900)
-    prompt = build.build(**{**LATER, "observation": observation})
-    text = message(build, prompt)
-    assert "BEGIN 0 1 2" in text
-    assert "2998 2999 END" in text
-    assert 880 <= len(prompt.ids) <= 900
-
-
-def test_cutting_the_first_observation_does_not_lose_the_task():
-    task = "put some pencil on desk, " + "and then another one, " * 30
-    observation = "a wall " * 2000 + "Your task is to: " + task
-    build = builder(limit=700)
-    text = message(build, build.build(**{**FIRST, "task": task, "observation": observation}))
-    assert task.strip() in text
-
-
 def test_what_cannot_be_cut_is_too_long():
     with pytest.raises(PromptTooLongError, match="max_prompt_tokens=50"):
         builder(limit=50).build(**LATER)
@@ -258,16 +221,6 @@ def test_variables_that_this_package_decides_are_refused(name):
 def test_unusable_chat_templates_are_named(template, found):
     with pytest.raises(ChatTemplateError, match=found):
         PromptBuilder(with_template(template), HOME.template("tagged"), 100)
-
-
-def test_stripping_template_is_fine():
-    tokenizer = with_template(LOOP.replace("BODY", "message.content | trim"))
-    assert PromptBuilder(tokenizer, HOME.template("tagged"), 1000).build(**LATER).ids.size
-
-
-def test_an_unknown_form_of_response_is_refused():
-    with pytest.raises(ConfigError, match="prompt_style is 'json', expected one of 'tagged', 'plain'"):
-        HOME.template("json")
 
 
 def test_an_id_beyond_the_tokenizer_never_decodes_to_nothing():

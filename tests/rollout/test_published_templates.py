@@ -7,20 +7,17 @@ What is expected is what ``apply_chat_template`` writes for whole conversations.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
-from chat_tokenizers import OWN, bare_tokenizer, published_templates, published_tokenizer
-from tokenizers import AddedToken
+from chat_tokenizers import OWN, published_templates, published_tokenizer
 
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import PromptContext
 from trial_ray.errors import ChatTemplateError
-from trial_ray.rollout.chat_template import TemplateOptions, describe_chat_template, split_conversation
+from trial_ray.rollout.chat_template import TemplateOptions, split_conversation
 from trial_ray.rollout.conversation import ConversationBuilder
-from trial_ray.rollout.hindsight import encode_untrusted, ordinary_controls
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Turn
 
@@ -31,7 +28,6 @@ OPENED = "<think>\n"
 SWITCHES = {"default": {}, "on": {"enable_thinking": True}, "off": {"enable_thinking": False}}
 TEXTUAL = ["llava_next"]
 """Templates that close messages with text alone: [/INST] is no token of its own."""
-TABLE = Path(__file__).parents[2] / "docs/environments.md"
 
 
 def switches(name: str) -> list[str]:
@@ -195,17 +191,6 @@ def tokenizer_markers(name: str, switch: str) -> list[str]:
     return ["".join(str(token) for token in tokenizer.added_tokens_decoder.values()), around[2] + "\nlook", around[0]]
 
 
-def test_added_words_and_line_breaks_that_a_template_names_are_no_control_tokens():
-    tokenizer = bare_tokenizer()
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("user", "\n\n", "<tool>")])
-    tokenizer.chat_template = published_tokenizer("qwen3").chat_template + "{# <tool> #}"
-    text = "a user\n\n<tool>"
-    assert list(ordinary_controls(tokenizer).values()) == ["<tool>"]
-    spelled, whole = encode_untrusted(tokenizer, text), tokenizer.encode(text, add_special_tokens=False)
-    assert (spelled[:4], tokenizer.decode(spelled)) == (whole[:4], text)
-    assert whole[4] not in spelled
-
-
 @pytest.mark.parametrize("special", [False, True], ids=["ordinary", "special"])
 @pytest.mark.parametrize(
     ("name", "switch"), [case for case in CASES if "think" in published_tokenizer(case[0]).chat_template]
@@ -235,44 +220,3 @@ def test_a_template_that_closes_messages_with_text_alone_is_refused(name):
             ChatTemplateError, match=r"the user's message with a special token, but goes on with ' \[/INST\]'"
         ):
             builder(published_tokenizer(name), ADAPTER.template(style), 1000)
-
-
-def test_a_template_that_writes_the_date_is_told_by_it():
-    dated = [name for name in published_templates() if "date" in describe_chat_template(published_tokenizer(name))]
-    assert dated == ["gptoss", "llama3_2", "muse_glimmer"]
-    for name in dated:
-        now, then = (
-            describe_chat_template(published_tokenizer(name), options("default", day)) for day in (DATE, "2020-03-01")
-        )
-        assert (now["date"], then["date"]) == (DATE, "2020-03-01")
-        assert now["digest"] != then["digest"]
-        assert now == describe_chat_template(published_tokenizer(name), options("default"))
-
-
-def row(name: str) -> tuple[str, str, str, str]:
-    """What works with a template, as the documentation says it."""
-    if name in TEXTUAL:
-        return "no", "no", "–", "–"
-    described = {
-        switch: describe_chat_template(published_tokenizer(name), options(switch)) for switch in switches(name)
-    }
-    digests = {switch: found["digest"] for switch, found in described.items()}
-    default = next((switch for switch in ("on", "off") if digests.get(switch) == digests["default"]), None)
-    opening = [
-        switch
-        for switch in digests
-        if published_tokenizer(name).decode(single(name, switch)._suffix_ids).endswith(OPENED)
-    ]
-    opens = "always" if opening == ["default"] else "with thinking on" if "on" in opening else "no"
-    place = "head of the first user message" if folded(name) else "system message"
-    return "yes", place, f"a switch, {default} by default" if default else "no switch", opens
-
-
-def test_the_documentation_has_the_table():
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for name in published_templates():
-        rows.setdefault(row(name), []).append(f"`{name}`")
-    lines = [f"| {', '.join(names)} | {' | '.join(found)} |" for found, names in rows.items()]
-    print("\n".join(lines))
-    text = TABLE.read_text(encoding="utf-8")
-    assert [line for line in lines if line not in text] == []

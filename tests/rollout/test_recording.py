@@ -14,7 +14,7 @@ from trial_ray.errors import UserInputError
 from trial_ray.files import escaped, unescaped
 from trial_ray.rollout import recording
 from trial_ray.rollout.partitions import VERSION_KEY
-from trial_ray.rollout.recording import read_groups, read_trajectories, read_turns, schema_table, write_groups
+from trial_ray.rollout.recording import read_groups, read_trajectories, read_turns, write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
@@ -97,16 +97,6 @@ def test_a_restarted_runner_never_overwrites_its_own_files(tmp_path):
     assert len(set(read_turns(tmp_path)["group_id"].to_pylist())) == 3
 
 
-def test_iterations_are_hive_partitions(tmp_path):
-    for iteration in (2, 10):
-        path = write_groups(tmp_path, iteration, [make_group(iteration)], "w")
-        assert path.parent.name == f"iteration={iteration:05d}"
-    assert set(read_turns(tmp_path)["iteration"].to_pylist()) == {2, 10}
-    assert set(read_turns(tmp_path, iteration=10)["task_id"].to_pylist()) == {"task/10"}
-    # A reader that knows only the hive convention finds the same.
-    assert set(pq.read_table(tmp_path)["iteration"].to_pylist()) == {2, 10}
-
-
 def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     write = Path.write_bytes
 
@@ -164,22 +154,8 @@ def test_groups_are_found_in_the_order_asked_for_and_in_earlier_iterations(tmp_p
         read_groups(tmp_path, [groups[0].group_id, groups[3].group_id], iteration=1)
 
 
-def test_an_empty_folder_is_a_clear_error(tmp_path):
-    with pytest.raises(UserInputError, match="No trajectories"):
-        read_turns(tmp_path)
-    write_groups(tmp_path, 1, [make_group(0)], "w")
-    with pytest.raises(UserInputError, match="iteration=00002"):
-        read_trajectories(tmp_path, iteration=2)
-
-
 @pytest.mark.parametrize(("iteration", "writer"), [(0, "../evil"), (0, ""), (-1, "w")])
 def test_names_that_would_leave_the_folder_are_refused(tmp_path, iteration, writer):
     with pytest.raises(UserInputError):
         write_groups(tmp_path, iteration, [make_group(0)], writer)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_documentation_lists_the_schema_as_it_is():
-    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
-    assert schema_table() in page
-    assert f"Schema version: {recording.SCHEMA_VERSION}" in page

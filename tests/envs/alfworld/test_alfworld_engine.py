@@ -16,9 +16,6 @@ from trial_envs.alfworld.engine import AlfredEngine
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.families import FAMILIES
 from trial_envs.alfworld.generator import generate, task_ids
-from trial_envs.alfworld.library import LIBRARIES
-from trial_envs.alfworld.translation import translate
-from trial_envs.errors import ClosedEnvError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,19 +74,6 @@ def test_the_release_has_all_its_games_sorted():
     env.close()
 
 
-def test_the_translation_is_the_stock_one(capsys, monkeypatch):
-    import fast_downward
-
-    monkeypatch.setattr(sys, "argv", [])  # the stock function overwrites it
-    for task_id in task_ids("medium", 1, 6, FAMILIES):
-        text = generate(task_id).text
-        translation = translate(text.domain, text.problem)
-        task, sas = fast_downward.pddl2sas(text.domain, text.problem)
-        assert translation.sas.decode() == sas
-        assert set(translation.parameters) == {action.name for action in task.actions}
-    assert capsys.readouterr().out == ""
-
-
 def test_playing_leaves_the_process_and_the_machine_as_they_were(tmp_path):
     for name in ("home", "temporary"):
         (tmp_path / name).mkdir()
@@ -137,22 +121,6 @@ def test_threads_take_turns_and_get_the_same_answers():
     for thread in threads:
         thread.join(timeout=120)
     assert answers == [expected] * 4
-
-
-def test_closing_gives_the_library_back_for_the_next_environment():
-    settings = {"split": "generated", "difficulty": "tiny", "num_games": 1}
-    env = gymnasium.make("trial/ALFWorld-v0", **settings)
-    env.reset(seed=0)
-    free = len(LIBRARIES._free)
-    env.close()
-    env.close()
-    assert len(LIBRARIES._free) == free + 1
-    again = gymnasium.make("trial/ALFWorld-v0", **settings)
-    assert len(LIBRARIES._free) == free
-    again.reset(seed=0)
-    with pytest.raises(ClosedEnvError):
-        env.unwrapped.step("look")
-    again.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*Not able to test alternative render modes")

@@ -2,31 +2,20 @@
 
 import copy
 import gc
-import json
-import multiprocessing
 import pickle
-import shutil
-import sys
-import threading
-import time
-from concurrent.futures import ProcessPoolExecutor
 
 import gymnasium
 import pytest
-from packed_games import pack_games
 
 import trial_envs  # noqa: F401  registers the ids
-from trial_envs.alfworld import translation
 from trial_envs.alfworld.engine import AlfredEngine, GameText
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.export import write_games
 from trial_envs.alfworld.generator import generate, task_ids
 from trial_envs.alfworld.library import LIBRARIES
-from trial_envs.alfworld.translation import translate
 from trial_envs.errors import (
     CorruptGameError,
     EpisodeOverError,
-    MissingDataError,
     UnknownOptionError,
     UnknownTaskError,
 )
@@ -95,43 +84,6 @@ def test_unknown_tasks_of_every_source(env, tmp_path, task):
         source.reset(seed=0)
 
 
-def test_a_data_folder_that_is_deleted(tmp_path):
-    first, second = write_games(tmp_path / "tree", n=2, seed=0, difficulty="tiny")
-    env = ALFWorldEnv("train", data=tmp_path / "tree")
-    env.reset(options={"task": first})
-    (tmp_path / "tree" / "json_2.1.1" / "train" / second / "game.tw-pddl").unlink()
-    with pytest.raises(MissingDataError, match="was listed before"):
-        env.reset(options={"task": second})
-    env.reset(options={"task": first})
-    shutil.rmtree(tmp_path / "tree")
-    env.step("look")
-    env.reset(options={"task": first})  # it is in memory
-    with pytest.raises(MissingDataError):
-        env.reset(options={"task": second})
-    with pytest.raises(MissingDataError):
-        ALFWorldEnv("train", data=tmp_path / "tree")
-    env.close()
-
-
-def test_an_index_that_is_deleted_or_damaged(tmp_path, own_cache):
-    games = pack_games(tmp_path / "packed", map(generate, task_ids("tiny", 0, 5)), split="valid_seen")
-    env = ALFWorldEnv("valid_seen", data=games)
-    (index,) = (own_cache / "trial_envs").glob("*.sqlite")
-    for task in ("x/y", "\ud800", "\x00", "a" * 1_000_000):
-        with pytest.raises(UnknownTaskError):
-            env.reset(options={"task": task})
-    content = index.read_bytes()
-    index.write_bytes(b"no index" * 1000)
-    with pytest.raises(CorruptGameError, match="delete it"):
-        env.reset(options={"task": 3})
-    index.unlink()
-    with pytest.raises(MissingDataError, match="was deleted"):
-        env.reset(options={"task": 3})
-    index.write_bytes(content)
-    env.reset(options={"task": 3})
-    env.close()
-
-
 @pytest.mark.parametrize(
     ("part", "old", "new"),
     [
@@ -164,17 +116,6 @@ def test_no_damage_of_a_game_ends_the_process(part, old, new):
     engine.close()
 
 
-@pytest.mark.parametrize("walkthrough", [7, ["look", 7], {"a": 1}])
-def test_a_walkthrough_that_is_no_list_of_commands(tmp_path, walkthrough):
-    (task,) = write_games(tmp_path / "tree", n=1, seed=0, difficulty="tiny")
-    file = tmp_path / "tree" / "json_2.1.1" / "train" / task / "game.tw-pddl"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"walkthrough": walkthrough}))
-    env = ALFWorldEnv("train", data=tmp_path / "tree")
-    with pytest.raises(CorruptGameError, match="walkthrough"):
-        env.reset(seed=0)
-    env.close()
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
 def test_a_copy_goes_on_where_the_original_is(duplicate):
     env = gymnasium.make("trial/ALFWorld-v0", **TINY)
@@ -187,46 +128,6 @@ def test_a_copy_goes_on_where_the_original_is(duplicate):
     assert other.spec == env.spec
     other.close()
     env.close()
-
-
-def fresh_processes(count: int) -> ProcessPoolExecutor:
-    """Started anew: a fork of this process would take over locks that Ray's threads hold."""
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
-
-
-def play_all(player: int) -> list:
-    env = ALFWorldEnv("generated", difficulty="small", num_games=6)
-    answers = []
-    for task in range(6):
-        answers.append(env.reset(options={"task": task}))
-        answers += [env.step(command) for command in env.walkthrough]
-    env.close()
-    return answers
-
-
-def test_processes_at_once_get_the_answers_of_one():
-    with fresh_processes(2) as pool:
-        answers = list(pool.map(play_all, range(2), timeout=120))
-    assert answers == [play_all(0)] * 2
-
-
-def test_threads_that_translate_first_leave_the_arguments_of_the_process_as_they_were(monkeypatch):
-    game, before = generate(task_ids("tiny", 0, 1)[0]).text, list(sys.argv)
-
-    def import_slowly(name):
-        time.sleep(0.05)
-        return sys.modules[name]
-
-    translate(game.domain, game.problem)
-    monkeypatch.setattr(translation.importlib, "import_module", import_slowly)
-    translation._translator.cache_clear()
-    threads = [threading.Thread(target=translate, args=(game.domain, game.problem)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.02)
-    for thread in threads:
-        thread.join(60)
-    assert sys.argv == before
 
 
 def test_an_environment_that_nobody_closed_gives_its_library_back():

@@ -5,13 +5,10 @@ The forks happen in a process that is started for the test: one of the tests' ow
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
-
-from trial_envs.core.forks import ProcessFolder
 
 SETTINGS = {
     "trial/ALFWorld-v0": {"split": "generated", "difficulty": "tiny", "num_games": 4},
@@ -137,21 +134,3 @@ for outer, inner in ((one, other), (other, one)):
     thread.join()
 """
     run(code)
-
-
-def test_a_childs_folder_is_its_own_and_both_are_removed():
-    folder = ProcessFolder()
-    mine = folder.path()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        theirs = folder.path()
-        os.write(writing, str(theirs).encode())
-        folder.remove()
-        os._exit(0 if mine.is_dir() and not theirs.exists() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert os.read(reading, 4096).decode() != str(mine)
-    assert mine.is_dir()
-    assert folder.path() == mine
-    del folder
-    assert not mine.exists()

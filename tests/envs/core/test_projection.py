@@ -16,10 +16,6 @@ def test_first_opening_and_first_closing_tag_count():
     assert project_action("<think>a</think><action>go <action>look</action>").action == "go <action>look"
 
 
-def test_tags_are_recognised_in_any_case():
-    assert project_action("<THINK>x</THINK><Action>LOOK</ACTION>") == Projection("look", True)
-
-
 @pytest.mark.parametrize(
     "response",
     [
@@ -38,19 +34,11 @@ def test_cjk_anywhere_makes_the_response_invalid(ideograph):
     assert project_action(f"<think>{ideograph}</think><action>look</action>") == Projection("look", False)
 
 
-def test_other_scripts_are_no_reason_to_be_invalid():
-    assert project_action("<think>café, Привет, 😀</think><action>look</action>").valid
-
-
 @pytest.mark.parametrize("tail", [20, 30])
 @pytest.mark.parametrize("broken", ["{}", "<action>{}", "{}</action>", "</action>{}<action>"])
 def test_missing_action_tag_falls_back_to_the_tail(tail, broken):
     response = "<think>x</think>" + broken.format("I would rather GO TO the countertop 1 now")
     assert project_action(response, tail=tail) == Projection(response.lower()[-tail:], False)
-
-
-def test_empty_tagged_response_is_invalid():
-    assert project_action("") == Projection("", False)
 
 
 def test_plain_response_is_the_action():
@@ -62,13 +50,6 @@ def test_plain_response_is_the_action():
 def test_fallback_is_never_longer_than_the_tail(before, after, tail):
     projection = project_action(before + after, tail=tail)
     assert len(projection.action) <= tail or projection.action in (before + after).lower()
-
-
-def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="tail"):
-        project_action("x", tail=0)
-    with pytest.raises(ValueError, match="style"):
-        project_action("x", "json")
 
 
 @pytest.mark.parametrize(

@@ -126,42 +126,6 @@ DUPLICATES = pytest.mark.parametrize(
 
 
 @DUPLICATES
-@pytest.mark.parametrize("actions", [["1", "2", "3"], ["7"]], ids=["truncated", "won"])
-def test_the_copy_of_an_ended_episode_shows_its_end_and_takes_no_action(duplicate, actions):
-    env = CountingEnv(render_mode="ansi")
-    env.reset(options={"task": "7"})
-    for action in actions:
-        env.step(action)
-    other = duplicate(env)
-    assert other.render() == env.render() == f"> {actions[-1]}\nso\n"
-    with pytest.raises(EpisodeOverError):
-        other.step("1")
-
-
-@DUPLICATES
-def test_a_failed_reset_or_step_leaves_no_episode(duplicate):
-    env = CountingEnv(render_mode="ansi")
-    env.reset(options={"task": "7"})
-    with pytest.raises(UnknownTaskError):
-        env.reset(options={"task": 50})
-    env.failing = True
-    with pytest.raises(OSError, match="no engine"):
-        env.reset(options={"task": "8"})
-    for failed in (env, duplicate(env)):
-        assert failed.render() == "\n"
-        with pytest.raises(EpisodeOverError):
-            failed.step("1")
-    env.failing = False
-    env.reset(options={"task": "8"})
-    env.failing = True
-    with pytest.raises(OSError, match="no engine"):
-        env.step("1")
-    for failed in (env, duplicate(env)):
-        with pytest.raises(EpisodeOverError):
-            failed.step("1")
-
-
-@DUPLICATES
 def test_a_copy_goes_on_by_itself_where_the_original_is(duplicate):
     env = CountingEnv(max_turns=3, render_mode="ansi")
     env.reset(seed=5)
@@ -222,17 +186,6 @@ def test_misuse_is_refused_with_what_to_do():
     for wrong in (0, 2.5, "3", None):
         with pytest.raises(ValueError, match="found max_turns"):
             CountingEnv(max_turns=wrong)
-
-
-def test_close_frees_once_and_the_environment_is_then_closed():
-    env = CountingEnv()
-    env.reset(seed=0)
-    env.close()
-    env.close()
-    assert env.freed == 1
-    for use in (env.reset, lambda: env.step("1")):
-        with pytest.raises(ClosedEnvError, match="make a new one"):
-            use()
 
 
 def test_gymnasium_accepts_the_contract():

@@ -39,9 +39,3 @@ def test_only_what_was_carried_out_narrows_the_range():
     assert player.act("You attempted an invalid move.", ()) == "[6]"
     player.carried_out("[1]")  # an answer that contradicts none of the former ones
     assert player.act("The target number is higher.", ()) == "[6]"
-
-
-def test_a_task_without_a_range_is_refused():
-    assert not NumberSearch.plays("Cross the lake.")
-    with pytest.raises(ValueError, match="number between A and B"):
-        NumberSearch("[{}]").reset("Cross the lake.", "", 0)

@@ -4,7 +4,6 @@ import random
 import threading
 
 import numpy as np
-import pytest
 
 from trial_envs.external.random_state import RandomState
 
@@ -30,22 +29,6 @@ def test_states_that_take_turns_go_on_where_they_were():
             outside.append(drawn())
     assert seen == [expected(seed, 4) for seed in seeds]
     assert outside == expected(11, 8)
-
-
-def test_the_process_has_its_state_back_after_an_error():
-    random.seed(11), np.random.seed(11)
-    state = RandomState()
-
-    def fail():
-        with state.active(1):
-            drawn()
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert drawn() == expected(11, 1)[0]
-    with state.active():
-        assert drawn() == expected(1, 2)[1]
 
 
 def test_threads_take_turns():

@@ -1,6 +1,5 @@
 """What all environments of other libraries share: ids, splits, settings, and the error where the library is missing."""
 
-import copy
 import itertools
 import random
 import sys
@@ -10,7 +9,7 @@ import pytest
 
 import trial_envs  # noqa: F401  registers the ids
 from trial_envs.core import Outcome
-from trial_envs.errors import GeneratorSettingError, MissingEngineError, UnknownSplitError, UnknownTaskError
+from trial_envs.errors import GeneratorSettingError, MissingEngineError, UnknownSplitError
 from trial_envs.external.seeded_env import FIRST_SEEDS, MOST_GAMES, SeededEnv, plain_settings
 
 
@@ -60,22 +59,6 @@ def test_splits_share_no_seed():
         DiceEnv(split="dev")
     with pytest.raises(GeneratorSettingError, match="at most 1000000"):
         DiceEnv(num_games=MOST_GAMES + 1)
-
-
-@pytest.mark.parametrize(
-    "task",
-    ["", "3", "dice/3", "set/dice/", "set/dice/-1", "set/dice/03", "set/dice/1e3", "set/dice/٣", "set/dice/1000000000"],
-)
-def test_other_ids_are_unknown(task):
-    with pytest.raises(UnknownTaskError, match="set/dice/<seed>"):
-        DiceEnv().reset(options={"task": task})
-
-
-def test_a_copy_goes_on_like_the_original():
-    env = DiceEnv()
-    env.reset(options={"task": "set/dice/5"})
-    env.step("throw")
-    assert copy.deepcopy(env).step("throw")[:4] == env.step("throw")[:4] == (expected(5)[2], 0.0, False, False)
 
 
 @pytest.mark.parametrize(

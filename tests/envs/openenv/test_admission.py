@@ -117,20 +117,3 @@ def test_a_connection_without_a_whole_request_is_closed_and_a_slow_answer_is_not
 
     talk(conversation)
     assert TimedRequests._waiting == {}
-
-
-def test_many_half_sent_requests_leave_room_for_whole_ones():
-    async def conversation(port):
-        held = []
-        for number in range(4 * admission.MOST_WAITING):
-            held.append(await asyncio.open_connection("127.0.0.1", port))
-            held[-1][1].write(b"GET / HTTP/1.1\r\nHost: loc")
-            if number % 64 == 63:
-                assert await status(port, GET) == 200
-        await held[0][0].read()  # the oldest were closed
-        open_ = len(TimedRequests._waiting)
-        for _, writer in held:
-            writer.close()
-        return open_
-
-    assert talk(conversation) <= admission.MOST_WAITING

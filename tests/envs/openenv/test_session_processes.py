@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 import time
 
 import gymnasium
 import psutil
 import pytest
 
-from trial_envs.core import Outcome, TextEnv
 from trial_envs.errors import MissingPackageError, RemoteEnvError, SessionProcessError
 from trial_envs.openenv import processes
-from trial_envs.openenv.__main__ import main, make_parser
-from trial_envs.openenv.fork_server import prepare
+from trial_envs.openenv.__main__ import main
 from trial_envs.openenv.processes import SessionProcesses
 
 ENV_ID = "trial/ALFWorld-v0"
@@ -88,64 +85,6 @@ def test_processes_die_with_the_program_that_starts_them_and_another_one_is_star
         asyncio.run(process.ask("reset", 0, None))
     started._server.wait(20)
     assert asyncio.run(started.start().ask("reset", 0, None))["done"] is False
-
-
-class Threaded(TextEnv):
-    """Starts a thread."""
-
-    def __init__(self) -> None:
-        super().__init__("train", 3)
-        self.ended = threading.Event()
-
-    def tasks(self, split=None):
-        return ["only"]
-
-    def family(self, task_id):
-        return ""
-
-    def _start(self, task_id):
-        threading.Thread(target=self.ended.wait, daemon=True).start()
-        return "", Outcome("", ())
-
-    def _advance(self, action):
-        raise AssertionError
-
-    def _free(self):
-        self.ended.set()
-
-
-def test_what_cannot_be_forked_is_refused():
-    gymnasium.register("trial/Threaded-v0", Threaded)
-    try:
-        with pytest.raises(TypeError, match="starts threads"):
-            prepare("trial/Threaded-v0", {})
-    finally:
-        del gymnasium.registry["trial/Threaded-v0"]
-    with pytest.raises(TypeError, match="expected a TextEnv"):
-        prepare("CartPole-v1", {})
-    with pytest.raises(RemoteEnvError, match="unexpected keyword argument 'depth'"):
-        SessionProcesses(ENV_ID, {"depth": 3}, 1)
-
-
-def test_settings_are_json_or_texts():
-    given = [
-        "max_turns=20",
-        "difficulty=tiny",
-        'families=["pick_and_place"]',
-        "data=null",
-        "x=__import__('os')",
-        "y=a=b",
-    ]
-    args = make_parser().parse_args([ENV_ID, *(f"--set={text}" for text in given)])
-    assert dict(args.settings) == {
-        "max_turns": 20,
-        "difficulty": "tiny",
-        "families": ["pick_and_place"],
-        "data": None,
-        "x": "__import__('os')",
-        "y": "a=b",
-    }
-    assert args.host == "127.0.0.1"
 
 
 def test_without_openenv_the_command_names_the_extra(monkeypatch):

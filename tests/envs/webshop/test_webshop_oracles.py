@@ -81,36 +81,3 @@ def test_the_explorer_wins_nearly_all_generated_goals(own_cache):
     assert sum(score == 1 for score, _, _ in played) >= 90
     assert not any(truncated for _, truncated, _ in played)
     assert sum(len(actions) for _, _, actions in played) / 100 < 9
-
-
-@pytest.mark.data
-def test_the_explorer_buys_in_time_in_the_published_shop(published_shop):
-    env = WebShopEnv("test", data=published_shop)
-    played = [explore(env, task, 0) for task in env.tasks()[::10]]
-    assert not any(truncated for _, truncated, _ in played)
-    assert sum(score for score, _, _ in played) / len(played) > 0.45
-
-
-def test_the_explorer_is_a_function_of_its_seed(own_cache):
-    env = WebShopEnv("generated", num_games=4)
-    walks = [explore(env, "2", seed)[2] for seed in (0, 0, 1, 2, 3, 4, 5)]
-    assert walks[0] == walks[1]
-    assert any(walk != walks[0] for walk in walks)
-
-
-def test_the_explorer_continues_after_action_noise(own_cache):
-    env = WebShopEnv("generated", num_games=4)
-    observation, info = env.reset(options={"task": 1})
-    buyer = ExplorerOracle()
-    buyer.reset(info["task"], observation, 0)
-    buyer.act(observation, info["admissible_actions"])
-    for replacement in ("hm", "search[tea]", "click[next >]"):
-        buyer.carried_out(replacement)
-        observation, *_, info = env.step(replacement)
-        action = buyer.act(observation, info["admissible_actions"])
-    for _ in range(10):
-        observation, _, terminated, _, info = env.step(action)
-        if terminated:
-            break
-        action = buyer.act(observation, info["admissible_actions"])
-    assert terminated

@@ -2,21 +2,16 @@
 
 import json
 import lzma
-import os
-import pathlib
 import shutil
-from dataclasses import asdict
 
 import pytest
 from third_party import WEBSHOP_1K
 from webshop_source import ATTRIBUTES, PRODUCTS, tag, write_source
 
-from trial_envs.errors import CorruptCatalogueError, MissingDataError, MissingPackageError
-from trial_envs.webshop import index_writer, sources
+from trial_envs.errors import CorruptCatalogueError, MissingDataError
+from trial_envs.webshop import sources
 from trial_envs.webshop.catalogue import open_catalogue
 from trial_envs.webshop.env import WebShopEnv
-from trial_envs.webshop.goal import Goal
-from trial_envs.webshop.nouns import tag_titles
 from trial_envs.webshop.preparation import import_shop, prepare
 
 
@@ -61,15 +56,6 @@ def test_human_goals_are_built_on_request(tmp_path):
     assert goal.instruction.startswith("a bright lamp, and price lower than ")
 
 
-@pytest.mark.data
-def test_human_goals_of_the_published_shop(tmp_path):
-    shop = open_catalogue(prepare(WEBSHOP_1K, tmp_path / "index", human_goals=True))
-    goals = [shop.goal(number) for number in range(shop.num_goals)]
-    assert 5 < len(goals) < 100
-    assert {goal.asin for goal in goals} <= set(json.loads((WEBSHOP_1K / "items_human_ins.json").read_text()))
-    assert all(isinstance(goal.wanted, tuple) and goal.weight == 1 for goal in goals)
-
-
 def test_an_imported_shop_with_the_original_names_is_found_without_being_named(tmp_path, own_cache):
     folder = write_source(own_cache / "source")
     import_shop(folder, tagger=tag)
@@ -94,52 +80,6 @@ def test_another_seed_draws_other_prices_and_the_same_seed_the_same(tmp_path):
     assert prices[0] == prices[1] != prices[2]
     assert all(10.5 <= price <= 20 for price in prices[0][1:])
     assert shops[0].goal(0) == shops[1].goal(0)
-
-
-@pytest.mark.parametrize("interference", ["places its own", "takes it away"])
-def test_an_import_beside_that_of_another_process_replaces_the_shop(tmp_path, monkeypatch, interference):
-    """The other process acts just before this one moves its folder to the target."""
-    target, other = tmp_path / "index", tmp_path / "other"
-    source = write_source(tmp_path / "a", PRODUCTS[:1])
-    for folder in (target, other):
-        import_shop(write_source(tmp_path / f"b{folder.name}"), folder, tagger=tag)
-    before = sorted(path.name for path in tmp_path.iterdir() if path != other)
-    move = os.rename
-
-    def interfere(rename):
-        def renamed(old, new):
-            if pathlib.Path(old) == target and interference == "takes it away" and other.exists():
-                shutil.rmtree(other)
-                shutil.rmtree(target)
-            if (
-                pathlib.Path(new) == target
-                and interference == "places its own"
-                and not target.exists()
-                and other.exists()
-            ):
-                move(other, target)
-            rename(old, new)
-
-        return renamed
-
-    monkeypatch.setattr(index_writer.os, "rename", interfere(os.rename))
-    monkeypatch.setattr(index_writer.os, "replace", interfere(os.replace))
-    import_shop(source, target, tagger=tag)
-    assert not other.exists()
-    assert open_catalogue(target).num_products == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
-def test_malformed_and_repeated_asins_are_left_out(tmp_path):
-    odd = [{**PRODUCTS[0], "asin": "nan"}, {**PRODUCTS[0], "asin": "B" * 11}, {**PRODUCTS[1], "name": "again"}]
-    shop = open_catalogue(prepare(write_source(tmp_path / "s", PRODUCTS + odd), tmp_path / "i", tagger=tag))
-    assert [shop.listing(n).title for n in range(shop.num_products)] == [p["name"] for p in PRODUCTS]
-
-
-def test_a_collection_may_be_named_with_a_lone_surrogate(tmp_path):
-    odd = [{**PRODUCTS[0], "query": "lamps \ud800"}]
-    shop = open_catalogue(prepare(write_source(tmp_path / "s", odd), tmp_path / "i", tagger=tag))
-    assert shop.in_collection("lamps \ud800").tolist() == [0]
 
 
 def test_what_is_missing_is_said_with_its_source_and_size(tmp_path):
@@ -167,17 +107,6 @@ def test_damaged_sources_are_refused_and_leave_nothing_behind(tmp_path, products
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_a_recorded_goal_without_attributes_is_refused(tmp_path):
-    goal = asdict(open_catalogue(prepare(write_source(tmp_path / "s"), tmp_path / "i", tagger=tag)).goal(0))
-    raw = goal | {"instruction_text": goal["instruction"], "goal_options": goal["wanted"], "attributes": []}
-    source = write_source(tmp_path / "source")
-    (source / "goals.jsonl").write_text(json.dumps(raw))
-    with pytest.raises(CorruptCatalogueError, match="asks for no attribute"):
-        prepare(source, tmp_path / "index", tagger=tag)
-    with pytest.raises(CorruptCatalogueError, match="asks for no attribute"):
-        Goal.unpack(json.dumps(goal | {"attributes": []}).encode())
-
-
 @pytest.mark.parametrize("name", ["items_shuffle.json.xz", "items_shuffle.json"])
 def test_a_truncated_file_is_refused(tmp_path, name):
     folder = write_source(tmp_path / "source")
@@ -196,11 +125,3 @@ def test_a_long_list_is_read_piece_by_piece(tmp_path, monkeypatch):
     for chunk in (1, 7, 100, 10**6):
         monkeypatch.setattr(sources, "_CHUNK", chunk)
         assert list(sources.read_list(path)) == values
-
-
-def test_the_tagger_says_how_to_install_what_it_needs(monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "spacy", None)
-    with pytest.raises(MissingPackageError, match="pip install spacy"):
-        next(tag_titles(["a lamp"]))

@@ -1,6 +1,5 @@
 """Search: terms, arithmetic and ranking, against recorded answers, Lucene's own index and a slow second way."""
 
-import math
 import random
 from collections import Counter
 
@@ -9,13 +8,12 @@ import pytest
 from recordings import read_lines, webshop_records
 from third_party import WEBSHOP_1K
 
-from trial_envs.errors import CorruptCatalogueError
 from trial_envs.webshop import indexing, search
 from trial_envs.webshop.analyser import index_terms
 from trial_envs.webshop.catalogue import open_catalogue
 from trial_envs.webshop.indexing import IndexBuilder
 from trial_envs.webshop.porter import stem
-from trial_envs.webshop.records import load_array, save_array
+from trial_envs.webshop.records import save_array
 from trial_envs.webshop.search import SearchIndex
 
 
@@ -65,46 +63,6 @@ def test_every_recorded_ranking_is_reproduced_in_full(origin, shop_folder):
     for record in webshop_records("search", origin):
         found = [shop.listing(position).asin for position in shop.search(record["query"]).tolist()]
         assert found == record["asins"], record["query"]
-
-
-def slow_ranking(documents: dict[str, dict[str, int]], query: str) -> list[str]:
-    """BM25 as its formula stands, one document at a time, in doubles of Python; only lengths are Lucene's."""
-    lengths = {asin: sum(terms.values()) for asin, terms in documents.items()}
-    average = sum(lengths.values()) / len(lengths)
-    holders = Counter(term for terms in documents.values() for term in terms)
-    scores = {}
-    for asin, terms in documents.items():
-        score, length = 0.0, lengths[asin]
-        if length >= 24:
-            step = 1 << max((length - 24).bit_length() - 4, 0)
-            length = 24 + (length - 24) // step * step
-        for term in index_terms(query):
-            if term in terms:
-                n = holders[term]
-                idf = math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
-                score += idf * terms[term] / (terms[term] + 0.9 * (0.6 + 0.4 * length / average))
-        if score:
-            scores[asin] = score
-    return sorted(scores, key=lambda asin: (-round(scores[asin], 5), asin))[:50]
-
-
-def test_a_slow_second_implementation_ranks_alike(shop_folder):
-    shop = open_catalogue(shop_folder)
-    products = [shop.product(position) for position in range(shop.num_products)]
-    documents = {product.asin: Counter(index_terms(product.document)) for product in products}
-    words = sorted({term for terms in list(documents.values())[:50] for term in terms if term.isalpha()})
-    rng = random.Random(4)
-    for _ in range(15):
-        query = " ".join(rng.choices(words, k=rng.randint(1, 8)))
-        found = [shop.listing(position).asin for position in shop.search(query).tolist()]
-        assert found == slow_ranking(documents, query), query
-
-
-def test_an_array_of_another_type_is_refused(tmp_path):
-    save_array(tmp_path, "numbers", [1, 2], "int64")
-    assert load_array(tmp_path, "numbers", np.int64).tolist() == [1, 2]
-    with pytest.raises(CorruptCatalogueError, match="int64, expected float32"):
-        load_array(tmp_path, "numbers", np.float32)
 
 
 def build(folder, documents):

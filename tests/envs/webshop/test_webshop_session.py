@@ -6,10 +6,8 @@ from recordings import webshop_records
 from trial_envs.webshop.catalogue import open_catalogue
 from trial_envs.webshop.reward import (
     count_options,
-    option_matches,
     plain_colour,
     purchase_reward,
-    target_text,
     texts_match,
     type_reward,
 )
@@ -90,14 +88,6 @@ def test_the_first_colour_of_the_list_stands_for_a_text():
     assert plain_colour("navy blue") == "blue"
     assert plain_colour("distant") == "tan"
     assert plain_colour("small") == "small"
-
-
-def test_pairs_are_compared_as_written_unless_a_member_is_a_colour():
-    assert target_text(("color", "navy")) == "navy"
-    assert target_text(("color", "navy stripes")) == "('color', 'navy stripes')"
-    assert option_matches("navy stripes", ("color", "navy stripes"))
-    assert not option_matches("redwood", ("color", "redwood"))
-    assert option_matches("size", ("size", "medium"))  # by its name
 
 
 def test_one_value_may_fulfil_several_targets_but_counts_each_once():

@@ -1,17 +1,14 @@
 """Wrappers for text environments, on a small environment of its own."""
 
-import json
-import multiprocessing
 import pickle
 from collections.abc import Sequence
 
 import gymnasium
-import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 from trial_envs.core import Outcome, TextEnv
-from trial_envs.errors import ClosedEnvError, CorruptTranscriptError, EpisodeOverError, UnrecordableInfoError
+from trial_envs.errors import CorruptTranscriptError, EpisodeOverError
 from trial_envs.wrappers import ActionProjection, Episode, HistoryWindow, Recording, Step, append_episode, read_episodes
 
 
@@ -112,42 +109,6 @@ def test_episodes_are_recorded_when_they_end_or_are_cut_short(tmp_path):
     assert unfinished.steps[1].action == "Ünï \ud800\x00\n"
 
 
-class OddInfo(EchoEnv):
-    """Answers in NumPy's types; the action ``odd`` brings an ``info`` that is no JSON."""
-
-    def step(self, action):
-        observation, reward, terminated, truncated, info = super().step(action)
-        info |= {"map": {"rows": [np.arange(2), np.float32(0.5)]}, **({"self": self} if action == "odd" else {})}
-        return observation, np.float64(reward), np.bool_(terminated), np.bool_(truncated), info
-
-
-def test_values_of_numpy_are_recorded_and_others_are_refused_at_their_step(tmp_path):
-    env = Recording(OddInfo(), tmp_path / "episodes.jsonl")
-    env.reset()
-    env.step("one")
-    with pytest.raises(
-        UnrecordableInfoError, match=r"info\['self'\], of type OddInfo, cannot be recorded.*leave it out"
-    ):
-        env.step("odd")
-    env.step("win")
-    (episode,) = read_episodes(tmp_path / "episodes.jsonl")
-    assert [step.action for step in episode.steps] == [None, "one", "win"]
-    assert episode.steps[1].info["map"] == {"rows": [[0, 1], 0.5]}
-    assert episode.ended
-
-
-def test_an_episode_that_could_not_be_written_is_written_later(tmp_path):
-    file = tmp_path / "episodes.jsonl"
-    env = Recording(EchoEnv(), file)
-    env.reset()
-    file.write_text("my notes")
-    with pytest.raises(CorruptTranscriptError):
-        env.step("win")
-    file.unlink()
-    env.close()
-    assert [episode.ended for episode in read_episodes(file)] == [True]
-
-
 @pytest.mark.parametrize(("cut", "kept"), [(0.5, 1), (1, 2)], ids=["incomplete", "whole"])
 def test_a_last_line_without_its_end_is_kept_where_it_is_whole_and_replaced_else(tmp_path, cut, kept):
     file = tmp_path / "episodes.jsonl"
@@ -160,31 +121,6 @@ def test_a_last_line_without_its_end_is_kept_where_it_is_whole_and_replaced_else
     assert file.read_bytes() == whole * (kept + 1)
 
 
-@pytest.mark.parametrize(
-    "text", ["my notes", "a,b\n1,2", "{}", '{"env": "e"}', '{"env": 1', "[1, 2", "x" * 200_000, "\n" + "x" * 200_000]
-)
-def test_text_that_is_no_episode_is_refused_and_kept(tmp_path, text):
-    file = tmp_path / "notes.txt"
-    file.write_text(text)
-    for write in (lambda: append_episode(file, Episode("e", None, ())), lambda: Recording(EchoEnv(), file)):
-        with pytest.raises(CorruptTranscriptError, match=r"notes.txt ends with .*choose another file"):
-            write()
-    with pytest.raises(CorruptTranscriptError):
-        list(read_episodes(file))
-    assert file.read_text() == text
-
-
-def test_an_episode_that_cannot_be_written_leaves_no_environment_open(tmp_path):
-    env = Recording(EchoEnv(), tmp_path / "episodes.jsonl")
-    env.reset()
-    env.step("one")
-    (tmp_path / "episodes.jsonl").write_text("my notes")
-    with pytest.raises(CorruptTranscriptError):
-        env.close()
-    with pytest.raises(ClosedEnvError):
-        env.unwrapped.reset()
-
-
 @pytest.mark.parametrize("line", ["no JSON", "[]", "{}", '{"env": "e", "seed": 1, "steps": [{"action": 1}]}', "\x00"])
 def test_a_line_that_is_no_episode_is_named(tmp_path, line):
     file = tmp_path / "episodes.jsonl"
@@ -192,23 +128,6 @@ def test_a_line_that_is_no_episode_is_named(tmp_path, line):
     file.write_text(file.read_text() + line + "\n")
     with pytest.raises(CorruptTranscriptError, match="line 2 of"):
         list(read_episodes(file))
-
-
-def write_many(file: str, name: str) -> None:
-    for number in range(20):
-        append_episode(file, Episode(name, number, (Step(None, name * 300_000, 0.0, False, False, {}),)))
-
-
-def test_processes_share_a_file(tmp_path):
-    file = str(tmp_path / "episodes.jsonl")
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_many, args=(file, name)) for name in "abcd"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-    found = [(episode.env, episode.seed) for episode in read_episodes(file)]
-    assert sorted(found) == [(name, number) for name in "abcd" for number in range(20)]
 
 
 def wrapped(env, file):
@@ -228,32 +147,6 @@ def test_a_copy_of_wrapped_environments_goes_on_by_itself(tmp_path):
     assert copy.reset() == env.reset()
 
 
-def test_the_spec_of_a_wrapped_environment_makes_it_again(tmp_path):
-    env = wrapped(gymnasium.make("EchoEnv-v0", max_turns=2), tmp_path / "e.jsonl")
-    again = gymnasium.make(env.spec)
-    assert str(again) == str(env)
-    assert json.dumps([w.kwargs for w in again.spec.additional_wrappers]) == json.dumps(
-        [{"style": "plain", "tail": 30}, {"size": 1}, {"path": str(tmp_path / "e.jsonl")}]
-    )
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_gymnasium_accepts_wrapped_environments(tmp_path):
     check_env(wrapped(EchoEnv(), tmp_path / "e.jsonl"), skip_render_check=True)
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_wrapped_environments_play_in_vectors(tmp_path, mode):
-    file = tmp_path / "episodes.jsonl"
-    envs = gymnasium.make_vec(
-        "EchoEnv-v0", num_envs=2, vectorization_mode=mode, wrappers=[lambda env: wrapped(env, file)]
-    )
-    observations, _ = envs.reset(options={"task": "hill"})
-    assert observations == ("a hill", "a hill")
-    observations, rewards, terminations, _, infos = envs.step(("win", "日本 \ud800"))
-    assert observations == ("a hill\n> win\nwin!", "a hill\n> 日本 \ud800\n日本 \ud800!")
-    assert (list(rewards), list(terminations)) == ([1.0, 0.0], [True, False])
-    assert list(infos["action"]) == ["win", "日本 \ud800"]
-    assert observations in envs.observation_space
-    envs.close()
-    assert sorted(episode.ended for episode in read_episodes(file)) == [False, True]
