@@ -70,33 +70,3 @@ def test_batch_invariance_is_refused_where_vllm_has_none(gpu, monkeypatch):
         EnginePool.create(
             engine="vllm", model_path="m", num_engines=1, engine_kwargs={"max_model_len": 64, "batch_invariant": True}
         )
-
-
-def captured(arguments):
-    """Sizes of the CUDA graphs that vLLM captures for some of our arguments."""
-    from vllm.config import CompilationConfig, VllmConfig
-    from vllm.config.compilation import CUDAGraphMode
-
-    compilation = CompilationConfig(
-        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
-        max_cudagraph_capture_size=arguments.get("max_cudagraph_capture_size"),
-    )
-    rows, tokens = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(enforce_eager=False),
-        scheduler_config=SimpleNamespace(max_num_seqs=rows, max_num_batched_tokens=tokens),
-        compilation_config=compilation,
-        uniform_decode_query_len=1,
-        performance_mode="balanced",
-    )
-    VllmConfig._set_cudagraph_sizes(config)
-    return compilation.cudagraph_capture_sizes
-
-
-@pytest.mark.parametrize("max_batch", [1, 3, 16, 100, 250, 256, 300])
-def test_an_engine_that_sleeps_captures_a_graph_for_every_batch_and_none_beyond(max_batch, gpu):
-    sleeping = VLLMEngine("nowhere", max_model_len=64, max_batch=max_batch, enable_sleep_mode=True)._arguments
-    awake = VLLMEngine("nowhere", max_model_len=64, max_batch=max_batch)._arguments
-    assert max_batch <= max(captured(sleeping)) < max_batch + 16
-    assert max(captured(awake)) >= min(2 * max_batch - 16, 512)
-    assert (sleeping["sleep_mode_offload_cudagraph"], awake["sleep_mode_offload_cudagraph"]) == (True, False)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 from small_learners import config_of, learner_of, update, weights
 from synthetic_groups import rows_of, synthetic_groups
 from transformers import AutoModelForCausalLM
 
-from trial_ray.engines.transformers import TransformersEngine
-from trial_ray.errors import CheckpointError, ConfigError, WeightSyncError
+from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.packing import score_rows
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, export_model
@@ -117,22 +113,6 @@ def test_adapters_are_not_continued_as_others(checkpoint, model_path, settings, 
     with pytest.raises(CheckpointError, match=message):
         other.restore_from_path(checkpoint / "learner_group" / "learner")
     assert torch.equal(weights(other), before)
-
-
-@pytest.mark.actors
-def test_an_engine_holds_the_merged_weights_and_computes_the_same_policy(trained, model_path, ray_session):
-    learner, before = trained
-    weights_sent = dict(learner.policy_module.named_weights())
-    assert list(weights_sent) == [name.replace(".base_layer", "") for name in before]
-    engine = TransformersEngine(model_path, max_model_len=64)
-    engine._open_model()
-    sent = learner.export_weights(2, lasting=True)
-    assert engine._load_weights(sent) == sent.checksum
-    np.testing.assert_allclose(engine._score(sent.text.token_ids), sent.text.logprobs, atol=1e-5)
-    with pytest.raises(WeightSyncError, match="another policy"):
-        engine._load_weights(replace(sent, text=replace(sent.text, logprobs=sent.text.logprobs + 2 * sent.text.limit)))
-    expected = logits_of(learner.policy_module.lm)
-    torch.testing.assert_close(logits_of(engine._model), expected, atol=1e-5, rtol=0)
 
 
 def test_what_cannot_have_adapters_is_refused(model_path, tmp_path):

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_ray.learner.rows import anchor_ids, step_returns, turn_index_ids
-from trial_ray.objectives.advantages import discounted_returns
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
@@ -71,13 +70,3 @@ def test_turns_share_a_number_exactly_where_group_and_observation_or_index_agree
     for ids, keys in ((anchor_ids(groups), observations), (turn_index_ids(groups), indices)):
         for one, key in zip(ids.tolist(), keys, strict=True):
             assert [other == one for other in ids.tolist()] == [other == key for other in keys]
-
-
-@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 3)), max_size=12), st.sampled_from([0.0, 0.7, 1.0]))
-def test_discounted_returns_of_interleaved_trajectories(steps, discount):
-    rewards = torch.tensor([reward for reward, _ in steps], dtype=torch.float64)
-    ids = torch.tensor([trajectory for _, trajectory in steps], dtype=torch.long)
-    found = discounted_returns(rewards, ids, discount).tolist()
-    for place, (_, trajectory) in enumerate(steps):
-        own = [reward for reward, other in steps[place:] if other == trajectory]
-        assert found[place] == pytest.approx(sum(discount**n * reward for n, reward in enumerate(own)), abs=1e-12)

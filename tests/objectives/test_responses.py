@@ -4,15 +4,9 @@ import pytest
 import torch
 
 from trial_ray.objectives.choices import SURROGATE_MEANS
-from trial_ray.objectives.responses import sequence_log_ratios, surrogate_mean
+from trial_ray.objectives.responses import surrogate_mean
 
 LENGTH = 7
-
-
-def test_the_ratio_of_a_response_is_the_geometric_mean_of_its_eligible_tokens():
-    log_ratio = torch.tensor([0.3, 0.1, 9.0, -0.4], dtype=torch.float64)
-    mask, turns = torch.tensor([True, True, False, True]), torch.tensor([0, 0, 0, 2])
-    assert sequence_log_ratios(log_ratio, mask, turns, 4).tolist() == pytest.approx([0.2, 0.2, 0.2, -0.4])
 
 
 def test_a_turn_without_an_eligible_token_counts_as_a_row_of_nothing():

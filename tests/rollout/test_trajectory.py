@@ -51,15 +51,6 @@ def test_rewards_that_sum_up_to_the_same_make_no_variance(rewards, statistics):
     assert not group_turn_rows([group], config).advantages.any()
 
 
-@pytest.mark.parametrize("score", [float("inf"), float("-inf"), float("nan")])
-def test_a_score_that_is_no_number_is_not_taken_for_the_others(score):
-    """So that such a group is trained on, where the learner refuses it, and not left out in silence."""
-    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=3)
-    for place, trajectory in enumerate(group.trajectories):
-        trajectory.score = score if place == 1 else 0.5
-    assert group.has_variance("score")
-
-
 @pytest.mark.parametrize(
     ("rewards", "expected"),
     [
