@@ -23,8 +23,6 @@ from trial_ray.engines.transformers import (
 )
 from trial_ray.errors import EngineError
 
-OVERFLOWING = 11
-
 
 @pytest.fixture(scope="module")
 def model(tiny_qwen3):
@@ -42,12 +40,6 @@ def make_requests(count, seed=0, longest=120):
         )
         for index in range(count)
     ]
-
-
-def greedy(requests):
-    for request in requests:
-        request.params = replace(request.params, temperature=0)
-    return requests
 
 
 def alone(model, request):
@@ -76,54 +68,6 @@ def test_rows_that_come_and_go_are_answered_as_if_alone(model):
         finished += batch.admit(joining) if joining else []
     assert batch._cache.room[0] <= 12
     assert {id(request) for request in finished} == {id(request) for request in requests}
-    for request in requests:
-        assert_as_if_alone(model, request)
-
-
-@pytest.fixture
-def overflowing(tiny_qwen3, overflow_at):
-    from transformers import AutoModelForCausalLM
-
-    return overflow_at(AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval(), OVERFLOWING)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_row_that_overflowed_leaves_nothing_for_those_that_join_later(overflowing, attention):
-    overflowing.set_attn_implementation(attention)
-    rng = np.random.default_rng(3)
-    requests = greedy(make_requests(16, seed=2))
-    for request in requests:
-        request.prompt_ids[request.prompt_ids == OVERFLOWING] += 1
-    long = [
-        Request(np.full(int(length), OVERFLOWING, np.int32), SamplingParams(max_tokens=30, seed=index))
-        for index, length in enumerate(rng.integers(1, 120, 12))
-    ]
-    batch, waiting = DecodingBatch(overflowing, frozenset([7]), max_rows=6), [*requests, *long]
-    rng.shuffle(waiting)
-    while waiting or len(batch):
-        if len(batch):
-            batch.step()
-        joining, waiting = waiting[: 6 - len(batch)], waiting[6 - len(batch) :]
-        if joining:
-            batch.admit(joining)
-    for request in requests:
-        assert_as_if_alone(overflowing, request)
-    for request in long:
-        assert np.isnan(request.logprobs).all()
-        assert len(request.logprobs) == 1  # nothing more is sampled from no distribution
-        with pytest.raises(EngineError, match=r"log-probability of nan .* prompt of \d+ tokens"):
-            request.response(weight_version=0)
-
-
-def test_padding_that_overflows_reaches_no_row(tiny_qwen3, overflow_at):
-    """Prompts are padded by token 0, which no prompt may hold."""
-    from transformers import AutoModelForCausalLM
-
-    model = overflow_at(AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval(), 0)
-    batch, requests = DecodingBatch(model, frozenset([7])), greedy(make_requests(8, seed=4))
-    batch.admit(requests)
-    while len(batch):
-        batch.step()
     for request in requests:
         assert_as_if_alone(model, request)
 

@@ -31,11 +31,8 @@ def create(engine, **engine_kwargs):
     ("engine", "arguments", "message"),
     [
         ("transformers", {"max_batches": 8}, "transformers engine has no argument 'max_batches'.*'max_batch'"),
-        ("transformers", {"model": "other"}, "transformers engine has no argument 'model'"),
         ("transformers", {"dtype": "bf16"}, "dtype='bf16' found, one of float32, bfloat16, float16"),
         ("transformers", {"max_batch": 0}, "max_batch=0 found, a whole number of at least 1"),
-        ("transformers", {"max_batch": 2.5}, "max_batch=2.5 found"),
-        ("transformers", {"max_model_len": None}, "max_model_len=None found"),
         pytest.param("vllm", {"seed": "7"}, "seed='7' found, a whole number or None", marks=VLLM),
         pytest.param("vllm", {"tensor_parallel_size": 0}, "tensor_parallel_size=0 found", marks=VLLM),
         pytest.param(

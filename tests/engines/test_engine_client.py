@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError
 
 from trial_ray.engines import admission as outbox_module
 from trial_ray.engines import batching as batching_engine
-from trial_ray.engines.client import ATTEMPTS, SEND_AFTER_S, EngineClient, EngineLink
+from trial_ray.engines.client import ATTEMPTS, EngineClient, EngineLink
 from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
 from trial_ray.errors import EngineError
 
@@ -84,26 +84,6 @@ def test_episodes_that_start_one_after_the_other_ask_in_few_messages():
     assert run(handles, start) <= 8
 
 
-def test_a_pass_that_takes_long_does_not_hold_back_what_was_asked_for_first(monkeypatch):
-    handles, now = [Handle(CountingEngine(steps=0))], [0.0]
-    monkeypatch.setattr("trial_ray.engines.client.time", SimpleNamespace(monotonic=lambda: now[0]))
-    client = EngineClient(handles)
-
-    async def slow_to_ask():
-        now[0] += 0.6 * SEND_AFTER_S  # a step of an environment
-        return await client.generate(PROMPT, PARAMS, 0)
-
-    async def main():
-        asked = [asyncio.ensure_future(slow_to_ask()) for _ in range(8)]
-        await until(lambda: len(handles[0].served) == 8)
-        calls = handles[0].calls
-        handles[0].engine.go_on()
-        await asyncio.gather(*asked)
-        return calls
-
-    assert run(handles, main) == 4
-
-
 def test_a_dead_engine_is_passed_over():
     handles = [Handle(error=RayActorError()), *healthy(), Handle(error=RayActorError())]
     responses = ask(handles, range(20))
@@ -116,14 +96,10 @@ def test_a_dead_engine_is_passed_over():
     [
         (np.array([], np.int32), PARAMS, "empty"),
         (np.array([1.5]), PARAMS, "integer type"),
-        (np.array([[1, 2]]), PARAMS, "an array"),
         (np.array([2**40]), PARAMS, "outside"),
         (np.array([1]), None, "SamplingParams expected, NoneType"),
         (np.array([1]), SamplingParams(max_tokens=0), "max_tokens: 0"),
-        (np.array([1]), SamplingParams(max_tokens=True), "max_tokens: True"),
         (np.array([1]), SamplingParams(2, temperature=float("nan")), "temperature=nan"),
-        (np.array([1]), SamplingParams(2, top_p=0.0), "top_p=0.0"),
-        (np.array([1]), SamplingParams(2, seed=2**63), "seed: "),
     ],
 )
 def test_a_malformed_request_is_refused_at_once_and_holds_back_no_other(prompt, params, message):

@@ -182,81 +182,11 @@ def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights
     assert versions(pool) == [14, 14]
 
 
-def until_there_are(pool, number):
-    deadline = time.monotonic() + 200
-    while len(pool.handles) != number:
-        assert time.monotonic() < deadline, f"{len(pool.handles)} engines, {number} expected"
-        pool.adapt(())
-        time.sleep(0.1)
-
-
-@pytest.mark.long
-def test_a_pool_takes_the_room_there_is_and_goes_on_with_the_fewest(ray_session, tiny_qwen3, parameters, monkeypatch):
-    """Two of three engines have room. Losses leave one, which is not kept waiting, and what has started later serves too."""
-    share = 0.45 * ray.available_resources()["CPU"]
-    pool = create(tiny_qwen3, num_engines=1, most_engines=3, num_cpus_per_engine=share)
-    try:
-        pool.start(timeout_s=200)
-        pool.sync(pack_weights(parameters, 1, dtype=torch.bfloat16))
-        pool.grow()
-        until_there_are(pool, 2)
-        pool.sync(pack_weights(parameters, 2, dtype=torch.bfloat16))
-        assert versions(pool) == [2, 2]
-        pool.adapt(())
-        assert len(pool.handles) == 2, "there is room for two"
-
-        kill(pool.start(timeout_s=60)[0]["pid"])
-        assert pool.probe_and_restart() == [0]
-        assert len(pool.handles) == 1
-        assert versions(pool) == [2], "it serves on"
-        until_there_are(pool, 2)
-        pool.sync(pack_weights(parameters, 3, dtype=torch.bfloat16))
-        assert versions(pool) == [3, 3]
-
-        for info in pool.start(timeout_s=60):
-            kill(info["pid"])
-        pool.probe_and_restart()
-        assert versions(pool) == [3] * len(pool.handles), "one that is needed is waited for, and has the weights"
-
-        until_there_are(pool, 2)
-        staying = pool.handles
-        pool.adapt([ray.get_runtime_context().get_node_id()])
-        assert len(pool.handles) == 1, "the fewest stay on a node that is taken away"
-        assert {*pool.handles} < {*staying}
-        until_there_are(pool, 2)
-
-        monkeypatch.setattr(pool_module, "LOAD_TIMEOUT_S", 1.0)
-        for options in pool._options:
-            options["num_cpus"] = 1000
-        for info in pool.start(timeout_s=60):
-            kill(info["pid"])
-        with pytest.raises(EngineError, match="0 engines are left of at least 1, and no other started within 1 s"):
-            pool.probe_and_restart()
-    finally:
-        pool.stop()
-
-
 def test_a_model_that_cannot_be_loaded_fails_the_start_with_its_reason(ray_session, tmp_path):
     pool = create(tmp_path, num_engines=1)
     with pytest.raises(EngineError, match=r"engine 0 failed to start: .*config\.json|engine 0 failed to start"):
         pool.start(timeout_s=200)
     pool.stop()
-
-
-def test_an_engine_takes_its_own_bundle_of_the_placement_group(ray_session, tiny_qwen3):
-    group = ray.util.placement_group([{"CPU": 0.1}, {"CPU": 0.3}])
-    ray.get(group.ready(), timeout=60)
-
-    @ray.remote(num_cpus=0.1)
-    def inside():
-        options = pool_module._placement(ray.util.get_current_placement_group(), 1, 0)
-        return options["scheduling_strategy"].placement_group_bundle_index
-
-    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-        placement_group=group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
-    )
-    assert ray.get(inside.options(scheduling_strategy=strategy).remote(), timeout=60) == 1
-    ray.util.remove_placement_group(group)
 
 
 def test_a_missing_engine_is_reported_before_any_actor_exists(monkeypatch, tiny_qwen3):

@@ -61,8 +61,6 @@ PATTERN = torch.tensor([1.0, 2.0, 2.0, 1.0])
     [
         ({"a": A, "b": B}, {"a": B, "b": A}),
         ({"a": A}, {"a": A.t()}),
-        ({"a": A}, {"a": A.reshape(2, 8)}),
-        ({"a": A}, {"b": A}),
         ({"a": A, "zero": torch.zeros(3)}, {"a": A}),
         ({"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.bfloat16)}),
         ({"a": PATTERN}, {"a": torch.tensor([2.0, 1.0, 1.0, 2.0])}),  # equal sums of value times place
@@ -82,8 +80,6 @@ def test_the_checksum_is_the_one_of_earlier_records():
     ("tensors", "version", "message"),
     [
         ([("a", torch.ones(1))], 3.5, "3.5 found"),
-        ([("a", torch.ones(1))], True, "True found"),
-        ([("a", torch.ones(1))], "4", "'4' found"),
         ([], 0, "none found"),
         ([("a", torch.ones(1)), ("a", torch.ones(1))], 0, "'a' comes twice"),
         ([("a", torch.ones(1))], -1, "-1 found"),

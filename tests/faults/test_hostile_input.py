@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from chat_tokenizers import MODELS, chat_tokenizer
+from chat_tokenizers import chat_tokenizer
 from hostile_input import TEXTS, VALUES, WORDS, changed_bytes, changed_content, changed_json, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -34,8 +34,6 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.learner.state import save_optimizers
 from trial_ray.models.folders import DeferredWriter
-from trial_ray.reports.viewer import write_viewer
-from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.recording import read_trajectories, write_groups
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
 from trial_ray.runs.checkpoints import (
@@ -48,11 +46,9 @@ from trial_ray.runs.checkpoints import (
     write_manifest,
 )
 from trial_ray.runs.config_record import load_record, to_record
-from trial_ray.runs.experiment import load_experiment
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.metric_files import read_metrics
 from trial_ray.runs.overrides import apply_overrides
-from trial_ray.runs.reader import load_groups, open_run, write_report
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -89,22 +85,6 @@ def test_overrides(assignments):
     if isinstance(config, TRIALConfig):
         refused(config.validate, ValueError)  # the last: RLlib's own
     assert vars(BASE) == before
-
-
-@examples(500)
-@given(
-    name=KEYS,
-    value=VALUES,
-    stop=VALUES,
-    tail=TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(),
-)
-def test_experiment_files(tmp_path_factory, name, value, stop, tail):
-    path = folder_of(tmp_path_factory, "experiment") / "x.py"
-    code = f"{EXPERIMENT}config.{name} = {value!r}\nstop = {stop!r}\n".encode("utf-8", "surrogatepass")
-    path.write_bytes(code + b"# " * (len(tail) % 2) + tail)
-    experiment = refused(lambda: load_experiment(path))
-    if not isinstance(experiment, Exception):
-        refused(experiment.config.validate, ValueError, TypeError, AttributeError)
 
 
 # --- the command line
@@ -192,39 +172,6 @@ def test_command_lines(run_folder, no_cluster, capfd, tmp_path_factory, line):
 # --- texts of environments and models
 
 
-@pytest.fixture(scope="module")
-def builders():
-    adapters = {"home": alfworld.ADAPTER, "shop": webshop.ADAPTER, "else": EnvironmentAdapter("someone/Else-v3")}
-    return {
-        (model, style, name): PromptBuilder(chat_tokenizer(model), adapter.template(style), 1024)
-        for model in MODELS
-        for style in ("tagged", "plain")
-        for name, adapter in adapters.items()
-    }
-
-
-@examples(2500)
-@given(
-    model=st.sampled_from(MODELS),
-    style=st.sampled_from(["tagged", "plain"]),
-    name=st.sampled_from(["home", "shop", "else"]),
-    texts=st.tuples(TEXTS, TEXTS, TEXTS, TEXTS),
-)
-def test_prompts(builders, model, style, name, texts):
-    task, observation, earlier, action = texts
-    build, tokenizer = builders[model, style, name], chat_tokenizer(model)
-    arguments = {"task": "t", "observation": "o", "history": [("o", "a")], "admissible_actions": ["a"], "step": 2}
-    clean = build.build(**arguments)
-    hostile = {"task": task, "observation": observation, "history": [(earlier, action)], "admissible_actions": [action]}
-    prompt = refused(lambda: build.build(**{**arguments, **hostile}))
-    if isinstance(prompt, Exception):
-        return
-    special = set(tokenizer.all_special_ids)
-    assert [each for each in prompt.ids if each in special] == [each for each in clean.ids if each in special]
-    assert prompt.ids[prompt.insert_at :].tolist() == clean.ids[clean.insert_at :].tolist()
-    assert len(prompt.ids) <= 1024
-
-
 @examples(2000)
 @given(response=TEXTS, style=st.sampled_from(["tagged", "plain"]))
 def test_responses(response, style):
@@ -300,28 +247,6 @@ def test_trajectories_come_back(tmp_path_factory, texts, number):
     write_groups(folder, 1, [group := recorded_group(texts, number)], "runner001")
     [found] = read_trajectories(folder)
     assert same(found, group.trajectories[0])
-
-
-@examples(40)
-@given(texts=RECORDED, number=st.integers(0, 2**31 - 1))
-def test_pages_and_terminal(tmp_path_factory, run_folder, capfd, texts, number):
-    run = folder_of(tmp_path_factory, "shown") / "run"
-    shutil.copytree(run_folder, run)
-    shutil.rmtree(run / "trajectories")
-    write_groups(run / "trajectories", 1, [recorded_group(texts, number)], "runner001")
-    (run / "metrics.jsonl").write_text(json.dumps({"iteration": 1, texts[0]: 0.5, texts[1]: 1.0}) + "\n")
-    opened = open_run(run, texts[2])
-    write_viewer([opened], run / "viewer", [texts[3]])
-    for file in (run / "viewer" / "data").iterdir():
-        assert "<" not in file.read_text(encoding="ascii")
-    for line in (["inspect", str(run), "--text"], ["inspect", str(run), "--text", "--show", "1"]):
-        assert cli.main(line) == 0
-    shown = capfd.readouterr().out
-    assert shown.replace("\n", "").isprintable()
-    page = write_report(load_groups([run]), texts[4], run / "report.html").read_text(encoding="utf-8")
-    for text in texts:
-        if "<" in text and len(text) > 6:
-            assert text not in page
 
 
 # --- files that were damaged or changed

@@ -16,7 +16,6 @@ from user_env import registered
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.engines.fault_log import FAULTS
-from trial_ray.errors import InfrastructureError
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
 GROUPS, ROLLOUTS, TURNS = 2, 4, 3
@@ -114,23 +113,6 @@ def test_the_only_env_runner_hangs(algo, tell):
         seconds,
         lost,
     )
-
-
-def test_without_restarts_a_run_that_has_lost_its_only_env_runner_says_so(environment, model_path, tell):
-    def die_when_asked(runner) -> None:
-        runner.player = lambda *arguments: os._exit(1)
-
-    algo = config_of(model_path).fault_tolerance(restart_failed_env_runners=False).build_algo()
-    try:
-        algo.env_runner_group.foreach_env_runner(die_when_asked, local_env_runner=False)
-        began = time.monotonic()
-        with pytest.raises(
-            InfrastructureError, match=r"No env runner is left, and restart_failed_\w+ is off.*runner 1 died"
-        ):
-            algo.train()
-        tell("the only env runner dies, no restarts", "sampling", "typed error", time.monotonic() - began)
-    finally:
-        algo.stop()
 
 
 @pytest.mark.vllm

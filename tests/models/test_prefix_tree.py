@@ -106,18 +106,6 @@ def exits():
     return pack.exits
 
 
-def test_the_block_mask_is_that_of_the_tree(exits):
-    mask, expected = tree_attention.tree_block_mask(exits), tree_attention.tree_mask(exits)[0, 0]
-    blocks = expected.unfold(0, tree_attention.FLEX_BLOCK, tree_attention.FLEX_BLOCK).unfold(
-        1, tree_attention.FLEX_BLOCK, tree_attention.FLEX_BLOCK
-    )
-    visible, whole = blocks.any(-1).any(-1), blocks.all(-1).all(-1)
-    assert torch.equal(mask.to_dense()[0, 0].bool(), visible)
-    assert int(mask.full_kv_num_blocks.sum()) == int(whole.sum())
-    assert int(whole.sum()) > 0
-    assert not visible.tril().all(), "some blocks must be left out, or nothing is saved"
-
-
 def test_blocks_of_queries_see_what_the_mask_says(exits):
     keys, visible = tree_attention.tree_blocks(exits)
     expected = tree_attention.tree_mask(exits)[0, 0]

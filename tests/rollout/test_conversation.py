@@ -9,9 +9,8 @@ import pytest
 from chat_tokenizers import MODELS, bare_tokenizer, chat_tokenizer
 
 from trial_ray.environments import alfworld, external, webshop
-from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.guarded import StepResult
-from trial_ray.environments.templates import GENERIC, ConversationTemplate, PromptContext, TaggedTemplate
+from trial_ray.environments.templates import PromptContext
 from trial_ray.errors import ChatTemplateError, PromptTooLongError
 from trial_ray.rollout.conversation import ConversationBuilder
 from trial_ray.rollout.trajectory import Turn
@@ -125,37 +124,6 @@ def test_the_conversation_of_a_tagged_template_shows_what_it_shows(adapter):
     assert ("help" in message) == (adapter is not HOME)
     assert template.project("x" * 99) == tagged.project("x" * 99)
     assert template.project(SAID).valid
-
-
-class Own:
-    """A user's template; there is no base class."""
-
-    style = "conversation"
-
-    def system(self, task):
-        return f"Mission: {task}"
-
-    def render(self, context):
-        return f"Now: {context.observation}"
-
-    def project(self, response):
-        return GENERIC["tagged"].project(response)
-
-
-def test_an_adapter_may_bring_its_own_and_gets_the_generic_one_without_any():
-    own = EnvironmentAdapter("someone/Else-v3", templates={"conversation": Own(), "tagged": TaggedTemplate("A role.")})
-    own.check()
-    played = []
-    take(builder("smollm2", adapter=own), played, shown("A room."), sampled(chat_tokenizer("smollm2"), SAID))
-    assert chat_tokenizer("smollm2").decode(played[0].prompt_ids) == (
-        f"<|im_start|>system\nMission: {TASK}<|im_end|>\n<|im_start|>user\nNow: A room.<|im_end|>\n<|im_start|>assistant\n"
-    )
-    derived = replace(own, templates={"tagged": TaggedTemplate("A role.")})
-    assert derived.template("conversation") == ConversationTemplate(TaggedTemplate("A role."))
-    for templates in ({}, {"plain": GENERIC["plain"]}):
-        adapter = replace(own, templates=templates)
-        assert adapter.template("conversation") is GENERIC["conversation"]
-        assert adapter.own_template("conversation") is None
 
 
 LOOP = (

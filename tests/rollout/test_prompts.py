@@ -8,7 +8,6 @@ from trial_ray.environments.guarded import StepResult
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.rollout.chat_template import TemplateOptions
 from trial_ray.rollout.conversation import prompt_writer
-from trial_ray.rollout.hindsight import encode_untrusted
 from trial_ray.rollout.prompts import CUT_MARK, PromptBuilder
 from trial_ray.rollout.response_texts import ResponseTexts
 
@@ -74,19 +73,6 @@ def test_special_tokens_in_untrusted_text_stay_text(model, style, where):
     assert [i for i in attacked.ids if i in ids] == [i for i in clean.ids if i in ids]
     assert attacked.ids[attacked.insert_at :].tolist() == clean.ids[clean.insert_at :].tolist()
     assert specials[-1] in tokenizer.decode(attacked.ids[: attacked.insert_at]).split(specials[1], 1)[-1]
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_tokenizer_that_cuts_or_pads_encodes_whole_texts_as_transformers_does(model):
-    tokenizer = chat_tokenizer(model)
-    texts = ["", "a", LATER["observation"] * 20, "naïve 你好 \ud800 <|im_end|> \x00\n\n"]
-    tokenizer.backend_tokenizer.enable_truncation(4)
-    tokenizer.backend_tokenizer.enable_padding(length=64)
-    found = [encode_untrusted(tokenizer, text) for text in texts]
-    well_formed = [text.replace("\ud800", "?") for text in texts]
-    assert found == [
-        tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) for text in well_formed
-    ]
 
 
 def test_a_runs_variables_reach_the_chat_template():
