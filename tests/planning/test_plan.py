@@ -96,7 +96,7 @@ def test_master_weights_gradients_and_optimizer_are_sixteen_bytes_a_parameter(qw
 
 
 def test_predicted_peaks_are_within_a_fifth_of_the_measured_ones():
-    measured = json.loads((ROOT / "benchmarks" / "results" / "plan.json").read_text())["details"]
+    measured = json.loads((ROOT / "docs/results/measurements/plan.json").read_text())["details"]
     assert set(measured) == {"tiny", "135M"}
     for found in measured.values():
         predicted = learner_memory(asked_for(found["experiment"])).total
