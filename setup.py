@@ -79,6 +79,7 @@ setup(
         "scienceworld": ["scienceworld==1.2.3"],
         "gem": ["gem-llm==0.1.0"],
         "lora": ["peft==0.21.2"],
+        "endpoint": ["openai>=3.52,<4"],
         "tune": TUNE,
         "optuna": [*TUNE, "optuna==5.0.0"],
         "wandb": ["wandb==0.31.0"],

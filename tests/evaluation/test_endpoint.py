@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import http.server
-import itertools
 import json
+import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from riddle_env import WORDS, RiddleEnv
 from user_env import registered
 
 from trial_ray.cli import main
-from trial_ray.errors import EngineError, PromptTooLongError, UserInputError
+from trial_ray.errors import UserInputError
 from trial_ray.evaluation import endpoint as endpoints
 from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.endpoint import ChatEndpoint
@@ -23,7 +22,6 @@ from trial_ray.evaluation.results import EvaluationResult
 
 KEY = "sk-of-the-test-0123456789"
 VARIABLE = "ENDPOINT_TEST_SESAME"  # a name that nothing takes for a secret's
-SAMPLING = {"temperature": 0.0, "max_tokens": 8}
 
 
 def chat(text, **choice):
@@ -35,7 +33,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with server.lock:
-            server.seen.append((self.path, dict(self.headers), body))
+            server.seen.append((self.path, self.headers, body))
             status, headers, answer = server.script.pop(0) if server.script else (200, {}, None)
         if callable(answer):
             answer = answer(self)
@@ -72,118 +70,8 @@ def server():
     thread.join(10)
 
 
-@pytest.fixture
-def client(server, monkeypatch):
-    monkeypatch.setenv(VARIABLE, KEY)
-    pauses = []
-
-    def pause(seconds):
-        pauses.append(seconds)
-        object.__setattr__(made, "timeout_s", 60.0)  # for the right answer, however busy this machine is
-
-    made = ChatEndpoint(server.url, "riddler", VARIABLE, timeout_s=1.0, sleep=pause)
-    return made, pauses
-
-
-def ask(client):
-    return client.answer([{"role": "user", "content": "it begins with r"}], SAMPLING)
-
-
-def drip(handler):
-    """Every byte comes within the socket's timeout, the answer never."""
-    handler.send_response(200)
-    handler.end_headers()
-    for _ in range(30):
-        try:
-            handler.wfile.write(b" ")
-            handler.wfile.flush()
-        except OSError:
-            return
-        time.sleep(0.1)
-
-
-def stall(handler):
-    time.sleep(2.0)
-
-
 def hang_up(handler):
     handler.connection.close()
-
-
-BROKEN = {
-    "busy": (429, {"Retry-After": "7"}, b'{"error": {"message": "slow down"}}'),
-    "overloaded": (503, {}, b"<html>unavailable</html>"),
-    "a page": (200, {}, b"<html><body>Sign in</body></html>"),
-    "no completion": (200, {}, b'{"choices": []}'),
-    "a list": (200, {}, b"[1, 2]"),
-    "nothing": (200, {}, b""),
-    "deep": (200, {}, b"[" * 100_000),
-    "no text": (200, {}, b'{"choices": [{"message": {"content": 5}}]}'),
-    "slow": (200, {}, stall),
-    "dripping": (200, {}, drip),
-    "hung up": (200, {}, hang_up),
-    "cut": (200, {"Content-Length": "5000"}, b'{"choices": ['),
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_answer_is_asked_for_again(kind, server, client):
-    made, pauses = client
-    server.script = [BROKEN[kind]]
-    assert ask(made).text == "red"
-    assert len(server.seen) == 2
-    assert len(pauses) == 1
-    assert pauses == [7.0] if kind == "busy" else 0 < pauses[0] <= endpoints.FIRST_PAUSE_S
-
-
-def test_pauses_grow_and_the_last_error_is_told(server, client):
-    made, pauses = client
-    server.script = [(500, {}, b"out of order")] * endpoints.ATTEMPTS
-    with pytest.raises(EngineError, match=r"no answer in 6 attempts; the last: status 500: out of order"):
-        ask(made)
-    assert len(server.seen) == endpoints.ATTEMPTS
-    assert all(later > earlier / 2 for earlier, later in itertools.pairwise(pauses))
-    assert max(pauses) <= endpoints.LONGEST_PAUSE_S
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-def test_a_refusal_ends_at_once_without_the_key(status, server, client):
-    made, pauses = client
-    server.script = [(status, {}, f"the key {KEY} is wrong".encode())]
-    with pytest.raises(UserInputError, match=rf"status {status}: the key <hidden> is wrong") as raised:
-        ask(made)
-    assert KEY not in str(raised.value)
-    assert (len(server.seen), pauses) == (1, [])
-
-
-def test_a_prompt_beyond_the_context_ends_the_episode(server, client):
-    server.script = [(400, {}, b'{"error": {"message": "maximum context length is 64 tokens"}}')]
-    with pytest.raises(PromptTooLongError):
-        ask(client[0])
-
-
-def test_a_redirect_takes_the_key_nowhere(server, client):
-    server.script = [(302, {"Location": f"{server.url}/elsewhere"}, b"")]
-    with pytest.raises(UserInputError, match="status 302"):
-        ask(client[0])
-    assert [path for path, _, _ in server.seen] == ["/v1/chat/completions"]
-
-
-def test_what_is_sent(server, monkeypatch):
-    monkeypatch.setenv(VARIABLE, KEY)
-    body = {"max_tokens": None, "max_completion_tokens": 8}
-    made = ChatEndpoint(f"{server.url}/", "riddler", VARIABLE, body=body)
-    ask(made)
-    ((path, headers, sent),) = server.seen
-    assert path == "/v1/chat/completions"
-    assert headers["Authorization"] == f"Bearer {KEY}"
-    assert sent == {
-        "model": "riddler",
-        "messages": [{"role": "user", "content": "it begins with r"}],
-        "temperature": 0.0,
-        "max_completion_tokens": 8,
-    }
-    assert KEY not in repr(made)
 
 
 @pytest.mark.parametrize(
@@ -201,23 +89,15 @@ def test_a_variable_that_is_not_set_is_refused(monkeypatch):
         ChatEndpoint("http://127.0.0.1:1/v1", "riddler", VARIABLE)
 
 
-# --- the command
-
-
 @pytest.fixture
-def adapter(tmp_path):
-    path = tmp_path / "adapter.py"
-    path.write_text(
+def command(server, tmp_path, monkeypatch):
+    adapter = tmp_path / "adapter.py"
+    adapter.write_text(
         "from riddle_env import Curt\nfrom trial_ray import EnvironmentAdapter\n"
         "ADAPTER = EnvironmentAdapter('mine/Riddle-v0', templates={'plain': Curt()}, max_turns=3, num_seeds=16)\n"
     )
-    return path
-
-
-@pytest.fixture
-def command(server, adapter, monkeypatch):
     monkeypatch.setenv(VARIABLE, KEY)
-    monkeypatch.setattr(endpoints, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
     with registered(RiddleEnv):
         yield lambda *more: main(
             [
@@ -233,11 +113,10 @@ def files_of(folder: Path) -> str:
 
 
 def test_a_model_behind_an_endpoint_is_evaluated_and_compared(command, server, tmp_path, capsys):
-    server.script = [(429, {}, b"busy"), (200, {}, b"<html>")]
+    server.script = [(429, {}, b"busy"), (503, {}, b"<html>"), (200, {}, hang_up)]
     assert command("--json", str(tmp_path / "out/good.json"), "--games", "3") == 0
     good = EvaluationResult.load(tmp_path / "out/good.json")
     assert (good.overall.successes, good.overall.episodes) == (8, 8)
-    assert not any("chat_template_kwargs" in body for _, _, body in server.seen)
     assert good.labels == {"method": "endpoint", "backbone": "riddler", "seed": None}
     server.script = [(200, {}, chat("purple"))] * 24
     assert command("--json", str(tmp_path / "out/bad.json")) == 0
@@ -247,6 +126,24 @@ def test_a_model_behind_an_endpoint_is_evaluated_and_compared(command, server, t
     assert paired_comparison(bad, good).difference == 1.0
     shown = capsys.readouterr()
     assert KEY not in shown.out + shown.err + files_of(tmp_path / "out")
+
+
+def test_what_is_sent(command, server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-endpoint")
+    body = json.dumps({"max_tokens": None, "max_completion_tokens": 8})
+    assert (
+        command("--body", body, "--set", "evaluation_temperature=0", "--episodes", "1", "--request-timeout", "7") == 0
+    )
+    path, headers, sent = server.seen[0]
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    assert headers["X-Stainless-Read-Timeout"] == "7"
+    assert sent.keys() == {"model", "messages", "temperature", "seed", "max_completion_tokens"}
+    assert (sent["model"], sent["temperature"], sent["max_completion_tokens"]) == ("riddler", 0, 8)
+    assert command("--set", "evaluation_temperature=0.4", "--episodes", "1", "--api-key-env", "") == 0
+    _, headers, sent = server.seen[-1]
+    assert headers["Authorization"] == "Bearer none", "not the key of another endpoint"
+    assert sent["temperature"] == 0.4
 
 
 def test_an_interrupted_evaluation_continues(command, server, tmp_path, capsys):
@@ -262,12 +159,49 @@ def test_an_interrupted_evaluation_continues(command, server, tmp_path, capsys):
     assert command("--model", "another", "--json", str(tmp_path / "out.json")) == 2
 
 
-def test_an_endpoint_that_is_down_fails_and_says_so(command, server, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(endpoints, "ATTEMPTS", 1)
-    server.script = [(500, {}, b"down")] * 1000
-    assert command("--set", "max_group_redraws=1") == 1
-    assert "8 of the evaluation set's 8 episodes could not be played" in " ".join(capsys.readouterr().err.split())
-    assert len(server.seen) == 16
+JSON = {"Content-Type": "application/json"}
+NO_COMPLETIONS = {
+    "down": (500, {}, b"down"),
+    "a page": (200, {}, b"<html><body>Sign in</body></html>"),
+    "no choice": (200, JSON, b'{"choices": []}'),
+    "a list": (200, JSON, b"[1, 2]"),
+    "nothing": (200, JSON, b""),
+    "deep": (200, JSON, b"[" * 100_000),
+    "no text": (200, JSON, b'{"choices": [{"message": {"content": 5}}]}'),
+    "hung up": (200, {}, hang_up),
+    "cut": (200, {"Content-Length": "5000", **JSON}, b'{"choices": ['),
+}
+
+
+@pytest.mark.parametrize("kind", NO_COMPLETIONS)
+def test_answers_that_are_no_completion_fail_their_episodes_alone(kind, command, server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(endpoints, "RETRIES", 0)
+    server.script = [(200, {}, None)] * 2 + [NO_COMPLETIONS[kind]]
+    out = tmp_path / "out.json"
+    assert command("--json", str(out), "--games", "1") == 1
+    assert "1 of the evaluation set's 8 episodes could not be played" in " ".join(capsys.readouterr().err.split())
+    assert command("--json", str(out)) == 0
+    assert len(server.seen) == 9
+
+
+def test_a_prompt_beyond_the_context_ends_the_episode(command, server, tmp_path):
+    server.script = [(400, {}, b'{"error": {"message": "maximum context length is 64 tokens"}}')]
+    assert command("--json", str(tmp_path / "out.json")) == 0
+    ended = Counter(episode.ended for episode in EvaluationResult.load(tmp_path / "out.json").episodes)
+    assert ended == {"prompt_limit": 1, "terminated": 7}
+
+
+def test_a_redirect_takes_the_key_nowhere(command, server, capsys):
+    server.script = [(302, {"Location": f"{server.url}/elsewhere"}, b"")] * 8
+    assert command() == 2
+    assert "status 302" in capsys.readouterr().err
+    assert {path for path, _, _ in server.seen} == {"/v1/chat/completions"}
+
+
+def test_without_the_client_the_command_says_how_to_install_it(command, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    assert command() == 2
+    assert "pip install 'trial-ray[endpoint]'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_several_games_are_played_at_once(command, server):

@@ -170,8 +170,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> EvaluationResult:
 def _evaluate_endpoint(
     args: argparse.Namespace, console: Console, config: GRPOConfig, entry: EnvironmentEntry, panel: Panel
 ) -> EvaluationResult:
-    from trial_ray.evaluation.endpoint import ChatEndpoint
-    from trial_ray.evaluation.endpoint_player import endpoint_protocol, evaluate_endpoint
+    from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
     from trial_ray.evaluation.results import EpisodeJournal
 
     config.check_evaluation()
@@ -181,14 +180,10 @@ def _evaluate_endpoint(
         if journal.result is not None:
             return journal.result
         with episode_bar(console, len(panel), journal) as on_episode:
-            result = evaluate_endpoint(panel, entry, config, endpoint, args.games, journal.episodes, on_episode, _warn)
+            result = evaluate_endpoint(panel, entry, config, endpoint, args.games, journal.episodes, on_episode)
         result.weights, result.labels = weights, {"method": "endpoint", "backbone": endpoint.model, "seed": None}
         journal.finish(result)
     return result
-
-
-def _warn(text: str) -> None:
-    terminal.errors().print(f"warning: {text}", markup=False, highlight=False)
 
 
 def checkpoint_config(

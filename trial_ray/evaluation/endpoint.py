@@ -1,76 +1,55 @@
-"""Client of an OpenAI-compatible chat endpoint, with deadlines and retries."""
+"""Plays an evaluation set with a model behind an OpenAI-compatible chat API."""
 
 from __future__ import annotations
 
-import email.message
-import http.client
-import json
+import asyncio
 import os
-import random
-import time
-import urllib.error
+import re
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from trial_ray.errors import EngineError, PromptTooLongError, UserInputError, first_line
+from trial_ray.config.run import RunSettings
+from trial_ray.environments.guarded import GuardedEnv, StepResult
+from trial_ray.environments.registry import EnvironmentEntry
+from trial_ray.environments.templates import ConversationPrompt, PromptContext, PromptTemplate
+from trial_ray.errors import (
+    EngineError,
+    InfrastructureError,
+    MissingDependencyError,
+    PromptTooLongError,
+    UserInputError,
+    first_line,
+)
+from trial_ray.evaluation.panels import Panel
+from trial_ray.evaluation.player import prompt_protocol
+from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import HIDDEN, redacted
+from trial_ray.rollout.episode import Decision, History, derive_seed, play_episode
+from trial_ray.rollout.prompts import records
+from trial_ray.rollout.trajectory import EpisodeResult
 
-ATTEMPTS = 6
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-LONGEST_ANSWER = 16 * 2**20
-"""Bytes; a longer answer is refused."""
-RETRIED = frozenset({408, 409, 425, 429})
-"""Status codes below 500 that a later request may not get."""
-Message = dict[str, str]
-"""``role`` and ``content``."""
+if TYPE_CHECKING:
+    from openai import APIStatusError, AsyncOpenAI
+
+RETRIES, LONGEST_PAUSE_S = 5, 120.0
+"""Of the client, where a request fails with 408, 409, 429 or 5xx, breaks or times out. The longest pause is a ``Retry-After``."""
+BUSY = frozenset({408, 409, 429})
+"""Status codes below 500 that say nothing about the request."""
 
 
 @dataclass(frozen=True, slots=True)
-class ChatAnswer:
-    """One answer of an endpoint.
-
-    Attributes:
-        text: of the message; empty where it has no text.
-        finish_reason: ``"length"`` where the limit of tokens was reached, else ``"stop"``.
-        prompt_tokens: as the endpoint counted them; 0 where it does not say.
-    """
-
-    text: str
-    finish_reason: str
-    prompt_tokens: int
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected request would carry the key to another host, and lose its body."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> None:
-        return None
-
-
-@dataclass(frozen=True)
 class ChatEndpoint:
-    """``POST {url}/chat/completions``; the environment's proxies hold, redirects are not followed.
-
-    The key is read from the environment for each request and stands in no attribute, message or file.
+    """A model behind ``POST {url}/chat/completions``; its key stands in no attribute, message or file.
 
     Attributes:
         url: such as ``http://127.0.0.1:8000/v1``.
         model: the name that the endpoint knows the model by.
-        key_variable: environment variable with the key; ``None`` sends none.
+        key_variable: environment variable with the key; ``None``: none is needed.
         timeout_s: deadline of one request.
         body: fields that are added to each request or replace its own; one that is ``None`` is left out.
-        sleep: waits between attempts.
 
     Raises:
         UserInputError: the URL is none of HTTP, or holds a password; the variable is not set.
@@ -81,118 +60,205 @@ class ChatEndpoint:
     key_variable: str | None = None
     timeout_s: float = 120.0
     body: Mapping[str, Any] = field(default_factory=dict)
-    sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
             raise UserInputError(
-                "--endpoint expects http://HOST:PORT/v1 or https://HOST/v1, without query or fragment."
+                "--endpoint expects http://HOST:PORT/v1 or https://HOST/v1, without user, password or query; give a key with "
+                "--api-key-env VARIABLE."
             )
-        if "@" in parts.netloc:
-            raise UserInputError("--endpoint holds a user or password; give a key with --api-key-env VARIABLE instead.")
-        if self.key_variable and not os.environ.get(self.key_variable):
+        if self.key_variable and not self._key():
             raise UserInputError(
                 f"--api-key-env {self.key_variable}: the environment has no such variable, or it is empty."
             )
 
-    def answer(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> ChatAnswer:
-        """Send a conversation, and again after a pause where the endpoint is busy, broken or too slow.
-
-        Args:
-            messages: oldest first.
-            sampling: ``temperature``, ``max_tokens`` and the like.
+    def client(self) -> AsyncOpenAI:
+        """A client that sends failed requests again.
 
         Raises:
-            PromptTooLongError: the endpoint says that the prompt exceeds the model's context.
-            UserInputError: the endpoint refuses the request: key, model or a field is wrong.
-            EngineError: every attempt failed.
+            MissingDependencyError: the package ``openai`` is not installed.
         """
-        fields = {"model": self.model, "messages": list(messages), **sampling, **self.body}
-        payload = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
-        pause = FIRST_PAUSE_S
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return _read_answer(self._post(payload))
-            except urllib.error.HTTPError as error:
-                with error:
-                    text, wanted = self._clean(_start_of(error)), _retry_after(error.headers)
-                if error.code < 500 and error.code not in RETRIED:
-                    raise self._refused(error.code, text) from None
-                found = f"status {error.code}: {text}"
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                found, wanted = self._clean(f"{type(error).__name__}: {first_line(error)}"), None
-            if attempt < ATTEMPTS:
-                # Many games wait at once; without the random part all would come back at once.
-                self.sleep(min(LONGEST_PAUSE_S, wanted if wanted is not None else pause * random.uniform(0.5, 1.0)))
-                pause *= 2
-        raise EngineError(f"{self.url} gave no answer in {ATTEMPTS} attempts; the last: {found}")
-
-    def _post(self, payload: bytes) -> bytes:
-        """The body of the answer.
-
-        Raises:
-            TimeoutError: it was not complete after ``timeout_s``.
-        """
-        headers = {"Content-Type": "application/json", "User-Agent": "trial-ray"}
-        if self.key_variable:
-            headers["Authorization"] = f"Bearer {os.environ[self.key_variable].strip()}"
-        request = urllib.request.Request(f"{self.url.rstrip('/')}/chat/completions", payload, headers)
-        deadline = time.monotonic() + self.timeout_s
-        parts, size = [], 0
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=self.timeout_s) as response:
-            # One call a piece: the socket's own timeout begins again with each byte that arrives.
-            while piece := response.read1(65_536):
-                parts.append(piece)
-                size += len(piece)
-                if size > LONGEST_ANSWER:
-                    raise ValueError(f"the answer has more than {LONGEST_ANSWER:,} bytes")
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the answer was not complete after {self.timeout_s:g} s")
-        return b"".join(parts)
-
-    def _refused(self, code: int, text: str) -> UserInputError:
-        lowered = text.lower()
-        if code in (400, 413, 422) and ("context_length" in lowered or "context length" in lowered):
-            return PromptTooLongError(f"{self.url} says that the prompt is too long: {text}")
-        return UserInputError(
-            f"{self.url} refused the request with status {code}: {text} Check --endpoint, --model, --api-key-env and --body."
+        try:
+            import openai
+        except ImportError as error:
+            raise MissingDependencyError(
+                "--endpoint needs the package openai; install it with: pip install 'trial-ray[endpoint]'"
+            ) from error
+        return openai.AsyncOpenAI(
+            api_key=self._key() or "none",  # else it would be the one in OPENAI_API_KEY, whatever the endpoint
+            base_url=self.url,
+            timeout=self.timeout_s,
+            max_retries=RETRIES,
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
         )
 
-    def _clean(self, text: str) -> str:
-        key = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
-        return redacted(text.replace(key, HIDDEN) if key else text)
+    def refusal(self, error: APIStatusError) -> Exception:
+        """What an answer with an error's status means: the endpoint is busy or broken, or rejects the prompt or the request."""
+        told = f"{self.url} answered with status {error.status_code}: {self.clean(error)}."
+        if error.status_code >= 500 or error.status_code in BUSY:
+            return EngineError(told)
+        if re.search("context.length", told, re.IGNORECASE):
+            return PromptTooLongError(told)
+        return UserInputError(f"{told} Check --endpoint, --model, --api-key-env and --body.")
+
+    def clean(self, error: Exception) -> str:
+        """An error's message without the key."""
+        text = first_line(error)
+        return redacted(text.replace(key, HIDDEN) if (key := self._key()) else text)
+
+    def _key(self) -> str:
+        return os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
 
 
-def _start_of(error: urllib.error.HTTPError) -> str:
-    try:
-        text = error.read1(2_000).decode("utf-8", "replace") if error.fp is not None else ""
-    except (OSError, http.client.HTTPException, ValueError):
-        text = ""
-    return " ".join(text.split())[:500] or "no message."
+class EndpointPlayer:
+    """Plays one episode through chat messages of the texts that a trained policy is shown.
+
+    The endpoint counts and cuts no tokens as the trainer does: prompts over ``max_prompt_tokens`` are sent whole.
+
+    Args:
+        endpoint: answers.
+        client: of the endpoint.
+        template: writes the messages and reads the responses.
+        config: sampling and history.
+        seed: of the episode.
+    """
+
+    def __init__(
+        self, endpoint: ChatEndpoint, client: AsyncOpenAI, template: PromptTemplate, config: RunSettings, seed: int
+    ) -> None:
+        self._endpoint = endpoint
+        self._client = client
+        self._template = template
+        self._config = config
+        self._seed = seed
+        self._conversation: list[dict[str, str]] = []
+
+    async def act(self, result: StepResult, history: History, step: int) -> Decision:
+        """Send the messages of the turn and read the action; see :class:`~trial_ray.rollout.episode.Player`.
+
+        Raises:
+            UserInputError: the endpoint refuses the request: key, model or a field is wrong.
+        """
+        import openai
+
+        config, endpoint = self._config, self._endpoint
+        messages: Any = self._messages(result, history, step)
+        fields = {
+            "temperature": config.evaluation_temperature,
+            "top_p": config.evaluation_top_p if config.evaluation_temperature else None,
+            "max_tokens": config.max_response_tokens,
+            "seed": derive_seed(self._seed, step),
+            # A field that vLLM and SGLang read; other endpoints may refuse it.
+            "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
+            **endpoint.body,
+        }
+        body = {name: value for name, value in fields.items() if value is not None}
+        try:
+            # The client's own deadline begins again with each byte that arrives.
+            async with asyncio.timeout((1 + RETRIES) * (endpoint.timeout_s + LONGEST_PAUSE_S)):
+                found = await self._client.chat.completions.create(
+                    model=endpoint.model, messages=messages, extra_body=body
+                )
+            choice = found.choices[0]
+            text: Any = choice.message.content or ""
+            if not isinstance(text, str):
+                raise TypeError(f"the message's content is of type {type(text).__name__}")
+        except openai.APIStatusError as error:
+            raise endpoint.refusal(error) from None
+        # The client returns what there is of an answer that is no chat completion.
+        except (
+            openai.OpenAIError,
+            TimeoutError,
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            raise EngineError(f"{endpoint.url} gave no chat completion: {endpoint.clean(error)}.") from None
+        self._conversation.append({"role": "assistant", "content": text})
+        projection = self._template.project(text)
+        finish_reason = "length" if choice.finish_reason == "length" else "stop"
+        return Decision(projection.action, projection.valid, finish_reason=finish_reason)
+
+    def _messages(self, result: StepResult, history: History, step: int) -> list[dict[str, str]]:
+        template, window = self._template, self._config.history_window
+        conversation = self._config.prompt_style == "conversation"
+        past = [] if conversation or not window else records(history)[-window:]
+        context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, tuple(past), step)
+        message = {"role": "user", "content": template.render(context).strip()}
+        if not conversation:
+            return [message]
+        if not self._conversation:
+            system = cast(ConversationPrompt, template).system(result.task).strip()
+            self._conversation.append({"role": "system", "content": system})
+        self._conversation.append(message)
+        return list(self._conversation)
 
 
-def _retry_after(headers: email.message.Message | None) -> float | None:
-    """Seconds that the endpoint asks for; a date is not read."""
-    text = (headers.get("Retry-After") if headers is not None else None) or ""
-    return float(text) if text.isascii() and text.isdigit() else None
+def endpoint_protocol(
+    config: RunSettings, panel: Panel, entry: EnvironmentEntry, endpoint: ChatEndpoint
+) -> dict[str, Any]:
+    """The protocol of a checkpoint's evaluation, so that both stand in one table; with fields that ``--body`` added."""
+    return {**prompt_protocol(config, panel, entry), **({"request": dict(endpoint.body)} if endpoint.body else {})}
 
 
-def _read_answer(body: bytes) -> ChatAnswer:
-    """Read the JSON of an answer.
+def evaluate_endpoint(
+    panel: Panel,
+    entry: EnvironmentEntry,
+    config: RunSettings,
+    endpoint: ChatEndpoint,
+    games: int,
+    known: Mapping[str, EpisodeResult],
+    on_episode: Callable[[EpisodeResult], None],
+) -> EvaluationResult:
+    """Play every task of an evaluation set that is not in ``known``, several games at once.
+
+    Args:
+        panel: the tasks.
+        entry: the environment.
+        config: prompt style, sampling and limits.
+        endpoint: answers.
+        games: how many are played at once, at least 1.
+        known: episodes by task that need not be played.
+        on_episode: called with every episode as it ends, in any order.
 
     Raises:
-        ValueError: it is none, or not of the form of a chat completion.
+        UserInputError: the endpoint refuses requests.
+        InfrastructureError: episodes failed; others were passed to ``on_episode``.
     """
-    try:
-        value = json.loads(body)
-        (choice, *_) = value["choices"]
-        text, reason = choice["message"].get("content"), choice.get("finish_reason")
-        prompt = (value.get("usage") or {}).get("prompt_tokens")
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        start = " ".join(body[:200].decode("utf-8", "replace").split())
-        raise ValueError(f"expected a chat completion in JSON, found {start!r}") from error
-    if text is not None and not isinstance(text, str):
-        raise ValueError(f"expected a text in choices[0].message.content, found {type(text).__name__}")
-    counted = prompt if isinstance(prompt, int) else 0
-    return ChatAnswer(text or "", "length" if reason == "length" else "stop", counted)
+    template = entry.adapter.template(config.prompt_style)
+    episodes = dict(known)
+    pending = [task for task in panel.task_ids if task not in episodes]
+    errors: list[str] = []
+
+    async def play(client: AsyncOpenAI, env: GuardedEnv, task: str) -> None:
+        # As PanelPlayer and its env runners derive them.
+        seed = derive_seed(config.evaluation_seed, panel.env_id, panel.split, task)
+        player = EndpointPlayer(endpoint, client, template, config, derive_seed(seed, 0))
+        trajectory = await play_episode(env, task, player, env_seed=seed)
+        if trajectory.failed:
+            errors.append(f"{task}: {trajectory.error}")
+        else:
+            episodes[task] = EpisodeResult.from_trajectory(trajectory)
+            on_episode(episodes[task])
+
+    async def play_pending(client: AsyncOpenAI) -> None:
+        while pending:
+            with closing(GuardedEnv(entry)) as env:
+                while pending and not env.faulty:
+                    await play(client, env, pending.pop(0))
+
+    async def play_all() -> None:
+        async with endpoint.client() as client:
+            await asyncio.gather(*(play_pending(client) for _ in range(games)))
+
+    asyncio.run(play_all())
+    if errors:
+        raise InfrastructureError(
+            f"{len(errors)} of the evaluation set's {len(panel)} episodes could not be played; the first error was: {errors[0]} "
+            "With --json FILE the same command plays only these again."
+        )
+    ordered = [episodes[task] for task in panel.task_ids]
+    return EvaluationResult(endpoint_protocol(config, panel, entry, endpoint), ordered, policy=endpoint.model)
