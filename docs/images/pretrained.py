@@ -1,7 +1,7 @@
 """Makes viewer-pretrained.png: one trajectory of a pretrained model, tokens tinted by their hindsight gap, in headless Chromium.
 
 trial-ray reproduce pair --scale pretrained --out runs/pair
-python docs/images/pretrained.py runs/pair/runs/alfworld-smollm2-135m-trial-seed0 222
+python docs/images/pretrained.py runs/pair/alfworld-smollm2-135m-trial-seed0 222
 """
 
 from __future__ import annotations

@@ -1,20 +1,22 @@
-"""A comparison with real trials, in three pieces: the first runs out of time, the second is interrupted, the third ends it."""
+"""A comparison with real trials: interrupted, then continued to its table."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pandas
 import pytest
 from commands import finished
 
-from trial_ray.termination import INTERRUPTING
-
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
+ITERATIONS = 6
 SCALE = """
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.reproduction import EvaluationSet, Scale
+
+ITERATIONS = 6
 
 
 def configure(environment, backbone):
@@ -38,51 +40,42 @@ scale = Scale(
     environments={"alfworld": (EvaluationSet("generated"),)},
     backbones=("nano",),
     controlled_backbone="nano",
-    iterations=5000,
+    iterations=ITERATIONS,
     seeds=1,
 )
 """
 
 
-REPRODUCE = ("reproduce", "table3")
-
-
-def trained_by_run(folder: Path) -> dict[str, int]:
+def trained(folder: Path) -> dict[str, list[int]]:
     """Iterations in the metrics of every run."""
-    return {path.parent.name: len(path.read_text().splitlines()) for path in folder.glob("runs/*/metrics.jsonl")}
+    files = folder.glob("*/metrics.jsonl")
+    return {
+        file.parent.name: [json.loads(line)["iteration"] for line in file.read_text().splitlines()] for file in files
+    }
 
 
-def test_a_comparison_goes_on_where_it_was_interrupted(model_path, tmp_path):
+def test_a_comparison_continues_after_an_interrupt_and_ends_in_a_table(model_path, tmp_path):
     scale, folder = tmp_path / "mine.py", tmp_path / "out"
     scale.write_text(SCALE.replace("MODEL", repr(model_path)))
-    command = (*REPRODUCE, "--scale", scale, "--out", folder)
-    before: dict[str, int] = {}
-    for _ in range(2):
-        most = max(before.values(), default=0)
-        code, printed = finished(
-            *command,
-            interrupt_when=lambda: max(trained_by_run(folder).values(), default=0) > most,  # noqa: B023
-        )
-        assert code == 130, printed
-        assert INTERRUPTING in printed
-        assert "4 of 4 runs are unfinished; the same command continues them" in printed
-        plan = json.loads((folder / "plan.json").read_text())
-        trained = [run["trained"] for run in plan["runs"]]
-        assert plan["iterations_left"] == 4 * 5000 - sum(trained)
-        assert all(run["state"] == "unfinished" for run in plan["runs"] if run["trained"])
-        assert max(trained) > most
-        before = trained_by_run(folder)
-    for name, count in before.items():
-        saved = sorted(int(path.name) for path in (folder / "runs" / name / "checkpoints").iterdir())
-        assert saved[-1] == count  # no iteration is lost
-
-    enough = max(trained) + 1
-    code, printed = finished(*REPRODUCE, "--scale", scale, "--out", folder, "--iterations", enough)
+    command = ("reproduce", "table3", "--scale", scale, "--out", folder)
+    code, printed = finished(*command, interrupt_when=lambda: any(trained(folder).values()))
+    assert code == 130, printed
+    assert "continue with the same command" in printed
+    code, printed = finished(*command)
     assert code == 0, printed
-    plan = json.loads((folder / "plan.json").read_text())
-    assert {(run["state"], run["trained"]) for run in plan["runs"]} == {("done", enough)}
-    for run in plan["runs"]:
-        lines = (folder / "runs" / run["run"] / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line)["iteration"] for line in lines] == list(range(1, enough + 1))
-    table = json.loads((folder / "table3.json").read_text())
-    assert len(table["runs"]) == 4
+    runs = {f"alfworld-nano-{method}-seed0" for method in ("grpo", "uniform", "permuted", "trial")}
+    assert trained(folder) == {name: [*range(1, ITERATIONS + 1)] for name in runs}
+    for name in runs:
+        assert json.loads((folder / name / "run.json").read_text())["state"] == "done"
+        (played,) = (folder / name / "evaluations").glob("*.json")
+        assert played.name == f"generated-full_{ITERATIONS:06d}.json"
+    cells = pandas.read_csv(folder / "table3.csv")
+    assert {*cells["method"]} == {"grpo", "uniform", "permuted", "trial"}
+    assert {*cells["seeds"]} == {1}
+    assert {path.name for path in (folder / "figures" / "alfworld-nano").glob("*.png")} >= {"success.png"}
+    assert (folder / "report.html").is_file()
+    # All is done: the table is made again without Ray.
+    (folder / "table3.csv").unlink()
+    code, printed = finished(*command)
+    assert code == 0, printed
+    assert (folder / "table3.csv").is_file()

@@ -15,7 +15,6 @@ from trial_ray.evaluation.statistics import (
     holm,
     mcnemar_exact,
     mean_interval,
-    mixed_interval,
     paired_difference_interval,
     wilson_interval,
 )
@@ -145,47 +144,6 @@ def test_the_interval_over_seeds_is_the_paired_t_test(seeds):
     interval = test.confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
     assert found.p_value == pytest.approx(test.pvalue)
-
-
-DIFFERING = np.array([[1.0, 2.5, 0.5, 3.0], [2.0, 4.5, 3.5, 5.0], [-1.0, 0.5, 1.5, 0.0]])
-
-
-def test_the_mixed_model_is_the_one_that_statsmodels_fits():
-    """``smf.mixedlm("d ~ 1", groups=start).fit(reml=True)`` of statsmodels 0.15.0: mean, standard error, deviations."""
-    found = mixed_interval(DIFFERING)
-    half = stats.t.ppf(0.975, 2) * 1.0137914
-    assert (found.mean, found.low, found.high) == pytest.approx(
-        (1.9166667, 1.9166667 - half, 1.9166667 + half), abs=1e-4
-    )
-    assert (found.between_std, found.within_std) == pytest.approx((1.6520145, 1.1902387), abs=1e-4)
-    assert found.degrees == 2
-
-
-@pytest.mark.parametrize("differing", [True, False])
-def test_warm_starts_are_the_sample_only_where_they_differ_by_more_than_their_seeds(differing):
-    values = DIFFERING if differing else DIFFERING.T
-    test = stats.ttest_1samp(values.mean(1) if differing else values.ravel(), 0)
-    interval, found = test.confidence_interval(0.95), mixed_interval(values)
-    assert (found.low, found.high, found.p_value) == pytest.approx((interval.low, interval.high, test.pvalue))
-    assert (found.between_std > 0) is differing
-
-
-@pytest.mark.parametrize(("between", "power"), [(0.0, 0.93), (0.4, 0.85)])
-def test_the_power_of_the_study_of_warm_starts_is_what_its_page_says(between, power):
-    """docs/results.md: five warm starts, eight seeds, a difference of 1.4 points, pairs that deviate by 1.9."""
-    draw = np.random.default_rng(0)
-    shape = (2000, 5, 8)
-    drawn = 1.4 + between * draw.normal(size=(2000, 5, 1)) + 1.9 * draw.normal(size=shape)
-    assert np.mean([mixed_interval(each).p_value < 0.05 for each in drawn]) == pytest.approx(power, abs=0.02)
-
-
-def test_equal_differences_are_certain_and_one_warm_start_is_none():
-    found = mixed_interval(np.full((3, 2), 0.1))
-    assert (found.low, found.high, found.p_value) == pytest.approx((0.1, 0.1, 0.0))
-    assert mixed_interval(np.zeros((2, 2))).p_value == 1
-    for values in (np.zeros((1, 8)), np.zeros((8, 1)), np.array([[1.0, np.nan], [0.0, 1.0]])):
-        with pytest.raises(ValueError, match="two warm starts"):
-            mixed_interval(values)
 
 
 def test_bootstrap_and_t_tests_are_adjusted_separately():

@@ -1,14 +1,13 @@
-"""Result tables: cells, blocks that never mix, comparisons, Markdown and LaTeX."""
+"""Result tables: cells, blocks that never mix, differences, CSV and LaTeX."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
+import pandas
 import pytest
 from evaluation_samples import FAMILIES, coin_flips, evaluation
 
 from trial_ray.evaluation.statistics import bootstrap_mean, wilson_interval
-from trial_ray.evaluation.table_text import escape, to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry, TableError
 
 WON = {("grpo", 0): 0.3, ("grpo", 1): 0.4, ("trial", 0): 0.7, ("trial", 1): 0.8}
@@ -36,27 +35,29 @@ def test_columns_and_means_are_those_of_the_paper():
         for method, seed in WON
     ]
     table = ResultTable(entries() + entries("valid_unseen", 134) + shop)
-    titles = [column.title for block in table.blocks for column in block.columns]
     families = ["P&P", "Two", "Look", "Heat", "Cool", "Clean", "Avg."]
-    assert titles == [*families, *families, "Succ.", "Score"]
-    assert [block.title for block in table.blocks] == ["ALFWorld Seen", "ALFWorld Unseen", "WebShop"]
-    seen = table.cells("small", "trial")
+    expected = [(split, title) for split in ("ALFWorld Seen", "ALFWorld Unseen") for title in families]
+    assert list(table.frame()) == [*expected, ("WebShop", "Succ."), ("WebShop", "Score")]
     runs = [coin_flips(140, WON["trial", seed], seed) for seed in (0, 1)]
-    assert seen[6].mean == pytest.approx(np.mean(runs))
-    assert seen[0].mean == pytest.approx(np.mean([run[:: len(FAMILIES)] for run in runs]))
-    assert seen[6].seed_std == pytest.approx(np.std([run.mean() for run in runs], ddof=1))
-    assert seen[6].interval == pytest.approx(wilson_interval(int(np.sum(runs)), 280))
-    assert (seen[-2].mean, seen[-1].mean) == (0.5, 0.5)
-    assert seen[-1].interval == pytest.approx((0.5, 0.5))
+    whole, pick = cell(table, "trial", "Avg."), cell(table, "trial", "P&P")
+    assert whole["mean"] == pytest.approx(np.mean(runs))
+    assert pick["mean"] == pytest.approx(np.mean([run[:: len(FAMILIES)] for run in runs]))
+    assert whole["seed_std"] == pytest.approx(np.std([run.mean() for run in runs], ddof=1))
+    assert (whole["low"], whole["high"]) == pytest.approx(wilson_interval(int(np.sum(runs)), 280))
+    score = cell(table, "trial", "Score", "WebShop")
+    assert (score["mean"], score["low"], score["high"]) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def cell(table, method, column, block="ALFWorld Seen"):
+    found = table.cells.set_index(["method", "block", "column"])
+    return found.loc[(method, block, column)]
 
 
 def test_the_average_of_a_split_is_not_the_mean_of_its_families():
     won = np.zeros(8, bool)
     won[[0, 2, 4, 6]] = True
     table = ResultTable([row(evaluation(won, families=(*FAMILIES[:1], *FAMILIES[1:2] * 3)))])
-    pick, two, whole = table.cells("b", "m")
-    assert (pick.mean, two.mean) == (1.0, pytest.approx(1 / 3))
-    assert whole.mean == 0.5
+    assert table.cells["mean"].tolist() == pytest.approx([1.0, 1 / 3, 0.5])
 
 
 def lengths(*iterations):
@@ -117,13 +118,12 @@ def test_what_does_not_belong_together_is_refused(given, words):
 
 
 def test_what_belongs_together_is_not_refused():
-    assert len(ResultTable(entries() + entries("valid_unseen", 134)).blocks) == 2
     # Each model has a chat template of its own; of one model it is known by what it writes, else by its variables.
-    assert len(ResultTable(templates("large", *DIGESTS)).methods) == 2
-    assert ResultTable(templates("small", DIGESTS[0], {"digest": "aa", "kwargs": {"unused": 1}})).blocks
-    assert ResultTable(templates("small", DIGESTS[0], {"kwargs": {}})).blocks
+    assert len(ResultTable(templates("large", *DIGESTS)).frame()) == 2
+    ResultTable(templates("small", DIGESTS[0], {"digest": "aa", "kwargs": {"unused": 1}}))
+    ResultTable(templates("small", DIGESTS[0], {"kwargs": {}}))
     # The last one is of a model that lies in no run folder.
-    assert ResultTable(lengths(60, 60, None)).cells("b", "m")[-1].episodes == 6
+    assert ResultTable(lengths(60, 60, None)).cells["episodes"].max() == 6
     with pytest.raises(TableError, match="reference 'nope'; there are grpo, trial"):
         ResultTable(entries(), "nope")
 
@@ -143,60 +143,43 @@ def test_labels_that_say_no_row_are_refused(labels, words):
         TableEntry.from_labels(labelled)
 
 
-def test_comparisons_pair_tasks_and_common_seeds():
+def test_differences_pair_tasks_and_common_seeds():
     extra = TableEntry("small", "trial", 2, evaluation(coin_flips(140, 0.1, 5)))
-    table = ResultTable([*entries(), extra], reference="grpo")
-    (found,) = table.comparisons()
+    found = ResultTable([*entries(), extra], reference="grpo").differences.iloc[0]
     rows = {key: coin_flips(140, rate, key[1]).astype(float) for key, rate in WON.items()}
-    difference = np.array([rows["trial", seed] - rows["grpo", seed] for seed in (0, 1)])
-    expected = bootstrap_mean(difference)
+    expected = bootstrap_mean(np.array([rows["trial", seed] - rows["grpo", seed] for seed in (0, 1)]))
     assert (found["method"], found["reference"], found["column"], found["seeds"]) == ("trial", "grpo", "Avg.", 2)
     assert (found["low"], found["high"]) == (expected.low, expected.high)
+    assert found["over_seeds.p_value"] == expected.over_seeds.p_value
 
 
 def test_the_subject_is_compared_with_every_other_method():
     rows = [(method, seed) for method in ("grpo", "uniform", "trial") for seed in (0, 1)]
     results = [TableEntry("small", method, seed, evaluation(coin_flips(140, 0.5, seed))) for method, seed in rows]
-    pairs = [(found["method"], found["reference"]) for found in ResultTable(results, "grpo", "trial").comparisons()]
-    assert pairs == [("uniform", "grpo"), ("trial", "grpo"), ("trial", "uniform")]
-    assert [found["method"] for found in ResultTable(results, "grpo").comparisons()] == ["uniform", "trial"]
-    assert len(list(ResultTable(results, "grpo", "serl").comparisons())) == 2
+    found = ResultTable(results, "grpo", "trial").differences
+    assert [*zip(found["method"], found["reference"], strict=True)] == [
+        ("uniform", "grpo"), ("trial", "grpo"), ("trial", "uniform"),
+    ]  # fmt: skip
+    assert (found["p_holm"] >= found["p_value"]).all()
+    assert list(ResultTable(results, "grpo").differences["method"]) == ["uniform", "trial"]
+    assert ResultTable(entries()[:2]).differences.empty
 
 
-def test_json_holds_what_the_text_shows():
-    table = ResultTable(entries())
-    value = json.loads(json.dumps(table.to_dict(), allow_nan=False))
-    assert value["rows"][1]["cells"][6]["mean"] == pytest.approx(table.cells("small", "trial")[6].mean)
-    assert value["rows"][1]["cells"][6]["by_seed"].keys() == {"0", "1"}
-    assert value["protocols"]["ALFWorld Seen"]["temperature"] == 0.4
-    assert len(value["columns"]) == len(value["rows"][0]["cells"]) == 7
+def test_rows_that_were_not_evaluated_have_a_dash():
+    frame = ResultTable(entries() + entries("valid_unseen", 134)[:2]).frame(str.upper)
+    assert list(frame.index) == [("small", "GRPO"), ("small", "TRIAL")]
+    assert set(frame.loc[("small", "TRIAL"), "ALFWorld Unseen"]) == {"–"}
+    cells = frame.loc[("small", "GRPO"), "ALFWorld Seen"]
+    assert cells["Avg."].startswith(f"{100 * np.mean([coin_flips(140, WON['grpo', s], s) for s in (0, 1)]):.1f} [")
 
 
-def test_markdown_marks_the_best_and_keeps_missing_cells_empty():
-    text = to_markdown(ResultTable(entries() + entries("valid_unseen", 134)[:2]), str.upper)
-    grpo = next(line for line in text.splitlines() if line.startswith("| GRPO |"))
-    trial = next(line for line in text.splitlines() if line.startswith("| TRIAL |"))
-    assert trial.count("**") == 14
-    assert trial.count("–") == 7
-    assert "**" not in grpo.split("|")[8]
-    assert grpo.count("|") == trial.count("|") == 16
-    assert "| TRIAL − GRPO |" in text
-
-
-def test_cells_that_show_the_same_mean_share_a_rank():
-    rows = [TableEntry("b", f"m{won}", 0, evaluation(np.arange(1040) < won)) for won in (299, 298, 0)]
-    last = [line.split("|")[-2] for line in to_markdown(ResultTable(rows)).splitlines() if line.startswith("| m")][:3]
-    assert ["**" in cell for cell in last] == [True, True, False]
-
-
-def test_latex_is_balanced_and_escaped():
-    won = coin_flips(140, 0.5, 1)
-    hostile = [TableEntry("A_b & \\input{x}", f"m{i}%", 0, evaluation(won if i else ~won)) for i in range(2)]
-    text = to_latex(ResultTable(hostile))
-    assert "A\\_b \\& \\textbackslash{}input\\{x\\}" in text
+def test_files_hold_the_cells_and_no_text_is_taken_for_latex(tmp_path):
+    hostile = [TableEntry("A_b & \\input{x}", f"m{i}%", 0, evaluation(coin_flips(140, 0.5, i))) for i in range(2)]
+    table = ResultTable(hostile)
+    cells, differences, latex = table.write(tmp_path / "table")
+    pandas.testing.assert_frame_equal(pandas.read_csv(cells), table.cells, check_dtype=False, check_exact=False)
+    assert len(pandas.read_csv(differences)) == 1
+    text = latex.read_text()
+    assert "A\\_b \\& \\textbackslash input\\{x\\}" in text
     assert "P\\&P" in text
-    assert text.count("\\textbf{") >= 7
-    body = [line for line in text.splitlines() if line.strip().startswith("m")]
-    assert [line.count(" & ") for line in body] == [7, 7]
-    assert text.count("{") - text.count("\\{") == text.count("}") - text.count("\\}")
-    assert escape("a~b^c") == "a\\textasciitilde{}b\\textasciicircum{}c"
+    assert "m1\\%" in text

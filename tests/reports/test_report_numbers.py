@@ -12,12 +12,11 @@ import pytest
 from synthetic_run import finished_run
 
 from trial_ray.environments import alfworld
-from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, success_by_seed
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import PANEL_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import plots
-from trial_ray.reports.charts import class_chart, curve_chart, learning
+from trial_ray.reports.charts import class_chart, curve_chart
 from trial_ray.reports.findings import family_rows, paired_differences, summary_sentences
 from trial_ray.reports.records import RunRecord, group_runs
 from trial_ray.reports.report import report_page
@@ -202,20 +201,3 @@ def test_a_run_whose_metrics_are_lost_has_the_iterations_of_its_evaluations():
     lost = run(last=0, after_4=evaluation(1, 48), after_12=evaluation(1, 48))
     assert lost.iterations == LAST
     assert ", iteration" not in page(lost)
-
-
-@pytest.mark.parametrize(
-    ("lost", "words"),
-    [
-        (range(1, 13), "seed 1 of trial lacks .* iteration 1 of 12"),
-        ([4], "seed 1 of trial lacks .* iteration 4 of 12"),
-        ([11, 12], "iteration 11 of 12"),
-    ],
-)
-def test_learning_curves_of_different_iterations_have_no_mean(lost, words):
-    whole = dict.fromkeys(range(1, LAST + 1), 0.5)
-    short = {number: 0.5 for number in whole if number not in lost}
-    with pytest.raises(UserInputError, match=words):
-        learning({"grpo": {0: whole, 1: whole}, "trial": {0: whole, 1: short}}, "grpo", "trial")
-    found = learning({"grpo": {0: whole}, "trial": {0: whole, 1: whole}}, "grpo", "trial")
-    assert (found["iterations"], found["methods"]["trial"]["area"], found["differences"]) == (LAST, 0.5, [])

@@ -9,7 +9,7 @@ from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.reports.charts import curve, windows
-from trial_ray.reports.records import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
+from trial_ray.reports.records import Trace, TracedTurn, class_means, readable_trace
 from trial_ray.rollout.trajectory import Trajectory, Turn
 from trial_ray.runs.metric_files import read_metrics
 
@@ -77,14 +77,6 @@ def test_errors_are_over_trajectory_means_not_over_turns():
     assert found["navigation"]["sem"] == pytest.approx(np.std([1.5, 3.0], ddof=1) / np.sqrt(2))
     assert found["navigation"]["trajectories"] == 2
     assert found["acquisition"] == {"mean": 2.0, "sem": None, "trajectories": 1}
-
-
-def test_the_family_is_chosen_where_it_succeeded():
-    won, lost, other = trajectory(["a"]), trajectory(["a"], success=False), trajectory(["a"], family="two")
-    assert choose_trajectories([won, lost, other], "two") == ([other], "two")
-    assert choose_trajectories([won, lost, other], "heat") == ([won, other], None)
-    with pytest.raises(UserInputError, match="None of the recorded"):
-        choose_trajectories([lost], "two")
 
 
 def test_the_example_is_readable_and_varied():

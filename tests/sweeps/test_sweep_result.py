@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import shutil
@@ -13,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from trial_ray.algorithms import TRIAL, TRIALConfig
-from trial_ray.cli import train as commands
 from trial_ray.engines.fault_log import FAULTS
 from trial_ray.errors import CheckpointError, ConfigError, first_line
 from trial_ray.runs.config_record import to_record
@@ -143,13 +141,6 @@ def test_the_best_of_a_file_with_objects_keeps_overrides_and_finds_modules_besid
     sys.modules.pop("played_beside")
     written = load_experiment(tmp_path / "out" / "best.py").config
     assert (written.lr, written.hindsight_coeff) == (0.002, 0.02)
-
-
-def test_results_are_written_before_tables_are_printed(tmp_path, monkeypatch):
-    monkeypatch.setattr(SweepResult, "points_table", lambda self: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        commands._conclude(SimpleNamespace(file=None, folder=tmp_path), result(), Console(file=io.StringIO()))
-    assert SweepResult.load(tmp_path).best().name == result().best().name
 
 
 def test_values_that_differ_by_rounding_have_no_interval():

@@ -35,6 +35,8 @@ else:
 
 
 CONFIG_CLASS = "config_class"
+NAMED_CONFIG = "named_config"
+"""Key of a Tune trial whose value is a name and the dict of a whole config: so a grid may be over several methods."""
 LARGEST_SEED = 2**32 - 2_000_000
 """NumPy takes seeds below 2**32, and RLlib adds an env runner's index, and a million in evaluations."""
 
@@ -95,6 +97,8 @@ class CheckedConfig(AlgorithmConfig):
             ConfigError: the dict was made by a config of another kind, which this one's algorithm does not train.
         """
         settings = dict(config_dict.items())
+        _, named = settings.pop(NAMED_CONFIG, ("", {}))
+        settings = {**named, **settings}
         wanted = settings.pop(CONFIG_CLASS, type(self))
         if wanted is type(self):
             super().update_from_dict(settings)

@@ -219,16 +219,11 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
 
 def sweep(args: argparse.Namespace) -> int:
     """Search over an experiment's settings with Ray Tune, ending with a table of its trials."""
-    import ray
-
-    from trial_ray.algorithms.inputs import require_inputs
-    from trial_ray.runs.folder import interrupts_noted
     from trial_ray.runs.ownership import folder_lock
-    from trial_ray.runs.ray_session import ray_session
-    from trial_ray.runs.terminal import LOG_FILE, library_log
     from trial_ray.runs.trackers import require_trackers
     from trial_ray.sweeps.file import SweepFile
-    from trial_ray.sweeps.tuner import Capacity, Sweep, recorded_options
+    from trial_ray.sweeps.outputs import write_outputs
+    from trial_ray.sweeps.tuner import Sweep, recorded_options
 
     _check_resume(args)
     require_trackers(args.log_to)
@@ -237,22 +232,42 @@ def sweep(args: argparse.Namespace) -> int:
     folder = (args.resume or args.out or default_folder(args.file)).resolve()
     searched = Sweep(file, folder, tuple(args.log_to), tuple(sys.argv))
     searched.require_folder(resume=args.resume is not None, trust=args.trust)
+    with folder_lock(folder, sys.argv):
+        result = run_sweep(searched, args.resume is not None, args.verbose)
+        return conclude(searched, result, list(write_outputs(file, result, folder)), f"--resume {folder}")
+
+
+def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
+    """Run what is to be run of a sweep, whose folder is held, in a Ray session of its own.
+
+    Args:
+        sweep: which may use its folder.
+        resume: continue what is in the folder.
+        verbose: show what libraries write, in place of a log.
+    """
+    import ray
+
+    from trial_ray.algorithms.inputs import require_inputs
+    from trial_ray.runs.folder import interrupts_noted
+    from trial_ray.runs.ray_session import ray_session
+    from trial_ray.runs.terminal import LOG_FILE, library_log
+    from trial_ray.sweeps.tuner import Capacity
+
+    file, folder, console = sweep.file, sweep.folder, terminal.output()
     require_inputs(next(file.configs()))
-    console = terminal.output()
     terminal.show(f"sweep folder: {folder}")
-    if not args.verbose:
+    if not verbose:
         terminal.show(f"log: {folder / LOG_FILE} (what Ray, the engines and other libraries write)")
-    with folder_lock(folder, sys.argv), interrupts_noted(lambda: [each.parent for each in folder.glob("*/run.json")]):
-        with (
-            nullcontext() if args.verbose else library_log(folder / LOG_FILE, console),
-            ray_session(show=True),
-        ):
-            capacity = Capacity.of(file.configs(), ray.cluster_resources())
-            capacity.require_one(local="RAY_ADDRESS" not in os.environ)
-            at_once = searched.at_once(capacity)
-            terminal.show(capacity.describe(file.num_trials, at_once))
-            result = searched.fit(at_once, resume=args.resume is not None)
-        return _conclude(searched, result, console)
+    with (
+        interrupts_noted(lambda: [each.parent for each in folder.glob("*/run.json")]),
+        nullcontext() if verbose else library_log(folder / LOG_FILE, console),
+        ray_session(show=True),
+    ):
+        capacity = Capacity.of(file.configs(), ray.cluster_resources())
+        capacity.require_one(local="RAY_ADDRESS" not in os.environ)
+        at_once = sweep.at_once(capacity)
+        terminal.show(capacity.describe(file.num_trials, at_once))
+        return sweep.fit(at_once, resume=resume)
 
 
 def _check_resume(args: argparse.Namespace) -> None:
@@ -263,11 +278,21 @@ def _check_resume(args: argparse.Namespace) -> None:
         )
 
 
-def _conclude(sweep: Sweep, result: SweepResult, console: Console) -> int:
-    from trial_ray.runs.reader import leave_report
-    from trial_ray.sweeps.outputs import write_outputs
+def conclude(sweep: Sweep, result: SweepResult, written: Sequence[str], again: str) -> int:
+    """Print a sweep's tables and what was written, leave a report, and say how the sweep ended.
 
-    written = list(write_outputs(sweep.file, result, sweep.folder))
+    Args:
+        sweep: that has ended or was interrupted.
+        result: its trials.
+        written: a line on each file.
+        again: what continues it.
+
+    Raises:
+        InfrastructureError: trials failed.
+    """
+    from trial_ray.runs.reader import leave_report
+
+    console = terminal.output()
     console.print(result.table())
     if points := result.points_table():
         console.print(points)
@@ -275,7 +300,7 @@ def _conclude(sweep: Sweep, result: SweepResult, console: Console) -> int:
         terminal.show(line)
     leave_report(sweep.folder, console)
     if result.unfinished:
-        terminal.show(f"{result.unfinished} trial(s) unfinished; continue with --resume {sweep.folder}")
+        terminal.show(f"{result.unfinished} trial(s) unfinished; continue with {again}")
         return terminal.INTERRUPTED
     if result.failed:
         raise InfrastructureError(

@@ -1,8 +1,7 @@
 """Confidence intervals and tests.
 
 For one evaluation: the Wilson interval, and test and interval of the difference of two paired rates. For several training
-seeds: a two-level bootstrap over seeds and tasks, and a t-test over seeds, of means and of paired differences. For several warm
-starts: a mixed model of these differences.
+seeds: a two-level bootstrap over seeds and tasks, and a t-test over seeds, of means and of paired differences.
 """
 
 from __future__ import annotations
@@ -196,65 +195,6 @@ def seed_interval(means: np.ndarray) -> SeedInterval | None:
     if not differ(means):
         return SeedInterval(mean, mean, 1.0 if abs(mean) <= 1e-12 else 0.0)
     return SeedInterval(mean - half, mean + half, float(2 * stdtr(means.size - 1, -abs(mean) / error)))
-
-
-@dataclass(frozen=True, slots=True)
-class MixedInterval:
-    """Mean of differences from several warm starts, the warm start a random effect, with its 95 % t interval.
-
-    Attributes:
-        mean: over warm starts and seeds.
-        low: lower bound.
-        high: upper bound.
-        p_value: two-sided, of the mean being zero.
-        degrees: of freedom of the t distribution.
-        between_std: by how much the warm starts' true differences deviate, as estimated.
-        within_std: by how much the seeds of one warm start do.
-    """
-
-    mean: float
-    low: float
-    high: float
-    p_value: float
-    degrees: int
-    between_std: float
-    within_std: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
-
-def mixed_interval(differences: np.ndarray) -> MixedInterval:
-    """Restricted maximum likelihood of ``difference = mean + warm start + seed``, which a balanced design has in closed form.
-
-    Where the seeds explain all that the warm starts differ by, the variance between these is zero and all differences are one
-    sample; else the warm starts' means are the sample, and there are as many degrees of freedom as these allow.
-
-    Args:
-        differences: float ``[W, S]``, at least two warm starts of at least two seeds each, paired by warm start and seed.
-
-    Raises:
-        ValueError: there are fewer, or they are not finite.
-    """
-    from scipy.special import stdtr, stdtrit
-
-    values = np.asarray(differences, np.float64)
-    if values.ndim != 2 or min(values.shape) < 2 or not np.isfinite(values).all():
-        raise ValueError(f"differences must be finite, of two warm starts and two seeds or more; found {values.shape}")
-    starts, seeds = values.shape
-    between, within = seeds * float(values.mean(1).var(ddof=1)), float(values.var(1, ddof=1).mean())
-    differing = between > within
-    variance = between if differing else float(values.var(ddof=1))
-    degrees = starts - 1 if differing else values.size - 1
-    mean, error = float(values.mean()), math.sqrt(variance / values.size)
-    if error <= 1e-12 * max(1.0, abs(mean)):  # they differ by rounding alone
-        low, high, p_value = mean, mean, 1.0 if abs(mean) <= 1e-12 else 0.0
-    else:
-        half, p_value = float(stdtrit(degrees, 0.975)) * error, float(2 * stdtr(degrees, -abs(mean) / error))
-        low, high = mean - half, mean + half
-    between_std = math.sqrt((between - within) / seeds) if differing else 0.0
-    return MixedInterval(mean, low, high, p_value, degrees, between_std, math.sqrt(within if differing else variance))
 
 
 def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> BootstrapInterval:

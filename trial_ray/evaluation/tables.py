@@ -1,18 +1,23 @@
-"""Tables of results: rows by method, columns by family."""
+"""Tables of results as pandas frames: rows by method, columns by family, and paired differences."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trial_ray.environments.registry import PACKAGED, find_adapter
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult, protocol_difference
-from trial_ray.evaluation.statistics import BootstrapInterval, add_adjusted, bootstrap_mean, mean_interval
+from trial_ray.evaluation.statistics import add_adjusted, bootstrap_mean, mean_interval
+from trial_ray.files import write_text
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,6 @@ def block_columns(env: str, families: set[str]) -> list[Column]:
     return [Column(titles.get(name, name), name) for name in ordered] + [Column("Avg.")]
 
 
-SCHEMA = "trial_ray/result_table"
-SCHEMA_VERSION = 1
 # What differs between an environment's splits; everything else must be equal in all of a table's cells of it.
 OF_A_SPLIT = ("split", "num_tasks", "panel_sha256", "instructions_sha256")
 
@@ -93,39 +96,6 @@ class TableEntry:
         return cls(backbone, method, seed or 0, result)
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One mean in [0, 1] over seeds and episodes.
-
-    Attributes:
-        mean: mean over seeds of each seed's mean.
-        interval: 95 % (:func:`mean_interval`).
-        by_seed: each seed's mean.
-        episodes: in all.
-    """
-
-    mean: float
-    interval: tuple[float, float]
-    by_seed: dict[int, float]
-    episodes: int
-
-    @property
-    def seed_std(self) -> float | None:
-        """Standard deviation over seeds; ``None`` with a single one."""
-        return float(statistics.stdev(self.by_seed.values())) if len(self.by_seed) > 1 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "mean": self.mean,
-            "interval_95": list(self.interval),
-            "seed_std": self.seed_std,
-            "seeds": len(self.by_seed),
-            "by_seed": {str(seed): mean for seed, mean in self.by_seed.items()},
-            "episodes": self.episodes,
-        }
-
-
 class Block:
     """All evaluations of one split of one environment; a table has no column that spans two of them.
 
@@ -133,6 +103,13 @@ class Block:
         env: the environment's id.
         split: its split.
         entries: at least one.
+
+    Attributes:
+        title: heading.
+        protocol: of the first entry.
+        tasks: id and family of every task.
+        columns: of the block.
+        runs: by backbone and method, then by seed.
 
     Raises:
         TableError: protocols or tasks differ, an evaluation or a task of it occurs twice, there are no episodes, some of them
@@ -147,7 +124,7 @@ class Block:
             raise TableError(f"{self.title}: the evaluations have no episodes; evaluate again.")
         if len(dict(self.tasks)) < len(self.tasks):
             raise TableError(f"{self.title}: a task occurs more than once; a mean takes one episode a task.")
-        self._runs: dict[tuple[str, str], dict[int, EvaluationResult]] = {}
+        self.runs: dict[tuple[str, str], dict[int, EvaluationResult]] = {}
         backbones: dict[str, dict[str, Any]] = {}
         for entry in entries:
             _require_one_protocol(
@@ -156,23 +133,13 @@ class Block:
             # Each backbone has a template of its own.
             own = backbones.setdefault(entry.backbone, entry.result.protocol)
             _require_one_protocol(f"{self.title}, {entry.backbone}", own, entry.result.protocol)
-            self._add(entry, self._runs.setdefault((entry.backbone, entry.method), {}))
+            self._add(entry, self.runs.setdefault((entry.backbone, entry.method), {}))
         self.columns = block_columns(env, {family for _, family in self.tasks})
 
-    def cell(self, backbone: str, method: str, column: Column) -> Cell | None:
-        """The row's value in ``column``; ``None`` where it was not evaluated."""
-        seeds = sorted(self._runs.get((backbone, method), ()))
-        if not seeds:
-            return None
-        values = self.values(backbone, method, column, seeds)
-        by_seed = values.mean(1)
-        interval = mean_interval(values, successes=not column.score)
-        return Cell(float(by_seed.mean()), interval, dict(zip(seeds, map(float, by_seed), strict=True)), values.size)
-
-    def values(self, backbone: str, method: str, column: Column, seeds: Sequence[int]) -> np.ndarray:
-        """Values of the episodes, float ``[seeds, tasks of the column]``."""
+    def values(self, row: tuple[str, str], column: Column, seeds: Sequence[int]) -> np.ndarray:
+        """Values of the episodes of backbone and method, float ``[seeds, tasks of the column]``."""
         counted = [index for index, (_, family) in enumerate(self.tasks) if column.family in (None, family)]
-        runs = [self._runs[backbone, method][seed].episodes for seed in seeds]
+        runs = [self.runs[row][seed].episodes for seed in seeds]
         return np.array(
             [
                 [float(episodes[at].score if column.score else episodes[at].success) for at in counted]
@@ -180,14 +147,51 @@ class Block:
             ]
         )
 
-    def compare(self, backbone: str, first: str, second: str, column: Column) -> BootstrapInterval | None:
-        """``second - first`` over the seeds and tasks that both have; ``None`` without a common seed."""
-        runs = [self._runs.get((backbone, method), {}) for method in (first, second)]
-        seeds = sorted(runs[0].keys() & runs[1].keys())
-        if not seeds:
-            return None
-        before, after = (self.values(backbone, method, column, seeds) for method in (first, second))
-        return bootstrap_mean(after - before)
+    def cells(self) -> Iterator[dict[str, Any]]:
+        """One of every row and column."""
+        for row, runs in self.runs.items():
+            for column in self.columns:
+                values = self.values(row, column, sorted(runs))
+                by_seed = values.mean(1)
+                low, high = mean_interval(values, successes=not column.score)
+                yield {
+                    **dict(zip(("backbone", "method"), row, strict=True)),
+                    "block": self.title,
+                    "column": column.title,
+                    "mean": by_seed.mean(),
+                    "low": low,
+                    "high": high,
+                    "seed_std": by_seed.std(ddof=1) if len(by_seed) > 1 else np.nan,
+                    "seeds": len(runs),
+                    "by_seed": " ".join(
+                        f"{seed}={value:.6g}" for seed, value in zip(sorted(runs), by_seed, strict=True)
+                    ),
+                    "episodes": values.size,
+                }
+
+    def differences(self, backbone: str, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Paired differences in the columns that stand for the whole split, over the seeds and tasks that both have.
+
+        ``p_holm`` is adjusted for the number of comparisons of the same backbone and column.
+
+        Args:
+            backbone: of both methods.
+            pairs: a method and its reference each.
+        """
+        made = []
+        for column in (column for column in self.columns if column.family is None):
+            family = []
+            for method, reference in pairs:
+                rows = (backbone, reference), (backbone, method)
+                first, second = (self.runs.get(row, {}) for row in rows)
+                if seeds := sorted(first.keys() & second.keys()):
+                    before, after = (self.values(row, column, seeds) for row in rows)
+                    where = {"backbone": backbone, "method": method, "reference": reference}
+                    found = bootstrap_mean(after - before).to_dict()
+                    family.append({**where, "block": self.title, "column": column.title, **found})
+            add_adjusted(family)
+            made += family
+        return made
 
     def _add(self, entry: TableEntry, row: dict[int, EvaluationResult]) -> None:
         where = f"{entry.backbone} {entry.method} seed {entry.seed}"
@@ -216,10 +220,6 @@ class ResultTable:
         reference: method that the others are compared with; default the first row's.
         subject: method that is compared with every other as well; default none.
 
-    Attributes:
-        methods: of each backbone, in the order of the rows.
-        blocks: of columns.
-
     Raises:
         TableError: the evaluations follow different protocols, or are of different evaluation sets, or none is of the reference.
     """
@@ -228,73 +228,83 @@ class ResultTable:
         entries = list(entries)
         if not entries:
             raise TableError("A table needs at least one evaluation; found none.")
-        self.methods: dict[str, list[str]] = {}
-        for backbone, method in dict.fromkeys((entry.backbone, entry.method) for entry in entries):
-            self.methods.setdefault(backbone, []).append(method)
-        self.reference, self.subject = reference or entries[0].method, subject
+        self._rows = list(dict.fromkeys((entry.backbone, entry.method) for entry in entries))
+        self._reference, self._subject = reference or entries[0].method, subject
         known = dict.fromkeys(entry.method for entry in entries)
-        if self.reference not in known:
-            raise TableError(f"No evaluation is of the reference {self.reference!r}; there are {', '.join(known)}.")
+        if self._reference not in known:
+            raise TableError(f"No evaluation is of the reference {self._reference!r}; there are {', '.join(known)}.")
         by_split: dict[tuple[str, str], list[TableEntry]] = {}
         for entry in entries:
             protocol = entry.result.protocol
             by_split.setdefault((str(protocol.get("env")), str(protocol.get("split"))), []).append(entry)
         splits = sorted(by_split, key=lambda found: block_order(*found))
-        self.blocks = [Block(*split, by_split[split]) for split in splits]
+        self._blocks = [Block(*split, by_split[split]) for split in splits]
         by_env: dict[str, dict[str, Any]] = {}
-        for (env, _), block in zip(splits, self.blocks, strict=True):
+        for (env, _), block in zip(splits, self._blocks, strict=True):
             shared = {key: value for key, value in _without_template(block.protocol).items() if key not in OF_A_SPLIT}
             _require_one_protocol(f"{block.title} and another split", by_env.setdefault(env, shared), shared)
 
-    @property
-    def columns(self) -> list[tuple[Block, Column]]:
-        """All columns, block by block."""
-        return [(block, column) for block in self.blocks for column in block.columns]
+    @cached_property
+    def cells(self) -> pandas.DataFrame:
+        """A line a row and column: mean over seeds in [0, 1] with its 95 % interval (:func:`mean_interval`), and every seed's."""
+        import pandas
 
-    def cells(self, backbone: str, method: str) -> list[Cell | None]:
-        """A row's cells, block by block."""
-        return [block.cell(backbone, method, column) for block, column in self.columns]
+        return pandas.DataFrame([cell for block in self._blocks for cell in block.cells()])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Every cell with its interval, the comparisons, and the protocols, as plain values."""
-        rows = [
-            {
-                "backbone": backbone,
-                "method": method,
-                "cells": [cell.to_dict() if cell else None for cell in self.cells(backbone, method)],
-            }
-            for backbone, methods in self.methods.items()
-            for method in methods
-        ]
-        return {
-            "schema": SCHEMA,
-            "schema_version": SCHEMA_VERSION,
-            "protocols": {block.title: block.protocol for block in self.blocks},
-            "columns": [{"block": block.title, "column": column.title} for block, column in self.columns],
-            "rows": rows,
-            "comparisons": self.comparisons(),
-        }
+    @cached_property
+    def differences(self) -> pandas.DataFrame:
+        """Paired differences of whole splits: from the reference, then the subject's (:meth:`Block.differences`)."""
+        import pandas
 
-    def comparisons(self) -> list[dict[str, Any]]:
-        """Paired differences for the columns that stand for a whole split: from the reference, then the subject's.
+        found: list[dict[str, Any]] = []
+        for backbone in dict.fromkeys(backbone for backbone, _ in self._rows):
+            methods = [method for own, method in self._rows if own == backbone]
+            pairs = [(method, self._reference) for method in methods if method != self._reference]
+            if self._subject in methods:
+                pairs += [
+                    (self._subject, method) for method in methods if method not in (self._subject, self._reference)
+                ]
+            for block in self._blocks:
+                found += block.differences(backbone, pairs)
+        return pandas.json_normalize(found)
 
-        ``p_holm`` is adjusted for the number of comparisons of the same backbone and column.
+    def frame(self, title: Callable[[str], str] = str) -> pandas.DataFrame:
+        """The table as the paper has it, in percent: ``mean [low, high]``, a dash where a row was not evaluated.
+
+        Args:
+            title: how a method of some name is written; by default its own name.
         """
-        made = []
-        for backbone, methods in self.methods.items():
-            pairs = [(method, self.reference) for method in methods if method != self.reference]
-            if self.subject in methods:
-                others = [method for method in methods if method not in (self.subject, self.reference)]
-                pairs += [(self.subject, other) for other in others]
-            for block, column in self.columns:
-                family = []
-                for method, reference in pairs if column.family is None else ():
-                    if (found := block.compare(backbone, reference, method, column)) is not None:
-                        where = {"backbone": backbone, "method": method, "reference": reference}
-                        family.append({**where, "block": block.title, "column": column.title, **found.to_dict()})
-                add_adjusted(family)
-                made += family
-        return made
+        texts = self.cells.assign(
+            text=[
+                f"{100 * cell.mean:.1f} [{100 * cell.low:.1f}, {100 * cell.high:.1f}]"
+                for cell in self.cells.itertuples()
+            ]
+        )
+        columns = [(block.title, column.title) for block in self._blocks for column in block.columns]
+        wide = texts.pivot(index=["backbone", "method"], columns=["block", "column"], values="text")
+        wide = wide.reindex(index=self._rows, columns=columns).fillna("–")
+        return wide.rename(index=title, level="method").rename_axis(columns=(None, None))
+
+    def write(self, path: Path, title: Callable[[str], str] = str) -> list[Path]:
+        """Write the cells and the differences as CSV and the table as LaTeX (booktabs); returns the files.
+
+        Args:
+            path: their name, without a suffix.
+            title: as for :meth:`frame`.
+        """
+        latex = self.frame(title).to_latex(escape=True, caption=CAPTION, position="t", multicolumn_format="c")
+        return [
+            write_text(path.with_suffix(".csv"), self.cells.to_csv(index=False)),
+            write_text(path.with_name(f"{path.name}_differences.csv"), self.differences.to_csv(index=False)),
+            write_text(path.with_suffix(".tex"), latex),
+        ]
+
+
+CAPTION = (
+    r"Success and score in percent, mean over seeds, with 95\% intervals (success, and scores that are all 0 or all 100: Wilson's "
+    "over all episodes; other scores: bootstrap over seeds and tasks). Avg. is the success of the split, not the mean of the "
+    "families."
+)
 
 
 def _tasks(result: EvaluationResult) -> list[tuple[str, str]]:

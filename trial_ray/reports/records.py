@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
-from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, read_recorded
-from trial_ray.rollout.trajectory import Trajectory
 
 READABLE_TURNS = range(10, 26)
 """Lengths of trajectories that a figure shows well."""
@@ -71,19 +69,6 @@ def class_means(traces: Sequence[Trace]) -> dict[str, dict[str, float | int | No
             sem = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
             summary[name] = {"mean": float(np.mean(means)), "sem": sem, "trajectories": len(means)}
     return summary
-
-
-def choose_trajectories(trajectories: Sequence[Trajectory], family: str) -> tuple[list[Trajectory], str | None]:
-    """The successful trajectories of ``family``, or of all families (then ``None``) where there are none of it.
-
-    Raises:
-        UserInputError: none succeeded.
-    """
-    won = [trajectory for trajectory in trajectories if trajectory.success and trajectory.turns]
-    if not won:
-        raise UserInputError("None of the recorded trajectories succeeded; choose an iteration in which some did.")
-    chosen = [trajectory for trajectory in won if trajectory.family == family]
-    return (chosen, family) if chosen else (won, None)
 
 
 def readable_trace(traces: Sequence[Trace]) -> Trace:

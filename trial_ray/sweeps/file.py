@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from importlib.util import find_spec
+from operator import getitem
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -221,6 +223,22 @@ class SweepFile:
         drawn = self.draws_values or self.search_alg is not None or is_population_based(self.scheduler)
         return max(1, len(self.seeds)) * (1 if drawn else self.num_samples)
 
+    @property
+    def trial_name(self) -> Callable[[Any], str] | None:
+        """What names Tune's trials and their folders; ``None``: Tune."""
+        return None
+
+    def param_space(self) -> Any:
+        """What Tune makes trials of."""
+        config = recorded_config(self.config)
+        if self.search_alg is not None and self.seeds:
+            config.debugging(seed=self.seeds[0])
+        return config
+
+    def parameters(self, result: Any) -> dict[str, Any]:
+        """What was chosen for a trial, by dotted path, out of Tune's result of it; nothing of one that never started."""
+        return {path: reduce(getitem, path.split("."), result.config) for path in self.searched if result.config}
+
     def configs(self) -> Iterator[GRPOConfig]:
         """Configs that cover every value of the grid."""
         return (at_point(self.config, point) for point in points(self.chosen_by_tune))
@@ -285,6 +303,17 @@ class SweepFile:
                 raise ConfigError(
                     f"{type(self.search_alg).__name__} cannot search over {path}: {first_line(error)}"
                 ) from error
+
+
+def recorded_config(config: GRPOConfig) -> GRPOConfig:
+    """A copy whose trial records its rollouts and what was trained, and keeps the day on which it began."""
+    found: GRPOConfig = config.copy(copy_frozen=False)
+    found.fix_date()
+    found.recording(
+        trajectories_folder=found.trajectories_folder or "trajectories",
+        training_folder=found.training_folder or "training",
+    )
+    return found
 
 
 def _as_json(value: Any) -> Any:

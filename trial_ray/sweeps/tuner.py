@@ -8,8 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,11 +192,16 @@ class Sweep:
         if resume and not trust:
             require_own_folder(folder)
         if resume:
-            self._require_same_file()
+            self.require_same_file()
         else:
             require_new_folder(folder, ", or continue with --resume")
 
-    def _require_same_file(self) -> None:
+    def require_same_file(self) -> None:
+        """Check that the folder's sweep is the one that the file defines.
+
+        Raises:
+            CheckpointError: says what differs.
+        """
         before = _definition(self.folder).get("description")
         if before is None:
             return  # an earlier release started it
@@ -247,7 +251,7 @@ class Sweep:
         return SweepResult(
             self.file.metric,
             self.file.mode,
-            [_record(results[index], self.file.searched, self.file.metric) for index in range(len(results))],
+            [_record(results[index], self.file) for index in range(len(results))],
             self.file.repeats,
             # A searcher may end before it has made all of them.
             not_started=max(0, self.file.num_trials - len(results)) if interrupt.requested else 0,
@@ -258,7 +262,7 @@ class Sweep:
             return tune.Tuner.restore(
                 str(self.folder),
                 trainable=self.file.config.algo_class,
-                param_space=self.file.config,
+                param_space=self.file.param_space(),
                 resume_unfinished=True,
                 restart_errored=True,
             )
@@ -272,17 +276,9 @@ class Sweep:
         file = self.file
         population = is_population_based(file.scheduler)
         seeds = len(file.seeds) if file.search_alg is not None else 1
-        config = file.config.copy(copy_frozen=False)
-        config.fix_date()
-        if file.search_alg is not None and file.seeds:
-            config.debugging(seed=file.seeds[0])
-        config.recording(
-            trajectories_folder=config.trajectories_folder or "trajectories",
-            training_folder=config.training_folder or "training",
-        )
         return tune.Tuner(
             file.config.algo_class,
-            param_space=config,
+            param_space=file.param_space(),
             tune_config=tune.TuneConfig(
                 metric=file.metric,
                 mode=file.mode,
@@ -293,6 +289,8 @@ class Sweep:
                 max_concurrent_trials=None if population else at_once,
                 # A trial takes over the actors of one that has ended, where it needs the same.
                 reuse_actors=True,
+                trial_name_creator=file.trial_name,
+                trial_dirname_creator=file.trial_name,
             ),
             run_config=tune.RunConfig(
                 name=self.folder.name,
@@ -383,15 +381,15 @@ class EverySeed(Repeater):
         return suggested
 
 
-def _record(result: Any, searched: Iterable[str], metric: str) -> TrialRecord:
-    metrics, config = result.metrics or {}, result.config or {}  # both absent in a trial that never started
+def _record(result: Any, file: SweepFile) -> TrialRecord:
+    metrics = result.metrics or {}  # absent in a trial that never started
     status = FAILED if result.error else DONE if metrics.get("done") else UNFINISHED
     return TrialRecord(
-        name=metrics.get("trial_id") or Path(result.path).name,
-        parameters={path: reduce(getitem, path.split("."), config) for path in searched if config},
+        name=Path(result.path).name if file.trial_name else metrics.get("trial_id") or Path(result.path).name,
+        parameters=file.parameters(result),
         status=status,
         iterations=int(metrics.get("training_iteration", 0)),
-        metric=_last_value(result, metrics, metric),
+        metric=_last_value(result, metrics, file.metric),
         seconds=float(metrics.get("time_total_s", 0.0)),
         error=first_line(result.error)[:300] if result.error else "",
     )

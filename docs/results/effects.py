@@ -1,0 +1,124 @@
+"""Differences of methods in area under the learning curve and final success, by warm start and over warm starts.
+
+python docs/results/effects.py               # effects.json, out of the *_runs.json beside this file
+python docs/results/effects.py NAME DIR      # before, NAME_runs.json out of the folder of a finished `trial-ray reproduce`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.statistics import holm, seed_interval
+from trial_ray.files import read_json, write_json
+from trial_ray.metrics import LEARNER, TRAINING_SUCCESS
+from trial_ray.runs.metric_files import read_metrics
+
+HERE = Path(__file__).parent
+RUNS, EFFECTS, VERSION = "trial_ray/study_runs", "trial_ray/effects", 1
+PRIMARY = (("trial", "permuted"), ("trial", "uniform"))
+"""Whose difference says whether the profile's shape matters; Holm's adjustment is over them."""
+PAIRS = (*PRIMARY, ("trial", "grpo"), ("uniform", "grpo"), ("permuted", "grpo"))
+MEASURES = ("area", "success")
+SUMS = {"rows_sampled": "rows/sampled", "rows_trained": f"{LEARNER}num_module_steps_trained"}
+MEANS = {"saturated": f"{LEARNER}trial/clamp_saturated_fraction", "entropy": f"{LEARNER}grpo/entropy"}
+
+
+def mixed_interval(differences: np.ndarray) -> dict[str, float]:
+    """Mean of differences ``[warm starts, seeds]``, the warm start a random effect, by restricted maximum likelihood.
+
+    Where the seeds explain all that the warm starts differ by, all differences are one sample; else the warm starts' means are.
+    """
+    starts, seeds = differences.shape
+    between, within = seeds * differences.mean(1).var(ddof=1), differences.var(1, ddof=1).mean()
+    differing = between > within
+    variance = between if differing else differences.var(ddof=1)
+    degrees = starts - 1 if differing else differences.size - 1
+    error, mean = math.sqrt(variance / differences.size), float(differences.mean())
+    half = float(stats.t.ppf(0.975, degrees)) * error
+    return {
+        "mean": mean,
+        "low": mean - half,
+        "high": mean + half,
+        "p_value": float(2 * stats.t.sf(abs(mean) / error, degrees)),
+        "degrees": degrees,
+        "between_std": math.sqrt((between - within) / seeds) if differing else 0.0,
+        "within_std": math.sqrt(within if differing else variance),
+    }
+
+
+def runs_of(folder: Path) -> list[dict]:
+    """Area under the learning curve, final success and counts of every run of a finished study."""
+    rows = []
+    for trial in read_json(folder / "sweep.json")["trials"]:
+        chosen, run = trial["parameters"], folder / trial["name"]
+        metrics, _ = read_metrics(run / "metrics.jsonl")
+        played = [EvaluationResult.load(file).success_rate for file in (run / "evaluations").glob("*.json")]
+        row = {"environment": chosen["environment"], "warm_start": chosen["backbone"], "method": chosen["method"]}
+        settings = json.loads((run / "resolved_config.json").read_text())["settings"]
+        row["base_model"] = (settings["warm_start"] or {}).get("model_path")
+        row |= {"seed": chosen["seed"], "area": statistics.fmean(line[TRAINING_SUCCESS] for line in metrics)}
+        row["success"] = statistics.fmean(played)
+        for names, reduce in ((SUMS, sum), (MEANS, statistics.fmean)):
+            found = {short: [line[key] for line in metrics if key in line] for short, key in names.items()}
+            row |= {short: reduce(values) for short, values in found.items() if values}
+        rows.append(row)
+    return rows
+
+
+def effects(rows: list[dict]) -> list[dict]:
+    """Differences of all :data:`PAIRS`, paired by seed.
+
+    For every environment, base model, pair and measure one entry a warm start that has two seeds, with the t interval over seeds;
+    and, where several warm starts have the same seeds, one of the mixed model (``warm_start`` is ``None``). Warm starts of a
+    language model and of a small one do not vary around one mean.
+    """
+    found = []
+    for environment, base_model in dict.fromkeys((row["environment"], row.get("base_model")) for row in rows):
+        own = [row for row in rows if (row["environment"], row.get("base_model")) == (environment, base_model)]
+        place = {"environment": environment} | ({} if base_model is None else {"base_model": base_model})
+        for measure in MEASURES:
+            made = [entry for pair in PAIRS for entry in _of_pair(own, *pair, measure)]
+            pooled = [
+                each for each in made if not each["warm_start"] and (each["method"], each["reference"]) in PRIMARY
+            ]
+            for entry, adjusted in zip(pooled, holm([each["p_value"] for each in pooled]), strict=True):
+                entry["p_holm"] = adjusted
+            found += [{**place, "measure": measure, **entry} for entry in made]
+    return found
+
+
+def _of_pair(rows: list[dict], one: str, other: str, measure: str) -> list[dict]:
+    values = {(row["warm_start"], row["method"], row["seed"]): row[measure] for row in rows}
+    pair, found, differences = {"method": one, "reference": other}, [], {}
+    for start in dict.fromkeys(row["warm_start"] for row in rows):
+        seeds = sorted(seed for own, method, seed in values if (own, method) == (start, one))
+        seeds = tuple(seed for seed in seeds if (start, other, seed) in values)
+        gained = np.array([values[start, one, seed] - values[start, other, seed] for seed in seeds])
+        if (interval := seed_interval(gained)) is not None:
+            differences[start, seeds] = gained
+            mean = {"mean": float(gained.mean()), **dataclasses.asdict(interval)}
+            found.append({**pair, "warm_start": start, "seeds": len(seeds), **mean})
+    if len(differences) > 1 and len({seeds for _, seeds in differences}) == 1:
+        array = np.array(list(differences.values()))
+        pooled = {"warm_start": None, "warm_starts": len(array), "seeds": array.shape[1]}
+        found.append({**pair, **pooled, **mixed_interval(array)})
+    return found
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        name, folder = sys.argv[1:]
+        record = {"schema": RUNS, "schema_version": VERSION, "runs": runs_of(Path(folder))}
+        print(write_json(HERE / f"{name}_runs.json", record))
+    every = [row for path in sorted(HERE.glob("*_runs.json")) for row in read_json(path, RUNS, VERSION)["runs"]]
+    record = {"schema": EFFECTS, "schema_version": VERSION, "effects": effects(every)}
+    print(write_json(HERE / "effects.json", record))

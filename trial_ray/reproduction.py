@@ -1,0 +1,353 @@
+"""The paper's comparisons: studies of several methods and seeds, each one sweep, and the tables and figures of their runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.utils import force_list
+
+from trial_ray.algorithms.config import NAMED_CONFIG
+from trial_ray.algorithms.methods import method_title, with_method
+from trial_ray.errors import UserInputError
+from trial_ray.evaluation.panels import choose_panel
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.tables import ResultTable, TableEntry
+from trial_ray.metrics import TRAINING_SUCCESS
+from trial_ray.ray_internals import trial_folder
+from trial_ray.runs.config_record import to_record
+from trial_ray.runs.experiment import examples_folder
+from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.metric_files import set_file
+from trial_ray.runs.overrides import apply_overrides
+from trial_ray.sweeps.file import SweepFile, recorded_config
+from trial_ray.user_files import run_user_file
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPO
+    from trial_ray.algorithms.methods.trial import TRIALConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSet:
+    """An evaluation set that the trained policy plays at the end.
+
+    Attributes:
+        split: the environment's split.
+        panel: a name that ``trial_ray.evaluation.panels.choose_panel`` knows, or a number of tasks.
+    """
+
+    split: str
+    panel: str | int = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The ``scale`` of a scale file.
+
+    Attributes:
+        configure: from environment and backbone to TRIAL's config of a run; other methods keep what it changes of the
+            defaults.
+        environments: by name, the sets that are evaluated at the end.
+        backbones: names, in the order of the rows.
+        controlled_backbone: the one that controlled studies use.
+        iterations: of every run.
+        seeds: how many, unless ``--seeds`` says otherwise.
+        method_settings: by method, settings of its own at this scale, such as a schedule that fits into fewer iterations.
+        method_seeds: by method, how many seeds it gets in place of ``seeds``.
+    """
+
+    configure: Callable[[str, str], TRIALConfig]
+    environments: Mapping[str, tuple[EvaluationSet, ...]]
+    backbones: tuple[str, ...]
+    controlled_backbone: str
+    iterations: int
+    seeds: int
+    method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    method_seeds: Mapping[str, int] = field(default_factory=dict)
+
+
+def scale_names() -> list[str]:
+    """Scales that come with this package, the smallest first."""
+    return ["tiny", "study", "shape", "guessing", "webshop", "pretrained", "small", "paper"]
+
+
+def scale_file(name: str) -> Path:
+    """The file of a scale: one of :func:`scale_names`, or a path that ends in ``.py``.
+
+    Raises:
+        UserInputError: there is no such file.
+    """
+    path = Path(name).expanduser() if name.endswith(".py") else examples_folder() / "reproduce" / f"{name}.py"
+    if not path.is_file():
+        raise UserInputError(
+            f"There is no scale {name!r} ({path} is not a file). Choose one of {', '.join(scale_names())}, or name a Python "
+            "file that defines `scale`."
+        )
+    return path
+
+
+def load_scale(name: str) -> Scale:
+    """Run a scale's file.
+
+    Raises:
+        UserInputError: the file is missing, fails, or defines no ``scale``.
+    """
+    path = scale_file(name)
+    scale = run_user_file(path, "trial_ray_scale").get("scale")
+    if not isinstance(scale, Scale):
+        raise UserInputError(
+            f"{path} must define `scale`, a trial_ray.reproduction.Scale; found {type(scale).__name__}."
+        )
+    return scale
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One comparison of the paper.
+
+    Attributes:
+        title: what it shows.
+        methods: rows or curves, in the paper's order.
+        controlled: only the scale's controlled backbone is trained; otherwise every backbone.
+    """
+
+    title: str
+    methods: tuple[str, ...]
+    controlled: bool = True
+
+
+STUDIES = {
+    "table2": Study(
+        "complete-set results of all methods", ("grpo", "serl", "sdar", "grpo_opsd", "rlsd", "trial"), controlled=False
+    ),
+    "table3": Study("controlled revision profiles", ("grpo", "uniform", "permuted", "trial")),
+    "study": Study(
+        "turn profiles and methods where the hindsight view knows better",
+        ("grpo", "uniform", "permuted", "trial", "value_weighted", "serl", "sdar", "rlsd", "grpo_opsd", "gigpo"),
+    ),
+    "shape": Study(
+        "turn profiles from several warm starts", ("grpo", "uniform", "permuted", "trial"), controlled=False
+    ),
+    "pair": Study("TRIAL against GRPO", ("grpo", "trial")),
+}
+"""By the name that ``trial-ray reproduce`` takes."""
+REFERENCE, SUBJECT = "grpo", "trial"
+
+
+@dataclass(frozen=True)
+class FinalEvaluation:
+    """RLlib's callback ``on_train_result``: plays a trial's evaluation sets after its last iteration, into its run folder.
+
+    Attributes:
+        sets: what is played.
+        iterations: the last one.
+        labels: of the results.
+    """
+
+    sets: tuple[EvaluationSet, ...]
+    iterations: int
+    labels: Mapping[str, Any]
+
+    def __call__(self, *, algorithm: GRPO, **_: Any) -> None:
+        """Play, after the last iteration."""
+        folder = trial_folder(algorithm)
+        if algorithm.iteration < self.iterations or folder is None:
+            return
+        config = algorithm.config
+        (entry,) = config.environment_entries()
+        for played in self.sets:
+            own = entry.at(**config.evaluation_env_config, split=played.split)
+            result = algorithm.evaluate_panel(choose_panel(own, played.panel), own)
+            result.policy, result.labels = f"{folder.name}, iteration {self.iterations}", dict(self.labels)
+            result.save(evaluation_file(folder, played, self.iterations))
+
+
+def evaluation_file(folder: Path, played: EvaluationSet, iterations: int) -> Path:
+    """Where a run keeps the evaluation of a set after so many iterations."""
+    return RunFolder(folder).evaluations / set_file(f"{played.split}-{played.panel}", iterations)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One run of a study; its config plays ``sets`` at the end."""
+
+    environment: str
+    backbone: str
+    method: str
+    seed: int
+    config: GRPOConfig
+    sets: tuple[EvaluationSet, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.environment}-{self.backbone}-{self.method}-seed{self.seed}".lower()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the sweep's tables say of it."""
+        return {name: getattr(self, name) for name in ("environment", "backbone", "method", "seed")}
+
+
+@dataclass(frozen=True)
+class StudySweep(SweepFile):
+    """A study as a sweep: a grid of whole configs, over environments, backbones, methods and seeds.
+
+    Attributes:
+        runs: by their names.
+    """
+
+    runs: Mapping[str, PlannedRun] = field(default_factory=dict)
+
+    @classmethod
+    def plan(
+        cls, study: Study, scale: Scale, path: Path, seeds: int | None, iterations: int | None, overrides: list[str]
+    ) -> StudySweep:
+        """Plan every run that ``study`` needs at ``scale``.
+
+        Args:
+            study: what is compared.
+            scale: with what.
+            path: of the scale's file.
+            seeds: how many; ``None``: the scale's.
+            iterations: of every run; ``None``: the scale's.
+            overrides: ``key=value`` for every run, applied to TRIAL's config; other methods take over what they share.
+
+        Raises:
+            ConfigError: a config is wrong, or a method's schedule is longer than the run.
+        """
+        steps = iterations or scale.iterations
+        runs = {run.name: run for run in _planned(study, scale, seeds, steps, overrides)}
+        return cls(
+            path=path,
+            config=next(iter(runs.values())).config,
+            stop={"training_iteration": steps},
+            searched=dict.fromkeys(("environment", "backbone", "method", "seed")),
+            metric=TRAINING_SUCCESS,
+            mode="max",
+            num_samples=1,
+            scheduler=None,
+            search_alg=None,
+            max_concurrent_trials=None,
+            iterations=iterations,
+            overrides=tuple(overrides),
+            runs=runs,
+        )
+
+    @property
+    def num_trials(self) -> int:
+        """One a run."""
+        return len(self.runs)
+
+    @property
+    def repeats(self) -> int:
+        """Fewest seeds of a method."""
+        counted = Counter((run.environment, run.backbone, run.method) for run in self.runs.values())
+        return min(counted.values())
+
+    def configs(self) -> Iterator[GRPOConfig]:
+        """Those of all runs."""
+        return (run.config for run in self.runs.values())
+
+    def param_space(self) -> dict[str, Any]:
+        """A grid over names and configs."""
+        named = [(name, recorded_config(run.config).to_dict()) for name, run in self.runs.items()]
+        return {NAMED_CONFIG: {"grid_search": named}}
+
+    def parameters(self, result: Any) -> dict[str, Any]:
+        """Environment, backbone, method and seed of a trial, whose folder has its run's name."""
+        return self.runs[Path(result.path).name].parameters
+
+    @property
+    def trial_name(self) -> Callable[[Any], str]:
+        """A trial is called as its run is."""
+        return _name_of
+
+    def description(self) -> dict[str, Any]:
+        """Every run's method and settings, and for how long it is trained."""
+        records = {name: to_record(run.config) for name, run in self.runs.items()}
+        runs = {name: {"method": record["method"], **record["settings"]} for name, record in records.items()}
+        return {"stop": self.stop, **runs}
+
+
+def _name_of(trial: Any) -> str:
+    return str(trial.config[NAMED_CONFIG][0])
+
+
+def _planned(study: Study, scale: Scale, seeds: int | None, steps: int, overrides: list[str]) -> Iterator[PlannedRun]:
+    backbones = (scale.controlled_backbone,) if study.controlled else scale.backbones
+    for environment, sets in scale.environments.items():
+        for backbone in backbones:
+            base = apply_overrides(scale.configure(environment, backbone), overrides)
+            for method in study.methods:
+                for seed in range(seeds or scale.method_seeds.get(method, scale.seeds)):
+                    config: GRPOConfig = with_method(base, method).training(**scale.method_settings.get(method, {}))
+                    labels = {"method": method, "backbone": backbone, "seed": seed, "iteration": steps}
+                    own = force_list(config.callbacks_on_train_result)
+                    config.debugging(seed=seed).callbacks(on_train_result=[*own, FinalEvaluation(sets, steps, labels)])
+                    config.validate()
+                    config.require_schedules_within(steps)
+                    yield PlannedRun(environment, backbone, method, seed, config, sets)
+
+
+def result_table(sweep: StudySweep, folder: Path) -> ResultTable:
+    """The table of the runs that have been evaluated; rows of backbones in the scale's order.
+
+    Raises:
+        UserInputError: none has.
+    """
+    steps = int(sweep.stop["training_iteration"])
+    entries = [
+        TableEntry(run.backbone, run.method, run.seed, EvaluationResult.load(file))
+        for name, run in sorted(sweep.runs.items(), key=lambda item: _backbones(sweep).index(item[1].backbone))
+        for played in run.sets
+        if (file := evaluation_file(folder / name, played, steps)).is_file()
+    ]
+    if not entries:
+        raise UserInputError(
+            f"None of the {len(sweep.runs)} runs in {folder} has been evaluated, so there is no table."
+        )
+    reference = REFERENCE if any(entry.method == REFERENCE for entry in entries) else None
+    return ResultTable(entries, reference, SUBJECT)
+
+
+def _backbones(sweep: StudySweep) -> list[str]:
+    return list(dict.fromkeys(run.backbone for run in sweep.runs.values()))
+
+
+def write_results(name: str, sweep: StudySweep, folder: Path) -> list[Path]:
+    """Write the study's table, and every curve and the paper's Figures 2 and 3 of each environment and backbone.
+
+    Args:
+        name: of the study.
+        sweep: the study.
+        folder: of the sweep.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserInputError: no run has been evaluated.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    from trial_ray.reports.plots import write_figures
+    from trial_ray.runs.reader import load_groups
+
+    written = result_table(sweep, folder).write(folder / name, method_title)
+    places: dict[tuple[str, str], list[Path]] = {}
+    for run in sweep.runs.values():
+        if (folder / run.name / "run.json").is_file():
+            places.setdefault((run.environment, run.backbone), []).append(folder / run.name)
+    for place, runs in places.items():
+        written += write_figures(load_groups(runs), folder / "figures" / "-".join(place).lower())
+    return written
+
+
+def state(folder: Path) -> str:
+    """How the run in a folder stands; ``new`` without one."""
+    return RunFolder(folder).state() if (folder / "run.json").is_file() else "new"
