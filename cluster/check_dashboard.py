@@ -1,22 +1,62 @@
 """Exit with 2 and one line where no Ray dashboard answers at an address, or where it refuses the token.
 
-cluster/submit.sh asks first, since `ray job submit` needs ten seconds to show a traceback. The machine that submits need have
-neither Ray nor what this package needs.
+cluster/submit.sh asks first, since `ray job submit` needs ten seconds to show a traceback. The machine that submits needs Python
+alone.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import urllib.error
+import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+ANSWER_S = 20
+REFUSED = {
+    401: "asks for a token, and none was sent. Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH, or "
+    "~/.ray/auth_token)",
+    403: "refuses the token. Its own is shown by `ray get-auth-token` on the head",
+}
 
-from trial_ray.errors import TrialRayError
-from trial_ray.runs.dashboard import Dashboard
+
+def token() -> str:
+    """The token that Ray's own client would send; empty without one."""
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        return ""
+    if found := os.environ.get("RAY_AUTH_TOKEN"):
+        return found.strip()
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+
+
+def complaint(address: str) -> str:
+    """What is wrong at a dashboard's address; empty where it answers."""
+    try:
+        request = urllib.request.Request(f"{address.rstrip('/')}/api/version")
+        if sent := token():
+            request.add_header("Authorization", f"Bearer {sent}")
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            json.load(answer)["ray_version"]
+    except urllib.error.HTTPError as error:
+        if error.code in REFUSED:
+            return f"the cluster at {address} {REFUSED[error.code]}."
+        return (
+            f"what answers at {address} is no Ray dashboard (HTTP status {error.code}). Is the port another program's?"
+        )
+    except (ValueError, KeyError, TypeError, HTTPException):
+        return f"what answers at {address} is no Ray dashboard. Is the port another program's?"
+    except OSError as error:
+        return (
+            f"no Ray dashboard answers at {address} ({getattr(error, 'reason', error)}). Is the cluster up, and the port forwarded "
+            "to this machine (kubectl port-forward, ray dashboard, ssh -L)?"
+        )
+    return ""
+
 
 if __name__ == "__main__":
-    try:
-        Dashboard(sys.argv[1]).version()
-    except TrialRayError as error:
-        print(f"cluster/submit.sh: {error}", file=sys.stderr)
+    if found := complaint(sys.argv[1]):
+        print(f"cluster/submit.sh: {found}", file=sys.stderr)
         sys.exit(2)

@@ -52,23 +52,6 @@ class ProcessEvents:
     events: list[Event]
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Events of all processes of a run in one iteration.
-
-    Attributes:
-        iteration: counted from 1.
-        began: ``time.time()`` on the driver's node.
-        seconds: that it took.
-        actors: events by the actors' names; ``None`` of an actor that did not answer.
-    """
-
-    iteration: int
-    began: float
-    seconds: float
-    actors: Mapping[str, ProcessEvents | None]
-
-
 _kept: deque[Event] = deque(maxlen=MOST_EVENTS)
 
 

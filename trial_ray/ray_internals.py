@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ray._private import ray_constants, state, utils, worker
+from ray._private import ray_constants, state, utils
 from ray._private.node import Node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.actor import ActorHandle
@@ -117,17 +117,6 @@ def connect_to_head(address: str) -> None:
         ray.exceptions.RpcError: it is no head.
     """
     GcsClient(address=address)
-
-
-def driver_place() -> tuple[str, Path] | None:
-    """The dashboard's URL, and the folder of Ray's logs on this driver's node; ``None`` of a Ray without a dashboard.
-
-    Ray's public context does not name the folder.
-    """
-    node = worker._global_node
-    if node is None or not node.webui_url:
-        return None
-    return f"http://{node.webui_url}", Path(node.get_logs_dir_path())
 
 
 def trial_folder(algorithm: Algorithm) -> Path | None:

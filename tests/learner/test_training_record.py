@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from small_learners import build_learner, config_of, update
+from snippets import snippets
 from synthetic_groups import synthetic_groups
 
 from trial_ray.errors import CheckpointError, UserInputError
@@ -111,31 +112,23 @@ def test_larger_updates_than_the_limit_are_not_recorded(model_path, groups, tmp_
     assert len(read_training(tmp_path)) > 0
 
 
-def test_pandas_reads_it_by_the_hive_convention(recorded):
-    import pandas as pd
-
-    folder = recorded[0] / "training"
-    frame = pd.read_parquet(folder, filters=[("iteration", "=", 3)])
-    assert len(frame) == len(read_training(folder))
-    assert set(frame["iteration"]) == {3}
-    assert frame["gap"].map(len).equals(frame["learner_logprobs"].map(len))
-
-
-def test_datasets_reads_it(recorded, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    files = str(recorded[0] / "training" / "*" / "*.parquet")
-    found = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path))
-    table = read_training(recorded[0] / "training")
-    assert {*table.column_names} - {"iteration"} <= {*found.column_names}
-    assert found["gap"][:] == table["gap"].to_pylist()
-
-
-def test_duckdb_reads_it(recorded):
-    duckdb = pytest.importorskip("duckdb")
-    files = recorded[0] / "training" / "*" / "*.parquet"
-    query = f"select iteration::int, sum(len(gap)) from read_parquet('{files}', hive_partitioning = true) group by 1"
-    tokens = sum(len(gap) for gap in read_training(recorded[0] / "training")["gap"].to_pylist())
-    assert duckdb.sql(query).fetchall() == [(3, tokens)]
+@pytest.mark.parametrize("library", ["pandas", "datasets", "duckdb"])
+def test_the_lines_of_the_page_read_the_records(recorded, library, tmp_path, monkeypatch):
+    module = pytest.importorskip(library)
+    if library == "datasets":
+        monkeypatch.setattr(module.config, "HF_DATASETS_CACHE", tmp_path)
+    (code,) = [code for code in snippets("runs.md", "reading") if code.startswith(f"import {library}")]
+    (tmp_path / "run").symlink_to(recorded[0])
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    turns, trained = read_turns(recorded[0] / "trajectories"), read_training(recorded[0] / "training")
+    if library == "pandas":
+        assert len(names["joined"]) == len(trained)
+    if library == "datasets":
+        assert names["turns"]["logprobs"][:] == turns["logprobs"].to_pylist()
+    if library == "duckdb":
+        assert [row[0] for row in module.sql(names["query"]).fetchall()] == [3]
 
 
 def test_another_schema_or_a_missing_column_is_refused(recorded, tmp_path):

@@ -22,10 +22,8 @@ from trial_ray.evaluation.panels import read_panel
 from trial_ray.files import cache_root
 from trial_ray.models.packaged import packaged_folder
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports.exports import write_atif, write_dataset
 from trial_ray.reports.viewer import write_viewer
 from trial_ray.runs.checkpoints import MANIFEST, require_whole
-from trial_ray.runs.cluster_runs import log_name
 from trial_ray.runs.reader import open_run, read_runs
 from trial_ray.runs.storage import Storage, download
 
@@ -50,23 +48,12 @@ def named(run, name: str):
     first, second = run.read(1)[:2]
     hostile = dataclasses.replace(first.trajectory, task_id=name, environment=name, family=name)
     found = [dataclasses.replace(first, group_id=name, trajectory=hostile), second]
-    return SimpleNamespace(recorded=[1], read=lambda iteration: found, name=name, tokens=None, **shown(run)), found
-
-
-def shown(run) -> dict:
-    return {name: getattr(run, name) for name in ("backbone", "method", "settings", "environments", "versions")}
-
-
-def exported(write):
-    def place(folder: Path, name: str, run, games) -> None:
-        hostile, found = named(run, name)
-        assert write(hostile, [found], folder / "out") == 2
-
-    return place
+    shown = {name: getattr(run, name) for name in ("backbone", "method", "settings", "environments", "versions")}
+    return SimpleNamespace(recorded=[1], read=lambda iteration: found, name=name, tokens=None, **shown)
 
 
 def viewed(folder: Path, name: str, run, games) -> None:
-    assert write_viewer([named(run, name)[0]], folder / "out").trajectories == 2
+    assert write_viewer([named(run, name)], folder / "out").trajectories == 2
 
 
 def swept(folder: Path, name: str, run, games) -> None:
@@ -118,15 +105,12 @@ def played(env_id: str, **settings):
 
 
 PLACES = {
-    "export atif": exported(write_atif),
-    "export datasets": exported(write_dataset),
     "viewer": viewed,
     "table of a sweep": swept,
     "listing of a storage": listed,
     "cache of a storage": stored,
     "manifest of a checkpoint": manifested,
     "manifest of a shop": catalogued,
-    "log of an actor": lambda folder, name, run, games: (folder / log_name(name, name, suffix=name)[:200]).touch(),
     "evaluation set": lambda folder, name, run, games: read_panel(name),
     "packaged model": lambda folder, name, run, games: packaged_folder(f"package:{name}"),
     "task of official games": played("trial/ALFWorld-v0", split="train", data=None),

@@ -48,7 +48,7 @@ from trial_ray.algorithms.placement import (
 )
 from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampling import BatchSampler, SampledBatch, TaskSampler
-from trial_ray.algorithms.timeline import collect_timeline
+from trial_ray.algorithms.timeline import Timeline, collect_timeline
 from trial_ray.algorithms.weight_sync import WeightSync, ask_learners, update_learners
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.fault_log import FAULTS
@@ -67,7 +67,7 @@ from trial_ray.models.loading import load_tokenizer
 from trial_ray.planning.memory import Machine, require_fit
 from trial_ray.planning.request import PlanRequest
 from trial_ray.planning.step_time import gpu_bytes
-from trial_ray.process_events import ITERATION, Timeline, event
+from trial_ray.process_events import ITERATION, event
 from trial_ray.process_reports import peak_memory
 from trial_ray.ray_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
 from trial_ray.rollout.chat_template import describe_chat_template

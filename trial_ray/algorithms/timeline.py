@@ -1,16 +1,43 @@
-"""Collects what the actors of a run did in its last iteration."""
+"""The timeline of an iteration: collected from the actors of a run, and written for trace viewers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
 
 from trial_ray.algorithms.actors import RunActor
 from trial_ray.engines.pool import answers
-from trial_ray.process_events import ITERATION, MOST_EVENTS, Timeline, process_events
+from trial_ray.files import write_text
+from trial_ray.process_events import EPISODE, ITERATION, MOST_EVENTS, STEP, Event, ProcessEvents, process_events
 
+SCHEMA = "trial_ray/timeline"
+SCHEMA_VERSION = 1
+IDLE_S = 0.001
+"""Between two steps of an engine: above it the batch was empty."""
 MOST_COLLECTED = 200_000
 """Events of all actors together, so that the driver's part does not grow with the cluster."""
 DRIVER = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Events of all processes of a run in one iteration.
+
+    Attributes:
+        iteration: counted from 1.
+        began: ``time.time()`` on the driver's node.
+        seconds: that it took.
+        actors: events by the actors' names; ``None`` of an actor that did not answer.
+    """
+
+    iteration: int
+    began: float
+    seconds: float
+    actors: Mapping[str, ProcessEvents | None]
 
 
 def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline | None:
@@ -35,3 +62,101 @@ def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline |
             **{actor.name: events for actor, events in zip(actors, found, strict=True)},
         },
     )
+
+
+def write_timeline(file: Path, timeline: Timeline) -> Path:
+    """Write a timeline in the JSON trace format of Chrome, which Perfetto and ``chrome://tracing`` read.
+
+    Times are microseconds since the iteration began. A process of the trace is an actor of the run; threads are kinds of events,
+    and one for each episode that was played at the same time as others. ``otherData`` says what is missing.
+    """
+    events: list[dict[str, Any]] = []
+    silent, cut = [], {}
+    for pid, (name, found) in enumerate(timeline.actors.items(), start=1):
+        if found is None:
+            silent.append(name)
+            continue
+        events += _actor_events(pid, name, found, timeline)
+        if found.complete_since > timeline.began:
+            cut[name] = round(found.complete_since - timeline.began, 6)
+    other = {
+        "iteration": timeline.iteration,
+        "began": timeline.began,
+        "seconds": timeline.seconds,
+        "clock": "time.time() of each node; nodes are as far apart as their clocks",
+        "did_not_answer": silent,
+        "complete_since_seconds": cut,
+    }
+    head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "displayTimeUnit": "ms", "otherData": other}
+    return write_text(file, json.dumps({**head, "traceEvents": events}, allow_nan=False, separators=(",", ":")))
+
+
+def _actor_events(pid: int, name: str, found: ProcessEvents, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    yield _named("process_name", pid, 0, f"{name} ({found.host}, process {found.pid})")
+    tids: dict[str, int] = {}
+    for event, thread in _with_threads(found.events):
+        if thread not in tids:
+            tids[thread] = len(tids) + 1
+            yield _named("thread_name", pid, tids[thread], thread)
+        began = max(event.began, timeline.began)
+        ended = min(event.began + event.seconds, timeline.began + timeline.seconds)
+        if began <= ended:
+            yield {
+                "name": event.name,
+                "cat": name,
+                "ph": "X",
+                "pid": pid,
+                "tid": tids[thread],
+                "ts": _microseconds(began - timeline.began),
+                "dur": _microseconds(ended - began),
+                "args": dict(event.counts) | ({"of": event.track} if event.track else {}),
+            }
+    steps = [
+        event for event in found.events if event.name == STEP and 0 <= event.began - timeline.began <= timeline.seconds
+    ]
+    yield from _batch_sizes(pid, steps, timeline)
+
+
+def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """A counter of the requests that an engine computes, and of those that wait there."""
+    for step, following in zip_longest(steps, steps[1:]):
+        batch = step.counts["batch"]
+        ended = min(step.began + step.seconds, timeline.began + timeline.seconds)
+        sizes = [(step.began, batch, step.counts["requests"] - batch)]
+        if following is None or following.began - ended > IDLE_S:
+            sizes.append((ended, 0, 0))
+        for at, computed, queued in sizes:
+            args = {"computed": computed, "queued": queued}
+            yield {
+                "name": "batch",
+                "ph": "C",
+                "pid": pid,
+                "tid": 0,
+                "ts": _microseconds(at - timeline.began),
+                "args": args,
+            }
+
+
+def _with_threads(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
+    """Each event with its thread: the name of the event, or of episodes the first thread that is free while they last."""
+    spans: dict[str, list[float]] = {}
+    for event in events:
+        if event.track:
+            span = spans.setdefault(event.track, [event.began, 0.0])
+            span[:] = min(span[0], event.began), max(span[1], event.began + event.seconds)
+    free_from: list[float] = []
+    threads: dict[str, str] = {}
+    for track, (began, ended) in sorted(spans.items(), key=lambda item: item[1]):
+        index = next((index for index, free in enumerate(free_from) if free <= began), len(free_from))
+        free_from[index:] = [ended, *free_from[index + 1 :]]
+        threads[track] = f"{EPISODE} {index + 1}"
+    for event in sorted(events, key=lambda event: (event.began, -event.seconds)):
+        yield event, threads[event.track] if event.track else event.name
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _microseconds(seconds: float) -> float:
+    return round(1e6 * seconds, 1)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trial_ray.cli import cluster, console, data, doctor, evaluate, folders, plan, reproduce, train, warmstart
+from trial_ray.cli import console, data, doctor, evaluate, folders, plan, reproduce, train, warmstart
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.runs.storage import StoredCopy
 from trial_ray.termination import termination_as_interrupt
@@ -31,8 +31,6 @@ COMMANDS = {
     "warmstart": warmstart.WARMSTART,
     "judge": warmstart.JUDGE,
     "export": folders.EXPORT,
-    "status": cluster.STATUS,
-    "logs": cluster.LOGS,
     "data": data.DATA,
     "plan": plan.PLAN,
     "doctor": doctor.DOCTOR,

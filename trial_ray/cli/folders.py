@@ -81,7 +81,6 @@ compared, paired by seed and task. The page loads nothing: it can be sent, and o
 
 # -- inspect -----------------------------------------------------------------------------------------------------------
 
-FORMATS = ("atif", "datasets")
 CHOSEN_RUNS = 2
 """Most runs on one page: two stand side by side."""
 
@@ -98,9 +97,7 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--iteration", type=terminal.positive, metavar="N", help="this one alone (default: all; with --text the newest)"
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of the page (default: viewer in the first RUN) or of the export"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the page (default: viewer in the first RUN)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser where there is a display")
     parser.add_argument(
         "--text", action="store_true", help="list the trajectories of an iteration in the terminal instead"
@@ -108,18 +105,11 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show", type=terminal.positive, metavar="K", help="with --text: print trajectory number K of the iteration"
     )
-    parser.add_argument(
-        "--export",
-        choices=FORMATS,
-        metavar="FORMAT",
-        help="write the trajectories into the new folder --out instead: atif (Agent Trajectory Interchange Format) or datasets "
-        "(Parquet and a card for Hugging Face datasets)",
-    )
     terminal.add_options(parser, "--env-adapter")
 
 
 def inspect(args: argparse.Namespace) -> int:
-    """Write a page on which a person reads what a run recorded, print the same, or export it."""
+    """Write a page on which a person reads what a run recorded, or print the same."""
     from trial_ray.environments.registry import load_adapters
     from trial_ray.reports.recorded import visible
     from trial_ray.runs.reader import open_run
@@ -133,10 +123,6 @@ def inspect(args: argparse.Namespace) -> int:
     notes = [f"{run.name}: {reason}" for run in runs for reason in run.missing]
     if args.text:
         _print(runs[0], args.show)
-    elif args.export:
-        from trial_ray.reports.exports import export_trajectories
-
-        count, place = export_trajectories(runs[0], args.export, args.out, notes), args.out
     else:
         count, place = _write_page(runs, (args.out or args.run_folders[0] / "viewer").resolve(), notes, args.open)
     for note in notes:
@@ -147,14 +133,9 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    alone = "--export" if args.export else "--text" if args.text else ""
-    if len(args.run_folders) > (1 if alone else CHOSEN_RUNS):
-        expected = f"one RUN with {alone}" if alone else "one or two RUN folders"
+    if len(args.run_folders) > (1 if args.text else CHOSEN_RUNS):
+        expected = "one RUN with --text" if args.text else "one or two RUN folders"
         raise UserInputError(f"Expected {expected}; found {len(args.run_folders)}.")
-    if args.export and (args.text or args.open or not args.out):
-        raise UserInputError(
-            "--export FORMAT writes into the folder --out DIR: name it, and give neither --text nor --open."
-        )
     if args.show and not args.text:
         raise UserInputError("--show K prints a trajectory in the terminal; give --text with it.")
     if args.text and (args.out or args.open):
@@ -207,10 +188,8 @@ INSPECT = terminal.Command(
   trial-ray inspect runs/grpo runs/trial --out compared      two runs, side by side on the same tasks
   trial-ray inspect runs/my-run --text --iteration 3         list the trajectories of an iteration in the terminal
   trial-ray inspect runs/my-run --text --iteration 3 --show 7    print its trajectory number 7 with its prompts
-  trial-ray inspect runs/my-run --export atif --out atif         one ATIF document (JSON) a trajectory
-  trial-ray inspect runs/my-run --export datasets --out hub      a folder for datasets.load_dataset
 
-The page needs no server and no network. The records are Parquet, which pandas, DuckDB and pyarrow read as well.
+The page needs no server and no network. The records are Parquet for pandas, DuckDB and datasets (docs/runs.md#reading-them).
 """,
     add_inspect_arguments,
     inspect,

@@ -220,10 +220,5 @@ def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
     for key, spec in CURVES.items():
         if chart := curve_chart(key, groups):
             charts.setdefault(spec.section, []).append(chart)
-    # Of the first run that recorded one, like the trajectory of an allocation.
-    for run in [run for group in groups for run in group.runs if run.timeline][:1]:
-        assert run.timeline is not None
-        text = f"{run.name}: {run.timeline['text']}" if len(groups[0].runs) * len(groups) > 1 else run.timeline["text"]
-        charts.setdefault("time", []).append({**run.timeline, "text": text, "file": run.path / "timeline.json"})
     charts["allocation"] = [chart for chart in (class_chart(groups), profile_chart(groups)) if chart]
     return charts

@@ -193,15 +193,13 @@ def picture_files(folder: Path, name: str) -> list[Path]:
 
 def _size(chart: Chart) -> tuple[float, float]:
     """Width and height in inches."""
-    return 5.2, max(3.0, 1.6 + 0.24 * len(chart.get("turns", ())), 1.2 + 0.6 * len(chart.get("lanes", ())))
+    return 5.2, max(3.0, 1.6 + 0.24 * len(chart.get("turns", ())))
 
 
 def _draw(axis: Any, chart: Chart) -> None:
-    {"classes": _draw_classes, "profile": _draw_profile, "timeline": _draw_timeline}.get(chart["name"], _draw_curve)(
-        axis, chart
-    )
+    {"classes": _draw_classes, "profile": _draw_profile}.get(chart["name"], _draw_curve)(axis, chart)
     handles, labels = axis.get_legend_handles_labels()
-    if labels and chart["name"] in ("profile", "timeline"):
+    if labels and chart["name"] == "profile":
         axis.figure.legend(handles, labels, loc="outside lower center", ncols=2)
     elif 1 < len(labels) <= MOST_IN_LEGEND:
         axis.legend()
@@ -270,37 +268,6 @@ def _draw_profile(axis: Any, chart: Chart) -> None:
     axis.invert_yaxis()
     axis.axvline(1.0, color=QUIET, linewidth=0.8, linestyle="--")
     axis.set_xlabel(chart["axis"])
-
-
-def _draw_timeline(axis: Any, chart: Chart) -> None:
-    """One lane an actor: bars of its work, or what it has under way, each lane up to its own maximum."""
-    works = dict.fromkeys(name for lane in chart["lanes"] for name, *_ in lane["bars"])
-    colours = dict(zip(works, cycle([COLOURS[1], *COLOURS[3:]]), strict=False))
-    tints = {"wait for a response": (0, 0.4), "in the environment": (0, 1.0), "computed": (2, 1.0), "queued": (2, 0.4)}
-    ticks, labelled = [], set[str]()
-
-    def label(name: str) -> str:
-        known = name in labelled
-        labelled.add(name)
-        return f"_{name}" if known else name  # matplotlib leaves out those with a "_"
-
-    for at, lane in enumerate(chart["lanes"]):
-        below, most = np.zeros(len(lane["times"])), max(1.0, sum(lane["levels"].values(), np.zeros(1)).max())
-        for name, level in lane["levels"].items():
-            bottom, top = (at + 0.4 - 0.8 * height / most for height in (below, below + level))
-            colour, alpha = tints[name]
-            style = {"color": COLOURS[colour], "alpha": alpha, "linewidth": 0, "label": label(name)}
-            axis.fill_between(lane["times"], bottom, top, step="mid", **style)
-            below = below + level
-        for name, depth in dict.fromkeys((name, depth) for name, _, _, depth in lane["bars"]):
-            spans = [(began, lasted) for each, began, lasted, inside in lane["bars"] if (each, inside) == (name, depth)]
-            height = (0.25 if lane["levels"] else 0.8) / (1 + depth)
-            axis.broken_barh(spans, (at + 0.4 - height, height), color=colours[name], label=label(name))
-        ticks.append(f"{lane['name']}\n(up to {most:.0f})" if lane["levels"] else lane["name"])
-    axis.set_yticks(range(len(ticks)), ticks)
-    axis.set_xlim(0, chart["seconds"])
-    axis.invert_yaxis()
-    axis.set_xlabel("seconds since the iteration began")
 
 
 def _short(text: str, longest: int = LONGEST_ACTION) -> str:

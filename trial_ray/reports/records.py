@@ -141,7 +141,6 @@ class RunRecord:
         evaluations: by environment, ``""`` where the run has a single one, and by the iterations that the policy was trained
             for, 0 before training.
         cost: the cost card, rows of label, figure and share of the run's time.
-        timeline: chart of what the actors did in the last iteration; ``None`` where it was not recorded.
         allocation: turn weights of the newest iteration that recorded some.
         hindsight_start: iteration from which the dense term acts; ``None`` for methods without one.
         recorded: iterations to read trajectories of.
@@ -164,7 +163,6 @@ class RunRecord:
     metrics: Sequence[Mapping[str, float]] = ()
     evaluations: dict[str, dict[int, EvaluationResult]] = field(default_factory=dict)
     cost: Sequence[Sequence[str]] = ()
-    timeline: Mapping[str, Any] | None = None
     allocation: Allocation | None = None
     hindsight_start: int | None = None
     recorded: Sequence[int] = ()

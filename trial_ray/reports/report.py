@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.reports.charts import DASH, WINDOW, Table, all_charts
@@ -45,13 +42,12 @@ class Section:
     tables: list[Table] = field(default_factory=list)
 
 
-def report_page(groups: Sequence[RunGroup], title: str, folder: Path | None = None) -> str:
+def report_page(groups: Sequence[RunGroup], title: str) -> str:
     """The page of some groups of runs, as HTML; all that a run recorded is escaped, and no script runs on it.
 
     Args:
         groups: what it shows.
         title: of the page.
-        folder: where the page will be, for links to files of the runs; ``None``: no links.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -66,8 +62,6 @@ def report_page(groups: Sequence[RunGroup], title: str, folder: Path | None = No
     for chart in (chart for section in sections for chart in section.charts):
         try:
             chart["svg"] = Markup(chart_svg(chart, styles))
-            if folder is not None and "file" in chart:
-                chart["link"] = quote(os.path.relpath(chart["file"], folder))
         except MissingDependencyError:
             missing.append(NO_PICTURES)
             break

@@ -27,7 +27,6 @@ from trial_ray.files import (
     write_json,
     write_text,
 )
-from trial_ray.reports.timeline import FILE as TIMELINE_FILE
 from trial_ray.rollout.partitions import partitions
 from trial_ray.runs.checkpoints import RUN_FILE, RUN_SCHEMA
 from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
@@ -74,7 +73,7 @@ class RunFolder:
         tensorboard: folder of TensorBoard events.
         library_log: file of what Ray, the engines and other libraries wrote.
         cost: file of what the run costs (:mod:`trial_ray.runs.cost`).
-        timeline: file of what every actor did in the last iteration (:mod:`trial_ray.reports.timeline`).
+        timeline: file of what every actor did in the last iteration (:mod:`trial_ray.algorithms.timeline`).
         summary: file that says how the run ended.
         metrics: file with one JSON object an iteration.
     """
@@ -89,7 +88,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.library_log = path / LOG_FILE
         self.cost = path / "cost.json"
-        self.timeline = path / TIMELINE_FILE
+        self.timeline = path / "timeline.json"
         self.summary = path / "summary.json"
         self.metrics = path / "metrics.jsonl"
         self.command = [redacted(word) for word in command]

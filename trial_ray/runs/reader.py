@@ -20,8 +20,6 @@ from trial_ray.reports.findings import require_something
 from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts
 from trial_ray.reports.records import Allocation, RunGroup, RunRecord, Trace, TracedTurn, group_runs
 from trial_ray.reports.report import report_page
-from trial_ray.reports.timeline import FILE as TIMELINE_FILE
-from trial_ray.reports.timeline import read_timeline
 from trial_ray.rollout.partitions import partitions
 from trial_ray.runs.checkpoints import RUN_FILE, find_tokenizer
 from trial_ray.runs.config_record import backbone_of_settings, command_of, commands_in_force, setting_changes
@@ -81,8 +79,6 @@ def read_run(folder: Path) -> RunRecord:
     _read_evaluations(run)
     if card := {} if trial else _json(run, "cost.json"):
         _try(run, "cost.json", lambda: _read_cost(run, card))
-    if (timeline := folder / TIMELINE_FILE).is_file():
-        _try(run, TIMELINE_FILE, lambda: setattr(run, "timeline", read_timeline(timeline)))
     if run.hindsight_start is not None:
         _try(run, "", lambda: _read_allocation(run))
     return run
@@ -322,7 +318,7 @@ def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
 
 def write_report(groups: Sequence[RunGroup], title: str, output: Path) -> Path:
     """Write the page; it appears whole or not at all."""
-    return write_text(output, report_page(groups, title, output.parent))
+    return write_text(output, report_page(groups, title))
 
 
 def leave_report(folder: Path, console: Console) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_of
 from trial_ray.algorithms.placement import with_fewer_learners
+from trial_ray.algorithms.timeline import write_timeline
 from trial_ray.engines.fault_log import FAULTS
 from trial_ray.errors import (
     InfrastructureError,
@@ -26,8 +27,7 @@ from trial_ray.errors import (
 )
 from trial_ray.evaluation.comparison import PairedComparison
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import redacted, write_json
-from trial_ray.reports.timeline import write_timeline
+from trial_ray.files import write_json
 from trial_ray.runs.checkpoint_writer import CheckpointWriter
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_EVERY,
@@ -35,7 +35,6 @@ from trial_ray.runs.checkpoints import (
     list_checkpoints,
     newest_whole_checkpoint,
 )
-from trial_ray.runs.cluster_runs import LOGS, bring_logs
 from trial_ray.runs.config_record import run_labels, to_record
 from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table, measured, recorded_time
 from trial_ray.runs.experiment import reached
@@ -49,7 +48,6 @@ from trial_ray.runs.metric_files import (
 )
 from trial_ray.runs.node_records import NodeRecords
 from trial_ray.runs.ownership import folder_lock, storage_error
-from trial_ray.runs.status import EVALUATING, RUNNING, STARTING, StatusFile, shown_metrics
 from trial_ray.runs.terminal import TrainingProgress, say, waiting
 from trial_ray.runs.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 from trial_ray.runs.watchdog import Watchdog, is_recoverable, record_restart
@@ -120,7 +118,6 @@ class TrainingSession:
         self.card: dict[str, Any] = {}
         total = self.stop.get("training_iteration")
         self.total = int(total) if total else None
-        self.status = StatusFile(self.folder.path, total=self.total)
 
     def run(self, ray: AbstractContextManager[None]) -> None:
         """Run to the end, or to the interrupt; the run folder records how it ended.
@@ -140,7 +137,6 @@ class TrainingSession:
         self.cost = CostMeter(self.folder.cost)
         try:
             with termination_as_interrupt(), self._trackers() as self.trackers, ray:
-                self.status.open()
                 try:
                     while not self._attempt():
                         self.resume, self.card = True, {}
@@ -149,7 +145,7 @@ class TrainingSession:
                     self._tell_cost()
         except KeyboardInterrupt:
             if self._has_begun():
-                self._set_state("interrupted")
+                self.folder.set_state("interrupted")
             saved = list_checkpoints(self.folder.checkpoints)
             self._tell(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
             raise
@@ -159,12 +155,8 @@ class TrainingSession:
             if full is not None:
                 raise full from error
             raise
-        self._set_state("interrupted" if self.interrupted else "done")
+        self.folder.set_state("interrupted" if self.interrupted else "done")
         self._tell_outcome()
-
-    def _set_state(self, state: str) -> None:
-        self.status.show(state=state)
-        self.folder.set_state(state)
 
     def _attempt(self) -> bool:
         """Train to the end with actors of its own; ``False`` after a failure from which the run is to continue."""
@@ -177,7 +169,6 @@ class TrainingSession:
             if not began or self.restarts >= self.config.max_restarts or not is_recoverable(error):
                 raise
             self.restarts += 1
-            self.status.show(state=STARTING, restarts=self.restarts)
             self._tell_restart(error)
             return False
         return True
@@ -190,7 +181,6 @@ class TrainingSession:
             algorithm, self.folder.library_log.parent, self.config.stall_timeout_s, self._tell, self._give_up
         )
         try:
-            self.status.show(state=RUNNING, done=self.iteration, actors=_names(algorithm))
             if not self.cost.began:
                 self.cost.started(measured("the learners' device", lambda: LearnerHardware.of(algorithm)))
             self._run(algorithm, checkpoints)
@@ -213,7 +203,7 @@ class TrainingSession:
     def _give_up(self, reason: str) -> None:
         """End the process, whose main thread may never return, and Ray with it; called by the watchdog."""
         self.folder.write_error(InfrastructureError(reason))
-        self._set_state("failed")
+        self.folder.set_state("failed")
         self.console.file.flush()
         end_child_processes()
         os._exit(1)
@@ -284,10 +274,8 @@ class TrainingSession:
 
         def play(panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
             sign = waiting(self.console, f"evaluating: {len(panel)} held-out tasks")
-            self.status.show(state=EVALUATING)
             with sign, self.cost.phase("evaluation"), self.watchdog.watching():
                 result = algorithm.evaluate_panel(panel, entry)
-            self.status.show(state=RUNNING)
             if faults := algorithm.take_faults():
                 self._tell(faults)
             return result
@@ -352,10 +340,8 @@ class TrainingSession:
                 self.trackers.log(self.iteration, metrics)
                 self.cost.iteration(metrics)
                 progress.iteration(self.iteration, metrics)
-                self._show(algorithm, metrics, progress.seconds_each)
                 if FAULTS in result:
                     self._tell(result[FAULTS])
-                    self.status.show(faults=f"iteration {self.iteration}: {result[FAULTS]}")
                 self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
                 with self.cost.phase("checkpoint"):
@@ -370,10 +356,6 @@ class TrainingSession:
         # Also of a run that has made its last iteration: the evaluation set after it can take long.
         self.interrupted = interrupt.requested or self._stop_is_due()
         return saved
-
-    def _show(self, algorithm: GRPO, metrics: Mapping[str, float], seconds: float) -> None:
-        shown = shown_metrics(metrics)
-        self.status.show(state=RUNNING, done=self.iteration, seconds=seconds, metrics=shown, actors=_names(algorithm))
 
     def _write_timeline(self, algorithm: GRPO) -> None:
         if (timeline := algorithm.timeline()) is not None:
@@ -469,7 +451,6 @@ class TrainingSession:
         return self.resumed or self.restarts > 0 or not self.resume
 
     def _record_failure(self, error: Exception) -> None:
-        self.status.show(state="failed", error=redacted(first_line(error)))
         if is_user_error(error):
             if not self._has_begun():
                 return
@@ -481,16 +462,9 @@ class TrainingSession:
                 return
         try:
             error.add_note(f"traceback: {self.folder.write_error(error)}")
-            self._set_state("failed")
+            self.folder.set_state("failed")
         except OSError as failure:
             self._tell(f"what happened could not be recorded in {self.folder.path}: {failure}")
-        if not is_user_error(error):
-            bring_logs(self.status, self.folder.path / LOGS, self._tell)
         saved = list_checkpoints(self.folder.checkpoints)
         if saved:
             self._tell(f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.address}")
-
-
-def _names(algorithm: GRPO) -> dict[str, str]:
-    """Names of the actors by Ray's ids."""
-    return {actor.id: actor.name for actor in algorithm.actors()}

@@ -21,40 +21,12 @@ from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import reached
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.metric_files import check_reported, flatten
-from trial_ray.runs.status import RUNNING, StatusFile
 from trial_ray.runs.terminal import describe, say
 from trial_ray.runs.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Trackers, identifier
 
 
 class SweepReporter(tune.Callback):
-    """Prints as trials progress, and shows a cluster how many have ended.
-
-    Args:
-        total: trials in all.
-    """
-
-    total: int | None = None  # also of a sweep that an earlier release began, whose reporter Tune has stored
-
-    def __init__(self, total: int | None = None) -> None:
-        self.total = total
-
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial begins."""
-        self._show(trials, RUNNING)
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial came to its end."""
-        self._show(trials, RUNNING, ending=trial)
-
-    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        """The sweep ends."""
-        states = {trial.status for trial in trials}
-        self._show(trials, FAILED if "ERROR" in states else DONE if states <= {"TERMINATED"} else INTERRUPTED)
-
-    def _show(self, trials: list[Any], state: str, ending: Any = None) -> None:
-        for folder in {Path(trial.path).parent for trial in trials}:
-            ended = sum(trial is ending or trial.is_finished() for trial in trials)
-            StatusFile(folder, state=state, unit="trial", done=ended, total=self.total).open()
+    """Prints as trials progress."""
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any

@@ -314,7 +314,7 @@ class Sweep:
         return BasicVariantGenerator(constant_grid_search=True) if seeds and self.file.draws_values else None
 
     def _callbacks(self) -> Iterable[tune.Callback]:
-        yield SweepReporter(self.file.num_trials)
+        yield SweepReporter()
         yield TrialFolders(self.command, self.log_to, self.folder.name)
         scheduler = self.file.scheduler
         # How many checkpoints fall into an interval in another unit is unknown; then all are kept.
