@@ -12,17 +12,15 @@ from failing_storage import failing_storage
 from trial_ray import cli
 from trial_ray.errors import UserInputError
 from trial_ray.files import CACHE_VARIABLE
-from trial_ray.runs import mirror
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, list_checkpoints
-from trial_ray.runs.mirror import local_folder
 from trial_ray.runs.storage import Storage, StoredCopy
+from trial_ray.runs.stored_run import local_folder
 
 
 @pytest.fixture
 def stored(train, tmp_path, monkeypatch):
     """URI of a run of three iterations, each with a checkpoint, of which two are kept."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(mirror, "PAUSE_S", 0.05)
     uri = f"file://{tmp_path}/bucket/größe run 1"
     train("--out", uri, "--checkpoint-every", 1)
     return uri
@@ -49,7 +47,7 @@ def test_a_run_at_a_uri_is_there_whole_and_continues_on_another_machine(
     assert iterations(there) == [1, 2, 3, 4, 5]
     assert read(there / "summary.json")["iterations"] == 5
     assert [path.name for path in list_checkpoints(there / "checkpoints")] == ["000003", "000005"]
-    assert f"mirrored to {stored}" in capsys.readouterr().out
+    assert f"stored in {stored}" in capsys.readouterr().out
 
 
 def test_an_interrupted_run_names_the_uri_to_continue_with(train, tmp_path, monkeypatch, capsys):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Iterator
 from urllib.request import Request, urlopen
 
@@ -14,13 +12,10 @@ from nano_model import save_nano_model
 from trial_ray import cli
 from trial_ray.errors import UserInputError
 from trial_ray.files import CACHE_VARIABLE
-from trial_ray.runs import mirror
-from trial_ray.runs.storage import Storage, StoredCopy, whole_checkpoints
+from trial_ray.runs.storage import Storage, StoredCopy, download, whole_checkpoints
+from trial_ray.runs.stored_run import _StoredRun
 
 pytestmark = pytest.mark.peers
-WAIT_S = 240.0
-AWAY_S = 12.0
-"""Longer than requests are repeated without anybody being told."""
 EXPERIMENT = """
 from tiny_run import with_small_actors, with_small_games
 from trial_ray.algorithms import TRIALConfig
@@ -75,7 +70,6 @@ def server(monkeypatch, tmp_path) -> Iterator[Server]:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(mirror, "PAUSE_S", 0.5)
     started = Server()
     started.post("moto-api/reset-auth", b"inf")  # what an earlier test required
     started.post("runs", b"", method="PUT")
@@ -90,20 +84,20 @@ def test_a_run_on_s3_is_trained_resumed_and_read_there_though_the_server_goes_aw
     file = tmp_path / "experiment.py"
     file.write_text(EXPERIMENT.format(model=str(model)))
     uri = server.uri("runs/first try")
-    storage = Storage.open(uri)
+    storage, after_checkpoint = Storage.open(uri), _StoredRun.after_checkpoint
+    checkpoints = []
 
-    def go_away() -> None:
-        deadline = time.monotonic() + WAIT_S
-        while "metrics.jsonl" not in storage.files() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        server.leave()
-        time.sleep(AWAY_S)
-        server.come_back()
+    def after(run: _StoredRun) -> None:
+        """The server is away at the first checkpoint."""
+        checkpoints.append(run)
+        if len(checkpoints) == 1:
+            server.leave()
+        after_checkpoint(run)
+        if len(checkpoints) == 1:
+            server.come_back()
 
-    helper = threading.Thread(target=go_away)
-    helper.start()
+    monkeypatch.setattr(_StoredRun, "after_checkpoint", after)
     assert cli.main(["train", str(file), "--out", uri, "--checkpoint-every", "1"]) == 0
-    helper.join(WAIT_S)
     out = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert f"warning: {uri} cannot be written: " in out
     assert f"{uri} is up to date again" in out
@@ -111,7 +105,8 @@ def test_a_run_on_s3_is_trained_resumed_and_read_there_though_the_server_goes_aw
     assert whole_checkpoints(files) == ["000001", "000002"]
     (local,) = (tmp_path / "cache" / "storage" / "runs").glob("s3-*/runs/first try")
     for path in (path for path in local.rglob("*") if path.is_file()):
-        assert b"".join(storage.read(path.relative_to(local).as_posix())) == path.read_bytes()
+        storage.fetch(path.relative_to(local).as_posix(), tmp_path / "fetched")
+        assert (tmp_path / "fetched").read_bytes() == path.read_bytes()
     assert not any(secret in path.read_bytes() for path in local.rglob("*") if path.is_file() for secret in SECRETS)
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
@@ -151,11 +146,12 @@ def test_what_is_wrong_with_a_bucket_is_told_before_a_run_starts(server, tmp_pat
 
 
 def test_files_of_a_checkpoint_go_to_s3_and_from_there(server, tmp_path):
-    folder, content = tmp_path / "big", bytes(range(256)) * (3 << 14)  # 12 MiB: of several parts
+    folder, content = tmp_path / "big", bytes(range(256)) * (3 << 15)  # 24 MiB: of several parts
     folder.mkdir()
     storage = Storage.open(server.uri("runs/parts"))
-    storage.write("a b/model+1.gz", [content, content])
-    mirror.download(storage, folder, storage.files())
-    assert (folder / "a b" / "model+1.gz").read_bytes() == content * 2
+    (tmp_path / "model").write_bytes(content)
+    storage.put(tmp_path / "model", "a b/model+1.gz")
+    download(storage, folder, storage.files())
+    assert (folder / "a b" / "model+1.gz").read_bytes() == content
     storage.remove("a b", folder=True)
     assert storage.files() == {}

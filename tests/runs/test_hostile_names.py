@@ -8,6 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import gymnasium
 import pytest
@@ -72,9 +73,7 @@ def listed(folder: Path, name: str, run, games) -> None:
     info = SimpleNamespace(path=f"bucket/run/{name}", is_file=True, size=1, mtime_ns=1)
     filesystem = SimpleNamespace(get_file_info=lambda selector: [info])
     storage = Storage("mock://bucket/run", filesystem, "bucket/run")
-    filesystem.open_input_stream = lambda path, compression: (folder / "one byte").open("rb")
-    (folder / "one byte").write_bytes(b"1")
-    with storage.answering():
+    with storage.answering(), patch.object(Storage, "fetch", lambda storage, name, target: target.write_bytes(b"1")):
         download(storage, folder / "copy", storage.files())
 
 

@@ -15,7 +15,7 @@ class FailingHandler(FileSystemHandler):
     Attributes:
         broken: whether every call fails.
         fails: called with a path before it is written; the write fails where that is true.
-        done: ``+NAME`` for each file that was begun, ``-NAME`` for each file or folder that was removed; no claims.
+        done: ``+NAME`` for each file that was begun, ``-NAME`` for each file or folder that was removed; without the writer's name.
     """
 
     def __init__(self, root: Path) -> None:
@@ -53,7 +53,7 @@ class FailingHandler(FileSystemHandler):
         self._call("delete_dir_contents", path)
 
     def delete_root_dir_contents(self):
-        raise AssertionError("a mirrored run must never empty the whole storage")
+        raise AssertionError("a stored run must never empty the whole storage")
 
     def delete_file(self, path):
         self._note("-", path)

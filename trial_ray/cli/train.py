@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ def train(args: argparse.Namespace) -> int:
     from trial_ray.files import require_new_folder
     from trial_ray.runs.experiment import load_experiment
     from trial_ray.runs.folder import RunFolder, interrupts_noted
-    from trial_ray.runs.mirror import local_folder, mirrored
+    from trial_ray.runs.stored_run import local_folder, stored_run
     from trial_ray.runs.terminal import say, waiting
     from trial_ray.runs.trackers import require_trackers
 
@@ -105,16 +105,21 @@ def train(args: argparse.Namespace) -> int:
     require_inputs(config)
     made = [] if args.resume or (path / "run.json").exists() else [path]
     with (
-        mirrored(place, resume=args.resume is not None, command=sys.argv, tell=partial(say, console)),
+        stored_run(place, resume=args.resume is not None, command=sys.argv, tell=partial(say, console)) as store,
         interrupts_noted(lambda: made),
     ):
         folder = reopen_for(config, path) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
         folder.address = str(place)
-        return _train(args, config, stop, folder, console)
+        return _train(args, config, stop, folder, console, store)
 
 
 def _train(
-    args: argparse.Namespace, config: GRPOConfig, stop: dict[str, float], folder: RunFolder, console: Console
+    args: argparse.Namespace,
+    config: GRPOConfig,
+    stop: dict[str, float],
+    folder: RunFolder,
+    console: Console,
+    store: Callable[[], None],
 ) -> int:
     """Train in a folder, and leave a report there."""
     from trial_ray.runs.ray_session import ray_session
@@ -134,6 +139,7 @@ def _train(
         checkpoints_kept=args.keep_checkpoints,
         log_to=args.log_to,
         trust=args.trust,
+        on_checkpoint=store,
     )
     with library_log(log, console) if log else nullcontext():
         session.run(ray_session(show=True))

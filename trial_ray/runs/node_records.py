@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -16,8 +16,6 @@ from trial_ray.runs.checkpoints import RUN_FILE
 
 ANSWER_S = 30.0
 """How long nodes may take to hand over their files."""
-READ_S = 1.0
-"""How long what a node has handed over by then may take to be read."""
 RECORDED = ("trajectories", "training")
 """Folders of a run into which processes on other nodes write."""
 
@@ -32,35 +30,32 @@ class NodeRecords:
 
     def __init__(self, folder: Path, there: Path) -> None:
         self._folder, self._there = folder, there
-        self._taken: dict[str, list[str]] = {}
+        self._asked: dict[str, Any] = {}
         self._sharing: set[str] = set()
 
     def drop(self) -> None:
         """Remove what earlier commands left on other nodes, which they have not brought here before their last checkpoint."""
-        self._ask(drop=True)
+        self._gather(drop=True)
 
     def gather(self) -> None:
-        """Bring new files here, then have their nodes remove them; a node that does not answer is asked again the next time."""
-        self._ask(drop=False)
+        """Move new files here; those of a node that does not answer in time come with a later call."""
+        self._gather(drop=False)
 
-    def _ask(self, *, drop: bool) -> None:
+    def _gather(self, *, drop: bool) -> None:
         if not ray.is_initialized():
             return
-        asked = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - self._sharing
-        others, calls = asked - {ray.get_runtime_context().get_node_id()}, {}
-        if not others:
-            return
-        for node in others:
+        nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {ray.get_runtime_context().get_node_id()}
+        for node in nodes - self._sharing - self._asked.keys():
             on_node = NodeAffinitySchedulingStrategy(node, soft=False)
             task = ray.remote(hand_over).options(num_cpus=0, max_retries=0, scheduling_strategy=on_node)
-            calls[node] = task.remote(self._there, self._taken.pop(node, []), drop)
-        ray.wait(list(calls.values()), num_returns=len(calls), timeout=ANSWER_S)
-        for node, call in calls.items():
+            self._asked[node] = task.remote(self._there, drop)
+        calls = list(self._asked.values())
+        answered = ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S)[0] if calls else []
+        for node in [node for node, call in self._asked.items() if call in answered]:
             try:
-                found = ray.get(call, timeout=READ_S)
+                found = ray.get(self._asked.pop(node), timeout=ANSWER_S)
             except RayError:
-                ray.cancel(call, force=True)
-                continue
+                continue  # the node is lost, and its files with it
             if found is None:
                 self._sharing.add(node)
                 continue
@@ -70,16 +65,14 @@ class NodeRecords:
                 partial = partial_of(target)
                 partial.write_bytes(content)
                 os.replace(partial, target)
-            self._taken[node] = list(found)
 
 
-def hand_over(folder: Path, taken: Sequence[str], drop: bool) -> dict[str, bytes] | None:
-    """The files recorded below ``folder`` on this node, after those in ``taken`` are removed; ``None`` where nodes share it.
+def hand_over(folder: Path, drop: bool) -> dict[str, bytes] | None:
+    """Take the files recorded below ``folder`` on this node away from there; ``None`` where nodes share it.
 
     Args:
         folder: of the run.
-        taken: names of the files that have arrived.
-        drop: whether to remove all.
+        drop: whether to remove all instead.
     """
     if (folder / RUN_FILE).exists():
         return None
@@ -88,7 +81,9 @@ def hand_over(folder: Path, taken: Sequence[str], drop: bool) -> dict[str, bytes
     if drop:
         for path in recorded:
             shutil.rmtree(path, ignore_errors=True)
-    for name in taken:
-        (folder / name).unlink(missing_ok=True)
-    files = (path for each in recorded for path in each.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files if not path.name.startswith(".")}
+        return {}
+    files = [path for each in recorded for path in each.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    content = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    for path in files:
+        path.unlink()
+    return content

@@ -83,6 +83,7 @@ class TrainingSession:
         final_panels: by name, what the trained policy plays at the end, and in which environment; without any, the config's
             evaluation sets are played before and after training, and both are compared.
         on_iteration: told of every iteration's metrics.
+        on_checkpoint: called once a checkpoint is complete.
         checkpoint_every: iterations between checkpoints; the last iteration is always saved.
         checkpoints_kept: how many of the newest are kept.
         log_to: services that the metrics are sent to (:mod:`trial_ray.runs.trackers`).
@@ -99,6 +100,7 @@ class TrainingSession:
     resume: bool = False
     final_panels: Mapping[str, tuple[Panel, EnvironmentEntry]] = field(default_factory=dict)
     on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None
+    on_checkpoint: Callable[[], None] = lambda: None
     checkpoint_every: int = CHECKPOINT_EVERY
     checkpoints_kept: int = CHECKPOINTS_KEPT
     log_to: Sequence[str] = ()
@@ -175,7 +177,7 @@ class TrainingSession:
 
     def _train_with(self, algorithm: GRPO) -> None:
         checkpoints = CheckpointWriter(
-            algorithm, self.folder.checkpoints, self.checkpoints_kept, self.folder.note_checkpoint
+            algorithm, self.folder.checkpoints, self.checkpoints_kept, self._checkpoint_saved
         )
         self.watchdog = Watchdog(
             algorithm, self.folder.library_log.parent, self.config.stall_timeout_s, self._tell, self._give_up
@@ -190,6 +192,10 @@ class TrainingSession:
         finally:
             checkpoints.discard()
             algorithm.stop()
+
+    def _checkpoint_saved(self, iteration: int) -> None:
+        self.folder.note_checkpoint(iteration)
+        self.on_checkpoint()
 
     def _tell_restart(self, error: Exception) -> None:
         saved = list_checkpoints(self.folder.checkpoints)

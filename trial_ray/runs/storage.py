@@ -21,14 +21,12 @@ URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _RESERVED = ":/?#[]@!$&'()*+,;=%"
 """Characters that stay as they are where a URI was typed with spaces and the like."""
 _PASSWORD = re.compile(r"://[^?@]*:[^?]*@")
-WRITERS = ".writers"
-"""Folder, in a run's on the storage, of the claims of those who write into it."""
-CHUNK = 16 << 20
-"""Bytes that are copied at a time."""
+WRITER = ".writers/last"
+"""File on the storage that names who has written the run last."""
+COPIES = 8
+"""Files that are copied at a time."""
 Stamp = tuple[int, int]
 """Size of a file in bytes, and when it was changed last, in nanoseconds."""
-DOWNLOADS = 8
-"""Files that are copied from a storage at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,42 +101,51 @@ class Storage:
         """Path in the file system of a file in this folder."""
         return f"{self.root}/{name}"
 
-    def files(self, below: str = "") -> dict[str, Any]:
-        """``pyarrow.fs.FileInfo`` of the files in this folder, or in one in it, by name; claims are only listed by themselves.
+    def files(self) -> dict[str, Any]:
+        """``pyarrow.fs.FileInfo`` of the files in this folder by name, without the name of the writer.
 
         Raises:
             UserInputError: a name would lie outside a copy of this folder.
         """
         from pyarrow.fs import FileSelector
 
-        selector = FileSelector(self.path(below).rstrip("/"), recursive=True, allow_not_found=True)
         found = {}
-        for info in self.filesystem.get_file_info(selector):
+        for info in self.filesystem.get_file_info(FileSelector(self.root, recursive=True, allow_not_found=True)):
             name = info.path.removeprefix(f"{self.root}/")
             parts = PurePosixPath(name).parts
             if ".." in parts or "\0" in name or PurePosixPath(name).is_absolute():
                 raise UserInputError(f"{self.uri} holds {name!r}, which is no file inside it. Remove it there.")
-            if info.is_file and parts and (below or parts[0] != WRITERS):
+            if info.is_file and parts and parts[0] != PurePosixPath(WRITER).parts[0]:
                 found[name] = info
         return found
 
-    def write(self, name: str, content: Iterable[bytes]) -> None:
-        """Write a file, in place of any before."""
-        target = self.path(name)
-        try:
-            stream = self.filesystem.open_output_stream(target, compression=None)
-        except FileNotFoundError:  # where folders have to be made
-            self.filesystem.create_dir(posixpath.dirname(target))
-            stream = self.filesystem.open_output_stream(target, compression=None)
-        with stream:
-            for chunk in content:
-                stream.write(chunk)
+    def fetch(self, name: str, target: Path) -> None:
+        """Copy a file from here."""
+        from pyarrow.fs import LocalFileSystem, copy_files
 
-    def read(self, name: str) -> Iterator[bytes]:
-        """The content of a file, in pieces."""
-        with self.filesystem.open_input_stream(self.path(name), compression=None) as stream:
-            while chunk := stream.read(CHUNK):
-                yield chunk
+        copy_files(
+            self.path(name), str(target), source_filesystem=self.filesystem, destination_filesystem=LocalFileSystem()
+        )
+
+    def put(self, file: Path, name: str) -> None:
+        """Copy a file here, in place of any before."""
+        from pyarrow.fs import LocalFileSystem, copy_files
+
+        there: dict[str, Any] = {
+            "source_filesystem": LocalFileSystem(),
+            "destination_filesystem": self.filesystem,
+        }
+        try:
+            copy_files(str(file), self.path(name), **there)
+        except FileNotFoundError:  # where folders have to be made
+            self.filesystem.create_dir(posixpath.dirname(self.path(name)))
+            copy_files(str(file), self.path(name), **there)
+
+    def writer(self) -> str:
+        """Who has written the run last; empty where nobody has."""
+        with suppress(FileNotFoundError), self.filesystem.open_input_stream(self.path(WRITER)) as stream:
+            return str(stream.read().decode(errors="replace"))
+        return ""
 
     def remove(self, name: str, *, folder: bool = False) -> None:
         """Remove a file or a folder; it may be gone already."""
@@ -225,8 +232,7 @@ def download(storage: Storage, folder: Path, files: Mapping[str, Any]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = partial_of(target)
         try:
-            with partial.open("wb") as file:
-                file.writelines(storage.read(name))
+            storage.fetch(name, partial)
             os.utime(partial, ns=(stamp[1], stamp[1]))
             os.replace(partial, target)
         except FileNotFoundError:
@@ -234,7 +240,7 @@ def download(storage: Storage, folder: Path, files: Mapping[str, Any]) -> None:
         finally:
             partial.unlink(missing_ok=True)
 
-    with ThreadPoolExecutor(DOWNLOADS) as pool:
+    with ThreadPoolExecutor(COPIES) as pool:
         list(pool.map(copy, files))
 
 

@@ -1,0 +1,312 @@
+"""A run at a URI is copied there after each checkpoint: in an order that can be continued from, and through failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from failing_storage import failing_storage
+
+from trial_ray.errors import CheckpointError, FolderInUseError, StorageError, UserInputError
+from trial_ray.files import CACHE_VARIABLE
+from trial_ray.runs import stored_run as module
+from trial_ray.runs.checkpoints import CHECKPOINT_MARK, list_checkpoints, prune_checkpoints
+from trial_ray.runs.storage import whole_checkpoints
+from trial_ray.runs.stored_run import local_folder, stored_run
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """URI of a storage."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return f"file://{tmp_path}/bucket/my%20runs/one"
+
+
+@pytest.fixture
+def there(tmp_path) -> Path:
+    """Where the storage keeps the run."""
+    return tmp_path / "bucket" / "my runs" / "one"
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def storing(place, told):
+    def enter(resume=False):
+        return stored_run(place, resume=resume, command=["trial-ray", "train"], tell=told.append)
+
+    return enter
+
+
+def write_iteration(folder: Path, iteration: int) -> None:
+    """As a session does: recordings, metrics, then a checkpoint that appears whole, then its note."""
+    recorded = folder / "trajectories" / f"iteration={iteration:05d}"
+    recorded.mkdir(parents=True)
+    (recorded / "runner 1.parquet").write_text(f"turns of {iteration}")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"iteration": iteration}) + "\n")
+    partial = folder / "checkpoints" / f".{iteration:06d}.abc.partial"
+    (partial / "learner").mkdir(parents=True)
+    (partial / "learner" / ".metadata").write_text(f"weights of {iteration}")
+    (partial / CHECKPOINT_MARK).write_text("{}")
+    (partial / "manifest.json").write_text(f"{iteration}")
+    partial.rename(folder / "checkpoints" / f"{iteration:06d}")
+    (folder / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "iteration": iteration}))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Of every file that belongs on a storage."""
+    found = {}
+    for path, _, names in os.walk(folder):
+        for file in (Path(path, name) for name in names if name != ".lock" and not path.endswith(".writers")):
+            with suppress(FileNotFoundError):
+                found[file.relative_to(folder).as_posix()] = file.read_text()
+    return found
+
+
+def test_each_checkpoint_is_stored_and_nothing_comes_before_what_it_relies_on(monkeypatch, place, there, storing, told):
+    storage = failing_storage(monkeypatch, there)
+    folder = local_folder(place)
+    with storing() as store:
+        for iteration in (1, 2, 3):
+            write_iteration(folder, iteration)
+            prune_checkpoints(folder / "checkpoints", 1)
+            store()
+            assert contents(there) == contents(folder)
+        (folder / "summary.json").write_text("written at the end")
+    assert contents(there) == contents(folder)
+    assert [path.name for path in (there / "checkpoints").iterdir()] == ["000003"]
+    for iteration in (1, 2, 3):
+        checkpoint = f"checkpoints/{iteration:06d}"
+        order = [
+            storage.done.index(f"+{name}")
+            for name in (
+                f"trajectories/iteration={iteration:05d}/runner 1.parquet",
+                f"{checkpoint}/learner/.metadata",
+                f"{checkpoint}/{CHECKPOINT_MARK}",
+            )
+        ]
+        assert order == sorted(order)
+        assert storage.done.index(f"+{checkpoint}/manifest.json") < order[-1]
+        if iteration < 3:
+            following = f"checkpoints/{iteration + 1:06d}/{CHECKPOINT_MARK}"
+            removed = storage.done.index(f"-{checkpoint}/{CHECKPOINT_MARK}")
+            assert storage.done.index(f"+{following}") < removed < storage.done.index(f"-{checkpoint}/manifest.json")
+    assert told[-1].startswith(f"stored in {place}: ")
+
+
+def test_a_checkpoint_is_none_while_its_files_change(monkeypatch, place, there, storing):
+    storage = failing_storage(monkeypatch, there)
+    mark = f"checkpoints/000001/{CHECKPOINT_MARK}"
+    with storing() as store:
+        write_iteration(local_folder(place), 1)
+        store()
+        storage.done.clear()
+        for name in ("manifest.json", CHECKPOINT_MARK):
+            (local_folder(place) / "checkpoints/000001" / name).write_text("another")
+        store()
+    assert [each for each in storage.done if "000001" in each] == [
+        f"-{mark}",
+        "+checkpoints/000001/manifest.json",
+        f"+{mark}",
+    ]
+
+
+def test_a_copy_that_fails_is_a_warning_and_the_next_checkpoint_brings_what_is_missing(
+    monkeypatch, place, there, storing, told
+):
+    storage = failing_storage(monkeypatch, there)
+    folder = local_folder(place)
+    with storing() as store:
+        write_iteration(folder, 1)
+        store()
+        storage.broken = True
+        write_iteration(folder, 2)
+        store()
+        assert "turns of 2" not in contents(there).values()
+        storage.broken = False
+        write_iteration(folder, 3)
+        store()
+        assert contents(there) == contents(folder)
+    assert len(told) == 3
+    assert f"warning: {place} cannot be written: the storage is broken. It lacks 6 files" in told[0]
+    assert "(checkpoints/000002, metrics.jsonl, run.json, trajectories)" in told[0]
+    assert str(folder) in told[0]
+    assert f"{place} is up to date again" in told[1]
+
+
+def test_a_copy_that_is_cut_leaves_the_last_checkpoint_there(monkeypatch, place, there, storing, told):
+    storage = failing_storage(monkeypatch, there)
+    folder = local_folder(place)
+    with storing() as store:
+        write_iteration(folder, 1)
+        store()
+        write_iteration(folder, 2)
+        prune_checkpoints(folder / "checkpoints", 1)
+        storage.fails = lambda path: path.endswith("000002/manifest.json")
+        store()
+        assert whole_checkpoints(contents(there)) == ["000001"]
+        assert "turns of 2" in contents(there).values()
+        storage.fails = lambda path: False
+    assert whole_checkpoints(contents(there)) == ["000002"]
+
+
+def test_a_run_whose_storage_stays_away_says_where_everything_is_and_can_be_resumed(monkeypatch, place, there, storing):
+    storage = failing_storage(monkeypatch, there)
+    folder = local_folder(place)
+    with pytest.raises(StorageError) as raised, storing():  # noqa: PT012
+        storage.broken = True
+        write_iteration(folder, 1)
+    assert all(word in str(raised.value) for word in (place, str(folder), "the storage is broken", "6 files"))
+    whole = contents(folder)
+    storage.broken = False
+    with storing(resume=True):
+        assert contents(folder) == whole
+        write_iteration(folder, 2)
+    assert contents(there) == contents(folder)
+
+
+def test_the_failure_of_a_run_stays_the_error_where_the_storage_fails_too(monkeypatch, place, there, storing):
+    storage = failing_storage(monkeypatch, there)
+    with pytest.raises(ZeroDivisionError) as raised, storing():  # noqa: PT012
+        write_iteration(local_folder(place), 1)
+        storage.broken = True
+        raise ZeroDivisionError
+    assert "is not up to date" in raised.value.__notes__[0]
+
+
+def test_a_run_that_could_not_begin_leaves_nothing(place, there, storing):
+    folder = local_folder(place)
+    with pytest.raises(UserInputError), storing():  # noqa: PT012
+        folder.mkdir(parents=True)
+        (folder / "run.json").touch()
+        shutil.rmtree(folder)  # as a session does after a user's error
+        raise UserInputError("such a setting does not exist")
+    assert list(there.rglob("*")) == []
+    with storing():
+        write_iteration(folder, 1)
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+def test_another_machine_continues_the_run_and_the_first_one_takes_that_over(
+    tmp_path, monkeypatch, place, there, storing, told
+):
+    with storing():
+        write_iteration(local_folder(place), 1)
+    first = local_folder(place)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+    with storing(resume=True):
+        second = local_folder(place)
+        assert second != first
+        assert contents(second) == contents(first)
+        write_iteration(second, 2)
+        shutil.rmtree(second / "checkpoints" / "000001")
+    assert contents(there) == contents(second)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    with storing(resume=True):
+        assert contents(first) == contents(second)
+    (aside,) = first.parent.glob("one.replaced-*")
+    assert str(aside) in told[-2]
+
+
+def test_a_checkpoint_that_was_cut_is_not_continued_from(tmp_path, monkeypatch, place, there, storing):
+    with storing():
+        write_iteration(local_folder(place), 1)
+        write_iteration(local_folder(place), 2)
+    (there / "checkpoints" / "000002" / CHECKPOINT_MARK).unlink()  # the last of its files that is written
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+    with storing(resume=True) as store:
+        folder = local_folder(place)
+        assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["000001"]
+        store()
+        assert not (there / "checkpoints" / "000002").exists()
+
+
+def test_a_copy_that_was_cut_is_made_again_and_removes_nothing(tmp_path, monkeypatch, place, there, storing):
+    with storing():
+        write_iteration(local_folder(place), 1)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+    whole = contents(there)
+
+    def cut(storage, folder, files):
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "download", cut)
+        with pytest.raises(KeyboardInterrupt), storing(resume=True):
+            pass
+    assert contents(there) == whole
+    with storing(resume=True):
+        assert contents(local_folder(place)) == whole
+    assert contents(there) == whole
+
+
+def test_of_two_machines_that_write_the_one_that_began_later_goes_on(
+    tmp_path, monkeypatch, place, there, storing, told
+):
+    folder = local_folder(place)
+    with pytest.raises(StorageError, match="another command has continued the run there"), storing() as store:  # noqa: PT012
+        write_iteration(folder, 1)
+        store()
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+            with storing(resume=True) as store_too:
+                write_iteration(local_folder(place), 2)
+                store_too()
+                taken = contents(there)
+                write_iteration(folder, 3)
+                store()
+                assert contents(there) == taken
+    assert "another command has continued the run there" in told[0]
+    assert contents(there) == taken
+
+
+def test_a_second_command_on_this_machine_is_refused(place, there, storing):
+    with storing():
+        write_iteration(local_folder(place), 1)
+        for resume in (True, False):
+            with pytest.raises(FolderInUseError, match=f"in use by process {os.getpid()} on"), storing(resume):
+                pass
+
+
+def test_a_new_run_does_not_write_over_another(tmp_path, monkeypatch, place, there, storing):
+    with storing():
+        write_iteration(local_folder(place), 1)
+    before = contents(there)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+    with pytest.raises(UserInputError, match=r"is not empty, it holds .*--resume"), storing():
+        pass
+    assert contents(there) == before
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    (local_folder(place) / "more").write_text("not copied yet")
+    with storing(resume=True):  # the refused command has not made the first one's folder an old copy
+        assert (local_folder(place) / "more").exists()
+
+
+def test_a_new_run_does_not_bring_an_older_ones_folder_there(place, there, storing):
+    with storing():
+        write_iteration(local_folder(place), 1)
+    shutil.rmtree(there)  # by the user
+    with pytest.raises(UserInputError, match=r"is not empty.*--resume"), storing():
+        pass
+    assert contents(there) == {}
+    with storing(resume=True):
+        pass
+    assert contents(there) == contents(local_folder(place))
+
+
+def test_where_no_run_is_none_is_resumed(place, there, storing):
+    with pytest.raises(CheckpointError, match="is not a run folder"), storing(resume=True):
+        pass
+    assert not there.exists() or contents(there) == {}
