@@ -1,4 +1,4 @@
-"""What one process can find out about another, its state and its stacks; and that it gives back memory."""
+"""What a process counts and publishes of itself; that it writes its stacks where it hangs, and gives back memory."""
 
 from __future__ import annotations
 
@@ -8,71 +8,56 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 
+import psutil
 import pytest
 
-from trial_ray.process_reports import advance, describe_processes, is_announced, own_count
+from trial_ray.process_reports import Progress, advance, own_count, runs_here
 from trial_ray.termination import termination_as_interrupt
 
-CHILD = """
+HANGING = """
 import time
-from trial_ray.process_reports import announce
-announce()
-def hanging_step():
-    print(flush=True)
-    while True:
+import ray
+from trial_ray.process_reports import advance, announce
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def __init__(self):
+        announce(stacks_after_s=0.5)
+        advance()
+
+    def hanging_step(self):
         time.sleep(600)
-hanging_step()
+
+ray.init(num_cpus=1, include_dashboard=False)
+actor = Actor.remote()
+ray.wait([actor.hanging_step.remote()], timeout=TIMEOUT)
 """
 
 
-@pytest.fixture
-def child():
-    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        yield process
+@pytest.mark.actors
+def test_an_actor_that_hangs_writes_its_stacks_to_its_log():
+    command = [sys.executable, "-c", HANGING.replace("TIMEOUT", "5")]
+    assert "in hanging_step" in subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stderr
+
+
+def test_a_process_runs_until_it_has_ended_or_another_has_its_number():
+    with subprocess.Popen(["sleep", "600"]) as process:
+        started = psutil.Process(process.pid).create_time()
+        progress = Progress("node", process.pid, started, 0)
+        assert runs_here(progress)
+        assert not runs_here(replace(progress, started=started - 60))
         process.kill()
-
-
-def test_a_process_that_ends_while_it_is_looked_at_is_said_to_have_ended(child, monkeypatch):
-    kill = os.kill
-
-    def kill_too_late(pid, number):
-        kill(child.pid, signal.SIGKILL)
-        child.wait(timeout=30)
-        kill(pid, number)
-
-    monkeypatch.setattr(os, "kill", kill_too_late)
-    told = describe_processes([child.pid])[child.pid]
-    monkeypatch.undo()
-    assert told == "gone"
-
-
-def test_stacks_are_told_again_and_again_and_leave_nothing(child, monkeypatch):
-    monkeypatch.setattr("trial_ray.process_reports.STACKS_TIMEOUT_S", 60.0)
-    assert [describe_processes([child.pid])[child.pid].count("in hanging_step") for _ in range(3)] == [1, 1, 1]
-    assert is_announced(child.pid)
-
-
-def test_a_process_that_is_stopped_or_gone_or_another_is_not_asked(child):
-    os.kill(child.pid, signal.SIGSTOP)
-    os.waitpid(child.pid, os.WUNTRACED)
-    assert describe_processes([child.pid])[child.pid] == "stopped; it writes no stacks"
-    child.kill()
-    child.wait(timeout=30)
-    assert describe_processes([child.pid])[child.pid] == "gone"
-    assert not is_announced(child.pid)
-    with subprocess.Popen(["sleep", "600"]) as other:
-        try:
-            assert describe_processes([other.pid])[other.pid].endswith("; it writes no stacks")
-            assert other.poll() is None
-        finally:
-            other.kill()
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            pass
+        assert not runs_here(progress)
+    assert not runs_here(progress)
 
 
 def test_units_of_work_are_counted():
     before = own_count()
-    advance("step")
+    advance()
     assert own_count() == before + 1
 
 
@@ -82,8 +67,8 @@ def test_a_termination_that_a_library_swallows_ends_the_work_all_the_same():
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
         with pytest.raises(KeyboardInterrupt):
-            advance("turn")
-    advance("turn")
+            advance()
+    advance()
 
 
 HOLES = """

@@ -8,13 +8,12 @@ import faulthandler
 import gc
 import json
 import os
-import signal
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
@@ -65,8 +64,7 @@ def _device() -> int | None:
 
 
 PUBLISH_S = 1.0
-STACKS_FILE = "trial_ray_stacks"
-STACKS_TIMEOUT_S = 2.0
+STDERR = 2
 _NAMESPACE = "trial_ray_progress"
 
 
@@ -77,14 +75,14 @@ class Progress:
     Attributes:
         node: id of its node.
         pid: of its process there.
+        started: when that process did, in seconds of the node's clock.
         count: units of work that it has finished.
-        work: what a unit is.
     """
 
     node: str
     pid: int
+    started: float
     count: int
-    work: str
 
 
 class _Own:
@@ -94,14 +92,11 @@ class _Own:
     published_at = 0.0
     actor: str | None = None
     node = ""
-    stacks: int | None = None
+    stacks_after_s: float | None = None
 
 
-def advance(work: str) -> None:
+def advance() -> None:
     """Count one finished unit of this process's work.
-
-    Args:
-        work: what it was, for a person to read.
 
     Raises:
         KeyboardInterrupt: as :func:`~trial_ray.termination.raise_swallowed_interrupt`.
@@ -109,20 +104,20 @@ def advance(work: str) -> None:
     raise_swallowed_interrupt()
     _Own.count += 1
     if _Own.actor is not None and time.monotonic() - _Own.published_at > PUBLISH_S:
-        _publish(work)
+        _publish()
 
 
-def announce() -> None:
-    """Let this process be watched: publish its first count, if it is an actor, and be ready to write its stacks."""
-    if _Own.stacks is None and hasattr(os, "memfd_create"):  # Linux has it
-        _Own.stacks = os.memfd_create(STACKS_FILE)
-        os.ftruncate(_Own.stacks, 0)
-        faulthandler.register(signal.SIGUSR2, file=_Own.stacks, all_threads=True)
+def announce(stacks_after_s: float | None = None) -> None:
+    """Let this process be watched, if it is an actor: publish its first count.
+
+    Args:
+        stacks_after_s: seconds without progress after which it writes its Python stacks to its log, also where it only waits.
+    """
     if ray.is_initialized():
         context = ray.get_runtime_context()
-        _Own.actor, _Own.node = context.get_actor_id(), context.get_node_id()
+        _Own.actor, _Own.node, _Own.stacks_after_s = context.get_actor_id(), context.get_node_id(), stacks_after_s
         if _Own.actor is not None:
-            _publish("start")
+            _publish()
 
 
 def own_count() -> int:
@@ -145,53 +140,20 @@ def forget(actor: str) -> None:
     _internal_kv_del(actor, namespace=_NAMESPACE)
 
 
-def _publish(work: str) -> None:
+def _publish() -> None:
     assert _Own.actor is not None
-    progress = Progress(_Own.node, os.getpid(), _Own.count, work)
+    _Own.published_at = time.monotonic()
+    if _Own.stacks_after_s is not None:
+        faulthandler.dump_traceback_later(_Own.stacks_after_s, file=STDERR)
+    progress = Progress(_Own.node, os.getpid(), psutil.Process().create_time(), _Own.count)
     with contextlib.suppress(Exception):  # the work itself needs no key-value store
         _internal_kv_put(_Own.actor, json.dumps(asdict(progress)), namespace=_NAMESPACE)
-    _Own.published_at = time.monotonic()
 
 
-def is_announced(pid: int) -> bool:
-    """Whether a process of this node and user has called :func:`announce`; a number that the system uses again has not."""
-    return _stacks_file(pid) is not None
-
-
-def describe_processes(pids: Sequence[int]) -> dict[int, str]:
-    """State (as ``ps`` names it) and Python stacks of processes of this node; a process that is stopped writes none."""
-    return {pid: _described(pid) for pid in pids}
-
-
-def _described(pid: int) -> str:
-    import psutil
-
-    try:
-        state = psutil.Process(pid).status()
-        file = None if state in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) else _stacks_file(pid)
-        return f"{state}; {'it writes no stacks' if file is None else _written_stacks(pid, file)}"
-    except (psutil.Error, OSError):
-        return "gone"
-
-
-def _written_stacks(pid: int, file: Path) -> str:
-    before = size = file.stat().st_size
-    os.kill(pid, signal.SIGUSR2)
-    deadline = time.monotonic() + STACKS_TIMEOUT_S
-    while time.monotonic() < deadline:
-        time.sleep(0.1)
-        if (now := file.stat().st_size) == size and now > before:
-            break
-        size = now
-    with file.open(encoding="utf-8", errors="replace") as stream:
-        stream.seek(before)
-        return stream.read() or f"it wrote no stacks within {STACKS_TIMEOUT_S:.0f} s"
-
-
-def _stacks_file(pid: int) -> Path | None:
-    with contextlib.suppress(OSError):
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the process closed it meanwhile
-                if STACKS_FILE in os.readlink(file):
-                    return file
-    return None
+def runs_here(progress: Progress) -> bool:
+    """Whether the process, of this node, still runs; one to which the system has given its number since is another."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(progress.pid)
+        # Seconds are as fine as the time of the machine's start is known.
+        return bool(abs(process.create_time() - progress.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE)
+    return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -50,8 +49,7 @@ def test_a_killed_learner_restarts_the_run_from_its_checkpoint(uninterrupted, mo
     assert len(run.algorithms) == 3
     assert "restart 1 of at most 3: learner 0 died in the update of iteration 1; going on from the initial" in printed
     assert "restart 2 of at most 3: learner 0 died in the update of iteration 3; going on from /" in printed
-    # The second one was being written while its learner died, or was complete.
-    assert re.search(rf"{run.folder.checkpoints}/00000[12]\b", printed.partition("restart 2")[2])
+    assert f"{run.folder.checkpoints}/000002" in printed.partition("restart 2")[2]
     logs = run.folder.path / "logs"
     assert all("ActorDiedError" in (logs / f"restart-{number}.log").read_text() for number in (1, 2))
     assert iterations(run) == run.folder.recorded_iterations() == [1, 2, 3]
@@ -61,17 +59,12 @@ def test_a_killed_learner_restarts_the_run_from_its_checkpoint(uninterrupted, mo
         tell("SIGKILL of one of two learners", moment, "restart; same weights", each, run.lost())
 
 
-def test_a_learner_that_hangs_is_ended_and_reported(uninterrupted, model_path, tmp_path, tell):
+def test_a_learner_that_hangs_is_ended(uninterrupted, model_path, tmp_path, tell):
     config = tiny_config(model_path, num_learners=2, stall_timeout_s=20.0)
     run = FaultyRun(tmp_path / "run", config, ITERATIONS)
     [seconds] = run.run_with((1, "update", 2, send(LEARNER, signal.SIGSTOP, 1)))
     print(run.printed.getvalue())
-    [report] = (run.folder.path / "logs").glob("stall-*.txt")
-    text = report.read_text()
     assert "no progress for 20 s (update); ending " in run.printed.getvalue()
-    assert "stopped; it writes no stacks" in text.partition("--- learner 1:")[2]
-    assert "in all_gather" in text.partition("--- learner 0:")[2]
-    assert "update_learners" in text.partition("--- driver")[2].partition("\n---")[0]
     assert run.weights() == uninterrupted
     tell("SIGSTOP of one of two learners, stall_timeout_s=20", "update", "restart; same weights", seconds, run.lost())
 
@@ -102,12 +95,6 @@ def test_an_engine_and_an_env_runner_that_hang_are_replaced(model_path, tmp_path
     assert len(run.algorithms) == 1
     assert printed.count(f"no progress for {STALL_S:g} s (sampling); ending env runner 1, engine 0, so that") == 2
     assert "restart 1 of" not in printed  # the line on what was replaced quotes Ray
-    reports = sorted((run.folder.path / "logs").glob("stall-*.txt"))
-    of_engine, of_runner = (report.read_text() for report in reports)
-    assert "sample_groups" in of_engine.partition("--- env runner 1:")[2]
-    assert "stopped; it writes no stacks" in of_engine.partition("--- engine 0:")[2]
-    assert "stopped; it writes no stacks" in of_runner.partition("--- env runner 1:")[2].partition("\n---")[0]
-    assert "sample_groups" in of_runner.partition("--- driver:")[2].partition("\n---")[0]
     assert run.folder.state() == "done"
     for kind, each in zip(("engine", "env runner"), seconds, strict=True):
         tell(
@@ -140,7 +127,7 @@ with registered(CountingEnv):
 """
 
 
-def test_a_driver_that_hangs_itself_ends_with_a_report(model_path, tmp_path, tell):
+def test_a_driver_that_hangs_itself_ends_with_its_stacks(model_path, tmp_path, tell):
     """Nothing can be replaced: actors are ended in vain, then the process ends, and its Ray with it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("RAY_ADDRESS", None)
@@ -154,6 +141,5 @@ def test_a_driver_that_hangs_itself_ends_with_a_report(model_path, tmp_path, tel
     assert done.returncode == 1, done.stderr
     assert RunFolder.reopen(run).state() == "failed"
     assert "stopping with exit code 1" in (run / "error.log").read_text()
-    last = sorted((run / "logs").glob("stall-*.txt"))[-1].read_text()
-    assert "in hang" in last.partition("--- driver")[2]
-    tell("the driver hangs, stall_timeout_s=5", "iteration", "report; exit 1", seconds)
+    assert "in hang" in done.stderr
+    tell("the driver hangs, stall_timeout_s=5", "iteration", "stacks; exit 1", seconds)

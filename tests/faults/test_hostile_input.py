@@ -33,7 +33,6 @@ from trial_ray.errors import InfrastructureError, TrialRayError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.learner.state import save_optimizers
-from trial_ray.models.folders import DeferredWriter
 from trial_ray.rollout.recording import read_trajectories, write_groups
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
 from trial_ray.runs.checkpoints import (
@@ -309,7 +308,7 @@ def checkpoint(tmp_path_factory):
     save_nano_model(folder / MODEL_INSIDE_CHECKPOINT)
     (folder / CHECKPOINT_MARK).write_text(json.dumps({"type": "Algorithm"}))
     (folder / "algorithm_state.pkl").write_bytes(b"\x80\x05}\x94.")
-    save_optimizers(optimizer(), 2, learner, DeferredWriter(), sharded=False)
+    save_optimizers(optimizer(), 2, learner, sharded=False)
     write_manifest(folder)
     return folder
 

@@ -74,7 +74,7 @@ then_terminate(*{
     "actors": (pool.EnginePool, "start"),
     "panel": (player.PanelPlayer, "play"),
     "sampling": (sampling.BatchSampler, "sample"),
-    "checkpoint": (GRPO, "begin_saving"),
+    "checkpoint": (GRPO, "save_to_path"),
 }[os.environ["TEST_MOMENT"]])
 """
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 import small_learners
 import torch
 from safetensors.torch import load_file, save_file
@@ -76,30 +73,6 @@ def test_settings_that_were_changed_act_from_the_first_update_after_a_checkpoint
     other = learner_of(model_path, **changed)
     other.restore_from_path(tmp_path / "checkpoint")
     assert optimizer_settings(other) == [(pytest.approx(2e-2 * 0.6), (0.5, 0.6), 0.3)]
-
-
-def test_a_checkpoint_written_while_training_goes_on_is_of_the_moment_at_which_it_began(model_path, groups, tmp_path):
-    learner = learner_of(model_path)
-    update(learner, groups, iteration=30)
-    saved, writer = weights(learner).clone(), learner.policy_module.writer
-    assert learner.can_write_later(ray.util.get_node_ip_address())
-    assert not learner.can_write_later("192.0.2.1")
-    trained = threading.Event()
-    writer.deferring = True
-    writer.write(lambda: trained.wait(timeout=60))  # the thread has no earlier turn
-    learner.save_to_path(tmp_path / "checkpoint")
-    writer.deferring = False
-    update(learner, groups, iteration=31)
-    assert not writer.finished()
-    trained.set()
-    deadline = time.monotonic() + 60
-    while not writer.finished():
-        assert time.monotonic() < deadline
-    restored = learner_of(model_path)
-    restored.restore_from_path(tmp_path / "checkpoint")
-    assert torch.equal(weights(restored), saved)
-    update(restored, groups, iteration=31)
-    assert torch.equal(weights(restored), weights(learner))
 
 
 def test_checkpoint_without_weights_is_refused(model_path, groups, tmp_path):

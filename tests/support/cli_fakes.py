@@ -96,11 +96,6 @@ class FakeAlgorithm:
         Path(path, "rllib_checkpoint.json").write_text("{}")
         Path(path, "state.json").write_text(json.dumps({"iteration": self.iteration}))
 
-    begin_saving = save_to_path
-
-    def saving_finished(self):
-        return True
-
     def restore_from_path(self, path):
         self.iteration = json.loads(Path(path, "state.json").read_text())["iteration"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from trial_ray.process_reports import Progress, forget, is_announced, read_progress
+from trial_ray.process_reports import Progress, forget, read_progress, runs_here
 from trial_ray.ray_internals import actor_id
 
 logger = logging.getLogger(__name__)
@@ -83,16 +83,16 @@ def end_processes(actors: Sequence[RunActor]) -> None:
     if not actors:
         return  # what follows would start Ray where there is none
     node = ray.get_runtime_context().get_node_id()
-    local = {progress.pid for actor in actors if (progress := actor.progress()) and progress.node == node}
+    local = [progress for actor in actors if (progress := actor.progress()) and progress.node == node]
     for actor in actors:
         actor.kill()
         forget(actor.id)
     began = time.monotonic()
-    while (local := {pid for pid in local if is_announced(pid)}) and time.monotonic() - began < GONE_S:
+    while (local := [progress for progress in local if runs_here(progress)]) and time.monotonic() - began < GONE_S:
         if time.monotonic() - began > BY_ITSELF_S:
-            for pid in local:
+            for progress in local:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(progress.pid, signal.SIGKILL)
         time.sleep(0.05)
     if local:
-        logger.warning("the processes %s did not end within %.0f s", sorted(local), GONE_S)
+        logger.warning("the processes %s did not end within %.0f s", sorted(progress.pid for progress in local), GONE_S)

@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.tune.execution.placement_groups import PlacementGroupFactory
-from ray.util import get_current_placement_group, get_node_ip_address
+from ray.util import get_current_placement_group
 from ray.util.placement_group import remove_placement_group
 
 from trial_ray.algorithms.actors import (
@@ -60,7 +59,6 @@ from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.player import PanelPlayer, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.exchange import TrainingGroups
-from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, log, log_time, peek
 from trial_ray.models.loading import load_tokenizer
@@ -582,29 +580,6 @@ class GRPO(RLlibCalls):
             )
         folder: str = super().save_to_path(path, state=self.get_state(inference_only=True), **kwargs)
         return folder
-
-    def begin_saving(self, path: str | Path) -> None:
-        """Save as :meth:`save_to_path` does, of the same moment, but let the learners write the large files while training
-        goes on, if they can; the checkpoint is complete once :meth:`saving_finished` says so."""
-        node = get_node_ip_address()
-        later = all(ask_learners(self.learner_group, lambda learner: learner.can_write_later(node)))
-
-        def defer(learner: GRPOLearner, deferring: bool) -> None:
-            learner.policy_module.writer.deferring = deferring
-
-        ask_learners(self.learner_group, partial(defer, deferring=later))
-        try:
-            self.save_to_path(path)
-        finally:
-            ask_learners(self.learner_group, partial(defer, deferring=False))
-
-    def saving_finished(self) -> bool:
-        """Whether everything that :meth:`begin_saving` left to be written has been written.
-
-        Raises:
-            CheckpointError: a learner could not write its part.
-        """
-        return all(ask_learners(self.learner_group, lambda learner: learner.policy_module.writer.finished()))
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Restore, then send the restored weights to the engines, which still hold the initial ones, and call back."""

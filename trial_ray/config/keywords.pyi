@@ -553,8 +553,7 @@ class Sections:
             max_restarts: restarts of ``trial-ray train`` from the newest checkpoint, with new actors, after failures
                 other than wrong input; 0: none.
             stall_timeout_s: seconds without progress (no turn, engine step or forward pass) after which ``trial-ray
-                train`` writes the stacks of all processes and replaces engines and env runners; must exceed the longest
-                of these steps.
+                train`` replaces engines and env runners; must exceed the longest of these steps.
             restart_failed_env_runners: see RLlib.
             ignore_env_runner_failures: see RLlib.
             max_num_env_runner_restarts: see RLlib.

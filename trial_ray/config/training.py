@@ -259,8 +259,8 @@ class RecoverySettings(Settings):
     )
     stall_timeout_s: float = setting(
         1200.0,
-        "seconds without progress (no turn, engine step or forward pass) after which ``trial-ray train`` writes "
-        "the stacks of all processes and replaces engines and env runners; must exceed the longest of these steps",
+        "seconds without progress (no turn, engine step or forward pass) after which ``trial-ray train`` replaces "
+        "engines and env runners; must exceed the longest of these steps",
         above=0,
     )
 

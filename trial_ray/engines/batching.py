@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import queue
 import threading
@@ -21,7 +22,7 @@ from trial_ray.engines.protocol import EnginePart, RequestBatch, ResponseBatch
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import EngineError, WeightSyncError
 from trial_ray.process_events import STEP, ProcessEvents, event, note_event, process_events
-from trial_ray.process_reports import advance, announce, peak_memory
+from trial_ray.process_reports import STDERR, advance, announce, peak_memory
 
 STEP_TIMEOUT_S = 300.0
 """A step that takes longer hangs: the engine then says that it cannot serve, and is replaced."""
@@ -315,6 +316,7 @@ class BatchingEngine(ABC):
         # The event loop answers even where the thread that computes hangs.
         began = self._step_began
         if began is not None and (seconds := time.monotonic() - began) > STEP_TIMEOUT_S:
+            faulthandler.dump_traceback(STDERR)
             raise EngineError(f"the engine cannot serve: a step has been running for {seconds:.0f} s")
 
     def _cannot_serve(self) -> EngineError:
@@ -353,7 +355,7 @@ class BatchingEngine(ABC):
                 name = call.function.__name__.strip("_").replace("_", " ")
                 with event(name):
                     call.make()
-                advance(name)
+                advance()
             if self._in_flight:
                 self._advance(joining)
         self._fail_requests("the engine was shut down before the response was finished")
@@ -393,7 +395,7 @@ class BatchingEngine(ABC):
             joined=len(joining),
             finished=len(finished),
         )
-        advance("step")
+        advance()
         self._in_flight.difference_update(finished)
         self._steps_held = self._steps_held + 1 if self._held else 0
         self._held += finished

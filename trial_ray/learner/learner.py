@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from ray.actor import ActorHandle
 from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
@@ -39,7 +38,6 @@ from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.learner.state import load_optimizers, save_optimizers, save_shards, state_tensors
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.metrics import LEARNER, log, log_time
-from trial_ray.models.folders import copies_fit
 from trial_ray.models.module import CausalLMModule, compute_dtype, matmul_rate
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.models.sharding import gathered, local_part
@@ -91,7 +89,7 @@ class GRPOLearner(TorchLearner):
         )
         self.update_rows = UpdateRows(self.config, self.method, self.exchange)
         self._learner_connector.append(self.update_rows)
-        announce()
+        announce(self.config.stall_timeout_s)
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """Leave the module as it is; see the class."""
@@ -475,26 +473,8 @@ class GRPOLearner(TorchLearner):
         """Write RLlib's files and, unless they are sharded (see :meth:`save_shards`), weights and optimizer state."""
         folder: str = super().save_to_path(path, state=state or self.get_state(inference_only=True), **kwargs)
         sharded = self.policy_module.sharded is not None
-        save_optimizers(
-            self._named_optimizers, self.iteration, Path(folder), self.policy_module.writer, sharded=sharded
-        )
+        save_optimizers(self._named_optimizers, self.iteration, Path(folder), sharded=sharded)
         return folder
-
-    def can_write_later(self, node_ip: str) -> bool:
-        """Whether files of a checkpoint may appear after :meth:`save_to_path` has returned.
-
-        They may not where the machine's memory would not hold the copies, nor where the driver fetches the folder from
-        another node as soon as that returns.
-
-        Args:
-            node_ip: address of the driver's node.
-        """
-        states = [each for optimizer in self._named_optimizers.values() for each in optimizer.state.values()]
-        tensors = [*self.policy_module.policy_parameters(), *(tensor for state in states for tensor in state.values())]
-        if (teacher := self.policy_module.teacher) is not None:
-            tensors += teacher.parameters()
-        shared = self.policy_module.sharded is not None or ray.util.get_node_ip_address() == node_ip
-        return shared and copies_fit(sum(tensor.nbytes for tensor in tensors))
 
     def save_shards(self, folder: Path) -> None:
         """Add sharded weights and optimizer state to what the first learner wrote; every learner must call this.
@@ -510,10 +490,7 @@ class GRPOLearner(TorchLearner):
                 f"{len(missing)} of {self.exchange.num_learners} learners do not see {folder}: a sharded model is saved by "
                 "all learners together. Set the run folder to a file system that all of them share."
             )
-        sharded = self.policy_module.sharded
-        assert sharded is not None  # see the config's sharding
-        names, writer = self.policy_module.parameter_names(), self.policy_module.writer
-        save_shards(self._named_optimizers, names, folder, writer, sharded.file_group)
+        save_shards(self._named_optimizers, self.policy_module.parameter_names(), folder)
         module_folder = folder / COMPONENT_RL_MODULE / DEFAULT_MODULE_ID
         self.policy_module.save_weights(module_folder, write=self.exchange.rank == 0)
 

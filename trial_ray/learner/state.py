@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
 
 from trial_ray.errors import CheckpointError
-from trial_ray.models.folders import DeferredWriter
 
 OPTIMIZER_FILE = "optimizer.pt"
 SHARDS_FOLDER = "optimizer"
@@ -22,18 +19,13 @@ Names = Mapping[torch.Tensor, str]
 """Names of the parameters, the same on every learner."""
 
 
-def save_optimizers(
-    optimizers: Optimizers, iteration: int, folder: Path, writer: DeferredWriter, *, sharded: bool
-) -> None:
+def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sharded: bool) -> None:
     """Write the states to ``folder``; sharded ones without their tensors, see :func:`save_shards`."""
     states = {}
     for name, optimizer in optimizers.items():
         state = optimizer.state_dict()
-        tensors = {} if sharded else state["state"]
-        kept = {index: {key: writer.kept(each) for key, each in values.items()} for index, values in tensors.items()}
-        states[name] = {**state, "state": kept}
-    content = {"optimizers": states, "iteration": iteration, "sharded": sharded}
-    writer.write(lambda: torch.save(content, folder / OPTIMIZER_FILE))
+        states[name] = {**state, "state": {}} if sharded else state
+    torch.save({"optimizers": states, "iteration": iteration, "sharded": sharded}, folder / OPTIMIZER_FILE)
 
 
 def state_tensors(optimizers: Optimizers, names: Names) -> dict[str, torch.Tensor]:
@@ -46,30 +38,19 @@ def state_tensors(optimizers: Optimizers, names: Names) -> dict[str, torch.Tenso
     }
 
 
-def save_shards(
-    optimizers: Optimizers, names: Names, folder: Path, writer: DeferredWriter, group: distributed.ProcessGroup
-) -> None:
+def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
     """Write this learner's part of the states' tensors; every learner must call this.
 
     Args:
         optimizers: by name, as they were made.
         names: of the parameters.
         folder: of the checkpoint.
-        writer: which says whether to write now.
-        group: of all learners, for this alone, where threads may be the ones that write.
     """
     # Not at the top: a config imports this, and the package takes half a second.
-    from torch.distributed.checkpoint.state_dict_saver import async_save, save
+    from torch.distributed.checkpoint.state_dict_saver import save
 
-    tensors = state_tensors(optimizers, names)
-    if not tensors:  # before the first step
-        return
-    if writer.deferring:
-        future = async_save(tensors, checkpoint_id=folder / SHARDS_FOLDER, process_group=group)
-        assert isinstance(future, Future)  # another answer comes only where a stager is given
-        writer.watch(future)
-    else:
-        save(tensors, checkpoint_id=folder / SHARDS_FOLDER, process_group=group)
+    if tensors := state_tensors(optimizers, names):  # none before the first step
+        save(tensors, checkpoint_id=folder / SHARDS_FOLDER)
 
 
 def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.process_reports import available_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -161,61 +159,6 @@ def _headers(file: Path) -> Iterator[tuple[str, list[int], str]]:
         for name in tensors.keys():  # noqa: SIM118  # not a mapping
             tensor = tensors.get_slice(name)
             yield name, tensor.get_shape(), tensor.get_dtype()
-
-
-MEMORY_SHARE = 0.5
-"""Share of the machine's free memory for copies of tensors; with less, files are written at once."""
-
-
-class DeferredWriter:
-    """Writes files at once; while :attr:`deferring`, later, on a thread of its own, from copies of their tensors.
-
-    Attributes:
-        deferring: whether what is written from now on may be written later.
-    """
-
-    def __init__(self) -> None:
-        self.deferring = False
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._writes: list[Future[Any]] = []
-
-    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in the host's memory to be written later, or the tensor itself, if not deferring."""
-        return tensor.detach().to("cpu", copy=True) if self.deferring else tensor
-
-    def kept_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
-        """The same for names and tensors that a generator may make one after the other."""
-        return [(name, self.kept(tensor)) for name, tensor in weights] if self.deferring else weights
-
-    def write(self, call: Callable[[], object]) -> None:
-        """Make a call that writes files, of tensors that :meth:`kept` gave."""
-        if self.deferring:
-            self._writes.append(self._thread.submit(call))
-        else:
-            call()
-
-    def watch(self, write: Future[Any]) -> None:
-        """Count a write that another library has started as one of these."""
-        self._writes.append(write)
-
-    def finished(self) -> bool:
-        """Whether everything has been written.
-
-        Raises:
-            CheckpointError: something could not be written; said once.
-        """
-        if not all(write.done() for write in self._writes):
-            return False
-        writes, self._writes = self._writes, []
-        for error in filter(None, (write.exception() for write in writes)):
-            raise CheckpointError(f"The checkpoint could not be written: {type(error).__name__}: {error}") from error
-        return True
-
-
-def copies_fit(num_bytes: int) -> bool:
-    """Whether copies of so many bytes leave the machine enough memory."""
-    available = available_memory()
-    return available is not None and num_bytes <= MEMORY_SHARE * available
 
 
 HUB_TIMEOUT_S = 10.0

@@ -272,7 +272,7 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tupl
         outputs = decoder_of(lm)(input_ids=pack.input_ids, use_cache=False, **tree)
         states = outputs.last_hidden_state.flatten(0, 1)[packed.nodes[start:stop] - first]
         del outputs
-        advance("forward pass")
+        advance()
         yield states, slice(start, stop)
 
 

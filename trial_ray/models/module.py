@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.models.folders import DeferredWriter, load_tensors, require_same_config, restore_tensors, write_model
+from trial_ray.models.folders import load_tensors, require_same_config, restore_tensors, write_model
 from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm, load_tokenizer
 from trial_ray.models.logprobs import gather_divergence, gather_logprobs, hidden_states, output_head
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
@@ -58,7 +58,6 @@ class CausalLMModule(TorchRLModule):
         self.reference = self._frozen() if settings["with_reference"] and self.adapter is None else None
         self.teacher = self._frozen() if settings["with_teacher"] else None
         self.sharded: ShardedModels | None = None
-        self.writer = DeferredWriter()
 
     def _frozen(self) -> PreTrainedModel:
         """A model that is not trained and gets the policy's first weights."""
@@ -220,8 +219,7 @@ class CausalLMModule(TorchRLModule):
     def save_weights(self, folder: Path, write: bool = True) -> None:
         """Write the model in Hugging Face format below ``folder``, and the lagged teacher where there is one; or the adapter.
 
-        Sharded weights are gathered one after the other, so every learner must call this; one of them writes, perhaps later
-        (see :class:`DeferredWriter`).
+        Sharded weights are gathered one after the other, so every learner must call this; one of them writes.
         """
         if self.adapter is not None:
             self.adapter.save(folder / ADAPTER_FOLDER, write)
@@ -231,8 +229,7 @@ class CausalLMModule(TorchRLModule):
                 continue
             weights = ((name, gathered(tensor)) for name, tensor in stored_tensors(lm).items())
             if write:
-                kept = self.writer.kept_weights(weights)
-                self.writer.write(partial(write_model, lm, kept, folder / name))
+                write_model(lm, weights, folder / name)
             else:
                 for _ in weights:
                     pass

@@ -41,13 +41,11 @@ class ShardedModels:
         size: learners that hold a copy together, a divisor of their number; ``None``: all. Those of a node do where it can be.
 
     Attributes:
-        file_group: all learners once more: their threads that write files agree here, apart from the passes.
         copies_group: the learners that hold this one's part in the copies; ``None`` where there is one copy.
     """
 
     def __init__(self, device: torch.device, size: int | None = None) -> None:
         self._device = device
-        self.file_group: distributed.ProcessGroup = distributed.new_group(backend="gloo")
         mesh = DeviceMesh(device.type, _copies(size), mesh_dim_names=("copy", "part"))
         self.copies_group = mesh.get_group("copy") if mesh.size(0) > 1 else None
         self._mesh = mesh["part"]

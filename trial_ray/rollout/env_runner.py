@@ -96,7 +96,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._env_creator = kwargs["env_creator"]
         self._processes = EnvProcesses()
         self._begin(config)
-        announce()
+        announce(config.stall_timeout_s)
 
     def _begin(self, config: RunSettings) -> None:
         self.config = config

@@ -125,7 +125,7 @@ async def _play(
         if decision is None:
             break
         before, now = now, await _resolved(env.step(decision.action))
-        advance("turn")
+        advance()
         for name, value in now.rewards.items():
             trajectory.rewards[name] = trajectory.rewards.get(name, 0.0) + value
         trajectory.turns.append(

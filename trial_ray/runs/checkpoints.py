@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -39,10 +40,19 @@ def write_manifest(folder: Path) -> None:
     write_json(folder / MANIFEST, {"files": files, "signature": signature(_canonical(files))})
 
 
-def name_checkpoint(partial: Path, target: Path) -> None:
-    """Give a complete folder its name, in place of one that had it before."""
-    os.replace(partial, target)
-    _sync(target.parent)
+def save_checkpoint(target: Path, save: Callable[[Path], object]) -> None:
+    """Let ``save`` write a checkpoint, which appears as ``target`` once it is complete, in place of one that had that name."""
+    partial = partial_of(target)
+    try:
+        partial.mkdir(parents=True)
+        save(partial)
+        write_manifest(partial)
+        if target.exists():
+            remove_checkpoint(target)
+        os.replace(partial, target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def require_whole(checkpoint: Path, below: Path | str = "") -> None:
@@ -147,6 +157,8 @@ CHECKPOINT_EVERY = 10
 """Iterations between checkpoints, unless a user says otherwise."""
 CHECKPOINTS_KEPT = 2
 """How many of the newest are kept, unless a user says otherwise."""
+STOPPED = ".stopped"
+"""Suffix of a checkpoint of a diverged policy, saved aside, from which no run continues automatically."""
 CHECKPOINT_MARK = "rllib_checkpoint.json"
 RUN_FILE = "run.json"
 RUN_SCHEMA = "trial_ray/run"
@@ -162,7 +174,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` checkpoints."""
+    """Delete all but the newest ``keep`` checkpoints, and what runs that were killed left of unfinished ones."""
+    for left in folder.glob(".*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
     for path in list_checkpoints(folder)[:-keep]:
         remove_checkpoint(path)
 

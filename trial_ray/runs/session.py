@@ -28,12 +28,14 @@ from trial_ray.errors import (
 from trial_ray.evaluation.comparison import PairedComparison
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import write_json
-from trial_ray.runs.checkpoint_writer import CheckpointWriter
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_EVERY,
     CHECKPOINTS_KEPT,
+    STOPPED,
     list_checkpoints,
     newest_whole_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
 )
 from trial_ray.runs.config_record import run_labels, to_record
 from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table, measured, recorded_time
@@ -176,26 +178,13 @@ class TrainingSession:
         return True
 
     def _train_with(self, algorithm: GRPO) -> None:
-        checkpoints = CheckpointWriter(
-            algorithm, self.folder.checkpoints, self.checkpoints_kept, self._checkpoint_saved
-        )
-        self.watchdog = Watchdog(
-            algorithm, self.folder.library_log.parent, self.config.stall_timeout_s, self._tell, self._give_up
-        )
+        self.watchdog = Watchdog(algorithm, self.config.stall_timeout_s, self._tell, self._give_up)
         try:
             if not self.cost.began:
                 self.cost.started(measured("the learners' device", lambda: LearnerHardware.of(algorithm)))
-            self._run(algorithm, checkpoints)
-        except Exception:
-            self._finish_after_failure(checkpoints)
-            raise
+            self._run(algorithm)
         finally:
-            checkpoints.discard()
             algorithm.stop()
-
-    def _checkpoint_saved(self, iteration: int) -> None:
-        self.folder.note_checkpoint(iteration)
-        self.on_checkpoint()
 
     def _tell_restart(self, error: Exception) -> None:
         saved = list_checkpoints(self.folder.checkpoints)
@@ -272,7 +261,7 @@ class TrainingSession:
         for change in changes:
             self._tell(f"changed: {change.name} is {change.after!r:.200}, it was {change.before!r:.200}")
 
-    def _run(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> None:
+    def _run(self, algorithm: GRPO) -> None:
         self.after = {}
         panels = {} if self.final_panels else algorithm.panels
         # In a mixture of environments the file's name has that of the environment.
@@ -299,7 +288,7 @@ class TrainingSession:
             for name, panel in panels.items()
             if (result := evaluations.before(environments[name], self.iteration, *panel)) is not None
         }
-        checkpoint = self._train(algorithm, checkpoints)
+        checkpoint = self._train(algorithm)
         if not self.interrupted:
             for name, panel in panels.items():
                 file = panel_file(environments[name], self.iteration)
@@ -310,7 +299,7 @@ class TrainingSession:
         self.card = self.cost.write()
         self._summarise(before, checkpoint, several=len(panels) > 1)
 
-    def _train(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> Path:
+    def _train(self, algorithm: GRPO) -> Path:
         from tensorboardX import SummaryWriter
 
         last = recorded_metrics(self.folder.metrics, self.iteration) if self.resume else {}
@@ -329,10 +318,9 @@ class TrainingSession:
             while not finished and not interrupt.requested and not self._stop_is_due():
                 began = time.monotonic()
                 try:
-                    result = self._train_once(algorithm, checkpoints)
+                    result = self._train_once(algorithm)
                 except Exception as error:
                     if interrupt.requested and is_recoverable(error):
-                        self._finish_after_failure(checkpoints)
                         raise KeyboardInterrupt from error  # to stop was what the user asked for
                     raise
                 raise_swallowed_interrupt()
@@ -350,15 +338,13 @@ class TrainingSession:
                     self._tell(result[FAULTS])
                 self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
-                with self.cost.phase("checkpoint"):
-                    checkpoints.poll()
-                    due = self.iteration % self.checkpoint_every == 0 and not finished
-                    if due and not algorithm.guards.suspect:
-                        checkpoints.begin(self.iteration)
+                due = self.iteration % self.checkpoint_every == 0 and not finished
+                if due and not algorithm.guards.suspect:
+                    self._save(algorithm)
                 self.longest_iteration_s = max(self.longest_iteration_s, time.monotonic() - began)
             # Before evaluations, whose events would take the place of the iteration's.
             measured("the timeline", lambda: self._write_timeline(algorithm))
-            saved = self._save(checkpoints)
+            saved = self._save(algorithm)
         # Also of a run that has made its last iteration: the evaluation set after it can take long.
         self.interrupted = interrupt.requested or self._stop_is_due()
         return saved
@@ -370,38 +356,35 @@ class TrainingSession:
     def _stop_is_due(self) -> bool:
         return self.stop_request.is_due(self.longest_iteration_s)
 
-    def _train_once(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> dict[str, Any]:
+    def _train_once(self, algorithm: GRPO) -> dict[str, Any]:
         try:
             with self.watchdog.watching():
                 result: dict[str, Any] = algorithm.train()
         except Exception as error:
             cause = root_cause(error)
             if isinstance(cause, TrainingDivergedError) and not isinstance(cause, PolicyBrokenError):
-                self._save_aside(checkpoints)
+                self._save_aside(algorithm)
             raise
         return result
 
-    def _save(self, checkpoints: CheckpointWriter) -> Path:
-        """Save the state after the current iteration, unless that was done already; complete when this returns."""
+    def _save(self, algorithm: GRPO) -> Path:
+        """Save the state after the current iteration, unless that was done already."""
+        target = self.folder.checkpoints / f"{self.iteration:06d}"
+        if target in list_checkpoints(self.folder.checkpoints):
+            return target
         with self.cost.phase("checkpoint"):
-            checkpoints.finish()
-            saved = list_checkpoints(self.folder.checkpoints)
-            if saved and int(saved[-1].name) == self.iteration:
-                return saved[-1]
-            return checkpoints.save(self.iteration)
+            save_checkpoint(target, algorithm.save_to_path)
+            self.folder.note_checkpoint(self.iteration)
+            prune_checkpoints(self.folder.checkpoints, self.checkpoints_kept)
+            self.on_checkpoint()
+        return target
 
-    def _save_aside(self, checkpoints: CheckpointWriter) -> None:
+    def _save_aside(self, algorithm: GRPO) -> None:
         """Save the state that training stopped for, beside the checkpoints: the newest of those is still a good one."""
+        target = self.folder.checkpoints / f"{self.iteration:06d}{STOPPED}"
         with self.cost.phase("checkpoint"):
-            saved = checkpoints.save(self.iteration, aside=True)
-        self._tell(f"state saved aside: {saved}; rename it to {saved.stem} to continue from it all the same")
-
-    def _finish_after_failure(self, checkpoints: CheckpointWriter) -> None:
-        """Complete the checkpoint that was being written; what stopped the run stays the error that is reported."""
-        try:
-            checkpoints.finish()
-        except Exception as error:  # the learner that wrote it may be what died
-            self._tell(f"the checkpoint being written was lost: {error}")
+            save_checkpoint(target, algorithm.save_to_path)
+        self._tell(f"state saved aside: {target}; rename it to {target.stem} to continue from it all the same")
 
     def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
         def shown(values: Mapping[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,6 +24,8 @@ _RESERVED = ":/?#[]@!$&'()*+,;=%"
 _PASSWORD = re.compile(r"://[^?@]*:[^?]*@")
 WRITER = ".writers/last"
 """File on the storage that names who has written the run last."""
+CHUNK = 16 << 20
+"""Bytes that are copied at a time."""
 COPIES = 8
 """Files that are copied at a time."""
 Stamp = tuple[int, int]
@@ -129,17 +132,15 @@ class Storage:
 
     def put(self, file: Path, name: str) -> None:
         """Copy a file here, in place of any before."""
-        from pyarrow.fs import LocalFileSystem, copy_files
-
-        there: dict[str, Any] = {
-            "source_filesystem": LocalFileSystem(),
-            "destination_filesystem": self.filesystem,
-        }
+        target = self.path(name)
+        # Not by copy_files, which ignores the error with which a file on S3 is closed: then nothing is there.
         try:
-            copy_files(str(file), self.path(name), **there)
+            stream = self.filesystem.open_output_stream(target, compression=None)
         except FileNotFoundError:  # where folders have to be made
-            self.filesystem.create_dir(posixpath.dirname(self.path(name)))
-            copy_files(str(file), self.path(name), **there)
+            self.filesystem.create_dir(posixpath.dirname(target))
+            stream = self.filesystem.open_output_stream(target, compression=None)
+        with stream, file.open("rb") as source:
+            shutil.copyfileobj(source, stream, CHUNK)
 
     def writer(self) -> str:
         """Who has written the run last; empty where nobody has."""

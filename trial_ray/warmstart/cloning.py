@@ -283,5 +283,5 @@ class Cloner:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
-        advance("cloning update")
+        advance()
         return loss.item(), right.item()
