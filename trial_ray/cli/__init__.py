@@ -35,7 +35,10 @@ COMMANDS = {
     "plan": plan.PLAN,
     "doctor": doctor.DOCTOR,
 }
-REMOVED: dict[str, str] = {}
+REMOVED = {
+    "status": "`ray job list` and Ray's dashboard show the runs of a cluster (docs/cluster.md#following-a-run)",
+    "logs": "`ray job logs` and Ray's dashboard show the logs of a run and its actors (docs/cluster.md#following-a-run)",
+}
 """Commands that were removed in this version, and what to use in their place."""
 FILES, FOLDERS = ("FILE", "FILE.py", "CHECKPOINT", "CHECKPOINT|oracle"), ("DIR", "RUN", "PATH")
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")

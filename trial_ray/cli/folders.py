@@ -106,6 +106,9 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
         "--show", type=terminal.positive, metavar="K", help="with --text: print trajectory number K of the iteration"
     )
     terminal.add_options(parser, "--env-adapter")
+    terminal.add_removed(
+        parser, "--export", "datasets, pandas and DuckDB read the recorded Parquet (docs/runs.md#reading-them)"
+    )
 
 
 def inspect(args: argparse.Namespace) -> int:
