@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=245400 \
-  tests=282800 \
+  trial_ray=233700 \
+  tests=274900 \
   benchmarks=25800 \
-  words=39600
+  words=39500
 
 lint: setup
 	$(BIN)/ruff check .

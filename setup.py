@@ -57,6 +57,7 @@ setup(
         "ray[rllib]==2.60.0",
         "torch>=2.9",
         "transformers>=5.16,<5.20",
+        "filelock>=4",
         "safetensors>=0.6",
         "gymnasium==1.2.2",
         "pyarrow>=20",

@@ -59,6 +59,8 @@ ALFWORLD = "--env trial/ALFWorld-v0 --split"
     [
         ("data alfworld --generate 3", "--out DIR"),
         ("plan alfworld_quickstart --simulate --gpus 8", "--simulate was removed: read the phases"),
+        ("status http://127.0.0.1:8265", "status was removed: `ray job list`"),
+        ("inspect run --export atif --out atif", "--export was removed: datasets, pandas and DuckDB read"),
         ("data alfworld --generate 3 --difficulty hard --out g", "hard"),
         ("evaluate oracle --env trial/ALFWorl-v0 --split train", "ALFWorld"),
         (f"evaluate oracle {ALFWORLD} test", "valid_seen"),
