@@ -59,12 +59,17 @@ def small_timeline(**changes) -> Timeline:
     return Timeline(iteration=3, began=BEGAN, seconds=10.0, actors={**actors, **changes})
 
 
+def written(folder, timeline):
+    write_timeline(folder / "t.json", timeline)
+    return json.loads((folder / "t.json").read_text())
+
+
 def spans(trace, pid):
     return [each for each in trace["traceEvents"] if each["ph"] == "X" and each["pid"] == pid]
 
 
 def test_the_file_has_what_trace_viewers_read_and_nothing_outside_of_the_iteration(tmp_path):
-    trace = json.loads(write_timeline(tmp_path / "t.json", small_timeline()).read_text())
+    trace = written(tmp_path, small_timeline())
     needed = {
         "X": {"name", "ts", "dur", "pid", "tid", "args"},
         "C": {"name", "ts", "pid", "args"},
@@ -94,8 +99,8 @@ def test_work_that_goes_on_after_the_iteration_is_cut_and_what_begins_after_it_i
     """With groups in flight, engines do not pause; an episode that has not ended has responses alone."""
     engine = process(step(BEGAN - 1, 2.0, 1, 1), step(BEGAN + 9, 3.0, 1, 1), step(BEGAN + 13, 1.0, 1, 1))
     runner = process(Event(RESPONSE, BEGAN + 8, 3.0, "group 0 rollout 0", {"response_tokens": 3}))
-    file = write_timeline(tmp_path / "t.json", small_timeline(**{"engine 0": engine, "env runner 1": runner}))
-    events = [each for each in json.loads(file.read_text())["traceEvents"] if each["pid"] > 1 and each["ph"] != "M"]
+    trace = written(tmp_path, small_timeline(**{"engine 0": engine, "env runner 1": runner}))
+    events = [each for each in trace["traceEvents"] if each["pid"] > 1 and each["ph"] != "M"]
     assert [(each["ph"], each["ts"]) for each in events] == [
         ("X", 0),
         ("X", 9e6),
@@ -106,7 +111,7 @@ def test_work_that_goes_on_after_the_iteration_is_cut_and_what_begins_after_it_i
 
 
 def test_spans_of_one_thread_are_apart_or_inside_of_each_other(tmp_path):
-    trace = json.loads(write_timeline(tmp_path / "t.json", small_timeline()).read_text())
+    trace = written(tmp_path, small_timeline())
     found = spans(trace, 3)
     assert len({each["tid"] for each in found}) == 2
     for first in found:
@@ -118,8 +123,8 @@ def test_spans_of_one_thread_are_apart_or_inside_of_each_other(tmp_path):
 
 def test_the_file_says_which_actors_and_events_are_missing(tmp_path):
     late = process(step(BEGAN + 8, 1.0, 1, 1), complete_since=BEGAN + 7.5)
-    file = write_timeline(tmp_path / "t.json", small_timeline(**{"engine 1": None, "engine 2": late}))
-    about = json.loads(file.read_text())["otherData"]
+    trace = written(tmp_path, small_timeline(**{"engine 1": None, "engine 2": late}))
+    about = trace["otherData"]
     assert about["did_not_answer"] == ["engine 1"]
     assert about["complete_since_seconds"] == {"engine 2": 7.5}
 

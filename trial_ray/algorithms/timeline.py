@@ -64,12 +64,14 @@ def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline |
     )
 
 
-def write_timeline(file: Path, timeline: Timeline) -> Path:
-    """Write a timeline in the JSON trace format of Chrome, which Perfetto and ``chrome://tracing`` read.
+def write_timeline(file: Path, timeline: Timeline | None) -> None:
+    """Write a timeline, if there is one, in the JSON trace format of Chrome, which Perfetto and ``chrome://tracing`` read.
 
     Times are microseconds since the iteration began. A process of the trace is an actor of the run; threads are kinds of events,
     and one for each episode that was played at the same time as others. ``otherData`` says what is missing.
     """
+    if timeline is None:
+        return
     events: list[dict[str, Any]] = []
     silent, cut = [], {}
     for pid, (name, found) in enumerate(timeline.actors.items(), start=1):
@@ -88,7 +90,7 @@ def write_timeline(file: Path, timeline: Timeline) -> Path:
         "complete_since_seconds": cut,
     }
     head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "displayTimeUnit": "ms", "otherData": other}
-    return write_text(file, json.dumps({**head, "traceEvents": events}, allow_nan=False, separators=(",", ":")))
+    write_text(file, json.dumps({**head, "traceEvents": events}, allow_nan=False, separators=(",", ":")))
 
 
 def _actor_events(pid: int, name: str, found: ProcessEvents, timeline: Timeline) -> Iterator[dict[str, Any]]:

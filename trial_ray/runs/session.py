@@ -146,7 +146,8 @@ class TrainingSession:
                         self.resume, self.card = True, {}
                     self.trackers.close(INTERRUPTED if self.interrupted else DONE)
                 finally:
-                    self._tell_cost()
+                    if self.cost.began:
+                        self.console.print(cost_table(self.card or self.cost.write()))
         except KeyboardInterrupt:
             if self._has_begun():
                 self.folder.set_state("interrupted")
@@ -343,15 +344,11 @@ class TrainingSession:
                     self._save(algorithm)
                 self.longest_iteration_s = max(self.longest_iteration_s, time.monotonic() - began)
             # Before evaluations, whose events would take the place of the iteration's.
-            measured("the timeline", lambda: self._write_timeline(algorithm))
+            measured("the timeline", lambda: write_timeline(self.folder.timeline, algorithm.timeline()))
             saved = self._save(algorithm)
         # Also of a run that has made its last iteration: the evaluation set after it can take long.
         self.interrupted = interrupt.requested or self._stop_is_due()
         return saved
-
-    def _write_timeline(self, algorithm: GRPO) -> None:
-        if (timeline := algorithm.timeline()) is not None:
-            write_timeline(self.folder.timeline, timeline)
 
     def _stop_is_due(self) -> bool:
         return self.stop_request.is_due(self.longest_iteration_s)
@@ -415,11 +412,6 @@ class TrainingSession:
             },
         )
 
-    def _tell_cost(self) -> None:
-        if self.cost.began:
-            card = self.card or self.cost.write()
-            self.console.print(cost_table(card))
-
     def _tell_outcome(self) -> None:
         """Print success and checkpoint last, after the cost."""
         for name, found in self.comparisons.items():
@@ -443,10 +435,8 @@ class TrainingSession:
         if is_user_error(error):
             if not self._has_begun():
                 return
-            recorded = (
-                self.iteration or self.folder.recorded_iterations() or any(self.folder.evaluations.glob("*.json"))
-            )
-            if not self.resume and not recorded:
+            evaluated = any(self.folder.evaluations.glob("*.json"))
+            if not (self.resume or self.iteration or evaluated or self.folder.recorded_iterations()):
                 self.folder.remove()
                 return
         try:
@@ -454,6 +444,5 @@ class TrainingSession:
             self.folder.set_state("failed")
         except OSError as failure:
             self._tell(f"what happened could not be recorded in {self.folder.path}: {failure}")
-        saved = list_checkpoints(self.folder.checkpoints)
-        if saved:
+        if saved := list_checkpoints(self.folder.checkpoints):
             self._tell(f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.address}")

@@ -159,9 +159,6 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         console: where to print.
         done: iterations already behind a resumed run.
         total: iterations in all; ``None`` where another criterion ends the run.
-
-    Attributes:
-        seconds_each: that an iteration took on average.
     """
 
     def __init__(self, console: Console, done: int = 0, total: int | None = None) -> None:
@@ -171,7 +168,6 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         self._total = total
         self._done = done
         self._began = self._last = time.monotonic()
-        self.seconds_each = 0.0
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -196,10 +192,9 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         """Show a finished iteration."""
         now = time.monotonic()
         of, left = "", ""
-        # Over all iterations of this session, since one that saves a checkpoint takes longer.
-        self.seconds_each = (now - self._began) / (number - self._done)
         if self._total:
-            seconds = self.seconds_each * (self._total - number)
+            # As all iterations of this session took, since one that saves a checkpoint takes longer.
+            seconds = (now - self._began) / (number - self._done) * (self._total - number)
             of, left = f"/{self._total}", f"about {duration(seconds)} left" if seconds > 0 else ""
         took = ", ".join(part for part in (f"{now - self._last:.1f} s", left) if part)
         say(self._console, f"iteration {number}{of}  {describe(metrics)}  ({took})")
