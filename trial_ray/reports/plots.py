@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
-
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.files import writing
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, PROFILE_STD, TURN_SCORE
