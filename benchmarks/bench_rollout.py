@@ -51,7 +51,7 @@ from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.environments.guarded import StepResult
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
-from trial_ray.process_events import MOST_EVENTS, STEP
+from trial_ray.process import MOST_EVENTS, STEP
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.episode import Decision, History, PolicyPlayer, derive_seed
 from trial_ray.rollout.groups import GroupRequest, SampleSettings

@@ -13,7 +13,7 @@ import ray
 
 from trial_ray.algorithms.actors import RunActor
 from trial_ray.algorithms.timeline import Timeline, collect_timeline, write_timeline
-from trial_ray.process_events import (
+from trial_ray.process import (
     EPISODE,
     ITERATION,
     MOST_EVENTS,
@@ -132,8 +132,8 @@ def test_the_file_says_which_actors_and_events_are_missing(tmp_path):
 def test_a_process_hands_out_the_newest_events_and_says_from_when_on_they_are_all(monkeypatch):
     now = [1000.0]
     clock = SimpleNamespace(time=lambda: 7.0 + now[0], monotonic=lambda: now[0])
-    monkeypatch.setattr("trial_ray.process_events.time", clock)
-    monkeypatch.setattr("trial_ray.process_events._kept", deque(maxlen=MOST_EVENTS))  # without those of other tests
+    monkeypatch.setattr("trial_ray.process.time", clock)
+    monkeypatch.setattr("trial_ray.process._kept", deque(maxlen=MOST_EVENTS))  # without those of other tests
     before = clock.time()
     with event("work", rows=3):
         now[0] += 5.0

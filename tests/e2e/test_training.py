@@ -22,7 +22,7 @@ from trial_ray.engines.weights import weights_checksum
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.recording import read_training
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.process_events import EPISODE, RESPONSE, STEP
+from trial_ray.process import EPISODE, RESPONSE, STEP
 from trial_ray.rollout.recording import read_trajectories, read_turns
 from trial_ray.runs.checkpoints import find_model, write_manifest
 from trial_ray.runs.folder import RunFolder

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from trial_ray.algorithms.actors import ENGINE, ENV_RUNNER, LEARNER
-from trial_ray.process_reports import Progress
+from trial_ray.process import Progress
 from trial_ray.runs import watchdog
 from trial_ray.runs.watchdog import Watchdog
 

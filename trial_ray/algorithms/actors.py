@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from trial_ray.process_reports import Progress, forget, read_progress, runs_here
+from trial_ray.process import Progress, forget, read_progress, runs_here
 from trial_ray.ray_internals import actor_id
 
 logger = logging.getLogger(__name__)

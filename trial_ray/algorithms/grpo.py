@@ -65,8 +65,7 @@ from trial_ray.models.loading import load_tokenizer
 from trial_ray.planning.memory import Machine, require_fit
 from trial_ray.planning.request import PlanRequest
 from trial_ray.planning.step_time import gpu_bytes
-from trial_ray.process_events import ITERATION, event
-from trial_ray.process_reports import peak_memory
+from trial_ray.process import ITERATION, event, peak_memory
 from trial_ray.ray_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
 from trial_ray.rollout.chat_template import describe_chat_template
 from trial_ray.rollout.conversation import prompt_writer, template_options

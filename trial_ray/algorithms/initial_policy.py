@@ -10,7 +10,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
 from trial_ray.models.packaged import PREFIX, packaged_folder
-from trial_ray.process_reports import release_memory
+from trial_ray.process import release_memory
 
 if TYPE_CHECKING:
     from trial_ray.environments.adapter import EnvironmentAdapter

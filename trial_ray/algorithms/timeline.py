@@ -12,7 +12,7 @@ from typing import Any
 from trial_ray.algorithms.actors import RunActor
 from trial_ray.engines.pool import answers
 from trial_ray.files import write_text
-from trial_ray.process_events import EPISODE, ITERATION, MOST_EVENTS, STEP, Event, ProcessEvents, process_events
+from trial_ray.process import EPISODE, ITERATION, MOST_EVENTS, STEP, Event, ProcessEvents, process_events
 
 SCHEMA = "trial_ray/timeline"
 SCHEMA_VERSION = 1

@@ -21,8 +21,17 @@ from trial_ray.engines.agreement import TextLogprobs, require_agreement
 from trial_ray.engines.protocol import EnginePart, RequestBatch, ResponseBatch
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import EngineError, WeightSyncError
-from trial_ray.process_events import STEP, ProcessEvents, event, note_event, process_events
-from trial_ray.process_reports import STDERR, advance, announce, peak_memory
+from trial_ray.process import (
+    STDERR,
+    STEP,
+    ProcessEvents,
+    advance,
+    announce,
+    event,
+    note_event,
+    peak_memory,
+    process_events,
+)
 
 STEP_TIMEOUT_S = 300.0
 """A step that takes longer hangs: the engine then says that it cannot serve, and is replaced."""

@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from trial_ray.engines.arguments import MEMORY_SHARE, MOST_ROWS, SLACK
 from trial_ray.errors import EngineError
-from trial_ray.process_reports import available_memory
+from trial_ray.process import available_memory
 
 
 class DecodingCache(Cache):

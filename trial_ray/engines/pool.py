@@ -24,7 +24,7 @@ from trial_ray.engines.fault_log import FaultLog
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError, first_line
-from trial_ray.process_reports import read_progress
+from trial_ray.process import read_progress
 from trial_ray.ray_internals import actor_id
 
 logger = logging.getLogger(__name__)

@@ -42,8 +42,7 @@ from trial_ray.models.module import CausalLMModule, compute_dtype, matmul_rate
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.models.sharding import gathered, local_part
 from trial_ray.models.tensors import from_arrays, require_fitting, to_arrays
-from trial_ray.process_events import ProcessEvents, event, process_events
-from trial_ray.process_reports import announce, peak_memory
+from trial_ray.process import ProcessEvents, announce, event, peak_memory, process_events
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row"}

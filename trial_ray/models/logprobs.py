@@ -17,7 +17,7 @@ from trial_ray.models.prefix_tree import PackedSequences
 from trial_ray.models.sharding import decoder_of
 from trial_ray.models.tree_attention import attention_inputs
 from trial_ray.objectives.divergences import generalised_jsd
-from trial_ray.process_reports import advance
+from trial_ray.process import advance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

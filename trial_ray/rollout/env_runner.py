@@ -27,8 +27,7 @@ from trial_ray.environments.guarded import GuardedEnv, required_keys
 from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EngineError, UnsupportedError, refusing
-from trial_ray.process_events import EPISODE, RESPONSE, ProcessEvents, note_event, process_events
-from trial_ray.process_reports import announce, peak_memory
+from trial_ray.process import EPISODE, RESPONSE, ProcessEvents, announce, note_event, peak_memory, process_events
 from trial_ray.rollout.background_groups import BackgroundGroups, Played
 from trial_ray.rollout.callbacks import EpisodeTexts, EpisodeWatch, RunnerCallbacks
 from trial_ray.rollout.conversation import prompt_writer

@@ -14,7 +14,7 @@ from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.processes import ProcessEnv
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import text_digest
-from trial_ray.process_reports import advance
+from trial_ray.process import advance
 from trial_ray.rollout.prompts import PromptWriter, located
 from trial_ray.rollout.trajectory import Ending, PromptCut, Trajectory, Turn
 

@@ -24,7 +24,7 @@ from trial_ray.errors import (
     root_cause,
 )
 from trial_ray.files import write_text
-from trial_ray.process_reports import STDERR, own_count
+from trial_ray.process import STDERR, own_count
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPO

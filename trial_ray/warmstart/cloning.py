@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from trial_ray.process_reports import advance
+from trial_ray.process import advance
 from trial_ray.warmstart.settings import WarmStartSettings
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import ray
 
-from trial_ray.process_reports import Progress, advance, announce, own_count, runs_here
+from trial_ray.process import Progress, advance, announce, own_count, runs_here
 from trial_ray.termination import termination_as_interrupt
 
 
@@ -72,7 +72,7 @@ def test_a_termination_that_a_library_swallows_ends_the_work_all_the_same():
 HOLES = """
 import resource
 from pathlib import Path
-from trial_ray.process_reports import release_memory
+from trial_ray.process import release_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
