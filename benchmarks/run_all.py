@@ -84,11 +84,11 @@ def amount(value: float, unit: str) -> str:
 
 
 def figure_of(measure: Measure) -> str:
-    """Figure, bold where it misses its target, target in brackets, and of a ratio what was divided."""
+    """Figure, bold where it misses its target, and target in brackets."""
     figure = amount(measure.figure, measure.unit)
     parts = [f"**{figure}**" if measure.verdict == "miss" else figure]
     parts += [f"({target_of(measure)})"] if measure.target is not None else []
-    return " ".join(parts) + (f": {measure.note}" if measure.unit == "x" and measure.note else "")
+    return " ".join(parts)
 
 
 def show(measures: dict[str, list[Measure]], failed: list[str]) -> None:

@@ -159,3 +159,11 @@ def test_names_that_would_leave_the_folder_are_refused(tmp_path, iteration, writ
     with pytest.raises(UserInputError):
         write_groups(tmp_path, iteration, [make_group(0)], writer)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_is_a_clear_error(tmp_path):
+    with pytest.raises(UserInputError, match="No trajectories"):
+        read_turns(tmp_path)
+    write_groups(tmp_path, 1, [make_group(0)], "w")
+    with pytest.raises(UserInputError, match="iteration=00002"):
+        read_trajectories(tmp_path, iteration=2)
