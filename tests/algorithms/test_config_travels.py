@@ -6,7 +6,6 @@ import copy
 
 import pytest
 from ray import cloudpickle
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig
 from trial_ray.algorithms.methods import method_names, new_config
@@ -55,15 +54,6 @@ def test_trial_and_its_profiles_train_as_trial_and_all_others_as_grpo():
     }
     assert set(algorithms.values()) == {GRPO, TRIAL}
     assert type(TRIAL.get_default_config()) is TRIALConfig
-
-
-def test_a_dict_without_a_class_updates_the_config_in_place():
-    config = changed("sdar")
-    assert config.update_from_dict({"group_size": 3}) is config
-    assert config.group_size == 3
-    assert config.get_evaluation_config_object().group_size == 3
-    plain = AlgorithmConfig().environment("trial/ALFWorld-v0").to_dict()
-    assert type(GRPO.get_default_config().update_from_dict(plain)) is GRPOConfig
 
 
 def test_an_algorithm_refuses_the_config_of_another():
