@@ -7,6 +7,8 @@ import pytest
 from chat_tokenizers import chat_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from trial_envs.core.projection import project_action
 from trial_ray.learner.rows import action_mask
@@ -44,6 +46,31 @@ def test_the_mask_covers_the_action_and_no_whole_tag(model, action):
     assert "</action>" not in inside
     assert before.startswith(THOUGHT)
     assert behind.endswith("action>")
+
+
+def merging_tokenizer(*merged):
+    """Bytes, and the given pieces as one token each."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    spell = lambda text: pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(text)[0][0]  # noqa: E731
+    vocabulary = {token: index for index, token in enumerate([*alphabet, *map(spell, merged)])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    encode = lambda *pieces: np.array(  # noqa: E731
+        [index for piece in pieces for index in _piece_ids(vocabulary, spell(piece))], np.int32
+    )
+    return tokenizer, encode
+
+
+def _piece_ids(vocabulary, spelt):
+    return [vocabulary[spelt]] if spelt in vocabulary else [vocabulary[letter] for letter in spelt]
+
+
+def test_a_token_that_an_action_shares_with_a_tag_counts():
+    tokenizer, encode = merging_tokenizer("on>lo", "ok</", "<action>", "x")
+    ids = encode("<acti", "on>lo", "ok</", "action>", "x")
+    inside, before, behind = masked_text(tokenizer, ids)
+    assert (inside, before, behind) == ("on>look</", "<acti", "action>x")
 
 
 @pytest.mark.parametrize("action", ["é", "🍎", "go 🍎", "🍎🍏", "取る"])
