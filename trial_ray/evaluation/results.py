@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
 from trial_ray.errors import CheckpointError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
-from trial_ray.files import checked_content, read_json, require_file, write_json, writing
+from trial_ray.files import checked_content, finite, read_json, require_file, write_json, writing
 from trial_ray.rollout.trajectory import EpisodeResult
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -53,13 +53,11 @@ class Rate:
     def of(cls, episodes: Iterable[EpisodeResult]) -> Rate:
         """The rate over episodes that none failed; score and turns are NaN without any."""
         kept = list(episodes)
-        count = len(kept)
-        return cls(
-            successes=sum(episode.success for episode in kept),
-            episodes=count,
-            score=sum(episode.score for episode in kept) / count if count else math.nan,
-            turns=sum(episode.turns for episode in kept) / count if count else math.nan,
+        score, turns = (
+            sum(getattr(episode, name) for episode in kept) / len(kept) if kept else math.nan
+            for name in ("score", "turns")
         )
+        return cls(sum(episode.success for episode in kept), len(kept), score, turns)
 
     @property
     def rate(self) -> float:
@@ -138,11 +136,13 @@ class EvaluationResult:
             "weights": self.weights,
             "labels": self.labels,
             "protocol": self.protocol,
-            "summary": {
-                **_summary(self.overall),
-                "failed_episodes": self.num_failed,
-                "per_family": {name: _summary(rate) for name, rate in self.per_family().items()},
-            },
+            "summary": finite(
+                {
+                    **_summary(self.overall),
+                    "failed_episodes": self.num_failed,
+                    "per_family": {name: _summary(rate) for name, rate in self.per_family().items()},
+                }
+            ),
             "episodes": [asdict(episode) for episode in self.episodes],
         }
 
@@ -232,16 +232,13 @@ def _completed(protocol: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(rate: Rate) -> dict[str, Any]:
-    def known(value: float) -> float | None:
-        return None if math.isnan(value) else value
-
     return {
         "successes": rate.successes,
         "episodes": rate.episodes,
-        "success_rate": known(rate.rate),
+        "success_rate": rate.rate,
         "interval_95": list(rate.interval),
-        "score_mean": known(rate.score),
-        "turns_mean": known(rate.turns),
+        "score_mean": rate.score,
+        "turns_mean": rate.turns,
     }
 
 
@@ -256,8 +253,6 @@ def _cells(rate: Rate) -> list[str]:
 
 JOURNAL_SCHEMA = "trial_ray/unfinished_evaluation"
 JOURNAL_VERSION = 1
-HEAD_START = json.dumps({"schema": JOURNAL_SCHEMA}).removesuffix("}")
-"""How the first line begins, which a crash may have cut, too."""
 
 
 def partial_path(target: Path) -> Path:
@@ -289,7 +284,7 @@ class EpisodeJournal:
 
     def __init__(self, target: Path | None, protocol: dict[str, Any], weights: str) -> None:
         self._target = target
-        self._head: dict[str, Any] = {
+        self._head = {
             "schema": JOURNAL_SCHEMA,
             "schema_version": JOURNAL_VERSION,
             "protocol": protocol,
@@ -298,13 +293,14 @@ class EpisodeJournal:
         self._file: IO[str] | None = None
         self.episodes: dict[str, EpisodeResult] = {}
         self.result: EvaluationResult | None = None
-        if target is not None:
-            require_file(target)
-        if target is not None and target.exists():
+        if target is None:
+            return
+        require_file(target)
+        if target.exists():
             self.result = EvaluationResult.load(target)
             self._require_same(target, self.result.protocol, self.result.weights)
-        elif target is not None:
-            self._open(target)
+        else:
+            self._open(partial_path(target))
 
     def add(self, episode: EpisodeResult) -> None:
         """Keep an episode that has ended."""
@@ -331,37 +327,34 @@ class EpisodeJournal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, target: Path) -> None:
-        path = partial_path(target)
+    def _open(self, path: Path) -> None:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+", encoding="utf-8", newline="")  # noqa: SIM115  closed by close()
         try:
             _lock(self._file, path)
-            self._file.seek(0)
-            whole, newline, rest = self._file.read().rpartition("\n")  # what follows the last newline was cut
-            if newline:
-                self._take_in(whole.split("\n"), path)
-            elif not rest.startswith(HEAD_START) and not HEAD_START.startswith(rest):
-                raise CheckpointError(f"{path} is no unfinished evaluation; delete it or name another file.")
+            with checked_content(path):
+                self._file.seek(0)
+                whole, newline, rest = self._file.read().rpartition("\n")  # what follows the last newline was cut
+                if newline:
+                    self._take_in(whole.split("\n"), path)
+                elif not json.dumps(self._head).startswith(rest):
+                    raise ValueError("it is no unfinished evaluation")
             # Nothing is changed in a file that is not known to be a journal.
             self._file.truncate(len((whole + newline).encode()))
             if not newline:
                 self._write(self._head)
-        except BaseException as error:
+        except BaseException:
             self.close()
-            if isinstance(error, UnicodeDecodeError):
-                raise CheckpointError(f"{path} is no text ({error}); delete it or name another file.") from error
             raise
 
     def _take_in(self, lines: list[str], path: Path) -> None:
-        head = _parse(lines[0])
-        if (head.get("schema"), head.get("schema_version")) != (JOURNAL_SCHEMA, JOURNAL_VERSION):
-            raise CheckpointError(f"{path} is no unfinished evaluation of this version; delete it or name another.")
-        protocol = head.get("protocol")
-        self._require_same(path, _completed(protocol) if isinstance(protocol, dict) else {}, head.get("weights"))
-        for number, line in enumerate(lines[1:], start=2):
-            episode = read_episode(_parse(line), f"{path}: the episode in line {number}")
+        head, *values = map(json.loads, lines)
+        if (head["schema"], head["schema_version"]) != (JOURNAL_SCHEMA, JOURNAL_VERSION):
+            raise ValueError("it is no unfinished evaluation of this version")
+        self._require_same(path, _completed(head["protocol"]), head["weights"])
+        for number, value in enumerate(values, start=2):
+            episode = read_episode(value, f"{path}: the episode in line {number}")
             self.episodes[episode.task_id] = episode
 
     def _write(self, value: dict[str, Any]) -> None:
@@ -384,11 +377,3 @@ def _lock(file: IO[str], path: Path) -> None:
         raise InfrastructureError(f"Another process is writing {path}; wait for it to end.") from error
     except OSError as error:
         raise InfrastructureError(f"{path} cannot be locked ({error}); name a file on another file system.") from error
-
-
-def _parse(line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

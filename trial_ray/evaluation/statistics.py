@@ -31,15 +31,12 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     Returns:
         Lower and upper bound, both in [0, 1].
     """
+    from scipy import stats
+
     if trials == 0:
         return 0.0, 1.0
-    rate = successes / trials
-    denominator = 1 + Z * Z / trials
-    centre = (rate + Z * Z / (2 * trials)) / denominator
-    half = Z / denominator * math.sqrt(rate * (1 - rate) / trials + Z * Z / (4 * trials * trials))
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    high = 1.0 if successes == trials else min(1.0, centre + half)
-    return low, high
+    found = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
@@ -52,9 +49,9 @@ def mcnemar_exact(gained: int, lost: int) -> float:
     Returns:
         The p-value; 1 when no task changed.
     """
-    from scipy.special import bdtr
+    from scipy import stats
 
-    return min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
+    return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
 def paired_difference_interval(gained: int, lost: int, pairs: int) -> tuple[float, float]:
@@ -171,30 +168,30 @@ def half_width(values: Sequence[float] | np.ndarray) -> float:
     Args:
         values: at least two, of independent repetitions.
     """
-    from scipy.special import stdtrit
+    from scipy import stats
 
-    return float(stdtrit(len(values) - 1, 0.975)) * _standard_error(values)
+    return float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
 
 
 def differ(values: Sequence[float] | np.ndarray) -> bool:
     """Whether values differ by more than rounding: equal means differ in the last bits when they are sums in another order."""
-    return _standard_error(values) > 1e-12 * max(1.0, abs(float(np.mean(values))))
+    from scipy import stats
 
-
-def _standard_error(values: Sequence[float] | np.ndarray) -> float:
-    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return float(stats.sem(values)) > 1e-12 * max(1.0, abs(float(np.mean(values))))
 
 
 def seed_interval(means: np.ndarray) -> SeedInterval | None:
     """The t interval over seeds' means, float ``[S]``; ``None`` with a single seed."""
-    from scipy.special import stdtr
+    from scipy import stats
 
     if means.size < 2:
         return None
-    mean, half, error = float(means.mean()), half_width(means), _standard_error(means)
     if not differ(means):
+        mean = float(means.mean())
         return SeedInterval(mean, mean, 1.0 if abs(mean) <= 1e-12 else 0.0)
-    return SeedInterval(mean - half, mean + half, float(2 * stdtr(means.size - 1, -abs(mean) / error)))
+    test = stats.ttest_1samp(means, 0.0)
+    interval = test.confidence_interval()
+    return SeedInterval(float(interval.low), float(interval.high), float(test.pvalue))
 
 
 def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> BootstrapInterval:
