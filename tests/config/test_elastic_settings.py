@@ -9,7 +9,7 @@ import pytest
 from trial_ray.algorithms import TRIAL, TRIALConfig
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.errors import ConfigError
-from trial_ray.planning.request import PlanRequest
+from trial_ray.planning.memory import PlanRequest
 from trial_ray.runs.config_record import from_record, to_record
 from trial_ray.runs.overrides import apply_overrides
 

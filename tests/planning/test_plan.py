@@ -18,17 +18,9 @@ from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.errors import ConfigError
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.model_shape import ModelShape, model_shape
-from trial_ray.planning.learner import learner_memory
-from trial_ray.planning.memory import (
-    SLEEPING_ENGINE_BYTES,
-    Machine,
-    engine_memory,
-    make_plan,
-    nearest_fit,
-    require_fit,
-)
-from trial_ray.planning.request import GIB, PlanRequest
-from trial_ray.planning.step_time import gpu_bytes, gpu_like, installed_gpus, step_time
+from trial_ray.planning.fit import SLEEPING_ENGINE_BYTES, Machine, make_plan, nearest_fit, require_fit
+from trial_ray.planning.memory import GIB, PlanRequest, engine_memory, learner_memory
+from trial_ray.planning.time import gpu_bytes, gpu_like, installed_gpus, step_time
 from trial_ray.runs.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -208,8 +200,8 @@ def test_a_gpu_has_the_speed_of_its_name_or_else_of_its_memory(name, memory, exp
 def test_the_gpus_of_this_host_are_read_with_their_names(monkeypatch):
     printed = "NVIDIA H100 80GB HBM3, 81559, 580.95.05\nNVIDIA L4, 23034, 580.95.05\n[N/A], [N/A], [N/A]\n"
     done = SimpleNamespace(stdout=printed, returncode=0)
-    monkeypatch.setattr("trial_ray.planning.step_time.shutil.which", lambda name: name)
-    monkeypatch.setattr("trial_ray.planning.step_time.subprocess.run", lambda *a, **k: done)
+    monkeypatch.setattr("trial_ray.planning.time.shutil.which", lambda name: name)
+    monkeypatch.setattr("trial_ray.planning.time.subprocess.run", lambda *a, **k: done)
     assert [(gpu.name, gpu.mib) for gpu in installed_gpus()[0]] == [
         ("NVIDIA H100 80GB HBM3", 81559),
         ("NVIDIA L4", 23034),

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from trial_ray.planning.learner import learner_phases
-from trial_ray.planning.memory import CHECKPOINT, Machine, make_plan
-from trial_ray.planning.request import GIB, PlanRequest
-from trial_ray.planning.step_time import (
+from trial_ray.planning.fit import CHECKPOINT, Machine, make_plan
+from trial_ray.planning.memory import GIB, PlanRequest, learner_phases
+from trial_ray.planning.time import (
     ADAPTERS_BACKWARD_TRAFFIC,
     BACKWARD_TRAFFIC,
     EVIDENCE_SHARE,

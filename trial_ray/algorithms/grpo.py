@@ -62,9 +62,9 @@ from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, log, log_time, peek
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.planning.memory import Machine, require_fit
-from trial_ray.planning.request import PlanRequest
-from trial_ray.planning.step_time import gpu_bytes
+from trial_ray.planning.fit import Machine, require_fit
+from trial_ray.planning.memory import PlanRequest
+from trial_ray.planning.time import gpu_bytes
 from trial_ray.process import ITERATION, event, peak_memory
 from trial_ray.ray_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
 from trial_ray.rollout.chat_template import describe_chat_template

@@ -240,7 +240,7 @@ def gpus() -> Check:
     """NVIDIA GPUs, their driver, and whether the installed torch and vLLM are the builds for them."""
     import torch
 
-    from trial_ray.planning.step_time import installed_gpus
+    from trial_ray.planning.time import installed_gpus
 
     listed, failure = installed_gpus()
     found = "; ".join(f"{gpu.name}, {gpu.mib} MiB, {gpu.driver}" for gpu in listed) or failure or "none"

@@ -12,9 +12,9 @@ from trial_ray.runs.experiment import experiment_file
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trial_ray.planning.memory import Machine, Plan
-    from trial_ray.planning.request import PlanRequest
-    from trial_ray.planning.step_time import Device
+    from trial_ray.planning.fit import Machine, Plan
+    from trial_ray.planning.memory import PlanRequest
+    from trial_ray.planning.time import Device
 
 DEFAULT_GPU_GIB = 80
 
@@ -55,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict and print."""
     from trial_ray.cli.train import resolve_config
-    from trial_ray.planning.memory import make_plan, nearest_fit
-    from trial_ray.planning.request import PlanRequest
-    from trial_ray.planning.step_time import step_time
+    from trial_ray.planning.fit import make_plan, nearest_fit
+    from trial_ray.planning.memory import PlanRequest
+    from trial_ray.planning.time import step_time
     from trial_ray.runs.experiment import load_experiment
 
     if args.gpu_memory is not None and not args.gpu_memory > 0:
@@ -85,8 +85,8 @@ def _machine(args: argparse.Namespace, request: PlanRequest) -> tuple[Machine, D
     import torch
 
     from trial_ray.models.module import matmul_rate
-    from trial_ray.planning.memory import Machine
-    from trial_ray.planning.step_time import HOST_BANDWIDTH, Device, gpu_like, installed_gpus
+    from trial_ray.planning.fit import Machine
+    from trial_ray.planning.time import HOST_BANDWIDTH, Device, gpu_like, installed_gpus
 
     if not request.gpus:
         memory, rate = psutil.virtual_memory().total, matmul_rate("cpu", torch.float32)
@@ -132,7 +132,7 @@ def _time_table(phases: dict[str, float], tokens: float, device: Device) -> Tabl
 
 def _uncertainty(request: PlanRequest, phases: dict[str, float], device: Device) -> str:
     """How far the time may be off, as far as the learner's share of the peak goes."""
-    from trial_ray.planning.step_time import LEAST_SHARE, MOST_SHARE, ROOFLINE_SHARE, iteration_range, learner_share
+    from trial_ray.planning.time import LEAST_SHARE, MOST_SHARE, ROOFLINE_SHARE, iteration_range, learner_share
 
     least, most = iteration_range(phases)
     return (

@@ -284,7 +284,7 @@ class EpisodeJournal:
 
     def __init__(self, target: Path | None, protocol: dict[str, Any], weights: str) -> None:
         self._target = target
-        self._head = {
+        self._head: dict[str, Any] = {
             "schema": JOURNAL_SCHEMA,
             "schema_version": JOURNAL_VERSION,
             "protocol": protocol,

@@ -1,30 +1,332 @@
-"""Memory of a run's actors from its configuration, and whether it fits."""
+"""Sizes of a run out of its configuration, and the memory of its actors."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from trial_ray.engines.arguments import MEMORY_SHARE, PREFILL_TOKENS, SLACK
-from trial_ray.errors import ConfigError
-from trial_ray.planning.actor import GPU_PROCESS_BYTES, PROCESS_BYTES, Memory
-from trial_ray.planning.learner import learner_memory, trained_parameters
-from trial_ray.planning.request import GIB, PlanRequest
+from trial_ray.config.sampling import fewest_and_most
+from trial_ray.engines.arguments import (
+    GPU_MEMORY_UTILIZATION,
+    MEMORY_SHARE,
+    MOST_ROWS,
+    PREFILL_TOKENS,
+    SLACK,
+    VLLM_CPU_CACHE_GIB,
+    VLLM_CPU_ROWS,
+)
+from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS
+from trial_ray.models.model_shape import ModelShape, model_shape
+from trial_ray.models.packaged import ALFWORLD_TINY, HUB_NAMES, alfworld_tiny
 
-SLEEPING_ENGINE_BYTES = 2 * GIB
-"""Left on the device of an engine that sleeps: CUDA context, kernels, cuBLAS workspaces, and the CUDA graphs without their
-memory, which is offloaded. An assumption; vLLM logs the measured number whenever an engine falls asleep."""
+if TYPE_CHECKING:
+    from trial_ray.config.run import RunSettings
+
+GIB = 2**30
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+PROCESS_BYTES = 550 * 2**20
+"""Resident memory of a process that has imported Ray, RLlib, torch and transformers, and holds no model yet; measured."""
+DEVICE_CONTEXT_BYTES = 1 * GIB
+"""CUDA context, cuBLAS workspaces and NCCL buffers of a process."""
 ENGINE_CONTEXT_BYTES = 2 * GIB
 """CUDA context, compiled graphs and workspaces of an engine on a GPU."""
-EPISODE_BYTES = 4 * 2**20
-"""An environment in an env runner, with its loaded game."""
-CHECKPOINT = "checkpoint"
-CHECKPOINT_COPIES = 3
-"""Weights and AdamW's two moments, copied to the host so that training continues while a thread writes them."""
-LORA_RANK = 32
-"""Rank of the adapters that are proposed where all weights do not fit."""
+HEAP_FACTOR = 1.1
+"""Memory of a process over that of its tensors, for what passes allocate: allocators keep freed blocks; measured on the CPU."""
+SCORING_LOGITS, FORWARD_LOGITS, BACKWARD_LOGITS, LAST_LOGITS = 2, 4, 5, 1.5
+"""Float32 arrays of ``[chunk, vocabulary]`` that are alive when a chunk is scored, when its entropies are computed too, when these
+are differentiated, and when the head's own gradient is computed; counted in traces."""
+
+
+# -- what is planned ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Sizes of a run; attributes with the name of a setting have its value.
+
+    Attributes:
+        shape: of the policy.
+        num_learners: at least 1.
+        num_engines, num_env_runners: at least 1; the most that there may be.
+        lora_rank: rank of the trained adapters; 0: all weights are trained.
+        model_bytes: of a master weight.
+        compute_bytes: of a number in the passes.
+        num_references: frozen copies of the model beside the policy (reference, stale teacher).
+        engine_bytes: of a weight and of a cached number in an engine.
+        kv_cache_gib: size of an engine's key-value cache; ``None``: follows from free memory or rows.
+        max_batch: most requests that an engine decodes at a time; ``None``: the engine's own limit.
+        trajectories: rollouts of an iteration.
+    """
+
+    shape: ModelShape
+    num_learners: int
+    num_gpus_per_learner: float
+    sharding: str
+    fsdp_size: int | None
+    lora_rank: int
+    model_bytes: int
+    compute_bytes: int
+    num_references: int
+    gradient_checkpointing: bool
+    max_tokens_per_forward: int
+    minibatch_rows: int
+    prompt_style: str
+    privileged_view: str | None
+    num_epochs: int
+    engine: str
+    num_engines: int
+    num_gpus_per_engine: float
+    tensor_parallel_size: int
+    colocate: bool
+    engine_bytes: int
+    kv_cache_gib: float | None
+    gpu_memory_utilization: float
+    max_batch: int | None
+    max_prompt_tokens: int
+    max_response_tokens: int
+    num_env_runners: int
+    max_episodes_in_flight: int
+    trajectories: int
+    max_turns: int
+
+    @classmethod
+    def of(cls, config: RunSettings) -> PlanRequest:
+        """The sizes that a validated configuration asks for.
+
+        Raises:
+            ConfigError: nothing says what shape the model has.
+        """
+        engine: dict[str, Any] = config.engine_kwargs
+        cache = engine.get("kv_cache_gib", engine.get("kv_cache_memory_bytes", 0) / GIB or None)
+        if cache is None and config.engine == "vllm" and not config.num_gpus_per_engine:
+            cache = VLLM_CPU_CACHE_GIB
+        # The policy with its adapters switched off is its own reference.
+        reference = config.kl_coeff > 0 and not config.lora_rank
+        sizes: dict[str, Any] = {each.name: getattr(config, each.name, None) for each in fields(cls)}
+        sizes |= {
+            "shape": _shape(config),
+            "num_learners": max(1, config.num_learners),
+            "lora_rank": config.lora_rank or 0,
+            "model_bytes": BYTES[config.model_dtype],
+            "compute_bytes": BYTES[config.passes_dtype()],
+            "num_references": reference + (config.teacher_sync_iterations is not None),
+            "tensor_parallel_size": engine.get("tensor_parallel_size", 1),
+            "engine_bytes": BYTES[config.engine_dtype()],
+            "kv_cache_gib": cache,
+            "gpu_memory_utilization": engine.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION),
+            "max_batch": engine.get("max_batch") or engine.get("max_num_seqs"),
+            "num_engines": fewest_and_most(config.num_engines)[1],
+            "num_env_runners": max(1, fewest_and_most(config.num_env_runners)[1]),
+            "trajectories": config.group_size * config.tasks_per_iteration,
+            "max_turns": max(entry.max_turns for entry in config.environment_entries()),
+        }
+        return cls(**sizes)
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of the longest turn row, which is also the longest request."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
+    @property
+    def most_rows(self) -> int:
+        """Most requests that an engine decodes at a time."""
+        on_cpu = self.engine == "vllm" and not self.num_gpus_per_engine
+        return self.max_batch or (VLLM_CPU_ROWS if on_cpu else MOST_ROWS)
+
+    @property
+    def requests_per_engine(self) -> int:
+        """Most requests that an engine has at a time: a rollout asks for one after the other."""
+        return math.ceil(self.trajectories / self.num_engines)
+
+    @property
+    def shards(self) -> int:
+        """Learners that hold one copy of the weights together."""
+        return (self.fsdp_size or self.num_learners) if self.sharding == "fsdp" else 1
+
+    @property
+    def gpus(self) -> float:
+        """GPUs that learners and engines take together."""
+        return self.num_learners * self.num_gpus_per_learner + self.num_engines * self.num_gpus_per_engine
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether autocast converts weights and inputs; FSDP gathers weights in the compute dtype instead."""
+        return self.compute_bytes != self.model_bytes and self.sharding != "fsdp"
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of a number of the residual stream: under autocast it has the embedding's type, with FSDP the compute dtype."""
+        return self.model_bytes if self.autocasts else self.compute_bytes
+
+    @property
+    def trained_parameters(self) -> int:
+        """Parameters that the optimizer updates: all, or r (inputs + outputs) of each linear layer that has an adapter."""
+        shape = self.shape
+        query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        widths = 2 * (shape.hidden + query) + 2 * (shape.hidden + key) + 3 * (shape.hidden + shape.intermediate)
+        return self.lora_rank * shape.layers * widths or shape.parameters
+
+
+def _shape(config: RunSettings) -> ModelShape:
+    """Shape of the policy that a run would start from; no weights are trained or fetched."""
+    from trial_ray.models.tiny import build_tokenizer, tiny_config
+
+    start = config.warm_start or {}
+    path = config.model_path or start.get("model_path")
+    if path is not None:
+        return model_shape(str(alfworld_tiny()) if path == ALFWORLD_TINY else HUB_NAMES.get(path, str(path)))
+    tokenizer = build_tokenizer(config.environment_entries()[0].adapter.warm_start.vocabulary)
+    return ModelShape.of_config(tiny_config(tokenizer, start.get("size", "tiny")))
+
+
+# -- actors -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that one actor holds at its peak.
+
+    Attributes:
+        actor, count: kind and number of actors.
+        on_gpu: whether it is a GPU's memory, else the host's.
+        items: bytes by purpose.
+        kept: bytes of these that a learner holds between two updates.
+        rows: requests of full length that an engine's key-value cache holds; 0 where it would not start.
+    """
+
+    actor: str
+    count: int
+    on_gpu: bool
+    items: Mapping[str, float]
+    kept: float = 0.0
+    rows: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Bytes of one actor."""
+        return sum(self.items.values())
+
+
+def learner_memory(request: PlanRequest) -> Memory:
+    """Peak of one learner on its device: that of the phase with the largest one."""
+    return max(learner_phases(request).values(), key=lambda memory: memory.total)
+
+
+def learner_phases(request: PlanRequest) -> dict[str, Memory]:
+    """Peak of one learner by phase: scoring, the forward and backward passes of an update, and the optimizer's step.
+
+    A pass peaks in a decoder layer or in the output head, whichever holds more. All passes but the first of a minibatch find the
+    gradients of those before them.
+    """
+    shape, trained = request.shape, request.trained_parameters
+    # Of frozen models, matrices are kept in the compute dtype, the embedding is not.
+    frozen = (shape.parameters - shape.embedding_parameters) * min(request.compute_bytes, request.model_bytes)
+    frozen += shape.embedding_parameters * request.model_bytes
+    adapters = request.lora_rank > 0
+    kept = {
+        "weights": (frozen if adapters else shape.parameters * request.model_bytes) / request.shards,
+        "adapters": adapters * trained * request.model_bytes / request.shards,
+        "optimizer": 2 * trained * request.model_bytes / request.shards,
+        "reference": request.num_references * frozen / request.shards,
+        "process": DEVICE_CONTEXT_BYTES if request.num_gpus_per_learner else PROCESS_BYTES,
+    }
+    gradients = {"gradients": trained * request.model_bytes / request.shards}
+    # For flags of finiteness of the largest tensor: its absolute values and three arrays of bool.
+    flags = (request.model_bytes + 3) * shape.embedding_parameters / request.shards
+    step = gradients | {"temporaries": 0.0 if adapters else flags}
+
+    def memory(items: Mapping[str, float]) -> Memory:
+        passing = (HEAP_FACTOR - 1) * (items.get("activations", 0.0) + items.get("logits", 0.0))
+        everything = {**kept, **items, "allocator": passing}
+        on_gpu = request.num_gpus_per_learner > 0
+        return Memory("learner", request.num_learners, on_gpu, everything, kept=sum(kept.values()))
+
+    scoring, forward, backward = _passes(request)
+    moments = {
+        "scoring": scoring,
+        "forward": [gradients | each for each in forward],
+        "backward": [gradients | each for each in backward],
+        "step": [step],
+    }
+    return {
+        phase: max((memory(each) for each in found), key=lambda memory: memory.total)
+        for phase, found in moments.items()
+    }
+
+
+def _passes(request: PlanRequest) -> tuple[list[dict[str, float]], ...]:
+    """What passes that score, forward and backward passes of an update hold: in a decoder layer, and in the output head."""
+    shape, stream, computed = request.shape, request.stream_bytes, request.compute_bytes
+    sharded, adapters, again = request.sharding == "fsdp", request.lora_rank > 0, request.gradient_checkpointing
+    casts = request.autocasts
+    head = shape.vocabulary * shape.hidden
+    root = shape.embedding_parameters + (0 if shape.tied else head)
+    layer = (shape.parameters - root) / shape.layers
+    # A row that is longer than the limit of a pass still goes in whole.
+    rows = math.ceil(request.minibatch_rows / request.num_learners)
+    tokens = max(request.row_tokens, min(request.max_tokens_per_forward, rows * request.row_tokens))
+    targets = min(rows, math.ceil(tokens / request.row_tokens)) * request.max_response_tokens
+    logits = 4 * min(DEFAULT_CHUNK_TOKENS, targets) * shape.vocabulary
+    states = targets * shape.hidden * stream
+    # A frozen head that is not the embedding, too, needs no copy of its matrix.
+    head_copy = head * computed * (casts and (shape.tied or not adapters))
+
+    def weights(roots: int = 1, with_head: bool = False) -> float:
+        """Copies in the compute dtype: autocast's of all layers until a pass ends, or what FSDP has gathered."""
+        if sharded:
+            return (roots * root + (not with_head) * 2 * layer) * computed
+        cast = request.trained_parameters if adapters else shape.layers * layer
+        return casts * cast * computed + with_head * head_copy
+
+    def moment(weights: float, activations: float, logits: float = 0.0) -> dict[str, float]:
+        return {"weights in compute dtype": weights, "activations": activations, "logits": logits}
+
+    # Arrays of a layer that nothing keeps: four of the residual stream, three as wide as the feed-forward network, or four.
+    passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
+    per_token = layer_bytes_per_token(request)
+    by_layers = tokens * shape.layers * (shape.hidden * stream if again else per_token)
+    saved = by_layers + tokens * shape.hidden * (stream + 4)  # the last norm's, too
+    roots = 1 + request.num_references  # gathered, they stay so until all models have scored
+    scoring = [moment(weights(roots), passing), moment(weights(roots, True), states, SCORING_LOGITS * logits)]
+    forward = [moment(weights(), saved + passing), moment(weights(1, True), saved + states, FORWARD_LOGITS * logits)]
+
+    # In the head, whose chunks add up its gradient. Checkpointed layers make their copies again.
+    head_bytes = computed if sharded else request.model_bytes
+    summed = (not adapters) * head * head_bytes
+    product = (not adapters) * head * (4 + sharded * head_bytes) + LAST_LOGITS * logits
+    several = targets > DEFAULT_CHUNK_TOKENS
+    in_head = moment(
+        head_copy if again and not sharded else weights(1, True),
+        saved + 2 * states,
+        max(BACKWARD_LOGITS * logits, product) + several * summed,
+    )
+    # In the last layer: gradients of two arrays as wide as the feed-forward network and one as the residual stream; checkpointed,
+    # everything that it saves, once more.
+    widths = 2 * shape.intermediate * computed + shape.hidden * stream
+    copies = weights() if sharded or not again else layer * computed * casts
+    exchanged = (not adapters) * layer * (4 + computed) * sharded
+    in_layer = moment(copies + exchanged, by_layers + tokens * (again * per_token + widths))
+    in_layer["head's gradient"] = summed * shape.tied
+    return scoring, forward, [in_head, in_layer]
+
+
+def layer_bytes_per_token(request: PlanRequest) -> float:
+    """Bytes that autograd saves of one token in one decoder layer.
+
+    Each of two norms saves its input in float32 and the normalised input in the residual stream's type. Each linear layer saves
+    its input in the compute dtype: one array for those that share it, or, under autocast, a copy for each. Attention saves query,
+    key, value, output and float32 sums of a number a head, the gated feed-forward network four arrays of its width, norms of query
+    and key what the others save. Adapters save a copy of attention's output, which they convert to their type and back.
+    """
+    shape = request.shape
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norms = 2 * shape.hidden * (4 + request.stream_bytes)
+    norms += shape.qk_norm * (query + key) * (4 + request.compute_bytes)
+    inputs = (5 if request.autocasts else 2) * shape.hidden + 4 * shape.intermediate
+    attention = (2 + bool(request.lora_rank)) * query + 2 * key
+    return norms + (inputs + attention) * request.compute_bytes + 4 * shape.heads
 
 
 def engine_memory(request: PlanRequest, free: float | None) -> Memory:
@@ -55,156 +357,3 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
         cache = rows * row or row / MEMORY_SHARE  # where less is free, the engine does not start
     items |= {"workspace": workspace, "key-value cache": cache}
     return Memory("engine", request.num_engines, on_gpu, items, rows=rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where a run is to start; ``None`` stands for an unknown number.
-
-    Attributes:
-        gpus: number of GPUs.
-        gpu_bytes: memory of each.
-        host_bytes: memory of the host, for everything without a GPU.
-    """
-
-    gpus: int | None
-    gpu_bytes: float | None
-    host_bytes: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Predicted memory of a run, held against a machine.
-
-    Attributes:
-        request: sizes of the run.
-        actors: memory of learner, engine, processes that hold no model, and what the host holds beside them.
-        complaints: why it does not fit, with numbers; empty where it fits, or nothing is known of the machine.
-    """
-
-    request: PlanRequest
-    actors: tuple[Memory, ...]
-    complaints: tuple[str, ...]
-
-
-def make_plan(request: PlanRequest, machine: Machine) -> Plan:
-    """Predict the memory of every actor and hold it against the machine."""
-    learner = learner_memory(request)
-    free = machine.host_bytes
-    if request.num_gpus_per_engine and (free := machine.gpu_bytes) is not None:
-        if request.engine == "vllm":
-            free *= request.gpu_memory_utilization
-        elif request.colocate:
-            free -= learner.kept
-    episodes = EPISODE_BYTES * request.max_episodes_in_flight
-    actors = (
-        learner,
-        engine_memory(request, free),
-        Memory("driver", 1, False, {"process": PROCESS_BYTES}),
-        Memory("env runner", request.num_env_runners, False, {"process": PROCESS_BYTES, "environments": episodes}),
-        Memory("object store", 1, False, {"weights on their way": 2 * request.shape.parameters * request.engine_bytes}),
-        *_beside_gpus(request),
-    )
-    return Plan(request, actors, tuple(_complaints(request, machine, actors)))
-
-
-def _beside_gpus(request: PlanRequest) -> Iterator[Memory]:
-    """Host memory of the processes that compute on GPUs, and the copies from which checkpoints are written."""
-    if request.num_gpus_per_learner:
-        # Weights come out of their files tensor by tensor.
-        largest = request.shape.embedding_parameters * request.model_bytes
-        items = {"process": GPU_PROCESS_BYTES, "a tensor of the files": largest}
-        yield Memory("learner's host part", request.num_learners, False, items)
-    if request.num_gpus_per_engine:
-        number = request.num_engines * request.tensor_parallel_size
-        yield Memory("engine's host part", number, False, {"process": GPU_PROCESS_BYTES})
-    copies = CHECKPOINT_COPIES * trained_parameters(request) * request.model_bytes
-    yield Memory(CHECKPOINT, 1, False, {"copies": copies})
-
-
-def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ...]) -> Iterator[str]:
-    if machine.gpus is not None and request.gpus > machine.gpus:
-        yield (
-            f"learners ({request.num_learners} x {request.num_gpus_per_learner:g}) and engines ({request.num_engines} x "
-            f"{request.num_gpus_per_engine:g}) ask for {request.gpus:g} GPUs; there are {machine.gpus}"
-        )
-    if (available := machine.gpu_bytes) is not None:
-        learner, engine = actors[:2]
-        for actor, other, beside in ((learner, "engine", SLEEPING_ENGINE_BYTES), (engine, "learner", learner.kept)):
-            needed = actor.total + beside * request.colocate
-            if actor.on_gpu and needed > available:
-                shared = f", the {beside / GIB:.1f} that the {other} keeps included" if request.colocate else ""
-                yield f"each {actor.actor} needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{shared}"
-    # Where the copies do not fit, checkpoints are written without them.
-    needed = sum(actor.count * actor.total for actor in actors if not actor.on_gpu and actor.actor != CHECKPOINT)
-    if machine.host_bytes is not None and needed > machine.host_bytes:
-        yield f"the processes need {needed / GIB:.1f} GiB of the host's {machine.host_bytes / GIB:.1f}"
-
-
-def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]] | None:
-    """The plan with the mildest changes that fits, and these as ``key=value`` for ``--set``; ``None`` where none does.
-
-    Another arrangement is the mildest; then come sharding, checkpointing, shorter passes, and adapters in place of all weights.
-    """
-    limits = [request.max_tokens_per_forward]
-    while limits[-1] // 2 >= request.row_tokens:
-        limits.append(limits[-1] // 2)
-    for rank, limit, checkpointing, sharded, arranged in itertools.product(
-        dict.fromkeys((request.lora_rank, request.lora_rank or LORA_RANK)),
-        limits,
-        dict.fromkeys((request.gradient_checkpointing, True)),
-        (False, True),
-        _arrangements(request, machine),
-    ):
-        changed = replace(
-            arranged,
-            lora_rank=rank,
-            num_references=request.num_references if rank == request.lora_rank else 0,
-            max_tokens_per_forward=limit,
-            gradient_checkpointing=checkpointing,
-            sharding="fsdp" if sharded and arranged.num_learners > 1 else arranged.sharding,
-        )
-        if changed.colocate and machine.gpu_bytes:  # the engine takes no more than the learner leaves, in steps of 5 %
-            left = math.floor(20 * (1 - learner_memory(changed).kept / machine.gpu_bytes)) / 20
-            share = min(request.gpu_memory_utilization, max(0.05, left))
-            changed = replace(changed, gpu_memory_utilization=share)
-        plan = make_plan(changed, machine)
-        if not plan.complaints:
-            return plan, _changes(request, changed)
-    return None
-
-
-def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
-    """Ways to lay learners and engines out on the GPUs: as asked for, or taking turns on all of them."""
-    if machine.gpus is None or request.gpus <= machine.gpus:
-        yield request
-    if machine.gpus and request.num_gpus_per_learner and request.num_gpus_per_engine:
-        pairs = min(machine.gpus, request.trajectories)
-        turns = replace(request, num_gpus_per_learner=0.5, num_gpus_per_engine=0.5, colocate=True)
-        yield replace(turns, num_learners=pairs, num_engines=pairs, tensor_parallel_size=1)
-
-
-def _changes(before: PlanRequest, after: PlanRequest) -> list[str]:
-    """Settings that turn one request into the other; references follow from them."""
-    in_engine = ("tensor_parallel_size", "gpu_memory_utilization")
-    return [
-        f"{'engine_kwargs.' if each.name in in_engine else ''}{each.name}={value!r}"
-        for each in fields(PlanRequest)
-        if each.name != "num_references" and (value := getattr(after, each.name)) != getattr(before, each.name)
-    ]
-
-
-def require_fit(request: PlanRequest, machine: Machine) -> None:
-    """Refuse a run whose actors do not fit into their GPUs' memory.
-
-    Raises:
-        ConfigError: says what an actor needs, what there is, and what to change.
-    """
-    plan = make_plan(request, machine)
-    if not plan.complaints:
-        return
-    found = nearest_fit(request, machine)
-    advice = f"It would fit with {' '.join(found[1])}." if found else "Take larger GPUs or a smaller model."
-    raise ConfigError(
-        f"The plan does not fit: {'; '.join(plan.complaints)}. {advice} `trial-ray plan FILE` shows the whole prediction."
-    )

@@ -23,8 +23,8 @@ from rich import get_console
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
 from trial_ray.files import checked_content, make_folder, read_json, redacted, require_new_folder, write_json
-from trial_ray.planning.memory import Machine, make_plan
-from trial_ray.planning.request import GIB, PlanRequest
+from trial_ray.planning.fit import Machine, make_plan
+from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.ray_internals import stop_of_tune
 from trial_ray.runs.ownership import require_own_folder, sign_folder
 from trial_ray.runs.terminal import say

@@ -9,8 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trial_ray.planning.learner import autocasts, stream_bytes, trained_parameters
-from trial_ray.planning.request import GIB, PlanRequest
+from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.rollout.hindsight import FRAMES
 
 TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
@@ -127,64 +126,48 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     turns = max(1.0, TURNS_SHARE * request.max_turns)
     prompt, response = PROMPT_SHARE * request.max_prompt_tokens, max(1.0, RESPONSE_SHARE * request.max_response_tokens)
     tokens = request.trajectories * turns * (prompt + response)
-    # Rollouts in waves of what the engines decode at a time.
-    batch = min(request.most_rows, request.requests_per_engine)
-    waves = math.ceil(request.requests_per_engine / batch)
-    decoding = waves * turns * response * decoding_step(request, device, batch, prompt + response)
-    prefill = request.requests_per_engine * turns * prompt * (1 - CACHED_SHARE) * prefill_token(request, device)
-
     steps = math.ceil(request.trajectories * turns / request.minibatch_rows)
-    update = tokens * update_token(request, device) + steps * optimizer_step(request, device)
+    moved = OPTIMIZER_TRAFFIC * request.trained_parameters
+    optimizer = moved / (request.shards * device.bandwidth * ROOFLINE_SHARE)
+    scored, updated = SHARED_PREFIXES[request.prompt_style]
     phases = {
-        "sampling": decoding + prefill + waves * turns * ENVIRONMENT_STEP_S,
-        "scoring": tokens * scoring_token(request, device),
-        "update": request.num_epochs * update,
+        "sampling": _sampling(request, device, turns, prompt, response),
+        "scoring": tokens * _scored_token(request, device) / scored,
+        "update": request.num_epochs * (tokens * _updated_token(request, device) / updated + steps * optimizer),
         "sync": request.shape.parameters * request.engine_bytes / SYNC_BYTES_PER_S,
     }
     return phases, tokens
 
 
-def decoding_step(request: PlanRequest, device: Device, rows: float, tokens: float) -> float:
-    """Seconds in which an engine adds a token to so many rows of so many tokens each: it reads weights and cache, or computes."""
-    shape, split = request.shape, request.tensor_parallel_size
-    cached = rows * tokens * shape.kv_elements_per_token
+def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float, response: float) -> float:
+    """Seconds of the rollouts, in waves of what the engines decode at a time; a step reads weights and cache, or computes."""
+    shape, split, asked = request.shape, request.tensor_parallel_size, request.requests_per_engine
+    batch = min(request.most_rows, asked)
+    waves = math.ceil(asked / batch)
+    prefilled = 2 * shape.matmul_parameters / split / (device.flops * PREFILL_UTILISATION)
+    cached = batch * (prompt + response) * shape.kv_elements_per_token
     traffic = (shape.parameters + cached) * request.engine_bytes / (device.bandwidth * BANDWIDTH_UTILISATION)
-    return max(traffic / split, rows * prefill_token(request, device)) + DECODE_OVERHEAD_S
+    decoded = max(traffic / split, batch * prefilled) + DECODE_OVERHEAD_S
+    prefill = asked * turns * prompt * (1 - CACHED_SHARE) * prefilled
+    return waves * turns * response * decoded + prefill + waves * turns * ENVIRONMENT_STEP_S
 
 
-def prefill_token(request: PlanRequest, device: Device) -> float:
-    """Seconds of a prompt token in an engine."""
-    return 2 * request.shape.matmul_parameters / request.tensor_parallel_size / (device.flops * PREFILL_UTILISATION)
-
-
-def scoring_token(request: PlanRequest, device: Device) -> float:
+def _scored_token(request: PlanRequest, device: Device) -> float:
     """Seconds on all learners of a token of the rows, in all passes without gradients before the steps."""
     view = request.privileged_view
     second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
     traffic = elementwise_traffic(request)
     frozen_passes = request.num_references + (request.lora_rank > 0)
     moved = (1 + second_view) * (traffic + adapter_traffic(request)) + frozen_passes * traffic
-    passes = 1 + second_view + frozen_passes
-    return _roofline(request, device, 2 * passes, moved) / SHARED_PREFIXES[request.prompt_style][0]
+    return _roofline(request, device, 2 * (1 + second_view + frozen_passes), moved)
 
 
-def update_token(request: PlanRequest, device: Device) -> float:
-    """Seconds on all learners of a token of the rows, in the forward and backward passes of the steps."""
-    return _computed_token(request, device) / SHARED_PREFIXES[request.prompt_style][1]
-
-
-def optimizer_step(request: PlanRequest, device: Device) -> float:
-    """Seconds of a step of the optimizer, beside its passes."""
-    return OPTIMIZER_TRAFFIC * trained_parameters(request) / (request.shards * device.bandwidth * ROOFLINE_SHARE)
-
-
-def _computed_token(request: PlanRequest, device: Device) -> float:
+def _updated_token(request: PlanRequest, device: Device) -> float:
     """Seconds of a token that the learners compute in the forward and backward passes of an update."""
     again = request.gradient_checkpointing
     backward = ADAPTERS_BACKWARD_TRAFFIC if request.lora_rank else BACKWARD_TRAFFIC
-    traffic = (FORWARD_TRAFFIC + backward + RECOMPUTED_TRAFFIC * again) * (
-        elementwise_traffic(request) + adapter_traffic(request)
-    )
+    traffic = elementwise_traffic(request) + adapter_traffic(request)
+    traffic *= FORWARD_TRAFFIC + backward + RECOMPUTED_TRAFFIC * again
     return _roofline(request, device, (4 if request.lora_rank else 6) + 2 * again, traffic)
 
 
@@ -206,8 +189,8 @@ def elementwise_traffic(request: PlanRequest) -> float:
 
     Counted by operation: norms, residual sums, autocast's copies of each linear layer's input, rotary embeddings, gates.
     """
-    shape, stream, computed = request.shape, stream_bytes(request), request.compute_bytes
-    autocast = autocasts(request)
+    shape, stream, computed = request.shape, request.stream_bytes, request.compute_bytes
+    autocast = request.autocasts
     converted = 4 + stream if stream < 4 else 0  # norms compute in float32, and return what they were given
     norm = 20 + 2 * converted + (8 if stream >= 4 else 4)
     hidden = 2 * norm + 2 * (2 * stream + computed) + autocast * 5 * (stream + computed)
@@ -227,14 +210,14 @@ def adapter_traffic(request: PlanRequest) -> float:
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     outputs = query + 2 * key + 2 * shape.hidden + 2 * shape.intermediate
     inputs = 5 * shape.hidden + 2 * (query + shape.intermediate)
-    converted = autocasts(request) * (stream_bytes(request) + computed) * inputs
+    converted = request.autocasts * (request.stream_bytes + computed) * inputs
     return float(shape.layers * (5 * computed * outputs + converted))
 
 
 def learner_share(request: PlanRequest, device: Device) -> float:
     """Share of a device's peak that products of the learner's update reach, without attention and recomputation."""
     useful = (4 if request.lora_rank else 6) * request.shape.matmul_parameters
-    return useful / (_computed_token(request, device) * request.num_learners * device.flops)
+    return useful / (_updated_token(request, device) * request.num_learners * device.flops)
 
 
 def iteration_range(phases: Mapping[str, float]) -> tuple[float, float]:

@@ -1,0 +1,178 @@
+"""Whether a run fits a machine, and the mildest changes with which it would."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+from trial_ray.errors import ConfigError
+from trial_ray.planning.memory import GIB, PROCESS_BYTES, Memory, PlanRequest, engine_memory, learner_memory
+
+GPU_HOST_BYTES = 3 * GIB
+"""Host memory of a process that computes on a GPU: Python, torch, CUDA's libraries and their kernels. An assumption; ``cost.json``
+has the measured peak of every actor."""
+SLEEPING_ENGINE_BYTES = 2 * GIB
+"""Left on the device of an engine that sleeps: CUDA context, kernels, cuBLAS workspaces, and the CUDA graphs without their
+memory, which is offloaded. An assumption; vLLM logs the measured number whenever an engine falls asleep."""
+EPISODE_BYTES = 4 * 2**20
+"""An environment in an env runner, with its loaded game."""
+CHECKPOINT = "checkpoint"
+CHECKPOINT_COPIES = 3
+"""Weights and AdamW's two moments, copied to the host so that training continues while a thread writes them."""
+LORA_RANK = 32
+"""Rank of the adapters that are proposed where all weights do not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a run is to start; ``None`` stands for an unknown number.
+
+    Attributes:
+        gpus: number of GPUs.
+        gpu_bytes: memory of each.
+        host_bytes: memory of the host, for everything without a GPU.
+    """
+
+    gpus: int | None
+    gpu_bytes: float | None
+    host_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Predicted memory of a run, held against a machine.
+
+    Attributes:
+        request: sizes of the run.
+        actors: memory of learner, engine, processes that hold no model, and what the host holds beside them.
+        complaints: why it does not fit, with numbers; empty where it fits, or nothing is known of the machine.
+    """
+
+    request: PlanRequest
+    actors: tuple[Memory, ...]
+    complaints: tuple[str, ...]
+
+
+def make_plan(request: PlanRequest, machine: Machine) -> Plan:
+    """Predict the memory of every actor and hold it against the machine."""
+    learner = learner_memory(request)
+    free = machine.host_bytes
+    if request.num_gpus_per_engine and (free := machine.gpu_bytes) is not None:
+        if request.engine == "vllm":
+            free *= request.gpu_memory_utilization
+        elif request.colocate:
+            free -= learner.kept
+    episodes = EPISODE_BYTES * request.max_episodes_in_flight
+    actors = (
+        learner,
+        engine_memory(request, free),
+        Memory("driver", 1, False, {"process": PROCESS_BYTES}),
+        Memory("env runner", request.num_env_runners, False, {"process": PROCESS_BYTES, "environments": episodes}),
+        Memory("object store", 1, False, {"weights on their way": 2 * request.shape.parameters * request.engine_bytes}),
+        *_beside_gpus(request),
+    )
+    return Plan(request, actors, tuple(_complaints(request, machine, actors)))
+
+
+def _beside_gpus(request: PlanRequest) -> Iterator[Memory]:
+    """Host memory of the processes that compute on GPUs, and the copies from which checkpoints are written."""
+    if request.num_gpus_per_learner:
+        # Weights come out of their files tensor by tensor.
+        largest = request.shape.embedding_parameters * request.model_bytes
+        items = {"process": GPU_HOST_BYTES, "a tensor of the files": largest}
+        yield Memory("learner's host part", request.num_learners, False, items)
+    if request.num_gpus_per_engine:
+        number = request.num_engines * request.tensor_parallel_size
+        yield Memory("engine's host part", number, False, {"process": GPU_HOST_BYTES})
+    copies = CHECKPOINT_COPIES * request.trained_parameters * request.model_bytes
+    yield Memory(CHECKPOINT, 1, False, {"copies": copies})
+
+
+def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ...]) -> Iterator[str]:
+    if machine.gpus is not None and request.gpus > machine.gpus:
+        yield (
+            f"learners ({request.num_learners} x {request.num_gpus_per_learner:g}) and engines ({request.num_engines} x "
+            f"{request.num_gpus_per_engine:g}) ask for {request.gpus:g} GPUs; there are {machine.gpus}"
+        )
+    if (available := machine.gpu_bytes) is not None:
+        learner, engine = actors[:2]
+        for actor, other, beside in ((learner, "engine", SLEEPING_ENGINE_BYTES), (engine, "learner", learner.kept)):
+            needed = actor.total + beside * request.colocate
+            if actor.on_gpu and needed > available:
+                shared = f", the {beside / GIB:.1f} that the {other} keeps included" if request.colocate else ""
+                yield f"each {actor.actor} needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{shared}"
+    # Where the copies do not fit, checkpoints are written without them.
+    needed = sum(actor.count * actor.total for actor in actors if not actor.on_gpu and actor.actor != CHECKPOINT)
+    if machine.host_bytes is not None and needed > machine.host_bytes:
+        yield f"the processes need {needed / GIB:.1f} GiB of the host's {machine.host_bytes / GIB:.1f}"
+
+
+def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]] | None:
+    """The plan with the mildest changes that fits, and these as ``key=value`` for ``--set``; ``None`` where none does.
+
+    Another arrangement is the mildest; then come sharding, checkpointing, shorter passes, and adapters in place of all weights.
+    """
+    limits = [request.max_tokens_per_forward]
+    while limits[-1] // 2 >= request.row_tokens:
+        limits.append(limits[-1] // 2)
+    for rank, limit, checkpointing, sharded, arranged in itertools.product(
+        dict.fromkeys((request.lora_rank, request.lora_rank or LORA_RANK)),
+        limits,
+        dict.fromkeys((request.gradient_checkpointing, True)),
+        (False, True),
+        _arrangements(request, machine),
+    ):
+        changed = replace(
+            arranged,
+            lora_rank=rank,
+            num_references=request.num_references if rank == request.lora_rank else 0,
+            max_tokens_per_forward=limit,
+            gradient_checkpointing=checkpointing,
+            sharding="fsdp" if sharded and arranged.num_learners > 1 else arranged.sharding,
+        )
+        if changed.colocate and machine.gpu_bytes:  # the engine takes no more than the learner leaves, in steps of 5 %
+            left = math.floor(20 * (1 - learner_memory(changed).kept / machine.gpu_bytes)) / 20
+            share = min(request.gpu_memory_utilization, max(0.05, left))
+            changed = replace(changed, gpu_memory_utilization=share)
+        plan = make_plan(changed, machine)
+        if not plan.complaints:
+            return plan, _changes(request, changed)
+    return None
+
+
+def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
+    """Ways to lay learners and engines out on the GPUs: as asked for, or taking turns on all of them."""
+    if machine.gpus is None or request.gpus <= machine.gpus:
+        yield request
+    if machine.gpus and request.num_gpus_per_learner and request.num_gpus_per_engine:
+        pairs = min(machine.gpus, request.trajectories)
+        turns = replace(request, num_gpus_per_learner=0.5, num_gpus_per_engine=0.5, colocate=True)
+        yield replace(turns, num_learners=pairs, num_engines=pairs, tensor_parallel_size=1)
+
+
+def _changes(before: PlanRequest, after: PlanRequest) -> list[str]:
+    """Settings that turn one request into the other; references follow from them."""
+    in_engine = ("tensor_parallel_size", "gpu_memory_utilization")
+    return [
+        f"{'engine_kwargs.' if each.name in in_engine else ''}{each.name}={value!r}"
+        for each in fields(PlanRequest)
+        if each.name != "num_references" and (value := getattr(after, each.name)) != getattr(before, each.name)
+    ]
+
+
+def require_fit(request: PlanRequest, machine: Machine) -> None:
+    """Refuse a run whose actors do not fit into their GPUs' memory.
+
+    Raises:
+        ConfigError: says what an actor needs, what there is, and what to change.
+    """
+    plan = make_plan(request, machine)
+    if not plan.complaints:
+        return
+    found = nearest_fit(request, machine)
+    advice = f"It would fit with {' '.join(found[1])}." if found else "Take larger GPUs or a smaller model."
+    raise ConfigError(
+        f"The plan does not fit: {'; '.join(plan.complaints)}. {advice} `trial-ray plan FILE` shows the whole prediction."
+    )
