@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trial_ray.planning.fit import CHECKPOINT, Machine, make_plan
+from trial_ray.planning.fit import Machine, make_plan
 from trial_ray.planning.memory import GIB, PlanRequest, learner_phases
 from trial_ray.planning.time import (
     ADAPTERS_BACKWARD_TRAFFIC,
@@ -112,13 +112,12 @@ def test_shared_prefixes_are_those_measured_in_official_games(style):
 # -- what else the plan counts -----------------------------------------------------------------------------------------
 
 
-def test_processes_on_gpus_have_host_memory_and_checkpoints_need_no_room():
+def test_processes_on_gpus_have_host_memory():
     request = request_of("Qwen3-1.7B", 1, "checkpointing")
     found = {actor.actor: actor for actor in make_plan(request, Machine(None, None)).actors}
     assert not found["learner's host part"].on_gpu
     assert found["learner's host part"].total > 3 * GIB
-    assert found[CHECKPOINT].total == 12 * request.shape.parameters  # weights and two moments, float32
-    needed = sum(each.count * each.total for each in found.values() if not each.on_gpu and each.actor != CHECKPOINT)
+    needed = sum(each.count * each.total for each in found.values() if not each.on_gpu)
     assert not make_plan(request, Machine(None, None, needed + 1)).complaints
     assert make_plan(request, Machine(None, None, needed - GIB)).complaints
 

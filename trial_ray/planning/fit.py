@@ -18,9 +18,6 @@ SLEEPING_ENGINE_BYTES = 2 * GIB
 memory, which is offloaded. An assumption; vLLM logs the measured number whenever an engine falls asleep."""
 EPISODE_BYTES = 4 * 2**20
 """An environment in an env runner, with its loaded game."""
-CHECKPOINT = "checkpoint"
-CHECKPOINT_COPIES = 3
-"""Weights and AdamW's two moments, copied to the host so that training continues while a thread writes them."""
 LORA_RANK = 32
 """Rank of the adapters that are proposed where all weights do not fit."""
 
@@ -77,7 +74,7 @@ def make_plan(request: PlanRequest, machine: Machine) -> Plan:
 
 
 def _beside_gpus(request: PlanRequest) -> Iterator[Memory]:
-    """Host memory of the processes that compute on GPUs, and the copies from which checkpoints are written."""
+    """Host memory of the processes that compute on GPUs."""
     if request.num_gpus_per_learner:
         # Weights come out of their files tensor by tensor.
         largest = request.shape.embedding_parameters * request.model_bytes
@@ -86,8 +83,6 @@ def _beside_gpus(request: PlanRequest) -> Iterator[Memory]:
     if request.num_gpus_per_engine:
         number = request.num_engines * request.tensor_parallel_size
         yield Memory("engine's host part", number, False, {"process": GPU_HOST_BYTES})
-    copies = CHECKPOINT_COPIES * request.trained_parameters * request.model_bytes
-    yield Memory(CHECKPOINT, 1, False, {"copies": copies})
 
 
 def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ...]) -> Iterator[str]:
@@ -103,8 +98,7 @@ def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ..
             if actor.on_gpu and needed > available:
                 shared = f", the {beside / GIB:.1f} that the {other} keeps included" if request.colocate else ""
                 yield f"each {actor.actor} needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{shared}"
-    # Where the copies do not fit, checkpoints are written without them.
-    needed = sum(actor.count * actor.total for actor in actors if not actor.on_gpu and actor.actor != CHECKPOINT)
+    needed = sum(actor.count * actor.total for actor in actors if not actor.on_gpu)
     if machine.host_bytes is not None and needed > machine.host_bytes:
         yield f"the processes need {needed / GIB:.1f} GiB of the host's {machine.host_bytes / GIB:.1f}"
 
