@@ -85,6 +85,27 @@ def unescaped(text: str) -> str:
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
 
 
+_CONTROL_PICTURES = 0x2400
+_DELETE, _DELETE_PICTURE = "\x7f", "\N{SYMBOL FOR DELETE}"
+
+
+def visible(text: str) -> str:
+    """The text with control characters escaped; line breaks stay.
+
+    Control characters become their Unicode pictures (``␛`` for escape), all else that is not printable (lone surrogates,
+    controls of the writing direction, line and paragraph separators, blanks of no width) its code point, ``⟨U+202E⟩``.
+    """
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(char if char == "\n" or char.isprintable() else _spelled(char) for char in text)
+
+
+def _spelled(char: str) -> str:
+    if char < " ":
+        return chr(_CONTROL_PICTURES + ord(char))
+    return _DELETE_PICTURE if char == _DELETE else f"⟨U+{ord(char):04X}⟩"
+
+
 def text_digest(text: str) -> bytes:
     """SHA-256 of a text, lone surrogates included."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -336,7 +336,7 @@ def write_results(name: str, sweep: StudySweep, folder: Path) -> list[Path]:
         MissingDependencyError: matplotlib is not installed.
     """
     from trial_ray.reports.plots import write_figures
-    from trial_ray.runs.reader import load_groups
+    from trial_ray.reports.report import load_groups
 
     written = result_table(sweep, folder).write(folder / name, method_title)
     places: dict[tuple[str, str], list[Path]] = {}

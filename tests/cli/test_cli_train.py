@@ -79,14 +79,14 @@ def test_a_run_leaves_everything_it_promises(train, capsys):
     assert cost["peak_memory_bytes"]["driver"]["host"] == 1 << 30
     assert "+60.0%" in printed
     assert printed.rstrip().endswith(f"report: {train.out / 'report.html'}")
-    assert "+60.0 points" in (train.out / "report.html").read_text()
+    assert "+60.0 [" in (train.out / "report.html").read_text()
 
 
 def test_a_report_that_cannot_be_written_does_not_fail_the_run(train, capsys, monkeypatch):
     def fail(*arguments):
         raise OSError("No space left on device\nand more")
 
-    monkeypatch.setattr("trial_ray.runs.reader.write_text", fail)
+    monkeypatch.setattr("trial_ray.reports.report.write_text", fail)
     train()
     assert state(train.out) == "done"
     assert capsys.readouterr().out.splitlines()[-1] == "no report was written: No space left on device"
@@ -110,7 +110,7 @@ def test_a_panel_that_comes_later_was_not_played_before_training(train, capsys):
     summary, report = outcome(train.out)
     assert (summary["before"], summary["after"]["success_rate"]) == (None, 0.6)
     assert summary["comparison"] == {"not_compared": "There was no evaluation before training."}
-    assert "It was not evaluated before training" in report
+    assert "– –" in report
     assert "at iteration 0" not in report
     told = capsys.readouterr().out
     assert "evaluation before:" not in told
@@ -124,8 +124,8 @@ def test_another_panel_is_no_failure_and_not_compared_with_the_first_one(train, 
     summary, report = outcome(train.out)
     assert (summary["before"]["episodes"], summary["after"]["episodes"]) == (20, 10)
     assert "num_tasks is 20 before and 10 after" in summary["comparison"]["not_compared"]
-    assert "solves 60.0% [31.3%, 83.2%] of 10 held-out tasks" in report
-    assert "Before and after cannot be compared: The evaluations follow different protocols" in report
+    assert "60.0% [31.3%, 83.2%] of 10" in report
+    assert "The evaluations follow different protocols" in report
     told = capsys.readouterr().out.partition("continuing after iteration 1")[2]
     assert in_order(
         told,

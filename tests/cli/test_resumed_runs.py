@@ -19,12 +19,12 @@ from cli_fakes import EXPERIMENT, FakeAlgorithm, interrupting, iterations, read
 from trial_ray import cli
 from trial_ray.cli.evaluate import checkpoint_config
 from trial_ray.errors import CheckpointError, EngineError, FolderInUseError, UserInputError
-from trial_ray.reports.records import group_runs
+from trial_ray.reports.groups import group_runs
 from trial_ray.reports.report import report_page
+from trial_ray.reports.run import RecordedRun, open_run
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 from trial_ray.runs.config_record import load_record
 from trial_ray.runs.ownership import LOCK_FILE, folder_lock
-from trial_ray.runs.reader import open_run, read_run
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -227,26 +227,26 @@ def test_environment_and_split_of_an_evaluation_are_the_runs_unless_named(change
 
 
 def test_a_report_names_what_changed_and_keeps_the_run_apart_from_others(changed, tmp_path):
-    run = read_run(changed.out)
-    assert [(each.iteration, each.name, each.before, each.after) for each in run.changes] == [
+    run = RecordedRun(changed.out)
+    assert [(each.iteration, each.name, each.before, each.after) for each in run.config.changes] == [
         (3, "hindsight_start_iteration", 1, 2),
         (3, "lr", 1e-4, 1e-3),
-        (3, "max_prompt_tokens", run.changes[2].before, 700),
+        (3, "max_prompt_tokens", run.config.changes[2].before, 700),
     ]
-    assert run.settings["lr"] == 1e-3
+    assert run.config.settings["lr"] == 1e-3
     page = report_page(group_runs([run]), "x")
     assert "Settings that changed when a run was resumed" in page
     # Another run whose last part had the same settings is no second seed of it.
     other = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
     changed("--out", tmp_path / "other", "--seed", 1, *other)
-    assert len(group_runs([run, read_run(tmp_path / "other")])) == 2
+    assert len(group_runs([run, RecordedRun(tmp_path / "other")])) == 2
 
 
 def test_a_command_that_made_no_iteration_changes_no_settings_of_the_run(changed):
     changed.resume(4, "--set", "lr=0.5", "--trust")
-    run = read_run(changed.out)
-    assert run.settings["lr"] == 1e-3
-    assert [each.after for each in run.changes if (each.iteration, each.name) == (5, "lr")] == [0.5]
+    run = RecordedRun(changed.out)
+    assert run.config.settings["lr"] == 1e-3
+    assert [each.after for each in run.config.changes if (each.iteration, each.name) == (5, "lr")] == [0.5]
 
 
 def test_a_restart_records_no_second_command(train):
@@ -286,7 +286,7 @@ def test_broken_records_of_commands_are_the_users_error(train, capsys, broken):
     train.resume(2, code=2)
     assert "Traceback" not in capsys.readouterr().err
     assert contents(train.out) == before
-    read_run(train.out)
+    assert RecordedRun(train.out).reasons()
 
 
 # -- what a resume drops, and what it refuses --------------------------------------------------------------------------
@@ -424,4 +424,4 @@ def test_recorded_trajectories_are_read_with_the_largest_staleness_of_the_run(ch
     record = read(path)
     record["earlier"][0]["settings"]["max_staleness"] = 2
     path.write_text(json.dumps(record))
-    assert open_run(changed.out).max_staleness == 2
+    assert open_run(changed.out).config.max_staleness == 2

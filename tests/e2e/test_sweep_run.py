@@ -11,10 +11,10 @@ import pytest
 from commands import finished, start, wait_until
 
 from trial_ray.algorithms.methods import with_method
+from trial_ray.reports.run import RecordedRun
 from trial_ray.runs.checkpoints import find_checkpoint
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.reader import read_run
 from trial_ray.sweeps.result import SweepResult
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
@@ -96,7 +96,7 @@ def test_a_killed_sweep_goes_on_its_best_point_trains_and_no_file_holds_its_secr
     result = SweepResult.load(out)
     assert [(trial.status, trial.iterations) for trial in result.trials] == [("done", 12)] * 3
     for trial in out.glob("TRIAL_*"):  # a trial's folder is a run folder
-        run = read_run(trial)
+        run = RecordedRun(trial)
         assert (run.state, [line["iteration"] for line in run.metrics]) == ("done", [*range(1, 13)])
         assert find_checkpoint(trial).name == "000012"
         assert RunFolder(trial).recorded_iterations() == [*range(1, 13)]
@@ -138,7 +138,7 @@ def test_a_sweep_that_is_interrupted_between_two_trials_is_not_complete(model_pa
     assert SweepResult.load(out).unfinished == 1
     code, printed = finished("sweep", file, "--resume", out)
     assert (code, SweepResult.load(out).unfinished) == (0, 0), printed
-    assert [read_run(trial).state for trial in out.glob("TRIAL_*")] == ["done"] * 2
+    assert [RecordedRun(trial).state for trial in out.glob("TRIAL_*")] == ["done"] * 2
 
 
 def test_asha_ends_trials_that_optuna_suggested(model_path, tmp_path):

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from synthetic_run import finished_run
+from synthetic_run import finished_run, recorded_run
 
 from trial_ray.environments import alfworld
 from trial_ray.evaluation.comparison import ComparisonError, success_by_seed
@@ -17,11 +17,11 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import PANEL_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import plots
 from trial_ray.reports.charts import class_chart, curve_chart
-from trial_ray.reports.findings import family_rows, paired_differences, summary_sentences
-from trial_ray.reports.records import RunRecord, group_runs
-from trial_ray.reports.report import report_page
+from trial_ray.reports.findings import family_rows, paired_differences, success_rows
+from trial_ray.reports.groups import group_runs
+from trial_ray.reports.report import load_groups, report_page
+from trial_ray.reports.run import RecordedRun
 from trial_ray.rollout.trajectory import EpisodeResult
-from trial_ray.runs.reader import load_groups, read_run
 
 LAST = 12
 """Iterations of the runs."""
@@ -36,9 +36,9 @@ def evaluation(won: int, tasks: int, failed: int = 0, first: int = 0) -> Evaluat
     return EvaluationResult({"env": "trial/ALFWorld-v0", "split": "generated", "num_tasks": tasks}, episodes)
 
 
-def run(seed=0, method="GRPO", last=LAST, rate=0.3, alpha=1.0, **played: EvaluationResult) -> RunRecord:
+def run(seed=0, method="GRPO", last=LAST, rate=0.3, alpha=1.0, **played: EvaluationResult) -> RecordedRun:
     """A run with evaluations after the iterations that they are named by, as in ``after_4``."""
-    return RunRecord(
+    return recorded_run(
         Path(f"{method}-{alpha}-{seed}"),
         method=method,
         seed=seed,
@@ -49,17 +49,17 @@ def run(seed=0, method="GRPO", last=LAST, rate=0.3, alpha=1.0, **played: Evaluat
     )
 
 
-def sentences(*runs: RunRecord) -> str:
-    groups = group_runs(runs)
-    return " ".join(summary_sentences(groups, paired_differences(groups)[0]))
+def success(*runs: RecordedRun) -> list[list[str]]:
+    """Iterations, success after training and before, and change, a row a group."""
+    return [row[2:] for row in success_rows(group_runs(runs))]
 
 
-def page(*runs: RunRecord) -> str:
+def page(*runs: RecordedRun) -> str:
     text = re.sub(r"<style\b.*?</style>", "", report_page(group_runs(runs), "title"), flags=re.S)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
 
 
-def points(*runs: RunRecord) -> dict:
+def points(*runs: RecordedRun) -> dict:
     return curve_chart(PANEL_SUCCESS, group_runs(runs))["series"][0]
 
 
@@ -68,13 +68,12 @@ def test_an_evaluation_is_of_its_iteration_and_the_newest_is_the_result():
     early.metrics[7][PANEL_SUCCESS] = 0.5
     (drawn,) = points(early)["runs"]
     assert dict(zip(drawn["x"], drawn["y"], strict=True)) == {0: 6 / 48, 4: 1 / 48, 8: 0.5}
-    where = "of 48 held-out tasks (ALFWorld, split generated) after"
-    assert f"solves 2.1% [0.4%, 10.9%] {where} 4 of 12 iterations" in sentences(early)
+    ((trained, after, before, _),) = success(early)
+    assert (trained, after, before) == ("4 of 12", "2.1% [0.4%, 10.9%] of 48", "12.5% [5.9%, 24.7%] of 48")
     assert "2.1% [0.4%, 10.9%] (1/48), iteration 4" in page(early)
     both = run(after_4=evaluation(1, 48), after_12=evaluation(12, 48))
     assert points(both)["runs"][0]["x"] == [4, 12]
-    assert f"solves 25.0% [14.9%, 38.8%] {where} 12 iterations" in sentences(both)
-    assert "It was not evaluated before training" in sentences(both)
+    assert success(both) == [["12", "25.0% [14.9%, 38.8%] of 48", "–", "–"]]
 
 
 def test_environments_with_a_number_at_the_end_are_not_iterations(tmp_path):
@@ -83,23 +82,23 @@ def test_environments_with_a_number_at_the_end_are_not_iterations(tmp_path):
     names = ("before_Shop", "before_Shop_2", "before_Shop_000007", "after_Shop_000012", "after_Shop_2_000012", "unseen")
     for name in names:
         evaluation(1, 4).save(folder / "evaluations" / f"{name}.json")
-    found = read_run(folder)
+    found = RecordedRun(folder)
     played = {name: list(results) for name, results in found.evaluations.items()}
     assert played == {"Shop": [12, 0], "Shop_000007": [0], "Shop_2": [12, 0]}
-    assert "evaluations/unseen.json names no iteration" in " ".join(found.missing)
+    assert "evaluations/unseen.json names no iteration" in " ".join(found.reasons())
 
 
 def test_tasks_that_failed_are_not_counted():
-    said = sentences(run(after_0=evaluation(6, 48), after_12=evaluation(0, 48, failed=40)))
-    assert "solves 0.0% [0.0%, 32.4%] of 8 held-out tasks (ALFWorld, split generated; 40 failed) after 12 iter" in said
-    assert "12.5% [5.9%, 24.7%] of 48 before training" in said
-    assert "on the same 8 tasks" in said
+    ((_, after, before, change),) = success(run(after_0=evaluation(6, 48), after_12=evaluation(0, 48, failed=40)))
+    assert after == "0.0% [0.0%, 32.4%] of 8, 40 failed"
+    assert before == "12.5% [5.9%, 24.7%] of 48"
+    assert "(8 tasks, " in change
     none = run(after_12=evaluation(0, 48, failed=48))
-    assert "No task was played to its end (48 of 48 failed)" in sentences(none)
+    assert "No task was played to its end (48 of 48 failed)" in success(none)[0][1]
     assert "nan%" not in page(none)
 
 
-def seeds(*results: EvaluationResult, **more: EvaluationResult) -> list[RunRecord]:
+def seeds(*results: EvaluationResult, **more: EvaluationResult) -> list[RecordedRun]:
     return [run(seed, after_12=result, **more) for seed, result in enumerate(results)]
 
 
@@ -112,8 +111,9 @@ def test_seeds_of_other_tasks_or_lengths_are_not_averaged():
         (finished, "did not finish the same tasks (48 and 8)"),
         (lengths, "evaluated after 12 and 6 iterations, so that they cannot be averaged"),
     ):
-        assert "solves" not in sentences(*runs)
-        assert words in sentences(*runs)
+        ((trained, after, before, change),) = success(*runs)
+        assert words in after
+        assert (trained, before, change) == ("–", "–", "–")
     assert points(*panels)["mean"] == []
     assert "(24/48)" in page(*panels)
     assert family_rows(group_runs(panels)) == family_rows(group_runs(lengths)) == []
@@ -125,36 +125,26 @@ def test_seeds_of_other_tasks_or_lengths_are_not_averaged():
 
 def test_differences_over_seeds_are_of_the_tasks_that_every_evaluation_finished():
     runs = seeds(*[evaluation(24, 48, failed=8)] * 2, after_0=evaluation(6, 48))
-    assert "cannot be compared: The evaluations did not finish the same tasks (48 and 40)" in sentences(*runs)
+    assert "The evaluations did not finish the same tasks (48 and 40)" in success(*runs)[0][-1]
 
 
 def test_groups_of_different_length_are_compared_and_it_is_said():
     runs = [run(after_12=evaluation(24, 48)), run(method="TRIAL", last=6, after_6=evaluation(3, 48))]
     (found,), _ = paired_differences(group_runs(runs))
     assert found.where == "ALFWorld, split generated, after 12 and 6 iterations"
-    assert "after 12 and 6 iterations" in sentences(*runs)
 
 
 def test_numbers_are_of_the_runs_that_were_evaluated():
     runs = seeds(evaluation(24, 48), evaluation(12, 48))
     runs[0].evaluations[""][0] = evaluation(6, 48)
-    said = sentences(*runs)
-    for part in (
-        "GRPO (2 seeds) solves 37.5%",
-        "1 of its 2 runs was evaluated before training",
-        "12.5%",
-        "+37.5 points",
-    ):
-        assert part in said
+    ((_, after, before, change),) = success(*runs)
+    assert after.startswith("37.5%")
+    assert before.startswith("12.5%")
+    assert before.endswith("(1 of 2 runs)")
+    assert change.startswith("+37.5 [")
     runs.append(run(2, after_0=evaluation(6, 48)))
-    assert "GRPO (2 of 3 seeds) solves 37.5%" in sentences(*runs)
+    assert success_rows(group_runs(runs))[0][0] == "GRPO (2 of 3 seeds)"
     assert [row[1] for row in family_rows(group_runs(runs))] == ["GRPO (2 of 3 seeds)"]
-
-
-def test_many_groups_are_left_to_the_table():
-    runs = [run(alpha=1.0 + at, after_12=evaluation(at, 40)) for at in range(7)]
-    assert sentences(*runs) == "7 groups of runs; the table below has the success of each."
-    assert "(6/40)" in page(*runs)
 
 
 def test_success_by_seed_refuses_what_has_no_mean():

@@ -9,7 +9,7 @@ from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.reports.charts import curve, windows
-from trial_ray.reports.records import Trace, TracedTurn, class_means, readable_trace
+from trial_ray.reports.traces import Trace, TracedTurn, class_means, readable_trace
 from trial_ray.rollout.trajectory import Trajectory, Turn
 from trial_ray.runs.metric_files import read_metrics
 

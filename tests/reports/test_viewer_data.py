@@ -11,18 +11,18 @@ import pyarrow.parquet as pq
 import pytest
 from hostile_texts import HOSTILE
 from rewritten_parquet import rewrite
-from synthetic_run import make_run, save_tokenizer
+from synthetic_run import make_run, recorded_run, save_tokenizer
 
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import UserInputError
+from trial_ray.files import visible
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.reports import recorded
-from trial_ray.reports.recorded import TokenTexts, TrainedTurn, disagreement, visible
-from trial_ray.reports.records import RunRecord
+from trial_ray.reports.recorded import TokenTexts, TrainedTurn, disagreement
+from trial_ray.reports.run import open_run
 from trial_ray.reports.viewer import script, write_viewer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
-from trial_ray.runs.reader import open_run
 
 CALL = re.compile(r"viewer\.receive\('(\w+)',(\d+),'(.*)'\);\n")
 
@@ -93,7 +93,7 @@ def run_folder(tmp_path_factory, tokenizer):
 
 def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenizer):
     opened = open_run(run_folder, "trial")
-    assert opened.missing == []
+    assert opened.reasons("config", "tokens") == []
     written = write_viewer([opened], tmp_path / "viewer")
     assert (written.trajectories, written.notes) == (32, [])
     data = tmp_path / "viewer" / "data"
@@ -135,8 +135,9 @@ def test_what_is_missing_is_said(run_folder, tmp_path, tokenizer):
     for file in (bare / "training").rglob("*.parquet"):
         file.unlink()
     opened = open_run(bare, "bare")
-    assert "no complete checkpoint" in opened.missing[0]
-    written = write_viewer([opened], tmp_path / "viewer", opened.missing)
+    missing = opened.reasons("config", "tokens")
+    assert "no complete checkpoint" in missing[0]
+    written = write_viewer([opened], tmp_path / "viewer", missing)
     assert "16 of 16 trajectories have no record of training" in written.notes[-1]
     data = tmp_path / "viewer" / "data"
     assert read(data / "about-0.js")["notes"] == written.notes
@@ -200,7 +201,7 @@ def test_no_number_breaks_the_json(tmp_path):
     write_groups(
         tmp_path / "trajectories", 1, [TrajectoryGroup("t", [Trajectory("t", "f", 0, [turn]), failed])], "runner001"
     )
-    run = RunRecord(tmp_path, recorded=[1])
+    run = recorded_run(tmp_path, recorded=[1], tokens=None)
     assert write_viewer([run], tmp_path / "viewer").trajectories == 2
     assert read(tmp_path / "viewer" / "data" / "about-0.js")["scales"] == dict.fromkeys(("gap", "ratio", "advantage"))
     detail = read(tmp_path / "viewer" / "data" / "detail-0.js")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import chromium
 import numpy as np
 import pytest
 from hostile_texts import HOSTILE
-from synthetic_run import make_run, save_tokenizer
+from synthetic_run import make_run, recorded_run, save_tokenizer
 
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.reports.recorded import TokenTexts
-from trial_ray.reports.records import RunRecord
+from trial_ray.reports.run import open_run
 from trial_ray.reports.viewer import write_viewer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
-from trial_ray.runs.reader import open_run
 
 pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="there is no chromium on the path")
 
@@ -87,7 +85,7 @@ def hostile_run(folder, tokenizer):
         for one in STORED
     ]
     write_groups(folder / "trajectories", 1, groups, "runner001")
-    return RunRecord(folder, STORED[1], recorded=[1], tokens=TokenTexts(tokenizer))
+    return recorded_run(folder, STORED[1], recorded=[1], tokens=TokenTexts(tokenizer))
 
 
 def test_a_page_without_classes_of_actions_has_no_filter_for_them(browser, tmp_path, tokenizer):
@@ -100,7 +98,8 @@ def test_a_page_without_classes_of_actions_has_no_filter_for_them(browser, tmp_p
 
 def test_nothing_recorded_runs(browser, tmp_path, tokenizer):
     run = hostile_run(tmp_path, tokenizer)
-    other = dataclasses.replace(run, title=STORED[2])
+    other = hostile_run(tmp_path, tokenizer)
+    other.name = STORED[2]
     written = write_viewer([run, other], tmp_path / "viewer", STORED)
     browser.events.clear()
     browser.open(written.page.as_uri())

@@ -15,11 +15,11 @@ from trial_ray.algorithms import TRIALConfig
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import write_json, write_text
+from trial_ray.reports.run import RecordedRun, read_runs
 from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_trajectories, write_groups
 from trial_ray.runs.config_record import from_record, to_record
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.reader import read_run, read_runs
 from trial_ray.runs.session import TrainingSession
 
 DEEP = "[" * 100_000
@@ -70,7 +70,7 @@ def test_a_setting_of_rllibs_of_another_type_is_a_config_error():
 def test_a_config_of_another_shape_is_named_as_missing(tmp_path, record):
     whole = {"method": "grpo", "settings": {}, "environments": []}
     (tmp_path / "resolved_config.json").write_text(json.dumps(whole | record))
-    assert "resolved_config.json is not what this version writes" in " ".join(read_run(tmp_path).missing)
+    assert "resolved_config.json is not what this version writes" in " ".join(RecordedRun(tmp_path).reasons())
 
 
 def test_lone_surrogates_are_written_as_escapes(tmp_path):
@@ -125,7 +125,7 @@ def test_a_sweeps_table_that_was_changed_by_hand_is_named_as_missing(tmp_path):
         (tmp_path / "sweep.json").write_text(json.dumps({"trials": trials}))
         (run,) = read_runs(tmp_path)
         assert run.metrics == [{"iteration": 1, "a": 2.0}]
-        assert "sweep.json" in " ".join(run.missing)
+        assert "sweep.json" in " ".join(run.reasons())
 
 
 def test_command_lines_with_names_that_mean_nothing(capfd):

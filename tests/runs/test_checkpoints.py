@@ -15,6 +15,7 @@ from cli_fakes import EXPERIMENT, FakeAlgorithm
 from trial_ray import cli
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError
 from trial_ray.files import PACKAGE
+from trial_ray.reports.run import read_runs
 from trial_ray.runs import checkpoints as checkpoints_module
 from trial_ray.runs import ownership
 from trial_ray.runs.checkpoints import (
@@ -34,7 +35,6 @@ from trial_ray.runs.checkpoints import (
     write_manifest,
 )
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.reader import read_runs
 from trial_ray.sweeps.tuner import Sweep
 
 FILES = {

@@ -23,9 +23,9 @@ from trial_ray.evaluation.panels import read_panel
 from trial_ray.files import cache_root
 from trial_ray.models.packaged import packaged_folder
 from trial_ray.models.tiny import build_tokenizer
+from trial_ray.reports.run import open_run, read_runs
 from trial_ray.reports.viewer import write_viewer
 from trial_ray.runs.checkpoints import MANIFEST, require_whole
-from trial_ray.runs.reader import open_run, read_runs
 from trial_ray.runs.storage import Storage, download
 
 NAMES = ("../../x", "..", "{0}/absolute/x", "a/b", "a\0b", "x" * 5000, "CON", "\u202e\u0130é", "", "-")
@@ -49,8 +49,7 @@ def named(run, name: str):
     first, second = run.read(1)[:2]
     hostile = dataclasses.replace(first.trajectory, task_id=name, environment=name, family=name)
     found = [dataclasses.replace(first, group_id=name, trajectory=hostile), second]
-    shown = {name: getattr(run, name) for name in ("backbone", "method", "settings", "environments", "versions")}
-    return SimpleNamespace(recorded=[1], read=lambda iteration: found, name=name, tokens=None, **shown)
+    return SimpleNamespace(recorded=[1], read=lambda iteration: found, name=name, tokens=None)
 
 
 def viewed(folder: Path, name: str, run, games) -> None:

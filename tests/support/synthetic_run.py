@@ -20,6 +20,7 @@ from trial_ray.learner.rows import TurnRows
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.objectives.advantages import group_relative_advantages
 from trial_ray.objectives.allocation import relative_weights, turn_scores
+from trial_ray.reports.run import RecordedRun, RunConfig
 from trial_ray.rollout.hindsight import Evidence, encode_evidence, outcome_view
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
@@ -35,6 +36,17 @@ REASONS = (
     "Nothing here yet; the next one is close.",
     "It is in my hand now.",
 )
+
+
+def recorded_run(path: Path, title: str = "", **parts: Any) -> RecordedRun:
+    """A run of which some parts are given, in place of a folder that holds them."""
+    config = {name: parts.pop(name) for name in RunConfig.__dataclass_fields__ if name in parts}
+    run = RecordedRun(path, title)
+    vars(run).update(
+        {"metrics": [], "evaluations": {}, "cost": [], "allocation": None, "about": {}, "config": RunConfig(**config)}
+    )
+    vars(run).update(parts)
+    return run
 
 
 def make_run(folder: Path, tokenizer: Any, trajectories: int, iterations: int = 2, seed: int = 0) -> Path:

@@ -63,7 +63,7 @@ def report(error: Exception, verbose: bool) -> int:
     """Print an error and return its exit code."""
     from rich.markup import escape
 
-    from trial_ray.reports.recorded import visible
+    from trial_ray.files import visible
 
     console = errors()
     if verbose:

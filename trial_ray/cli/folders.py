@@ -16,7 +16,7 @@ from trial_ray.errors import UserInputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trial_ray.reports.records import RunRecord
+    from trial_ray.reports.run import RecordedRun
     from trial_ray.runs.replay import ReplayedUpdate
 
 
@@ -43,14 +43,14 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report(args: argparse.Namespace) -> int:
     """Write one HTML page of what runs learned, did and cost."""
-    from trial_ray.runs.reader import REPORT_FILE, load_groups, write_report
+    from trial_ray.reports.report import REPORT_FILE, load_groups, write_report
 
     groups = load_groups(args.runs)
     runs = [run for group in groups for run in group.runs]
     title = args.runs[0].resolve().name if len(args.runs) == 1 else f"{len(runs)} runs"
     output = args.output or (args.runs[0] / REPORT_FILE if len(args.runs) == 1 else Path(REPORT_FILE))
     for run in runs:
-        for reason in run.missing:
+        for reason in run.reasons():
             terminal.show(f"missing: {run.name}: {reason}")
     written = [write_report(groups, title, output)]
     if args.figures:
@@ -114,8 +114,8 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
 def inspect(args: argparse.Namespace) -> int:
     """Write a page on which a person reads what a run recorded, or print the same."""
     from trial_ray.environments.registry import load_adapters
-    from trial_ray.reports.recorded import visible
-    from trial_ray.runs.reader import open_run
+    from trial_ray.files import visible
+    from trial_ray.reports.run import open_run
 
     _check(args)
     adapters = load_adapters(args.env_adapters)
@@ -123,7 +123,7 @@ def inspect(args: argparse.Namespace) -> int:
     runs = [
         open_run(folder, name, args.iteration, adapters) for folder, name in zip(args.run_folders, names, strict=True)
     ]
-    notes = [f"{run.name}: {reason}" for run in runs for reason in run.missing]
+    notes = [f"{run.name}: {reason}" for run in runs for reason in run.reasons("config", "tokens")]
     if args.text:
         _print(runs[0], args.show)
     else:
@@ -152,7 +152,7 @@ def _names(folders: list[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in resolved]
 
 
-def _write_page(runs: list[RunRecord], target: Path, notes: list[str], wanted_open: bool) -> tuple[int, Path]:
+def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], wanted_open: bool) -> tuple[int, Path]:
     """Number of trajectories, and the page."""
     from rich.progress import Progress
 
@@ -168,7 +168,7 @@ def _write_page(runs: list[RunRecord], target: Path, notes: list[str], wanted_op
     return written.trajectories, written.page
 
 
-def _print(run: RunRecord, show: int | None) -> None:
+def _print(run: RecordedRun, show: int | None) -> None:
     from trial_ray.reports.recorded import list_trajectories, print_trajectory
 
     (iteration,) = run.recorded[-1:]

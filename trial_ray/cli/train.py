@@ -122,8 +122,8 @@ def _train(
     store: Callable[[], None],
 ) -> int:
     """Train in a folder, and leave a report there."""
+    from trial_ray.reports.report import leave_report
     from trial_ray.runs.ray_session import ray_session
-    from trial_ray.runs.reader import leave_report
     from trial_ray.runs.session import TrainingSession
     from trial_ray.runs.terminal import library_log, print_overview
 
@@ -296,7 +296,7 @@ def conclude(sweep: Sweep, result: SweepResult, written: Sequence[str], again: s
     Raises:
         InfrastructureError: trials failed.
     """
-    from trial_ray.runs.reader import leave_report
+    from trial_ray.reports.report import leave_report
 
     console = terminal.output()
     console.print(result.table())

@@ -14,7 +14,9 @@ from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.evaluation.results import protocol_difference
 from trial_ray.evaluation.statistics import bootstrap_curve
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, Curve
-from trial_ray.reports.records import RunGroup, RunRecord, class_means, readable_trace, recorded_iterations, run_label
+from trial_ray.reports.groups import RunGroup, recorded_iterations, run_label
+from trial_ray.reports.run import RecordedRun
+from trial_ray.reports.traces import class_means, readable_trace
 
 DASH = "–"
 MOST_ROWS = 120
@@ -127,7 +129,7 @@ def _curve_table(spec: Curve, series: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _points(key: str, spec: Curve, run: RunRecord) -> dict[float, float]:
+def _points(key: str, spec: Curve, run: RecordedRun) -> dict[float, float]:
     if spec.windowed:
         return windows(run.metrics, key)
     points: dict[float, float] = dict(curve(run.metrics, key).items())
@@ -142,7 +144,7 @@ def _points(key: str, spec: Curve, run: RunRecord) -> dict[float, float]:
     return dict(sorted(points.items()))
 
 
-def _one_panel(runs: Sequence[RunRecord]) -> bool:
+def _one_panel(runs: Sequence[RecordedRun]) -> bool:
     """Whether the runs were last evaluated under one protocol, as far as they were, so that a mean over them has a meaning."""
     newest = [run.evaluations[""][run.evaluated_after("")].protocol for run in runs if "" in run.evaluations]
     return not any(protocol_difference(protocol, newest[0]) for protocol in newest)

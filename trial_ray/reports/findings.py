@@ -1,4 +1,4 @@
-"""Findings of runs in sentences and rows: success with its interval, change since the start, paired differences."""
+"""Findings of runs as rows of tables: success with its interval, change since the start, paired differences."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from trial_ray.evaluation.comparison import ComparisonError, paired_comparison, 
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.statistics import bootstrap_mean, mean_interval
 from trial_ray.metrics import TRAINING_SUCCESS
-from trial_ray.reports.charts import WINDOW, curve
-from trial_ray.reports.records import RunGroup, RunRecord, listed
+from trial_ray.reports.charts import DASH, WINDOW, curve
+from trial_ray.reports.groups import RunGroup, listed
+from trial_ray.reports.run import RecordedRun
 
 MOST_GROUPS = 6
-"""Groups up to which the summary names all of them, and they are compared in pairs."""
+"""Groups up to which all are compared in pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +50,14 @@ class Difference:
     def __str__(self) -> str:
         low, high = self.interval
         return (
-            f"{100 * self.difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on the same {self.tasks} tasks "
-            f"({self.test}, p = {self.p_value:.2g})"
+            f"{100 * self.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}], p = {self.p_value:.2g} "
+            f"({self.tasks} tasks, {self.test})"
         )
 
 
-def summary_sentences(groups: Sequence[RunGroup], differences: Sequence[Difference]) -> list[str]:
-    """Success of every group's trained policy and its paired change since the start, then the differences of the groups.
-
-    More than :data:`MOST_GROUPS` groups are too many to be read in sentences: the table of runs has their success.
-    """
-    if len(groups) > MOST_GROUPS:
-        return [f"{len(groups)} groups of runs; the table below has the success of each."]
-    return [
-        *(sentence for group in groups for sentence in _group_sentences(group)),
-        *(f"After training, {one.second} differs from {one.first} by {one}, in {one.where}." for one in differences),
-    ]
-
-
-def _group_sentences(group: RunGroup) -> list[str]:
-    return [_panel_sentence(group, name) for name in _played(group)] or [
-        f"{group.title}: no held-out tasks were played after training."
-    ]
+def success_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
+    """Held-out success of every group's trained policies, before training, and the paired change, as rows of a table."""
+    return [_success_row(group, name) for group in groups for name in _played(group)]
 
 
 def _played(group: RunGroup) -> list[str]:
@@ -78,37 +65,26 @@ def _played(group: RunGroup) -> list[str]:
     return list(dict.fromkeys(name for run in group.runs for name in run.after))
 
 
-def _panel_sentence(group: RunGroup, name: str) -> str:
+def _success_row(group: RunGroup, name: str) -> list[str]:
     played = [run for run in group.runs if name in run.after]
     results = [run.after[name] for run in played]
-    title, where = group.title_of(played), place(played[0], results[0])
-    try:
-        iteration = _iterations_of(played, name)
-        rate, tasks = _rate(results)
-    except ComparisonError as error:
-        return f"{title}, held-out tasks ({where}): {error}"
-    failed = len(results[0].episodes) - tasks
-    longest = max(run.iterations for run in played)
-    trained = f"{iteration} of {longest}" if iteration < longest else str(iteration)
-    sentence = (
-        f"{title} solves {rate} of {tasks} held-out tasks ({where}{f'; {failed} failed' if failed else ''}) "
-        f"after {trained} iteration{'s' if trained != '1' else ''}"
-    )
     pairs = [(run.before[name], run.after[name]) for run in played if name in run.before]
-    if not pairs:
-        return f"{sentence}. It was not evaluated before training."
+    row = [group.title_of(played), place(played[0], results[0])]
     try:
-        change = compare("before", "after", where, pairs)
-        before, tasks = _rate([first for first, _ in pairs])
+        iteration, longest = _iterations_of(played, name), max(run.iterations for run in played)
+        row += [f"{iteration} of {longest}" if iteration < longest else str(iteration), _rate(results)]
     except ComparisonError as error:
-        return f"{sentence}. Before and after cannot be compared: {error}"
-    if len(pairs) < len(played):
-        were = "was" if len(pairs) == 1 else "were"
-        sentence += f". {len(pairs)} of its {len(played)} runs {were} evaluated before training"
-    return f"{sentence}, {before} of {tasks} before training. Change: {change}."
+        return [*row, DASH, str(error), DASH, DASH]
+    if not pairs:
+        return [*row, DASH, DASH]
+    some = "" if len(pairs) == len(played) else f" ({len(pairs)} of {len(played)} runs)"
+    try:
+        return [*row, _rate([before for before, _ in pairs]) + some, str(compare("", "", "", pairs))]
+    except ComparisonError as error:
+        return [*row, DASH, str(error)]
 
 
-def _iterations_of(runs: Sequence[RunRecord], name: str) -> int:
+def _iterations_of(runs: Sequence[RecordedRun], name: str) -> int:
     """Iterations that the runs had trained for when they were last evaluated in an environment.
 
     Raises:
@@ -122,7 +98,7 @@ def _iterations_of(runs: Sequence[RunRecord], name: str) -> int:
     return found[0]
 
 
-def _rate(results: Sequence[EvaluationResult]) -> tuple[str, int]:
+def _rate(results: Sequence[EvaluationResult]) -> str:
     """Success over all seeds with its 95 % interval, as in a table's cell, and the tasks counted.
 
     Raises:
@@ -130,16 +106,17 @@ def _rate(results: Sequence[EvaluationResult]) -> tuple[str, int]:
     """
     values = success_by_seed(results)
     low, high = mean_interval(values, successes=True)
-    return f"{values.mean():.1%} [{low:.1%}, {high:.1%}]", values.shape[1]
+    failed = len(results[0].episodes) - values.shape[1]
+    return f"{values.mean():.1%} [{low:.1%}, {high:.1%}] of {values.shape[1]}{f', {failed} failed' if failed else ''}"
 
 
-def last_training_success(run: RunRecord) -> float | None:
+def last_training_success(run: RecordedRun) -> float | None:
     """Mean success of the rollouts of the last :data:`WINDOW` iterations that logged it; ``None`` where none did."""
     found = list(curve(run.metrics, TRAINING_SUCCESS).values())[-WINDOW:]
     return statistics.fmean(found) if found else None
 
 
-def place(run: RunRecord, result: EvaluationResult) -> str:
+def place(run: RecordedRun, result: EvaluationResult) -> str:
     """Title of what an evaluation played: environment and split."""
     env, split = str(result.protocol.get("env", "")), str(result.protocol.get("split", ""))
     adapter = _adapter(run, result)
@@ -148,9 +125,9 @@ def place(run: RunRecord, result: EvaluationResult) -> str:
     return adapter.labels.split_titles.get(split, f"{adapter.name}, split {split}")
 
 
-def _adapter(run: RunRecord, result: EvaluationResult) -> EnvironmentAdapter | None:
+def _adapter(run: RecordedRun, result: EvaluationResult) -> EnvironmentAdapter | None:
     env = result.protocol.get("env")
-    return next((adapter for adapter in run.environments.values() if adapter.env_id == env), None)
+    return next((adapter for adapter in run.config.environments.values() if adapter.env_id == env), None)
 
 
 def paired_differences(groups: Sequence[RunGroup]) -> tuple[list[Difference], list[str]]:
@@ -203,9 +180,9 @@ def compare(
     return Difference(first, second, where, found.mean, interval, test.p_value, found.seeds, found.tasks, name)
 
 
-def _by_seed(group: RunGroup, name: str) -> dict[int | None, RunRecord]:
+def _by_seed(group: RunGroup, name: str) -> dict[int | None, RecordedRun]:
     """The run of every seed that was evaluated; of a seed that was run twice, the first one."""
-    found: dict[int | None, RunRecord] = {}
+    found: dict[int | None, RecordedRun] = {}
     for run in group.runs:
         if name in run.after:
             found.setdefault(run.seed, run)
@@ -252,7 +229,7 @@ def require_something(groups: Sequence[RunGroup]) -> None:
     """
     runs = [run for group in groups for run in group.runs]
     if all(run.empty for run in runs):
-        reasons = " ".join(dict.fromkeys(reason for run in runs for reason in run.missing))
+        reasons = " ".join(dict.fromkeys(reason for run in runs for reason in run.reasons()))
         named = ", ".join(str(run.path) for run in runs[:3]) + ("…" if len(runs) > 3 else "")
         raise UserInputError(
             f"There is nothing to show in {named}: no iteration and no evaluation. {reasons} Name a run that has finished an "

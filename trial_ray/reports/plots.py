@@ -4,41 +4,26 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import cycle, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.files import writing
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, PROFILE_STD, TURN_SCORE
 from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
-from trial_ray.reports.records import RunGroup, recorded_iterations
+from trial_ray.reports.groups import RunGroup, recorded_iterations
 
-COLOURS = ("#1b6ca8", "#c9550b", "#2f7d4f", "#8a4fa3", "#b0273f", "#6b5b2a", "#0d7d84", "#5d6571")
-TEXT, QUIET, GRID = "#16191d", "#545b64", "#e3e6ea"
-VARIABLES = {TEXT: "text", QUIET: "quiet", GRID: "grid", **{colour: f"c{n}" for n, colour in enumerate(COLOURS)}}
-"""Names of the colours in ``assets/report.css``, which has a second value of each for dark pages."""
 DASHES = ("-", "--", ":", "-.")
 """Of neighbouring groups, so that lines differ in grey too."""
 STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 9,
     "figure.titlesize": 10,
-    "text.color": TEXT,
-    "axes.labelcolor": TEXT,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "axes.edgecolor": QUIET,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.formatter.useoffset": False,
-    "grid.color": GRID,
-    "legend.frameon": False,
     "errorbar.capsize": 3,
     "svg.fonttype": "none",
     "svg.hashsalt": "trial_ray",
@@ -80,7 +65,7 @@ def drawing(
                         path.parent.mkdir(parents=True, exist_ok=True)
                         figure.savefig(path, dpi=150)
                 else:
-                    figure.savefig(path, format="svg", transparent=True)
+                    figure.savefig(path, format="svg", metadata={"Date": None})
         except UserInputError:
             raise
         except (ArithmeticError, ValueError) as error:
@@ -90,43 +75,12 @@ def drawing(
 Chart = Mapping[str, Any]
 
 
-def chart_svg(chart: Chart, styles: dict[str, str]) -> str:
-    """A chart as an ``svg`` element for HTML, without inline styles, which the page's policy refuses.
-
-    Args:
-        chart: one of :mod:`trial_ray.reports.charts`.
-        styles: class names by style; those of the chart are added.
-    """
+def chart_svg(chart: Chart) -> str:
+    """A chart of :mod:`trial_ray.reports.charts` as an SVG document; errors as :func:`drawing`."""
     buffer = io.StringIO()
     with drawing([buffer], _size(chart)) as (_, axis):
         _draw(axis, chart)
-    svg = ElementTree.fromstring(buffer.getvalue())
-    for parent in list(svg.iter()):
-        for child in list(parent):
-            if child.tag.endswith(("metadata", "style")):
-                parent.remove(child)
-    for element in svg.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        element.attrib = _for_page(element.attrib, styles)
-        element.tail = None
-        if element.tag != "text":
-            element.text = None
-    return ElementTree.tostring(svg, encoding="unicode")
-
-
-def _for_page(attributes: Mapping[str, str], styles: dict[str, str]) -> dict[str, str]:
-    """Attributes with classes for styles and groups, and coordinates of two decimals."""
-    found = {name.rpartition("}")[2]: value for name, value in attributes.items()}
-    identity, style = found.pop("id", ""), found.pop("style", "")
-    classes = identity.split() if identity.startswith("group-") else []
-    if re.fullmatch("[A-Za-z]*[0-9a-f]{10}|C[0-9a-f]+_.*", identity):  # which others refer to
-        found["id"] = identity
-    if style:
-        style = re.sub("#[0-9a-f]{6}", lambda found: f"var(--{VARIABLES.get(found[0], 'text')})", style)
-        classes.append(styles.setdefault(style, f"s{len(styles)}"))
-    if classes:
-        found["class"] = " ".join(classes)
-    return {name: value if name == "id" else re.sub(r"(\.\d\d)\d+", r"\1", value) for name, value in found.items()}
+    return buffer.getvalue()
 
 
 def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
@@ -207,21 +161,21 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
     scale = 100 if chart["percent"] else 1
     for series in chart["series"]:
         group = series["group"]
-        colour = {"color": COLOURS[group % len(COLOURS)], "gid": f"group-{group}"}
+        colour = {"color": f"C{group}"}
         if series["low"]:
             low, high = ([scale * value for value in series[name]] for name in ("low", "high"))
             axis.fill_between(series["x"], low, high, alpha=0.2, linewidth=0, **colour)
         for run in series["runs"] if len(series["runs"]) > 1 else ():
             values = [scale * value for value in run["y"]]
-            axis.plot(run["x"], values, alpha=0.45, linewidth=0.7, **{**colour, "gid": f"group-{group} single"})
+            axis.plot(run["x"], values, alpha=0.45, linewidth=0.7, **colour)
         marker = {"marker": "o", "markersize": 2.5} if len(series["x"]) <= 40 else {}
         style = {"linestyle": DASHES[group % len(DASHES)], "linewidth": 1.4, "label": _short(series["name"])}
         axis.plot(series["x"], [scale * value for value in series["mean"]], **colour, **marker, **style)
     if chart["warm_up"]:
         axis.margins(x=0.02)
-        axis.axvspan(axis.get_xlim()[0], min(chart["warm_up"]) - 0.5, color=GRID, zorder=0)
+        axis.axvspan(axis.get_xlim()[0], min(chart["warm_up"]) - 0.5, alpha=0.1, color="gray", zorder=0)
         for start in chart["warm_up"]:
-            axis.axvline(start - 0.5, color=QUIET, linewidth=0.8, linestyle="--")
+            axis.axvline(start - 0.5, color="gray", linewidth=0.8, linestyle="--")
     if chart["percent"]:
         axis.set_ylim(bottom=0)
     axis.set_ylabel(f"{chart['axis']} (%)" if chart["percent"] else chart["axis"])
@@ -235,36 +189,31 @@ def _draw_classes(axis: Any, chart: Chart) -> None:
     for number, series in enumerate(chart["series"]):
         shown = [(at, series["means"][name]) for at, name in enumerate(names) if name in series["means"]]
         left = -0.4 + width * (number + 0.5)
-        gid = f"group-{series['group']}"
-        bars = axis.bar(
+        axis.bar(
             [at + left for at, _ in shown],
             [cell["mean"] for _, cell in shown],
             width,
             yerr=[cell["sem"] or 0.0 for _, cell in shown],
-            color=COLOURS[series["group"] % len(COLOURS)],
-            ecolor=QUIET,
+            color=f"C{series['group']}",
             label=_short(series["name"]),
-            gid=gid,
         )
-        for mark in bars.errorbar.get_children():
-            mark.set_gid(gid)
     for at, name in enumerate(names):
         counts = [str(series["means"][name]["trajectories"]) for series in chart["series"] if name in series["means"]]
         names[at] = f"{name.replace('/', '/' + chr(10))}\n(n={', '.join(counts)})"
     axis.set_xticks(range(len(names)), names)
-    axis.axhline(1.0, color=QUIET, linewidth=0.8, linestyle="--")
+    axis.axhline(1.0, color="gray", linewidth=0.8, linestyle="--")
     axis.set_ylabel(chart["axis"])
 
 
 def _draw_profile(axis: Any, chart: Chart) -> None:
     turns = chart["turns"]
-    for colour, name in zip(cycle(COLOURS), chart["classes"], strict=False):
+    for number, name in enumerate(chart["classes"]):
         shown = [(at, turn["weight"]) for at, turn in enumerate(turns) if turn["action_class"] == name]
         if shown:
-            axis.barh(*zip(*shown, strict=True), color=colour, label=name or "_")  # which the legend leaves out
+            axis.barh(*zip(*shown, strict=True), color=f"C{number}", label=name or "_")  # which the legend leaves out
     axis.set_yticks(range(len(turns)), [f"T{number}  {_short(turn['action'])}" for number, turn in enumerate(turns, 1)])
     axis.invert_yaxis()
-    axis.axvline(1.0, color=QUIET, linewidth=0.8, linestyle="--")
+    axis.axvline(1.0, color="gray", linewidth=0.8, linestyle="--")
     axis.set_xlabel(chart["axis"])
 
 
@@ -283,7 +232,7 @@ def plot_judgement(data: Mapping[str, Any], path: Path) -> None:
         path: the file to write.
     """
     with drawing([path], (5.5, 3.6)) as (_, axis):
-        for planned, name, colour in ((True, "planned", COLOURS[0]), (False, "wasted", COLOURS[1])):
+        for planned, name, colour in ((True, "planned", "C0"), (False, "wasted", "C1")):
             gaps = [turn["gap"] for turn in data["of_turns"] if turn["planned"] is planned]
             label = f"{name} ({len(gaps)})"
             axis.hist(gaps, bins=50, range=(-2, 2), density=bool(gaps), histtype="step", color=colour, label=label)

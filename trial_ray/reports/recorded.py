@@ -17,33 +17,13 @@ from rich.text import Text
 
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
+from trial_ray.files import visible
 from trial_ray.learner.recording import read_training
 from trial_ray.models.vocabulary import spell_unknown
 from trial_ray.rollout.partitions import partition, partitions
 from trial_ray.rollout.recording import read_trajectories, read_turns
 from trial_ray.rollout.response_texts import ResponseTexts
 from trial_ray.rollout.trajectory import Trajectory, Turn
-
-_CONTROL_PICTURES = 0x2400
-_DELETE, _DELETE_PICTURE = "\x7f", "\N{SYMBOL FOR DELETE}"
-
-
-def visible(text: str) -> str:
-    """The text with control characters escaped; line breaks stay.
-
-    Control characters become their Unicode pictures (``␛`` for escape), all else that is not printable (lone surrogates,
-    controls of the writing direction, line and paragraph separators, blanks of no width) its code point, ``⟨U+202E⟩``.
-    """
-    if text.replace("\n", "").isprintable():
-        return text
-    return "".join(char if char == "\n" or char.isprintable() else _spelled(char) for char in text)
-
-
-def _spelled(char: str) -> str:
-    if char < " ":
-        return chr(_CONTROL_PICTURES + ord(char))
-    return _DELETE_PICTURE if char == _DELETE else f"⟨U+{ord(char):04X}⟩"
-
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _MOST_PIECES = 4

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from trial_ray.errors import MissingDependencyError, UserInputError
+from trial_ray.errors import MissingDependencyError, UserInputError, first_line
+from trial_ray.files import write_text
 from trial_ray.reports.charts import DASH, WINDOW, Table, all_charts
 from trial_ray.reports.findings import (
     Difference,
     family_rows,
     last_training_success,
     paired_differences,
-    summary_sentences,
+    require_something,
+    success_rows,
 )
+from trial_ray.reports.groups import RunGroup, differing_settings, group_runs, run_label, setting_text, value_text
 from trial_ray.reports.plots import chart_svg
-from trial_ray.reports.records import RunGroup, RunRecord, differing_settings, run_label, setting_text, value_text
+from trial_ray.reports.run import RecordedRun, read_runs
+from trial_ray.runs.terminal import say
 from trial_ray.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ASSETS = resources.files("trial_ray.reports") / "assets"
 NO_PICTURES = "Charts need matplotlib (`pip install 'trial-ray[reports]'`); each one's numbers are in its table."
@@ -54,42 +62,29 @@ def report_page(groups: Sequence[RunGroup], title: str) -> str:
 
     differences, missing_differences = paired_differences(groups)
     runs = [run for group in groups for run in group.runs]
-    missing = [reason if len(runs) == 1 else f"{run.name}: {reason}" for run in runs for reason in run.missing]
+    missing = [reason if len(runs) == 1 else f"{run.name}: {reason}" for run in runs for reason in run.reasons()]
     sections = _sections(groups)
     if len(groups) > 1:
         sections.insert(2, _differences_section(differences, missing_differences))
-    styles: dict[str, str] = {}
     for chart in (chart for section in sections for chart in section.charts):
         try:
-            chart["svg"] = Markup(chart_svg(chart, styles))
+            chart["image"] = base64.b64encode(chart_svg(chart).encode()).decode()
         except MissingDependencyError:
             missing.append(NO_PICTURES)
             break
         except UserInputError as error:
             missing.append(f"The chart “{chart['title']}”: {error}")
-    style = _style(styles, len(groups))
+    style = _asset("report.css")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return page.from_string(_asset("report.html.jinja")).render(
-        policy=f"default-src 'none'; style-src {_hash(style)}; base-uri 'none'; form-action 'none'",
+        policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; base-uri 'none'; form-action 'none'",
         style=Markup(style),
         title=title,
         subtitle=_subtitle(runs),
         version=__version__,
-        sentences=summary_sentences(groups, differences),
         missing=missing,
-        runs=_runs_table(groups),
-        choices=[group.title for group in groups] if styles and len(runs) > 1 else [],
-        single_runs=len(runs) > len(groups),
         sections=sections,
     )
-
-
-def _style(styles: Mapping[str, str], groups: int) -> str:
-    """The page's style sheet, with the styles of its charts and a rule for every choice of what they show."""
-    drawn = "".join(f".{name} {{{style}}}\n" for style, name in styles.items())
-    hidden = [f"group-{number}" for number in range(groups)] + ["single"]
-    choices = "".join(f"body:has(#show-{name}:not(:checked)) .{name} {{display: none}}\n" for name in hidden)
-    return _asset("report.css") + drawn + choices
 
 
 def _asset(name: str) -> str:
@@ -100,9 +95,9 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _subtitle(runs: Sequence[RunRecord]) -> str:
-    environments = dict.fromkeys(adapter.name for run in runs for adapter in run.environments.values())
-    backbones = dict.fromkeys(run.backbone for run in runs if run.backbone)
+def _subtitle(runs: Sequence[RecordedRun]) -> str:
+    environments = dict.fromkeys(adapter.name for run in runs for adapter in run.config.environments.values())
+    backbones = dict.fromkeys(run.config.backbone for run in runs if run.config.backbone)
     parts = [", ".join(environments), ", ".join(backbones), f"{len(runs)} run{'s' if len(runs) > 1 else ''}"]
     return " · ".join(part for part in parts if part)
 
@@ -112,7 +107,7 @@ def _sections(groups: Sequence[RunGroup]) -> list[Section]:
     several = any(len(group.runs) > 1 for group in groups)
     weighed = any(group.hindsight_start is not None for group in groups)
     sections = [
-        Section("summary", "Summary"),
+        Section("summary", "Summary", "Brackets are 95 % intervals, points are percentage points."),
         Section("learning", "Learning curves", BANDS if several else ""),
         Section(
             "hindsight",
@@ -125,13 +120,20 @@ def _sections(groups: Sequence[RunGroup]) -> list[Section]:
         Section("time", "Time and cost"),
     ]
     sections[-1].tables = [_cost_table(run, group) for group in groups for run in group.runs if run.cost]
+    sections[0].tables = [*_success_tables(groups), _runs_table(groups)]
     sections[1].tables = _family_tables(groups)
     for section in sections[1:]:
-        section.charts = [{"link": "", **chart, "svg": ""} for chart in charts.get(section.name, ())]
+        section.charts = [{**chart, "image": ""} for chart in charts.get(section.name, ())]
         if not section.charts and not section.tables:
             section.notes.append("Nothing of this was recorded.")
     sections.append(_configuration(groups))
     return sections
+
+
+def _success_tables(groups: Sequence[RunGroup]) -> list[Table]:
+    head = ["runs", "played", "iterations", "success after training", "before training", "paired change, points"]
+    rows = success_rows(groups)
+    return [Table("Held-out tasks", head, rows, long=True)] if rows else []
 
 
 def _runs_table(groups: Sequence[RunGroup]) -> Table:
@@ -144,7 +146,7 @@ def _runs_table(groups: Sequence[RunGroup]) -> Table:
                     run.name,
                     group.name,
                     DASH if run.seed is None else str(run.seed),
-                    ", ".join(adapter.name for adapter in run.environments.values()) or DASH,
+                    ", ".join(adapter.name for adapter in run.config.environments.values()) or DASH,
                     run.state or DASH,
                     str(run.iterations),
                     DASH if success is None else f"{success:.1%}",
@@ -166,7 +168,7 @@ def _runs_table(groups: Sequence[RunGroup]) -> Table:
     return Table("Runs; success with 95 % Wilson intervals", head, rows)
 
 
-def _panel_after(run: RunRecord, name: str) -> str:
+def _panel_after(run: RecordedRun, name: str) -> str:
     iteration = run.evaluated_after(name)
     rate = str(run.after[name].overall)
     return _named(name, rate if iteration == run.iterations else f"{rate}, iteration {iteration}")
@@ -212,7 +214,7 @@ def _differences_section(found: Sequence[Difference], missing: Sequence[str]) ->
     return section
 
 
-def _cost_table(run: RunRecord, group: RunGroup) -> Table:
+def _cost_table(run: RecordedRun, group: RunGroup) -> Table:
     caption = f"Cost of {group.name}, {run_label(run, group)}"
     return Table(caption, ["measure", "figure", "share"], run.cost, folded=len(group.runs) > 1)
 
@@ -226,14 +228,14 @@ def _configuration(groups: Sequence[RunGroup]) -> Section:
         rows = [[key, *(setting_text(run, key) for run in firsts)] for key in differing_settings(firsts)]
         section.tables.append(Table("Settings in which the groups differ", head, rows, long=True))
     for group, run in zip(groups, firsts, strict=True):
-        settings = {**run.settings, **run.parameters}
+        settings = {**run.config.settings, **run.parameters}
         rows = [[key, setting_text(run, key)] for key in sorted(settings)]
         if rows:
             section.tables.append(Table(f"Every setting of {group.title}", ["setting", "value"], rows, True, True))
     changed = [
         [run.name, str(each.iteration), each.name, value_text(each.before), value_text(each.after)]
         for run in runs
-        for each in run.changes
+        for each in run.config.changes
     ]
     if changed:
         head = ["run", "from iteration", "setting", "before", "from then on"]
@@ -245,3 +247,36 @@ def _configuration(groups: Sequence[RunGroup]) -> Section:
     if not section.tables:
         section.notes.append("No configuration was recorded.")
     return section
+
+
+REPORT_FILE = "report.html"
+
+
+def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
+    """The runs of some folders, those that differ by seed alone together.
+
+    Raises:
+        UserInputError: one is not the folder of a run or of a sweep, or there is nothing to show in any.
+    """
+    unique = dict.fromkeys(folder.expanduser().resolve() for folder in folders)
+    groups = group_runs([run for folder in unique for run in read_runs(folder)])
+    require_something(groups)
+    return groups
+
+
+def write_report(groups: Sequence[RunGroup], title: str, output: Path) -> Path:
+    """Write the page; it appears whole or not at all."""
+    return write_text(output, report_page(groups, title))
+
+
+def leave_report(folder: Path, console: Console) -> None:
+    """Write the report of a run or sweep that has ended into its folder, and print where it is.
+
+    What it cost to get here must not be lost to a report: a failure is said in a line.
+    """
+    try:
+        path = write_report(load_groups([folder]), folder.name, folder / REPORT_FILE)
+    except Exception as error:
+        say(console, f"no report was written: {first_line(error)}")
+        return
+    say(console, f"report: {path}")

@@ -17,9 +17,9 @@ import numpy as np
 
 from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.errors import UserInputError
-from trial_ray.files import partial_of, write_folder
-from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, TrainedTurn, disagreement, visible
-from trial_ray.reports.records import RunRecord
+from trial_ray.files import partial_of, visible, write_folder
+from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, TrainedTurn, disagreement
+from trial_ray.reports.run import RecordedRun
 from trial_ray.rollout.trajectory import Turn
 
 MARK = "trial_ray_viewer.json"
@@ -43,7 +43,7 @@ class WrittenViewer:
 
 
 def write_viewer(
-    runs: Sequence[RunRecord], target: Path, notes: Sequence[str] = (), progress: Callable[[], None] = lambda: None
+    runs: Sequence[RecordedRun], target: Path, notes: Sequence[str] = (), progress: Callable[[], None] = lambda: None
 ) -> WrittenViewer:
     """Write the viewer of some runs, in place of an older one at ``target``; it appears complete or not at all.
 
@@ -69,7 +69,7 @@ def write_viewer(
     return WrittenViewer(target / "index.html", counted[-1], said)
 
 
-def _write(runs: Sequence[RunRecord], folder: Path, notes: list[str], progress: Callable[[], None]) -> int:
+def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress: Callable[[], None]) -> int:
     """Write the files; returns the number of trajectories, and adds to the notes."""
     (folder / "data").mkdir(parents=True)
     writer = ChunkWriter(folder / "data")

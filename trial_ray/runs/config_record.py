@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS, RENAMED_SETTINGS
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
 from trial_ray.files import checked_content, finite, read_json, redacted, without_secrets
-from trial_ray.reports.records import OF_THE_RECORDING, SettingChange
 from trial_ray.runs.overrides import settable_names
 from trial_ray.runs.ownership import is_signed, signature
 
@@ -322,6 +322,27 @@ def with_command(before: Record | None, record: Record, *, again: bool) -> dict[
 def _signed_content(record: Record) -> bytes:
     signed = {name: value for name, value in record.items() if name not in (SIGNATURE, "earlier")}
     return json.dumps(signed, sort_keys=True).encode()
+
+
+OF_THE_RECORDING = frozenset({"trajectories_folder", "training_folder", "max_recorded_tokens"})
+"""Settings that say what is recorded and where, which does not change what a run is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting that had another value from some iteration on, because the run was resumed with it.
+
+    Attributes:
+        iteration: the first one with the new value, counted from 1.
+        name: of the setting.
+        before: its value up to then; ``None`` also where it was not recorded.
+        after: its value from then on, likewise.
+    """
+
+    iteration: int
+    name: str
+    before: Any
+    after: Any
 
 
 def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:

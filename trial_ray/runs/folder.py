@@ -36,7 +36,7 @@ from trial_ray.runs.terminal import LOG_FILE
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
-    from trial_ray.reports.records import SettingChange
+    from trial_ray.runs.config_record import SettingChange
 
 SCHEMA_VERSION = 1
 CONFIG_FILE = "resolved_config.json"

@@ -273,7 +273,7 @@ class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         from rich.markup import escape
 
-        from trial_ray.reports.recorded import visible
+        from trial_ray.files import visible
 
         self._console.print(
             f"[yellow]warning:[/] {escape(visible(record.getMessage()))}", highlight=False, soft_wrap=True

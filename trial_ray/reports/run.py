@@ -1,0 +1,400 @@
+"""Run folders as reports and the viewer read them: what was measured, sampled and trained, of a finished run and of a live one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow.compute as pc
+
+from trial_ray.algorithms.methods import method_title
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.registry import find_adapter
+from trial_ray.errors import CheckpointError, TrialRayError, UserInputError
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.files import nearest_folder, read_json
+from trial_ray.learner.recording import read_training
+from trial_ray.models.loading import load_tokenizer
+from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, read_recorded
+from trial_ray.reports.traces import Allocation, Trace, TracedTurn
+from trial_ray.rollout.partitions import partitions
+from trial_ray.runs.checkpoints import RUN_FILE, find_tokenizer
+from trial_ray.runs.config_record import (
+    SettingChange,
+    backbone_of_settings,
+    command_of,
+    commands_in_force,
+    setting_changes,
+)
+from trial_ray.runs.cost import cost_sections
+from trial_ray.runs.folder import CONFIG_FILE, RunFolder
+from trial_ray.runs.metric_files import read_metrics, read_name
+
+SWEEP_TABLE = "sweep.json"
+UNFINISHED = {
+    "running": "The {0} has not ended, or was killed.",
+    "interrupted": "The {0} was interrupted; `trial-ray {1} --resume` continues it.",
+    "failed": "The {0} failed; {2} in its folder says why.",
+}
+"""Notes on unfinished runs, by state."""
+RUN_FILES = (RUN_FILE, CONFIG_FILE, "metrics.jsonl")
+PARTS = ("table", "metrics", "config", "about", "evaluations", "cost", "allocation")
+"""Of a run, the table of its sweep first, in the order in which a report says what is missing of them."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """What a run recorded of its config; the defaults are of a run that recorded none.
+
+    Attributes:
+        method: the method's title.
+        backbone: what the first policy is called.
+        seed: of the run.
+        settings: every setting, as the newest iteration had it.
+        changes: settings that had other values in earlier iterations, in order.
+        environments: adapters of what the run played, by the name in its metrics and records; an adapter of the user's is known by
+            what the run recorded of it.
+        max_staleness: updates by which training on a rollout may come after its recording.
+        versions: of packages.
+    """
+
+    method: str = ""
+    backbone: str = ""
+    seed: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    changes: Sequence[SettingChange] = ()
+    environments: Mapping[str, EnvironmentAdapter] = field(default_factory=dict)
+    max_staleness: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def hindsight_start(self) -> int | None:
+        """Iteration from which the dense term acts; ``None`` for methods without one."""
+        return int(self.settings.get("hindsight_start_iteration", 1)) if self.settings.get("hindsight_coeff") else None
+
+
+class RecordedRun:
+    """A run, or a trial of a sweep, of which each part is read once, when it is asked for.
+
+    A part that is missing or damaged is empty, and :meth:`reasons` says why.
+
+    Args:
+        path: its folder.
+        title: what it is called; empty: as its folder.
+        row: of a trial, its row in the sweep's table.
+        adapters: the user's that it was played with; others are known by what the run recorded of them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        title: str = "",
+        row: Mapping[str, Any] | None = None,
+        adapters: Sequence[EnvironmentAdapter] = (),
+    ) -> None:
+        self.path = path
+        self.name = title or path.name
+        self._row: Mapping[str, Any] = row or {}
+        self._adapters = adapters
+        self._reasons: dict[str, list[str]] = {}
+        self.parameters: Mapping[str, Any] = dict(self._row.get("parameters") or {})
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def metrics(self) -> Sequence[Mapping[str, float]]:
+        """Flat metrics, one mapping an iteration, in order."""
+        read = self._read("metrics", "metrics.jsonl", lambda: read_metrics(self.path / "metrics.jsonl"))
+        lines, damaged = read or ([], 0)
+        if damaged:
+            several = "s are" if damaged > 1 else " is"
+            self._say("metrics", f"{damaged} line{several} of metrics.jsonl cut off or damaged, and left out.")
+        if not lines and not self._reasons.get("metrics"):
+            self._say("metrics", "metrics.jsonl holds no iteration.")
+        return lines
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The config; of a run that continued with another one, that of the newest iteration."""
+        record = self._json("config", CONFIG_FILE)
+        found = self._read("config", CONFIG_FILE, lambda: self._config_of(record)) if record else None
+        return found or RunConfig()
+
+    @cached_property
+    def about(self) -> Mapping[str, Any]:
+        """What ``run.json`` holds: state, versions, machine, times."""
+        found = self._json("about", RUN_FILE)
+        if (state := str(found.get("state", ""))) in UNFINISHED:
+            words = ("trial", "sweep", "error.txt") if found.get("trial") else ("run", "train", "error.log")
+            self._say("about", UNFINISHED[state].format(*words))
+        return found
+
+    @cached_property
+    def evaluations(self) -> dict[str, dict[int, EvaluationResult]]:
+        """By environment, ``""`` where the run has a single one, and by the iterations trained, 0 before training."""
+        found: dict[str, dict[int, EvaluationResult]] = {}
+        for path in sorted((self.path / "evaluations").glob("*.json")):
+            if (named := read_name(path)) is None:
+                self._say("evaluations", f"evaluations/{path.name} names no iteration and is left out.")
+            elif result := self._read("evaluations", path.name, partial(EvaluationResult.load, path)):
+                found.setdefault(named[0], {})[named[1]] = result
+        return found
+
+    @cached_property
+    def cost(self) -> Sequence[Sequence[str]]:
+        """The cost card, rows of label, figure and share of the run's time; none of a trial."""
+        card = {} if self.about.get("trial") else self._json("cost", "cost.json")
+        sections = self._read("cost", "cost.json", lambda: cost_sections(card)) if card else None
+        return [row for section in sections or () for row in section]
+
+    @cached_property
+    def allocation(self) -> Allocation | None:
+        """Turn weights of the newest iteration that recorded some."""
+        weighs = self.config.hindsight_start is not None
+        return self._read("allocation", "RUN/training", self._newest_allocation) if weighs else None
+
+    @cached_property
+    def recorded(self) -> list[int]:
+        """Iterations of which trajectories were recorded."""
+        return RunFolder(self.path).recorded_iterations()
+
+    @cached_property
+    def tokens(self) -> TokenTexts | None:
+        """Texts of the run's tokens; ``None`` where it has no tokenizer yet."""
+        try:
+            return TokenTexts(load_tokenizer(str(find_tokenizer(self.path))))
+        except TrialRayError as error:
+            self._say("tokens", f"Prompts and responses are not shown, since no tokenizer decodes them. {error}")
+            return None
+
+    def read(self, iteration: int) -> list[RecordedTrajectory]:
+        """The recorded trajectories of one iteration; errors as :func:`read_recorded`."""
+        return read_recorded(self.path, iteration, self.config.max_staleness, self.config.environments)
+
+    # -- what follows from them --------------------------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int | None:
+        """``None`` where it is not recorded."""
+        chosen = self.parameters.get("seed")
+        return chosen if isinstance(chosen, int) else self.config.seed
+
+    @property
+    def state(self) -> str:
+        """``done``, ``running``, ``interrupted`` or ``failed``; empty where it is not recorded."""
+        return str(self._row.get("status", self.about.get("state", "")))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of packages, Python and platform, and when the run began."""
+        named = ("python", "platform", "cores", "started", "updated")
+        packages = self.about.get("versions")
+        found = {**(packages if isinstance(packages, dict) else {}), **self.config.versions}
+        return {**found, **{name: str(self.about[name]) for name in named if name in self.about}}
+
+    @property
+    def iterations(self) -> int:
+        """Iterations trained, as far as metrics and evaluations go."""
+        evaluated = (iteration for played in self.evaluations.values() for iteration in played)
+        return max((*(int(line["iteration"]) for line in self.metrics), *evaluated), default=0)
+
+    @property
+    def before(self) -> dict[str, EvaluationResult]:
+        """Evaluations before training, by environment."""
+        return {name: played[0] for name, played in self.evaluations.items() if 0 in played}
+
+    @property
+    def after(self) -> dict[str, EvaluationResult]:
+        """The newest evaluations of the trained policy, by environment; of which iteration :meth:`evaluated_after` gives."""
+        return {name: played[max(played)] for name, played in self.evaluations.items() if max(played)}
+
+    def evaluated_after(self, name: str) -> int:
+        """Iterations trained before the newest evaluation in an environment; 0 before training."""
+        return max(self.evaluations[name])
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show: no iteration and no evaluation."""
+        return not (self.metrics or self.evaluations)
+
+    def reasons(self, *parts: str) -> list[str]:
+        """What could not be read of some parts, and why, one sentence each; by default of all that a report shows."""
+        parts = parts or PARTS
+        for part in parts if self.path.is_dir() else ():
+            getattr(self, part, None)
+        return [reason for part in parts for reason in self._reasons.get(part, ())]
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _say(self, part: str, reason: str) -> None:
+        self._reasons.setdefault(part, []).append(reason)
+
+    def _read(self, part: str, name: str, read: Callable[[], T]) -> T | None:
+        """Read what may be of another version, or changed by hand; ``None`` where it cannot be read, which is noted."""
+        try:
+            return read()
+        except TrialRayError as error:
+            self._say(part, str(error))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+            self._say(part, f"{name} is not what this version writes ({type(error).__name__}: {error}).")
+        return None
+
+    def _json(self, part: str, name: str) -> dict[str, Any]:
+        """The object in a file of the folder; empty where there is none, which is noted."""
+        if not (self.path / name).exists():
+            self._say(part, f"{name} is missing.")
+            return {}
+        try:
+            return read_json(self.path / name)
+        except CheckpointError as error:
+            self._say(part, str(error))
+            return {}
+
+    def _config_of(self, newest: Mapping[str, Any]) -> RunConfig:
+        commands = commands_in_force(newest)
+        record = command_of(newest, self.iterations or None)
+        settings = dict(record["settings"])
+        versions: dict[str, list[str]] = {}
+        for command in commands:
+            for name, version in dict(command.get("versions", {})).items():
+                versions.setdefault(name, []).append(str(version))
+        return RunConfig(
+            method=method_title(str(record["method"])),
+            backbone=backbone_of_settings(settings),
+            seed=settings.get("seed"),
+            settings=settings,
+            changes=setting_changes(commands),
+            environments={
+                str(each["name"]): self._adapter_of(each) for command in commands for each in command["environments"]
+            },
+            max_staleness=max(int(command["settings"].get("max_staleness") or 0) for command in commands),
+            versions={name: ", then ".join(dict.fromkeys(each)) for name, each in versions.items()},
+        )
+
+    def _adapter_of(self, described: Mapping[str, Any]) -> EnvironmentAdapter:
+        """The user's, or what the run recorded of it, or the package's."""
+        env_id, labels = str(described["env_id"]), described.get("labels")
+        if labels and not any(adapter.env_id == env_id for adapter in self._adapters):
+            return EnvironmentAdapter.from_labels(env_id, labels)
+        return find_adapter(env_id, self._adapters)
+
+    def _newest_allocation(self) -> Allocation:
+        training, weighed = self.path / "training", False
+        updates = [number for number, folder in partitions(training).items() if any(folder.glob("*.parquet"))]
+        if not updates:
+            raise UserInputError("RUN/training was not recorded, so multipliers by class of action are not known.")
+        for update in reversed(updates):
+            table = read_training(training, update)
+            groups = set(table.filter(pc.is_valid(table["turn_weight"]))["group_id"].to_pylist())
+            weighed |= bool(groups)
+            found, lost = self._trained_in(update, groups)
+            if traces := [trace for each in found if (trace := self._trace(each))]:
+                if lost:
+                    several = "" if lost == 1 else "s"
+                    reason = f"Multipliers by class of action lack {lost} group{several} of iteration {update}, whose "
+                    self._say("allocation", f"{reason}trajectories are not in RUN/trajectories.")
+                return Allocation(update, traces)
+        if weighed:
+            raise UserInputError(
+                "RUN/trajectories holds none of the groups that RUN/training has turn weights of, in the iterations of the updates "
+                f"and {self.config.max_staleness} before them (max_staleness)."
+            )
+        raise UserInputError(
+            "RUN/training holds no turn weights: the method weighs no turns, or trajectories were not recorded."
+        )
+
+    def _trained_in(self, update: int, groups: set[str]) -> tuple[list[RecordedTrajectory], int]:
+        """The trajectories of the groups of an update, the newest first, and how many of the groups were not recorded."""
+        found: list[RecordedTrajectory] = []
+        recorded = partitions(self.path / "trajectories")
+        for number in range(update, max(0, update - self.config.max_staleness - 1), -1):
+            if groups and number in recorded:
+                own = [each for each in self.read(number) if each.group_id in groups]
+                found += own
+                groups = groups - {each.group_id for each in own}
+        return found, len(groups)
+
+    def _trace(self, recorded: RecordedTrajectory) -> Trace | None:
+        """The weights of a trajectory; ``None`` where some of its turns have none."""
+        trajectory, turns = recorded.trajectory, []
+        for turn, name, row in zip(trajectory.turns, recorded.classes, recorded.trained, strict=True):
+            if row is None or row.turn_score is None or row.turn_weight is None:
+                return None
+            tokens = len(turn.response_ids)
+            turns.append(TracedTurn(turn.action, turn.outcome, name, row.turn_score, row.turn_weight, tokens))
+        adapter = self.config.environments.get(trajectory.environment)
+        family = adapter.labels.family_titles.get(trajectory.family) if adapter else None
+        return Trace(trajectory.task_id, family or trajectory.family, trajectory.success, turns) if turns else None
+
+
+def read_runs(folder: Path) -> list[RecordedRun]:
+    """The run of a run folder, or the trials of a sweep's folder.
+
+    Raises:
+        UserInputError: it is neither.
+    """
+    folder = folder.expanduser().resolve()
+    if any((folder / name).is_file() for name in RUN_FILES):
+        return [RecordedRun(folder)]
+    trials = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
+    if trials or (folder / SWEEP_TABLE).is_file():
+        return _trials(folder, trials)
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise UserInputError(f"{folder} {found}.{nearest_folder(folder)} Name the folder of a run or of a sweep.")
+    empty = "is empty" if not any(folder.iterdir()) else f"has none of {', '.join(RUN_FILES)} or {SWEEP_TABLE}"
+    raise UserInputError(f"{folder} is not the folder of a run or of a sweep: it {empty}. Name one.")
+
+
+def _trials(folder: Path, trials: list[Path]) -> list[RecordedRun]:
+    """The trials of a sweep, in the order of its table where it has one."""
+    table = RecordedRun(folder)
+    content = table._json("table", SWEEP_TABLE)
+
+    def read() -> list[RecordedRun]:
+        runs = []
+        for number, row in enumerate(content.get("trials", [])):
+            name = str(row["name"])
+            # A trial without a folder of its own keeps its row; its name is never a path.
+            path = next((path for path in trials if name in path.name), folder / f"missing-trial-{number}")
+            runs.append(RecordedRun(path, name, row))
+        return runs
+
+    runs = table._read("table", SWEEP_TABLE, read) or []
+    known = {run.path for run in runs}
+    runs += [RecordedRun(path) for path in trials if path not in known]
+    for reason in table._reasons.get("table", ()):
+        (runs or [table])[0]._say("table", f"The sweep has no table: {reason}" if runs else reason)
+    return runs or [table]
+
+
+def open_run(
+    path: Path, title: str = "", iteration: int | None = None, adapters: Sequence[EnvironmentAdapter] = ()
+) -> RecordedRun:
+    """A run whose trajectories are to be read.
+
+    Args:
+        path: the run folder.
+        title: what the page calls it.
+        iteration: the one to read; ``None``: all.
+        adapters: those of the user's that it was played with, which tell the classes of actions.
+
+    Raises:
+        CheckpointError: ``path`` is no run folder.
+        UserInputError: it recorded no trajectories, or not those of ``iteration``.
+    """
+    run = RecordedRun(RunFolder.reopen(path).path, title, adapters=adapters)
+    if not run.recorded:
+        raise UserInputError(f"{run.path} has recorded no trajectories yet.")
+    if iteration is not None:
+        if iteration not in run.recorded:
+            raise UserInputError(
+                f"{run.path} recorded no iteration {iteration}; it has {run.recorded[0]} to {run.recorded[-1]}."
+            )
+        run.recorded = [iteration]
+    return run
