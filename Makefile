@@ -54,7 +54,7 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=223000 \
+  trial_ray=222900 \
   tests=265800 \
   benchmarks=25800 \
   words=39450
