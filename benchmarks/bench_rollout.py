@@ -52,10 +52,10 @@ from trial_ray.environments.guarded import StepResult
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.process import MOST_EVENTS, STEP
+from trial_ray.rollout.engines import create_engines
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.episode import Decision, History, PolicyPlayer, derive_seed
 from trial_ray.rollout.groups import GroupRequest, SampleSettings
-from trial_ray.rollout.workers import create_engines
 
 QUICKSTART = Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py"
 WORKLOADS = ("quickstart", "official")
@@ -112,7 +112,10 @@ class MeasuredRunner(TextEnvRunner):
         """Play as in training; returns seconds, and tokens of responses."""
         self.asked = []
         began = time.perf_counter()
-        samples = self.sample_groups(requests, settings)
+        self.begin_groups(requests, settings)
+        while self.wait_for_groups(1.0, len(requests)) < len(requests):
+            pass
+        samples = self.take_groups(settings.iteration)
         seconds = time.perf_counter() - began
         errors = [error for sample in samples for error in sample.errors]
         assert not errors, errors[0]

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.sampling import MAX_LOSSES, BatchSampler, SampledBatch, TaskSampler
+from trial_ray.algorithms.sampling import MAX_LOSSES, GroupSampler, SampledBatch
+from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
 from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.player import PanelPlayer
@@ -17,18 +18,29 @@ from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 
 class PlayedWorkers:
-    """Answers every request by a rule; the real runners play in tests/e2e."""
+    """Answers every request by a rule, each by a runner of its own; the real ones play in tests/e2e."""
 
-    def __init__(self, play: Callable[[GroupRequest, int], GroupSample]) -> None:
+    def __init__(
+        self, play: Callable[[GroupRequest, int], GroupSample], lost: Callable[[int, int], bool] = lambda *_: False
+    ) -> None:
         self._play = play
+        self._lost = lost
+        self._begun: list[GroupRequest] = []
         self.calls = 0
 
-    def sample_groups(self, requests, settings):
+    def begin_groups(self, requests, settings):
         self.calls += 1
-        return [self._play(request, self.calls) for request in requests]
+        self._begun += requests
+        return {request.index: request.index for request in requests}
+
+    def take_groups(self, runner_ids, iteration, timeout_s, together):
+        assert together
+        begun, self._begun = self._begun, []
+        lost = [request.index for request in begun if self._lost(request.index, self.calls)]
+        return [self._play(request, self.calls) for request in begun if request.index not in lost], lost
 
     def stream_groups(self, requests, settings):
-        yield from self.sample_groups(requests, settings)
+        return [self._play(request, 1) for request in requests]
 
     def repair(self, again: int) -> None:
         """Nothing to repair."""
@@ -42,11 +54,11 @@ def sample_of(request: GroupRequest, survivors: int = 4, zero_variance: bool = F
     return GroupSample(request, None, [], errors, survivors, rows, zero_variance, RolloutCounts(turns=rows))
 
 
-def sampler(play, **training) -> tuple[BatchSampler, PlayedWorkers]:
+def sampler(play, **training) -> tuple[GroupSampler, PlayedWorkers]:
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(group_size=4, tasks_per_iteration=4, **training)
     workers = PlayedWorkers(play)
     tasks = TaskSampler([[f"task-{number}" for number in range(100)]], seed=0)
-    return BatchSampler(config, tasks, workers), workers
+    return GroupSampler(config, tasks, workers, lambda: 0), workers
 
 
 def counted(batch: SampledBatch, prefix: str) -> dict[str, float]:
@@ -156,19 +168,20 @@ def test_a_group_that_was_lost_is_played_again_with_its_seed_and_a_failed_one_wi
     """Group 1 is lost four times, group 2 fails and is lost after that, group 3 is lost each time."""
     seeds: dict[int, list[int]] = {}
 
-    class LosingWorkers(PlayedWorkers):
-        def sample_groups(self, requests, settings):
+    class SeenWorkers(PlayedWorkers):
+        def begin_groups(self, requests, settings):
             for request in requests:
                 seeds.setdefault(request.index, []).append(request.seed)
-            played = super().sample_groups(requests, settings)
-            lost = {3} | ({1} if self.calls <= 4 else set()) | ({2} if self.calls == 2 else set())
-            return [sample for sample in played if sample.request.index not in lost]
+            return super().begin_groups(requests, settings)
 
-    sampling, _ = sampler(
-        lambda request, call: sample_of(request, survivors=1 if request.index == 2 and call == 1 else 4)
-    )
+    def lost(index, call):
+        tries = len(seeds[index])
+        return index == 3 or (index == 1 and tries <= 4) or (index == 2 and tries == 2)
+
+    sampling, _ = sampler(None)
     sampling._config.env_runners(max_group_redraws=1)
-    sampling._workers = LosingWorkers(sampling._workers._play)
+    few = lambda request, call: 1 if request.index == 2 and len(seeds[2]) == 1 else 4  # noqa: E731
+    sampling._workers = SeenWorkers(lambda request, call: sample_of(request, survivors=few(request, call)), lost)
     assert [sample.request.index for sample in sampling.sample(1).kept] == [0, 1, 2]
     assert [len(seeds[index]) for index in range(4)] == [1, 5, 3, 1 + MAX_LOSSES]
     assert [len({*seeds[index]}) for index in range(4)] == [1, 1, 2, 1]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trial_ray.algorithms.sampling import TaskSampler
+from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import CheckpointError, ConfigError
 
 LISTS = [[f"{name}{number}" for number in range(size)] for name, size in (("a", 5), ("b", 3), ("c", 40))]

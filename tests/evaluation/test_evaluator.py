@@ -58,9 +58,14 @@ def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
     settings, environment = player._settings(entry_of(player._config), 0)
     settings = replace(settings, keep_trajectories=True)
     requests = [player._request(panel, index, environment) for index in range(len(panel))]
-    rollouts = [
-        ray.get(ray.get(sample.refs.parts)[0])[0] for sample in player._workers.sample_groups(requests, settings)
-    ]
+    workers = player._workers
+    runners = {*workers.begin_groups(requests, settings).values()}
+    played = []
+    while len(played) < len(panel):
+        taken, _ = workers.take_groups(runners, 1, player._config.sample_timeout_s, together=True)
+        assert taken
+        played += taken
+    rollouts = [ray.get(ray.get(sample.refs.parts)[0])[0] for sample in played]
     return {rollout.task_id: [turn.response_ids for turn in rollout.turns] for rollout in rollouts}
 
 

@@ -73,7 +73,7 @@ then_terminate(*{
     "ray": (ray, "init"),
     "actors": (pool.EnginePool, "start"),
     "panel": (player.PanelPlayer, "play"),
-    "sampling": (sampling.BatchSampler, "sample"),
+    "sampling": (sampling.GroupSampler, "sample"),
     "checkpoint": (GRPO, "save_to_path"),
 }[os.environ["TEST_MOMENT"]])
 """

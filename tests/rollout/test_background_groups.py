@@ -88,7 +88,7 @@ def test_groups_are_played_while_the_runner_answers_and_new_ones_join_them(runne
     client = runner.client
     runner.begin_groups([request(0), request(1)], SETTINGS)
     until(lambda: client.under_way == 3)
-    assert not runner.wait_for_groups(0.01)
+    assert runner.wait_for_groups(0.01) == 0
     assert runner.take_groups(1) == []
     runner.begin_groups([request(2)], SETTINGS)
     client.gate.set()
@@ -134,3 +134,15 @@ def test_runners_whose_streams_end_no_group_in_time_are_replaced(monkeypatch):
     monkeypatch.setattr("trial_ray.rollout.workers.ray.wait", lambda streams, **limits: ([], streams))
     assert list(workers.stream_groups([request(0), request(1)], SETTINGS)) == []
     assert replaced == [(runner_id, "ended no group within sample_timeout_s=5 s") for runner_id in (3, 4)]
+
+
+def test_groups_that_never_end_in_this_process_are_given_up(monkeypatch):
+    local = MagicMock(**{"wait_for_groups.return_value": 0, "take_groups.return_value": []})
+    workers = object.__new__(RolloutWorkers)
+    workers._unfinished, workers._waits, workers._logged = {}, {}, {}
+    monkeypatch.setattr(workers, "_await_runners", list)
+    monkeypatch.setattr(workers, "_local", lambda: local)
+    assert workers.begin_groups([request(0), request(1)], SETTINGS) == {0: 0, 1: 0}
+    assert workers.take_groups({0}, 1, 0.01, together=True) == ([], [])
+    assert workers.abandon_late() == [0, 1]
+    local.abandon_groups.assert_called_once()

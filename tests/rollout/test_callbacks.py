@@ -60,7 +60,14 @@ def runner_of(model_path, monkeypatch):
 def play(runner, size=2, groups=2, keep=True, **env_config):
     settings = SampleSettings(({"split": "train", **env_config},), SamplingParams(4), 1, keep_trajectories=keep)
     requests = [GroupRequest(index, "two", size, seed=index) for index in range(groups)]
-    return runner.sample_groups(requests, settings) if keep else list(runner.stream_groups(requests, settings))
+    if not keep:
+        return list(runner.stream_groups(requests, settings))
+    runner.begin_groups(requests, settings)
+    try:
+        assert runner.wait_for_groups(60.0, groups) == groups
+        return runner.take_groups(1)
+    finally:
+        runner.abandon_groups()
 
 
 class Recorder(RLlibCallback):

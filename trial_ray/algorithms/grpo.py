@@ -37,7 +37,6 @@ from trial_ray.algorithms.actors import (
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.guards import Guards
 from trial_ray.algorithms.initial_policy import initial_policy
-from trial_ray.algorithms.overlap import OverlappingSampler
 from trial_ray.algorithms.placement import (
     first_engine_bundle,
     learners_in,
@@ -46,7 +45,8 @@ from trial_ray.algorithms.placement import (
     with_engines,
 )
 from trial_ray.algorithms.rllib_calls import RLlibCalls
-from trial_ray.algorithms.sampling import BatchSampler, SampledBatch, TaskSampler
+from trial_ray.algorithms.sampling import GroupSampler, SampledBatch
+from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.algorithms.timeline import Timeline, collect_timeline
 from trial_ray.algorithms.weight_sync import WeightSync, ask_learners, update_learners
 from trial_ray.config.sampling import fewest_and_most
@@ -69,11 +69,12 @@ from trial_ray.process import ITERATION, event, peak_memory
 from trial_ray.ray_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
 from trial_ray.rollout.chat_template import describe_chat_template
 from trial_ray.rollout.conversation import prompt_writer, template_options
+from trial_ray.rollout.engines import create_engines, pool_arguments
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 from trial_ray.rollout.hindsight import FRAMES, require_room
 from trial_ray.rollout.prompts import require_first_prompt
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
-from trial_ray.rollout.workers import RolloutWorkers, create_engines, pool_arguments
+from trial_ray.rollout.workers import RolloutWorkers
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class GRPO(RLlibCalls):
             self.workers = RolloutWorkers(
                 self.config, self.env_runner_group, self.engine_pool, kept, self._call_recreated
             )
-            self.sampler = self._create_sampler()
+            self.sampler = GroupSampler(self.config, self.tasks, self.workers, version=lambda: self.weight_version)
             self._sync_weights()
             self.initial_weights = {"checksum": self.weights_checksum, "dtype": self.config.engine_dtype()}
             self.learner_group.weights_set = self._send_set_weights
@@ -271,11 +272,6 @@ class GRPO(RLlibCalls):
             return create_engines(self.config, self.pairs, 0)
         in_trial = get_current_placement_group() is not None
         return create_engines(self.config, offset=first_engine_bundle(bundles, self.config) if in_trial else None)
-
-    def _create_sampler(self) -> BatchSampler:
-        if not self.config.max_staleness:
-            return BatchSampler(self.config, self.tasks, self.workers)
-        return OverlappingSampler(self.config, self.tasks, self.workers, version=lambda: self.weight_version)
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Give restarted env runners their engines again; they hold nothing else that was learned."""

@@ -6,7 +6,7 @@ from trial_ray.algorithms.initial_policy import policy_folder, require_initial_p
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.pool import require_engine, require_engine_arguments
 from trial_ray.evaluation.panels import Panel
-from trial_ray.rollout.workers import pool_arguments
+from trial_ray.rollout.engines import pool_arguments
 
 
 def require_inputs(config: RunSettings) -> None:

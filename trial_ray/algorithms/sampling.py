@@ -1,105 +1,30 @@
-"""Tasks of an iteration, and the groups of rollouts that it trains on."""
+"""Tasks of an iteration, and the groups of rollouts that it trains on.
+
+Let T be ``tasks_per_iteration`` and n ``max_staleness``. When an iteration begins under version v of the weights, groups are
+started until T (n + 1) are in flight. A group that was started under version b has no turn of an older version, so it may enter
+the updates of the versions b to b + n. An update takes T finished groups, the oldest first, and begins only once the
+unfinished ones leave room for the updates that remain: of those that must enter one of the next k updates, at most T k.
+So no group gets too old, whatever the order in which groups end, and none is left out for being slow. With n = 0 an update waits
+for every group that was started, and samples nothing meanwhile.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.engines.protocol import SamplingParams
-from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError, PromptTooLongError
+from trial_ray.errors import InfrastructureError, PromptTooLongError
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
 from trial_ray.rollout.workers import RolloutWorkers
 
 if TYPE_CHECKING:
     from trial_ray.config.run import RunSettings
-
-
-class TaskSampler:
-    """Shuffled passes over the task list of each environment; its state is a seed, a count an environment, and what was put back.
-
-    With several environments, the one that lags most behind its share is next, so that any number of draws holds each in
-    proportion to its weight, within about a task.
-
-    Args:
-        task_ids: the split's tasks of each environment, in its fixed order.
-        seed: fixes the order of every pass and the seeds of every group.
-        weights: share of each environment, in any unit, 0 where none is drawn; ``None``: equal shares.
-
-    Raises:
-        ConfigError: the list of an environment that is drawn from is empty.
-    """
-
-    def __init__(self, task_ids: Sequence[Sequence[str]], seed: int, weights: Sequence[float] | None = None) -> None:
-        weights = weights or [1.0] * len(task_ids)
-        if not task_ids or not all(listed for listed, weight in zip(task_ids, weights, strict=True) if weight):
-            raise ConfigError("The training split has no tasks; choose another split in .environment(env_config=...).")
-        self._task_ids = task_ids
-        self._seed = seed
-        self._shares = [weight / sum(weights) for weight in weights]
-        self._drawn = [0] * len(task_ids)
-        self._returned: list[GroupRequest] = []
-        self._orders: dict[int, tuple[list[int], np.ndarray]] = {}
-        """Of each environment the order of its last pass, and what that follows from."""
-
-    def draw(self, num_tasks: int, group_size: int) -> list[GroupRequest]:
-        """Requests for the next ``num_tasks`` groups, indexed from 0; those that were put back come first."""
-        again, self._returned = self._returned[:num_tasks], self._returned[num_tasks:]
-        requests = [replace(request, index=index, group_size=group_size) for index, request in enumerate(again)]
-        for index in range(len(requests), num_tasks):
-            total = sum(self._drawn)
-            lags = [share * (total + 1) - drawn for share, drawn in zip(self._shares, self._drawn, strict=True)]
-            environment = lags.index(max(lags))
-            task_ids = self._task_ids[environment]
-            passes, index_in_pass = divmod(self._drawn[environment], len(task_ids))
-            task = task_ids[int(self._order(environment, passes)[index_in_pass])]
-            seed = derive_seed(self._seed, "group", total)
-            requests.append(GroupRequest(index, task, group_size, seed, environment))
-            self._drawn[environment] += 1
-        return requests
-
-    def put_back(self, requests: Sequence[GroupRequest]) -> None:
-        """Draw these requests again, with their tasks and seeds, before any other."""
-        self._returned = [*requests, *self._returned]
-
-    def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> dict[str, Any]:
-        """Tasks drawn so far of each environment, the seed they were drawn with, and the requests that are to be drawn again.
-
-        Args:
-            in_flight: requests that were drawn but not trained on; a resumed run draws them first.
-        """
-        returned = [
-            {"task_id": request.task_id, "seed": request.seed, "environment": request.environment}
-            for request in (*in_flight, *self._returned)
-        ]
-        return {"seed": self._seed, "drawn": list(self._drawn), "returned": returned}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken.
-
-        Raises:
-            CheckpointError: the state is of another number of environments.
-        """
-        drawn = state["drawn"]
-        if not isinstance(drawn, list) or len(drawn) != len(self._task_ids):
-            raise CheckpointError(
-                f"The checkpoint counts the tasks of other environments ({drawn!r}); the config has {len(self._task_ids)}."
-            )
-        self._seed, self._drawn = state["seed"], list(drawn)
-        # Checkpoints of earlier releases have none.
-        self._returned = [GroupRequest(index=0, group_size=0, **request) for request in state.get("returned", ())]
-
-    def _order(self, environment: int, passes: int) -> np.ndarray:
-        key = [self._seed, passes, environment] if environment else [self._seed, passes]
-        if environment not in self._orders or self._orders[environment][0] != key:
-            order = np.random.default_rng(key).permutation(len(self._task_ids[environment]))
-            self._orders[environment] = key, order
-        return self._orders[environment][1]
 
 
 logger = logging.getLogger(__name__)
@@ -193,53 +118,208 @@ class SampledBatch:
         }
 
 
-class BatchSampler:
-    """Plays the tasks of an iteration.
+@dataclass(slots=True)
+class StartedGroup:
+    """A group that was started and has not entered an update.
+
+    Attributes:
+        request: as drawn.
+        version: weights under which it was started; none of its turns is of an older version.
+        runner: env runner that plays it, or holds it.
+        repeats: how often it was played again.
+        finished: whether it can enter an update; where it is not played again, also without survivors.
+        sample: what was played; ``None`` where it was lost.
+    """
+
+    request: GroupRequest
+    version: int
+    runner: int = 0
+    repeats: Repeats = field(default_factory=Repeats)
+    finished: bool = False
+    sample: GroupSample | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Turn rows that wait for an update."""
+        return self.sample.num_rows if self.sample is not None else 0
+
+    def request_again(self) -> GroupRequest:
+        """The request as it is played next: with another seed where too few of its rollouts had survived."""
+        draws, request = self.repeats.draws, self.request
+        return replace(request, seed=derive_seed(request.seed, "redraw", draws)) if draws else request
+
+
+class GroupSampler:
+    """Plays the tasks of this iteration and, with ``max_staleness``, of the next ones.
 
     Args:
-        config: how many tasks and rollouts, and how they are sampled.
+        config: how many tasks and rollouts, how they are sampled, and how old they may become.
         tasks: where tasks come from.
         workers: the env runners.
+        version: tells the version of the weights that engines hold and the next update changes.
     """
 
     def __init__(
-        self,
-        config: RunSettings,
-        tasks: TaskSampler,
-        workers: RolloutWorkers,
+        self, config: RunSettings, tasks: TaskSampler, workers: RolloutWorkers, version: Callable[[], int]
     ) -> None:
         self._config = config
         self._tasks = tasks
         self._workers = workers
+        self._version = version
         self._counts: defaultdict[int, RolloutCounts] = defaultdict(RolloutCounts)
+        self._in_flight: dict[int, StartedGroup] = {}
+        self._next_index = 0
+        self._iteration = 0
+        self._rows_in_flight = 0
+        self._redrawn_rows = 0
+        self._on_policy_next = False
 
     def sample(self, iteration: int) -> SampledBatch:
-        """Play ``tasks_per_iteration`` tasks, and further ones in place of groups without variance where that is asked for.
+        """Begin new groups, wait until enough of all are finished, and take those out that the next update trains on.
+
+        Further tasks are played in place of groups without variance where that is asked for.
 
         Args:
             iteration: counted from 1.
 
         Raises:
-            InfrastructureError: no group survived.
+            InfrastructureError: none of the groups survived, or no env runner is left.
             PromptTooLongError: no first prompt fits.
         """
-        config, batch = self._config, SampledBatch()
-        for refill in range(1 + config.max_refills):
-            missing = config.tasks_per_iteration - len(batch.kept)
-            if not missing:
-                break
-            batch.num_refilled += missing if refill else 0
-            samples = self._play_tasks(missing, iteration, batch)
-            alive = [sample for sample in samples if sample.num_survivors >= MIN_SURVIVORS]
-            if not alive and not refill:
-                raise self._lost_all(iteration, samples)
-            self._workers.take_losses()
-            for sample in samples:
-                self._sort(sample, batch)
-            if not config.drop_zero_variance_groups:
-                break
-        batch.counts = self._take_counts()
+        config, self._iteration = self._config, iteration
+        batch = SampledBatch(rows_carried_in=self._rows_in_flight, on_policy=self._on_policy_next)
+        if self._on_policy_next:
+            self._workers.abandon_groups()
+            self._begin_again(list(self._in_flight.values()), batch)
+        capacity = config.tasks_per_iteration * (1 if self._on_policy_next else 1 + config.max_staleness)
+        self._on_policy_next = False
+        self._begin_new(max(0, capacity - len(self._in_flight)))
+        self._take(batch)
+        if config.drop_zero_variance_groups:
+            self._refill(batch)
+        batch.redrawn_rows, self._redrawn_rows = self._redrawn_rows, 0
+        batch.num_in_flight = len(self._in_flight)
+        batch.rows_in_flight = self._rows_in_flight = sum(group.num_rows for group in self._in_flight.values())
+        batch.counts, self._counts = dict(self._counts), defaultdict(RolloutCounts)
+        self._iteration += 1  # what ends from now on is counted and recorded with the next iteration
         return batch
+
+    def finish(self) -> None:
+        """Wait until every group in flight is finished; they enter the next updates."""
+        if self._num_unfinished():
+            self._take_in_until(lambda: not self._num_unfinished())
+
+    def runners_holding_groups(self) -> set[int]:
+        """Env runners with groups that a later update trains on, finished or not."""
+        return {group.runner for group in self._in_flight.values()}
+
+    def note_effective_sample_size(self, size: float) -> None:
+        """Sample the next iteration by the current weights alone where the last update's rows were too far from them."""
+        least = self._config.min_effective_sample_size
+        self._on_policy_next = self._config.max_staleness > 0 and not size >= least
+        if self._on_policy_next:
+            logger.warning(
+                "effective sample size %.3g is below min_effective_sample_size=%g: the %d groups in flight begin again under "
+                "the new weights, and the next iteration waits for all of its groups",
+                size,
+                least,
+                len(self._in_flight),
+            )
+
+    def get_state(self) -> dict[str, Any]:
+        """The position in the task list, the requests of the groups in flight, which are played again from the start, and whether
+        the next iteration is held to the current weights."""
+        state = self._tasks.get_state(in_flight=[group.request for group in self._oldest_first()])
+        return {**state, "on_policy_next": self._on_policy_next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Forget what is in flight and continue where :meth:`get_state` was taken; errors as ``TaskSampler.set_state``."""
+        self._workers.abandon_groups()
+        self._in_flight = {}
+        self._rows_in_flight = self._redrawn_rows = 0
+        self._on_policy_next = state.get("on_policy_next", False)  # checkpoints of earlier releases do not say
+        self._counts.clear()
+        self._tasks.set_state(state)
+
+    # -- groups in flight --------------------------------------------------------------------------------------------
+
+    def _oldest_first(self) -> list[StartedGroup]:
+        return sorted(self._in_flight.values(), key=lambda group: (group.version, group.request.index))
+
+    def _num_unfinished(self, since: int | None = None) -> int:
+        """Number of unfinished groups; of those that were started under weights up to version ``since``, where it is given."""
+        return sum(
+            not group.finished and (since is None or group.version <= since) for group in self._in_flight.values()
+        )
+
+    def _can_update(self) -> bool:
+        """Whether enough groups are finished, and the others can still enter an update before they are too old."""
+        num_tasks, staleness = self._config.tasks_per_iteration, self._config.max_staleness
+        if len(self._in_flight) - self._num_unfinished() < min(num_tasks, len(self._in_flight)):
+            return False
+        oldest = self._version() - staleness  # what was started under these weights can enter this update alone
+        return all(self._num_unfinished(oldest + updates) <= num_tasks * updates for updates in range(staleness))
+
+    def _begin_new(self, num_tasks: int) -> None:
+        requests = self._tasks.draw(num_tasks, self._config.group_size)
+        # Indices are never used twice, so that what was given up is not taken for another group when it still arrives.
+        requests = [replace(request, index=self._next_index + request.index) for request in requests]
+        self._next_index += len(requests)
+        groups = [StartedGroup(request, self._version()) for request in requests]
+        # In flight also where no env runner is left to begin them, for the state that is saved.
+        self._in_flight |= {group.request.index: group for group in groups}
+        self._begin(groups)
+
+    def _begin(self, groups: Sequence[StartedGroup]) -> None:
+        """Have the groups played under the current weights."""
+        runners = self._workers.begin_groups([group.request_again() for group in groups], self._settings())
+        for group in groups:
+            group.runner, group.version = runners[group.request.index], self._version()
+
+    def _begin_again(self, groups: Sequence[StartedGroup], batch: SampledBatch) -> None:
+        """Drop what was played of these groups, and draw them before other tasks."""
+        self._tasks.put_back([group.request for group in sorted(groups, key=lambda group: group.request.index)])
+        for group in groups:
+            batch.num_stale += 1
+            batch.stale_rows += group.num_rows
+            del self._in_flight[group.request.index]
+
+    def _settings(self) -> SampleSettings:
+        """How groups are played in training."""
+        config = self._config
+        return SampleSettings(
+            env_configs=tuple(dict(entry.config) for entry in config.environment_entries()),
+            params=SamplingParams(config.max_response_tokens, config.temperature),
+            iteration=self._iteration,
+            keep_trajectories=True,
+            seeded=config.seeded_sampling,
+        )
+
+    # -- groups that enter an update -----------------------------------------------------------------------------------
+
+    def _take(self, batch: SampledBatch, refill: bool = False) -> None:
+        """Wait for the oldest groups, and move them into the batch."""
+        self._take_in_until(self._can_update)
+        finished = [group for group in self._oldest_first() if group.finished][: self._config.tasks_per_iteration]
+        samples = [group.sample for group in finished if group.sample is not None]
+        if not refill and not any(sample.num_survivors >= MIN_SURVIVORS for sample in samples):
+            raise self._lost_all(samples)
+        self._workers.take_losses()
+        oldest = self._version() - self._config.max_staleness
+        stale = [each for each in finished if each.sample and each.num_rows and each.sample.weight_versions[0] < oldest]
+        self._begin_again(stale, batch)
+        for group in finished:
+            if self._in_flight.pop(group.request.index, None) is not None and group.sample is not None:
+                self._sort(group.sample, batch)
+
+    def _refill(self, batch: SampledBatch) -> None:
+        """Play new tasks in place of those that were left out, as often as is asked for; none are in flight then."""
+        for _ in range(self._config.max_refills):
+            if not (missing := self._config.tasks_per_iteration - len(batch.kept)):
+                return
+            batch.num_refilled += missing
+            self._begin_new(missing)
+            self._take(batch, refill=True)
 
     def _sort(self, sample: GroupSample, batch: SampledBatch) -> None:
         """Keep a group to train on it, or leave it out."""
@@ -248,41 +328,68 @@ class BatchSampler:
         dropped = self._config.drop_zero_variance_groups and sample.zero_variance
         (batch.left_out if dropped or sample.num_survivors < MIN_SURVIVORS else batch.kept).append(sample)
 
-    def finish(self) -> None:
-        """Wait until env runners play nothing for training, so that they are free; here they play in :meth:`sample` only."""
+    def _lost_all(self, samples: Sequence[GroupSample]) -> InfrastructureError | PromptTooLongError:
+        """The error of an iteration of whose groups none survived."""
+        losses = self._workers.take_losses()
+        too_long = [sample.too_long for sample in samples if sample.too_long is not None]
+        if too_long and len(too_long) == len(samples):
+            tasks = ", ".join(sorted({repr(sample.request.task_id) for sample in samples}))
+            return PromptTooLongError(
+                f"The first prompts of all {len(samples)} tasks of iteration {self._iteration} do not fit ({tasks}): {too_long[0]}"
+            )
+        return failure_of(f"No group of rollouts survived iteration {self._iteration}", samples, losses)
 
-    def runners_holding_groups(self) -> set[int]:
-        """Env runners with groups that a later update trains on; none here."""
-        return set()
+    # -- groups that end ---------------------------------------------------------------------------------------------
 
-    def note_effective_sample_size(self, size: float) -> None:
-        """Hear of the effective sample size of the last update, a share of its tokens."""
+    def _take_in_until(self, enough: Callable[[], bool]) -> None:
+        """Take in what ends until ``enough()``; groups that fail, or that a runner loses or ends too late, are played again."""
+        wait_s = 0.0  # at first only what has ended already
+        together = not self._config.max_staleness
+        while True:
+            runners = self.runners_holding_groups()
+            try:
+                samples, dead = self._workers.take_groups(runners, self._iteration, wait_s, together)
+            except Exception:  # of callbacks, the configuration or this code; what is played is drawn again
+                self.set_state(self.get_state())
+                raise
+            lost = [group for group in self._in_flight.values() if group.runner in dead]
+            failed = [group for each in samples if (group := self._take_in(each)) is not None]
+            if wait_s and not samples and not dead:
+                late = self._workers.abandon_late()
+                lost += [group for index in late if (group := self._in_flight.get(index)) is not None]
+            self._play_again(failed, lost=False)
+            self._play_again(lost, lost=True)
+            if enough():
+                return
+            wait_s = self._config.sample_timeout_s
 
-    def get_state(self) -> dict[str, Any]:
-        """The position in the task list."""
-        return self._tasks.get_state()
+    def _take_in(self, sample: GroupSample) -> StartedGroup | None:
+        """Note what was played of a group; returns it where too few rollouts survived."""
+        self._counts[sample.request.environment] += sample.counts
+        group = self._in_flight.get(sample.request.index)
+        if group is None or group.finished or sample.request != group.request_again():
+            self._redrawn_rows += sample.num_rows  # of a group that was given up
+            return None
+        group.sample, group.finished = sample, is_final(sample)
+        return None if group.finished else group
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken; errors as ``TaskSampler.set_state``."""
-        self._tasks.set_state(state)
+    def _play_again(self, groups: Iterable[StartedGroup], lost: bool) -> None:
+        """Begin groups again that failed or were lost; those that were played too often are finished as they are."""
+        again = []
+        for group in groups:
+            group.finished = not self._repeat(group, lost)
+            if lost or not group.finished:
+                self._redrawn_rows += group.num_rows
+                group.sample = None
+            if not group.finished:
+                again.append(group)
+        if again:
+            self._workers.repair(len(again))
+            self._begin(again)
 
-    def _settings(self, iteration: int) -> SampleSettings:
-        """How groups are played in training."""
-        config = self._config
-        return SampleSettings(
-            env_configs=tuple(dict(entry.config) for entry in config.environment_entries()),
-            params=SamplingParams(config.max_response_tokens, config.temperature),
-            iteration=iteration,
-            keep_trajectories=True,
-            seeded=config.seeded_sampling,
-        )
-
-    def _redrawn(self, request: GroupRequest, repeats: Repeats) -> GroupRequest:
-        """The request as it is made the first time, or again with another seed."""
-        return replace(request, seed=derive_seed(request.seed, "redraw", repeats.draws)) if repeats.draws else request
-
-    def _repeat(self, request: GroupRequest, repeats: Repeats, lost: bool) -> bool:
+    def _repeat(self, group: StartedGroup, lost: bool) -> bool:
         """Whether a group that failed or was lost is played again; counts it."""
+        repeats = group.repeats
         if not lost and repeats.draws < self._config.max_group_redraws:
             repeats.draws += 1
             return True
@@ -290,53 +397,10 @@ class BatchSampler:
             repeats.losses += 1
             return True
         if lost:
-            logger.warning("task %r is left out: its env runners were lost %d times", request.task_id, MAX_LOSSES + 1)
-        return False
-
-    def _lost_all(self, iteration: int, samples: Sequence[GroupSample]) -> InfrastructureError | PromptTooLongError:
-        """The error of an iteration of whose groups none survived."""
-        losses = self._workers.take_losses()
-        too_long = [sample.too_long for sample in samples if sample.too_long is not None]
-        if too_long and len(too_long) == len(samples):
-            tasks = ", ".join(sorted({repr(sample.request.task_id) for sample in samples}))
-            return PromptTooLongError(
-                f"The first prompts of all {len(samples)} tasks of iteration {iteration} do not fit ({tasks}): {too_long[0]}"
+            logger.warning(
+                "task %r is left out: its env runners were lost %d times", group.request.task_id, MAX_LOSSES + 1
             )
-        return failure_of(f"No group of rollouts survived iteration {iteration}", samples, losses)
-
-    def _play_tasks(self, num_tasks: int, iteration: int, batch: SampledBatch) -> list[GroupSample]:
-        """Play new tasks; a group of which too few rollouts survived is drawn again, one that was lost is played again."""
-        settings = self._settings(iteration)
-        pending = [(request, Repeats()) for request in self._tasks.draw(num_tasks, self._config.group_size)]
-        samples: dict[int, GroupSample] = {}
-        while pending:
-            played = self._play([self._redrawn(request, repeats) for request, repeats in pending], settings)
-            found = {sample.request.index: sample for sample in played}
-            batch.redrawn_rows += sum(samples[index].num_rows for index in found if index in samples)
-            samples |= found
-            pending = [
-                (request, repeats)
-                for request, repeats in pending
-                if not (request.index in found and is_final(found[request.index]))
-                and self._repeat(request, repeats, lost=request.index not in found)
-            ]
-            if pending:
-                self._workers.repair(len(pending))
-        return [samples[index] for index in sorted(samples)]
-
-    def _play(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
-        samples = self._workers.sample_groups(requests, settings)
-        self._count(samples)
-        return samples
-
-    def _count(self, samples: Sequence[GroupSample]) -> None:
-        for sample in samples:
-            self._counts[sample.request.environment] += sample.counts
-
-    def _take_counts(self) -> dict[int, RolloutCounts]:
-        counts = dict(self._counts)
-        self._counts.clear()
-        return counts
+        return False
 
 
 def is_final(sample: GroupSample) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -46,23 +48,23 @@ class BackgroundGroups:
         playing = play(lambda request, group: self._ended.put((request, group)), self._slots)
         asyncio.run_coroutine_threadsafe(playing, self._loop).add_done_callback(self._note_error)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until :meth:`take` has a group, at most ``timeout_s`` seconds; returns whether it has.
+    def wait(self, timeout_s: float, number: int = 1) -> int:
+        """Wait until :meth:`take` has so many groups, at most ``timeout_s`` seconds; returns how many it has.
 
         Raises:
             Exception: what a rollout raised, which is an error of this package's code or its configuration.
         """
-        if not self._waited_for:
-            with suppress(queue.Empty):
-                self._waited_for.append(self._checked(self._ended.get(timeout=timeout_s)))
-        return bool(self._waited_for)
+        deadline = time.monotonic() + timeout_s
+        with suppress(queue.Empty):
+            while len(self._waited_for) < number:
+                ended = self._ended.get(timeout=max(0.0, deadline - time.monotonic()))
+                self._waited_for.append(self._checked(ended))
+        return len(self._waited_for)
 
     def take(self) -> list[Played]:
         """The groups that have ended since the last call; errors as :meth:`wait`."""
+        self.wait(0.0, sys.maxsize)
         taken, self._waited_for = self._waited_for, []
-        with suppress(queue.Empty):
-            while True:
-                taken.append(self._checked(self._ended.get_nowait()))
         return taken
 
     def close(self) -> None:

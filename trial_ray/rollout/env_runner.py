@@ -72,10 +72,13 @@ SPACES = {INPUT_ENV_SPACES: _TEXT_SPACES, INPUT_ENV_SINGLE_SPACES: _TEXT_SPACES,
 """Spaces of observations and actions under every key that RLlib looks at."""
 
 
+SAMPLED = "groups of rollouts are sampled, by begin_groups(requests, settings) and take_groups(iteration)"
+
+
 @refusing(
     {
-        "sample": "groups of rollouts are sampled, by sample_groups(requests, settings)",
-        "sample_get_state_and_metrics": "groups of rollouts are sampled, by sample_groups(requests, settings)",
+        "sample": SAMPLED,
+        "sample_get_state_and_metrics": SAMPLED,
         "make_env": "an environment is made where a rollout needs one",
         "make_module": "an env runner holds no model; Algorithm.get_module() returns the learner's",
     }
@@ -85,7 +88,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     It holds no model. An episode that waits for a response costs nothing, and a finished one frees its environment for the
     next, which keeps it (loaded games and all). The class has no coroutine methods, because one would turn the whole
-    actor into an asyncio actor, in which ``sample_groups`` could not run an event loop of its own.
+    actor into an asyncio actor, whose calls an environment that blocks would block.
     """
 
     config: RunSettings
@@ -123,32 +126,24 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         else:
             self._client = EngineClient(engines, timeout_s=self.config.request_timeout_s, vocab_size=vocab_size)
 
-    def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
-        """Play every request; returns the groups in the order of the requests.
+    def begin_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
+        """Start to play the requests behind what is played already, and return at once; see :meth:`take_groups`.
 
         A rollout that an engine or the environment fails is kept as ``failed``; it never ends the others.
         """
-        played = dict(self._play(requests, settings))
-        samples = self._samples([(request, played[request]) for request in requests], settings.keep_trajectories)
-        if settings.keep_trajectories:
-            self._record([played[request] for request in requests], settings.iteration)
-        return samples
-
-    def begin_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
-        """Start to play the requests behind what is played already, and return at once; see :meth:`take_groups`."""
         self._background().begin(partial(_play_groups, self, requests, settings))
 
-    def wait_for_groups(self, timeout_s: float) -> bool:
-        """Wait until a group of :meth:`begin_groups` has ended, at most ``timeout_s`` seconds; returns whether one has."""
-        return self._background().wait(timeout_s)
+    def wait_for_groups(self, timeout_s: float, number: int = 1) -> int:
+        """Wait until so many groups of :meth:`begin_groups` have ended, at most ``timeout_s`` seconds; returns how many have."""
+        return self._background().wait(timeout_s, number)
 
     def take_groups(self, iteration: int) -> list[GroupSample]:
-        """The groups of :meth:`begin_groups` that have ended since the last call, in any order.
+        """The groups of :meth:`begin_groups` that have ended since the last call, in the order of their requests.
 
         Args:
             iteration: in which they are recorded, and counted by the driver.
         """
-        played = self._background().take()
+        played = sorted(self._background().take(), key=lambda ended: ended[0].index)
         samples = self._samples(played, keep=True)
         if played:
             self._record([group for _, group in played], iteration)

@@ -15,7 +15,6 @@ from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.util.placement_group import PlacementGroup
 
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import fewest_and_most
@@ -44,35 +43,9 @@ WAIT_SECONDS = 2.0
 """How long an env runner is kept from other calls by one that waits for groups to end."""
 TAKE_TIMEOUT_S = 120.0
 """How long an env runner may take to record groups that have ended, and to hand them over."""
-
-
-def create_engines(config: RunSettings, group: PlacementGroup | None = None, offset: int | None = None) -> EnginePool:
-    """Create the engines that ``config`` describes, without waiting for them; errors as ``EnginePool.create``.
-
-    Args:
-        config: of the run.
-        group: placement group of the engines; ``None`` takes the one of this process.
-        offset: index of the first engine's bundle in it; ``None`` takes any.
-    """
-    return EnginePool.create(**pool_arguments(config), placement_group=group, placement_group_bundle_offset=offset)
-
-
-def pool_arguments(config: RunSettings) -> dict[str, Any]:
-    """Arguments of ``EnginePool.create`` that ``config`` decides: engines of equal ones answer alike, given the same weights."""
-    arguments = {"max_model_len": config.row_tokens(), **config.engine_kwargs, "dtype": config.engine_dtype()}
-    if config.colocate and config.engine == "vllm":
-        arguments["enable_sleep_mode"] = True
-    fewest, most = fewest_and_most(config.num_engines)
-    return {
-        "engine": config.engine,
-        "model_path": str(config.model_path),
-        "num_engines": fewest,
-        "most_engines": most,
-        "engine_kwargs": arguments,
-        "num_cpus_per_engine": config.num_cpus_per_engine,
-        "num_gpus_per_engine": config.num_gpus_per_engine,
-        "custom_resources_per_engine": config.custom_resources_per_engine,
-    }
+LATE = f"did not hand over its groups within {TAKE_TIMEOUT_S:.0f} s"
+LOCAL = 0
+"""The id of an env runner in this process."""
 
 
 class RolloutWorkers:
@@ -102,7 +75,7 @@ class RolloutWorkers:
         self._engines = engines
         self._losses: list[str] = []
         self._unfinished: dict[int, int] = {}
-        self._waits: dict[ObjectRef[bool], int] = {}
+        self._waits: dict[ObjectRef[int], int] = {}
         self._connected: list[ActorHandle[Any]] = []
         self._coming: dict[ObjectRef[str], ActorHandle[TextEnvRunner]] = {}
         self._numbers = itertools.count(1 + runners.num_remote_env_runners())
@@ -115,31 +88,8 @@ class RolloutWorkers:
             self.restore_runners()
         self._connect_to_replacements()
 
-    def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
-        """Hand the requests out to the env runners, whole groups each; what a lost runner had is missing.
-
-        Raises:
-            RayTaskError: a runner raised; it is of the class of what was raised, too.
-            InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
-        """
-        runner_ids = self._await_runners()
-        if (local := self._local()) is not None:
-            samples = local.sample_groups(list(requests), settings)
-        else:
-            # Not through RLlib's foreach_env_runner, which ends a runner that raises, and loses what it raised.
-            calls: dict[ObjectRef[list[GroupSample]], int] = {
-                self._actor(runner_id).sample_groups.remote(shard, settings): runner_id
-                for runner_id, shard in _deal(requests, runner_ids).items()
-            }
-            timeout_s = self._config.sample_timeout_s
-            played, _ = self._answers(calls, timeout_s, f"did not answer within sample_timeout_s={timeout_s:g} s")
-            samples = [sample for found in played.values() for sample in found]
-        self._note_logged(samples, in_evaluation=False)
-        _warn_of_failed(samples)
-        return samples
-
     def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
-        """Play the requests like :meth:`sample_groups`, but yield every group as soon as it has ended, in any order.
+        """Hand the requests out to the env runners, and yield every group as soon as it has ended, in any order.
 
         Where none ends within ``sample_timeout_s`` seconds, the runners that still play are replaced, and their groups are missing.
 
@@ -157,8 +107,8 @@ class RolloutWorkers:
             yield from local.stream_groups(list(requests), settings)
             return
         streams: dict[ObjectRefGenerator, int] = {
-            self._actor(runner_id).stream_groups.remote(shard, settings): runner_id
-            for runner_id, shard in _deal(requests, runner_ids).items()
+            self._actor(runner_id).stream_groups.remote(requests[index :: len(runner_ids)], settings): runner_id
+            for index, runner_id in enumerate(runner_ids[: len(requests)])
         }
         while streams:
             ready, _ = ray.wait(list(streams), num_returns=1, timeout=self._config.sample_timeout_s)
@@ -199,6 +149,11 @@ class RolloutWorkers:
             InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
         runner_ids = self._await_runners()
+        if (local := self._local()) is not None:
+            local.begin_groups(requests, settings)
+            runners = {request.index: LOCAL for request in requests}
+            self._unfinished |= runners
+            return runners
         staying = [runner_id for runner_id in runner_ids if runner_id not in self._leaving] or runner_ids
         shards: dict[int, list[GroupRequest]] = {runner_id: [] for runner_id in staying}
         unfinished = Counter(self._unfinished.values())
@@ -215,14 +170,15 @@ class RolloutWorkers:
         return {request.index: self._unfinished[request.index] for request in requests}
 
     def take_groups(
-        self, runner_ids: Collection[int], iteration: int, timeout_s: float
+        self, runner_ids: Collection[int], iteration: int, timeout_s: float, together: bool = False
     ) -> tuple[list[GroupSample], list[int]]:
-        """Groups that have ended since the last call, in any order; waits for some, at most ``timeout_s`` seconds.
+        """Groups that have ended since the last call; waits for some, until for ``timeout_s`` seconds no further one has ended.
 
         Args:
             runner_ids: runners that play them, or hold some that have ended.
             iteration: in which they are recorded.
             timeout_s: in seconds; a runner takes up to :data:`WAIT_SECONDS` to say that none of its groups has ended.
+            together: a runner hands over its groups when all of them have ended, in one recording.
 
         Returns:
             The groups, and the ids of runners that have died: their groups are lost.
@@ -230,32 +186,63 @@ class RolloutWorkers:
         Raises:
             RayTaskError: a runner raised; it is of the class of what was raised, too.
         """
-        self._await_groups({*runner_ids})
-        ready, _ = ray.wait(list(self._waits), num_returns=1, timeout=timeout_s) if self._waits else ([], [])
-        ready, _ = ray.wait(list(self._waits), num_returns=len(self._waits), timeout=0) if ready else ([], [])
-        late = f"did not hand over its groups within {TAKE_TIMEOUT_S:.0f} s"
-        ended, dead = self._answers({call: self._waits.pop(call) for call in ready}, TAKE_TIMEOUT_S, late)
-        # Taken by a call of this iteration, so that groups are recorded in the iteration that counts them.
-        takes: dict[ObjectRef[list[GroupSample]], int] = {
-            self._actor(runner_id).take_groups.remote(iteration): runner_id
-            for runner_id, found in ended.items()
-            if found
-        }
-        taken, lost = self._answers(takes, TAKE_TIMEOUT_S, late)
-        samples, dead = [sample for found in taken.values() for sample in found], dead + lost
+        if (local := self._local()) is not None:
+            samples, dead = self._take_local(local, iteration, timeout_s, together), list[int]()
+        else:
+            ended, dead = self._await_ended(runner_ids, timeout_s, together)
+            # Taken by a call of this iteration, so that groups are recorded in the iteration that counts them.
+            takes: dict[ObjectRef[list[GroupSample]], int] = {
+                self._actor(runner_id).take_groups.remote(iteration): runner_id for runner_id in ended
+            }
+            taken, lost = self._answers(takes, TAKE_TIMEOUT_S, LATE)
+            samples, dead = [sample for found in taken.values() for sample in found], dead + lost
         for sample in samples:
             self._unfinished.pop(sample.request.index, None)
         if dead:
             self._unfinished = {index: each for index, each in self._unfinished.items() if each not in dead}
-        # A call that is always under way tells of the death of a runner, also of one that is restarted before the next call.
-        self._await_groups({*self._unfinished.values()})
+        if (
+            local is None
+        ):  # a call that is always under way tells of a runner's death, also where it is restarted before the next
+            self._await_groups({*self._unfinished.values()}, together)
         self._note_logged(samples, in_evaluation=False)
         _warn_of_failed(samples)
         return samples, dead
 
-    def _await_groups(self, runner_ids: set[int]) -> None:
+    def _await_ended(
+        self, runner_ids: Collection[int], timeout_s: float, together: bool
+    ) -> tuple[list[int], list[int]]:
+        """Runners that have groups to hand over, and those that have died; arguments as of :meth:`take_groups`."""
+        deadline, counts = time.monotonic() + timeout_s, Counter[int]()
+        while True:
+            number = self._await_groups({*runner_ids}, together)
+            left = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(list(self._waits), num_returns=1, timeout=left) if self._waits else ([], [])
+            if not ready:
+                return [], []
+            ready, _ = ray.wait(list(self._waits), num_returns=len(self._waits), timeout=0)
+            found, dead = self._answers({call: self._waits.pop(call) for call in ready}, TAKE_TIMEOUT_S, LATE)
+            ended = [runner_id for runner_id, count in found.items() if count >= max(1, number[runner_id])]
+            if ended or dead:
+                return ended, dead
+            if any(count > counts[runner_id] for runner_id, count in found.items()):
+                deadline = time.monotonic() + timeout_s
+            counts |= Counter(found)
+
+    def _await_groups(self, runner_ids: set[int], together: bool) -> Counter[int]:
+        """Ask these runners to wait; returns how many groups of each must have ended before it hands them over, 0 for any."""
+        number = Counter(self._unfinished.values()) if together else Counter[int]()
         for runner_id in runner_ids - {*self._waits.values()}:
-            self._waits[self._actor(runner_id).wait_for_groups.remote(WAIT_SECONDS)] = runner_id
+            least = max(1, number[runner_id])
+            self._waits[self._actor(runner_id).wait_for_groups.remote(WAIT_SECONDS, least)] = runner_id
+        return number
+
+    def _take_local(self, local: TextEnvRunner, iteration: int, timeout_s: float, together: bool) -> list[GroupSample]:
+        number, count, deadline = len(self._unfinished) if together else 1, 0, time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0 and count < number:
+            # In between, signals are handled.
+            if (found := local.wait_for_groups(min(left, WAIT_SECONDS), number)) > count:
+                count, deadline = found, time.monotonic() + timeout_s
+        return local.take_groups(iteration)
 
     def _answers(
         self, calls: Mapping[ObjectRef[Answer], int], timeout_s: float, late_because: str
@@ -280,16 +267,19 @@ class RolloutWorkers:
 
     def abandon_late(self) -> list[int]:
         """Replace every env runner that has unfinished groups, without waiting; returns these groups' indices."""
+        if self._local() is not None:
+            return self.abandon_groups()
         self._replace_late(self._unfinished.values())
         indices, self._unfinished = list(self._unfinished), {}
         return indices
 
     def abandon_groups(self) -> list[int]:
         """End all unfinished groups where they are, without waiting; returns their indices."""
-        indices = list(self._unfinished)
-        for runner_id in {*self._unfinished.values()}:
+        if (local := self._local()) is not None:
+            local.abandon_groups()
+        for runner_id in {*self._unfinished.values()} - {LOCAL}:
             self._actor(runner_id).abandon_groups.remote()
-        self._unfinished = {}
+        indices, self._unfinished = list(self._unfinished), {}
         return indices
 
     # -- a cluster that changes ----------------------------------------------------------------------------------------
@@ -458,9 +448,3 @@ def _warn_of_failed(samples: Sequence[GroupSample]) -> None:
     if errors:
         total = sum(len(sample.episodes) for sample in samples)
         logger.warning("%d of %d rollouts failed and are left out; the first: %s", len(errors), total, errors[0])
-
-
-def _deal(requests: Sequence[GroupRequest], runner_ids: Sequence[int]) -> dict[int, list[GroupRequest]]:
-    """Requests by runner, dealt like cards; runners that get none are left out."""
-    shards = {runner: list(requests[index :: len(runner_ids)]) for index, runner in enumerate(runner_ids)}
-    return {runner: shard for runner, shard in shards.items() if shard}

@@ -1,0 +1,134 @@
+"""Digests of iterations of the quickstart, which a change of structure must leave as they are, bit for bit.
+
+    python benchmarks/golden_run.py --json before.json      # at the commit before, on the same machine
+    python benchmarks/golden_run.py --json after.json --compare before.json
+
+For a learner in the driver and two in actors. Weights, optimizer state and metrics are compared where groups are sampled between
+updates. With ``max_staleness=1`` the weights that sample a response depend on time; there every rollout must be of a task and a
+seed that the run without draws, too. Exit code 1: they differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.dataset
+import ray
+
+ITERATIONS = (5, 3)
+"""By staleness. With 1 three updates can have drawn as many groups as five without."""
+PLAYED = ["task_id", "seed", "rollout_index"]
+MEASURED = (
+    "time",
+    "second",
+    "timestamp",
+    "date",
+    "memory",
+    "throughput",
+    "pid",
+    "hostname",
+    "node_ip",
+    "_per_s",
+    "busy",
+    "trial_id",
+)
+"""Parts of the names of metrics that measure the machine or name the process."""
+
+
+def config(staleness: int, learners: int, trajectories: Path) -> Any:
+    """The quickstart at 4 tasks of 4 rollouts, hindsight from the second iteration on, one request at a time."""
+    from trial_ray.runs.experiment import load_experiment
+
+    quickstart = load_experiment(Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py").config
+    quickstart.training(
+        group_size=4, tasks_per_iteration=4, minibatch_rows=40, microbatch_rows=20, hindsight_start_iteration=1
+    )
+    if staleness:
+        quickstart.training(importance_cap=2.0)
+    return (
+        quickstart.env_runners(
+            num_env_runners=1, num_cpus_per_env_runner=0.25, max_staleness=staleness, seeded_sampling=True
+        )
+        .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_batch": 1, "num_threads": 1})
+        .learners(num_learners=learners, num_cpus_per_learner=0.25)
+        .resources(num_cpus_for_main_process=0.25)
+        .recording(trajectories_folder=str(trajectories))
+    )
+
+
+def digest(value: Any) -> str:
+    """A digest of arrays, numbers and texts in dicts and lists."""
+    found = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, dict):
+            for name in sorted(value, key=str):
+                if not any(part in str(name) for part in MEASURED):
+                    found.update(str(name).encode())
+                    add(value[name])
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                add(each)
+        elif hasattr(value, "detach"):
+            found.update(value.detach().cpu().contiguous().numpy().tobytes())
+        elif isinstance(value, np.ndarray):
+            found.update(value.tobytes())
+        elif not callable(value):
+            found.update(repr(value).encode())
+
+    add(value)
+    return found.hexdigest()[:16]
+
+
+def run(staleness: int, learners: int, trajectories: Path) -> tuple[list[dict[str, str]], set[tuple[Any, ...]]]:
+    """Digests of each iteration, and tasks, seeds and places in their groups of the rollouts."""
+    algorithm, digests = config(staleness, learners, trajectories).build_algo(), []
+    try:
+        for _ in range(ITERATIONS[staleness]):
+            result = algorithm.train()
+            state = algorithm.learner_group.get_state(components="learner")["learner"]
+            metrics = {name: result[name] for name in ("env_runners", "learners")}
+            digests.append(
+                {
+                    "weights": digest(state["rl_module"]),
+                    "optimizer": digest(state["optimizer"]),
+                    "metrics": digest(metrics),
+                }
+            )
+    finally:
+        algorithm.stop()
+    played = pyarrow.dataset.dataset(trajectories, format="parquet").to_table(columns=PLAYED)
+    return digests, {tuple(row.values()) for row in played.to_pylist()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--compare", type=Path, help="digests of the commit before")
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        for learners in (0, 2):
+            digests, drawn = run(0, learners, Path(folder, f"{learners}-0"))
+            _, overlapped = run(1, learners, Path(folder, f"{learners}-1"))
+            found[f"staleness 0, {learners} learners"] = digests
+            found[f"staleness 1, {learners} learners, rollouts of other tasks or seeds"] = len(overlapped - drawn)
+        ray.shutdown()
+    args.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(args.json.read_text())
+    if args.compare and found != json.loads(args.compare.read_text()):
+        sys.exit(f"They differ from those of {args.compare}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Tasks in the order in which they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.rollout.episode import derive_seed
+from trial_ray.rollout.groups import GroupRequest
+
+
+class TaskSampler:
+    """Shuffled passes over the task list of each environment; its state is a seed, a count an environment, and what was put back.
+
+    With several environments, the one that lags most behind its share is next, so that any number of draws holds each in
+    proportion to its weight, within about a task.
+
+    Args:
+        task_ids: the split's tasks of each environment, in its fixed order.
+        seed: fixes the order of every pass and the seeds of every group.
+        weights: share of each environment, in any unit, 0 where none is drawn; ``None``: equal shares.
+
+    Raises:
+        ConfigError: the list of an environment that is drawn from is empty.
+    """
+
+    def __init__(self, task_ids: Sequence[Sequence[str]], seed: int, weights: Sequence[float] | None = None) -> None:
+        weights = weights or [1.0] * len(task_ids)
+        if not task_ids or not all(listed for listed, weight in zip(task_ids, weights, strict=True) if weight):
+            raise ConfigError("The training split has no tasks; choose another split in .environment(env_config=...).")
+        self._task_ids = task_ids
+        self._seed = seed
+        self._shares = [weight / sum(weights) for weight in weights]
+        self._drawn = [0] * len(task_ids)
+        self._returned: list[GroupRequest] = []
+        self._orders: dict[int, tuple[list[int], np.ndarray]] = {}
+        """Of each environment the order of its last pass, and what that follows from."""
+
+    def draw(self, num_tasks: int, group_size: int) -> list[GroupRequest]:
+        """Requests for the next ``num_tasks`` groups, indexed from 0; those that were put back come first."""
+        again, self._returned = self._returned[:num_tasks], self._returned[num_tasks:]
+        requests = [replace(request, index=index, group_size=group_size) for index, request in enumerate(again)]
+        for index in range(len(requests), num_tasks):
+            total = sum(self._drawn)
+            lags = [share * (total + 1) - drawn for share, drawn in zip(self._shares, self._drawn, strict=True)]
+            environment = lags.index(max(lags))
+            task_ids = self._task_ids[environment]
+            passes, index_in_pass = divmod(self._drawn[environment], len(task_ids))
+            task = task_ids[int(self._order(environment, passes)[index_in_pass])]
+            seed = derive_seed(self._seed, "group", total)
+            requests.append(GroupRequest(index, task, group_size, seed, environment))
+            self._drawn[environment] += 1
+        return requests
+
+    def put_back(self, requests: Sequence[GroupRequest]) -> None:
+        """Draw these requests again, with their tasks and seeds, before any other."""
+        self._returned = [*requests, *self._returned]
+
+    def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> dict[str, Any]:
+        """Tasks drawn so far of each environment, the seed they were drawn with, and the requests that are to be drawn again.
+
+        Args:
+            in_flight: requests that were drawn but not trained on; a resumed run draws them first.
+        """
+        returned = [
+            {"task_id": request.task_id, "seed": request.seed, "environment": request.environment}
+            for request in (*in_flight, *self._returned)
+        ]
+        return {"seed": self._seed, "drawn": list(self._drawn), "returned": returned}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`get_state` was taken.
+
+        Raises:
+            CheckpointError: the state is of another number of environments.
+        """
+        drawn = state["drawn"]
+        if not isinstance(drawn, list) or len(drawn) != len(self._task_ids):
+            raise CheckpointError(
+                f"The checkpoint counts the tasks of other environments ({drawn!r}); the config has {len(self._task_ids)}."
+            )
+        self._seed, self._drawn = state["seed"], list(drawn)
+        # Checkpoints of earlier releases have none.
+        self._returned = [GroupRequest(index=0, group_size=0, **request) for request in state.get("returned", ())]
+
+    def _order(self, environment: int, passes: int) -> np.ndarray:
+        key = [self._seed, passes, environment] if environment else [self._seed, passes]
+        if environment not in self._orders or self._orders[environment][0] != key:
+            order = np.random.default_rng(key).permutation(len(self._task_ids[environment]))
+            self._orders[environment] = key, order
+        return self._orders[environment][1]

@@ -1,0 +1,40 @@
+"""Engines as a run's config describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup
+
+from trial_ray.config.run import RunSettings
+from trial_ray.config.sampling import fewest_and_most
+from trial_ray.engines.pool import EnginePool
+
+
+def create_engines(config: RunSettings, group: PlacementGroup | None = None, offset: int | None = None) -> EnginePool:
+    """Create the engines that ``config`` describes, without waiting for them; errors as ``EnginePool.create``.
+
+    Args:
+        config: of the run.
+        group: placement group of the engines; ``None`` takes the one of this process.
+        offset: index of the first engine's bundle in it; ``None`` takes any.
+    """
+    return EnginePool.create(**pool_arguments(config), placement_group=group, placement_group_bundle_offset=offset)
+
+
+def pool_arguments(config: RunSettings) -> dict[str, Any]:
+    """Arguments of ``EnginePool.create`` that ``config`` decides: engines of equal ones answer alike, given the same weights."""
+    arguments = {"max_model_len": config.row_tokens(), **config.engine_kwargs, "dtype": config.engine_dtype()}
+    if config.colocate and config.engine == "vllm":
+        arguments["enable_sleep_mode"] = True
+    fewest, most = fewest_and_most(config.num_engines)
+    return {
+        "engine": config.engine,
+        "model_path": str(config.model_path),
+        "num_engines": fewest,
+        "most_engines": most,
+        "engine_kwargs": arguments,
+        "num_cpus_per_engine": config.num_cpus_per_engine,
+        "num_gpus_per_engine": config.num_gpus_per_engine,
+        "custom_resources_per_engine": config.custom_resources_per_engine,
+    }
