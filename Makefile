@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=224300 \
-  tests=265600 \
+  trial_ray=222900 \
+  tests=265800 \
   benchmarks=25800 \
   words=39450
 

@@ -58,6 +58,7 @@ setup(
         "torch>=2.9",
         "transformers>=5.16,<5.20",
         "filelock>=4",
+        "psutil>=6",
         "safetensors>=0.6",
         "gymnasium==1.2.2",
         "pyarrow>=20",

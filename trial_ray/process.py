@@ -33,12 +33,7 @@ def peak_memory() -> dict[str, int | None]:
     system does not report it. ``device_bytes`` is torch's memory on the CUDA devices of this process, summed; ``None`` without
     any.
     """
-    return {"host_bytes": _bytes_in("/proc/self/status", "VmHWM:"), "device_bytes": _device()}
-
-
-def available_memory() -> int | None:
-    """Bytes of host memory that new allocations can take; ``None`` where the system does not report them."""
-    return _bytes_in("/proc/meminfo", "MemAvailable:")
+    return {"host_bytes": _resident_peak(), "device_bytes": _device()}
 
 
 def release_memory() -> None:
@@ -52,13 +47,13 @@ def release_memory() -> None:
         libc.malloc_trim(0)
 
 
-def _bytes_in(file: str, name: str) -> int | None:
+def _resident_peak() -> int | None:
     # Not getrusage: its maximum survives an exec, so that a worker shows the memory of the process that forked it.
     try:
-        lines = Path(file).read_text(encoding="ascii").splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(name)), None)
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
 
 
 def _device() -> int | None:

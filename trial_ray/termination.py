@@ -6,12 +6,9 @@ import os
 import signal
 import stat
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 INTERRUPTING = "finishing the iteration under way, then saving; Ctrl-C again stops at once"
@@ -210,21 +207,3 @@ class GracefulInterrupt(ExitStack):
         if not self.requested:
             self.requested = True
             self._on_request()
-
-
-@dataclass(frozen=True)
-class StopRequest:
-    """When a run in an actor, which gets no signal, is to be saved and stopped.
-
-    Attributes:
-        deadline: ``time.time()`` by which that is to be done; ``None``: never.
-        file: once it exists, on a file system that the driver and the actor share.
-    """
-
-    deadline: float | None = None
-    file: Path | None = None
-
-    def is_due(self, seconds: float = 0.0) -> bool:
-        """Whether work of ``seconds`` may no longer begin."""
-        late = self.deadline is not None and time.time() + seconds > self.deadline
-        return late or (self.file is not None and self.file.exists())

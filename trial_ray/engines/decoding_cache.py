@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
+import psutil
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from trial_ray.engines.arguments import MEMORY_SHARE, MOST_ROWS, SLACK
 from trial_ray.errors import EngineError
-from trial_ray.process import available_memory
 
 
 class DecodingCache(Cache):
@@ -206,16 +206,7 @@ def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a CUDA device, or on this machine.
-
-    Raises:
-        EngineError: the system does not tell.
-    """
+    """Bytes that are free on a CUDA device, or on this machine."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    available = available_memory()
-    if available is None:
-        raise EngineError(
-            "This system does not tell how much memory is free, from which max_batch follows; set max_batch."
-        )
-    return available
+    return int(psutil.virtual_memory().available)

@@ -229,16 +229,6 @@ def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def recorded_time(file: Path) -> tuple[int, float]:
-    """Iterations that a run's ``cost.json`` counts, those made twice after an interruption twice, and seconds; 0 without a file
-    that can be read."""
-    try:
-        parts = read_parts(file)
-    except CheckpointError:
-        return 0, 0.0
-    return sum(part["iterations"] for part in parts), sum(part["wall_seconds"] for part in parts)
-
-
 def cost_sections(card: Mapping[str, Any]) -> list[list[tuple[str, str, str]]]:
     """The card in words, in three sections (time, rates, memory) of label, figure and share of the time."""
     rates, busy = card["tokens_per_second"], card["busy_shares"]

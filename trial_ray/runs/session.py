@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ from trial_ray.runs.checkpoints import (
     save_checkpoint,
 )
 from trial_ray.runs.config_record import run_labels, to_record
-from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table, measured, recorded_time
+from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table, measured
 from trial_ray.runs.experiment import reached
 from trial_ray.runs.metric_files import (
     RunEvaluations,
@@ -46,7 +46,6 @@ from trial_ray.runs.metric_files import (
     flatten,
     panel_file,
     recorded_metrics,
-    set_file,
 )
 from trial_ray.runs.node_records import NodeRecords
 from trial_ray.runs.ownership import folder_lock, storage_error
@@ -56,7 +55,6 @@ from trial_ray.runs.watchdog import Watchdog, is_recoverable, record_restart
 from trial_ray.termination import (
     INTERRUPTING,
     GracefulInterrupt,
-    StopRequest,
     end_child_processes,
     raise_swallowed_interrupt,
     termination_as_interrupt,
@@ -82,17 +80,12 @@ class TrainingSession:
         folder: the run's.
         console: told how the run goes.
         resume: continue from the folder's newest checkpoint.
-        final_panels: by name, what the trained policy plays at the end, and in which environment; without any, the config's
-            evaluation sets are played before and after training, and both are compared.
         on_iteration: told of every iteration's metrics.
         on_checkpoint: called once a checkpoint is complete.
         checkpoint_every: iterations between checkpoints; the last iteration is always saved.
         checkpoints_kept: how many of the newest are kept.
         log_to: services that the metrics are sent to (:mod:`trial_ray.runs.trackers`).
         trust: resume from a checkpoint that this user did not write on this machine, too.
-        stop_request: when the run is to be saved and stopped, as after Ctrl-C: no iteration is begun that would end after its
-            deadline, if it took as long as the longest one so far (at first the mean of earlier parts), and no evaluation after
-            it.
     """
 
     config: GRPOConfig
@@ -100,14 +93,12 @@ class TrainingSession:
     folder: RunFolder
     console: Console
     resume: bool = False
-    final_panels: Mapping[str, tuple[Panel, EnvironmentEntry]] = field(default_factory=dict)
     on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None
     on_checkpoint: Callable[[], None] = lambda: None
     checkpoint_every: int = CHECKPOINT_EVERY
     checkpoints_kept: int = CHECKPOINTS_KEPT
     log_to: Sequence[str] = ()
     trust: bool = False
-    stop_request: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
         self.folder.fix_date(self.config)
@@ -136,8 +127,6 @@ class TrainingSession:
             self._run_alone(ray)
 
     def _run_alone(self, ray: AbstractContextManager[None]) -> None:
-        made, seconds = recorded_time(self.folder.cost)
-        self.longest_iteration_s = seconds / made if made else 0.0
         self.cost = CostMeter(self.folder.cost)
         try:
             with termination_as_interrupt(), self._trackers() as self.trackers, ray:
@@ -264,7 +253,7 @@ class TrainingSession:
 
     def _run(self, algorithm: GRPO) -> None:
         self.after = {}
-        panels = {} if self.final_panels else algorithm.panels
+        panels = algorithm.panels
         # In a mixture of environments the file's name has that of the environment.
         environments = {name: name if len(panels) > 1 else "" for name in panels}
 
@@ -294,8 +283,6 @@ class TrainingSession:
             for name, panel in panels.items():
                 file = panel_file(environments[name], self.iteration)
                 self.after[name] = evaluations.after(file, self.iteration, *panel)
-            for name, panel in self.final_panels.items():
-                evaluations.after(set_file(name, self.iteration), self.iteration, *panel)
         self.cost.actors = measured("what the actors did", algorithm.actor_reports) or {}
         self.card = self.cost.write()
         self._summarise(before, checkpoint, several=len(panels) > 1)
@@ -316,8 +303,7 @@ class TrainingSession:
             TrainingProgress(self.console, self.iteration, self.total) as progress,
             GracefulInterrupt(partial(self._tell, INTERRUPTING)) as interrupt,
         ):
-            while not finished and not interrupt.requested and not self._stop_is_due():
-                began = time.monotonic()
+            while not finished and not interrupt.requested:
                 try:
                     result = self._train_once(algorithm)
                 except Exception as error:
@@ -342,16 +328,12 @@ class TrainingSession:
                 due = self.iteration % self.checkpoint_every == 0 and not finished
                 if due and not algorithm.guards.suspect:
                     self._save(algorithm)
-                self.longest_iteration_s = max(self.longest_iteration_s, time.monotonic() - began)
             # Before evaluations, whose events would take the place of the iteration's.
             measured("the timeline", lambda: write_timeline(self.folder.timeline, algorithm.timeline()))
             saved = self._save(algorithm)
         # Also of a run that has made its last iteration: the evaluation set after it can take long.
-        self.interrupted = interrupt.requested or self._stop_is_due()
+        self.interrupted = interrupt.requested
         return saved
-
-    def _stop_is_due(self) -> bool:
-        return self.stop_request.is_due(self.longest_iteration_s)
 
     def _train_once(self, algorithm: GRPO) -> dict[str, Any]:
         try:
