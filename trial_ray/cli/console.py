@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.algorithms.methods import method_names
 from trial_ray.errors import TrialRayError, is_user_error, root_cause
+from trial_ray.runs.experiment import experiment_file
 from trial_ray.runs.storage import URI, StoredCopy
 from trial_ray.runs.terminal import say
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+REPEATED: dict[str, Any] = {"action": "append", "default": []}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,53 +86,6 @@ def report(error: Exception, verbose: bool) -> int:
     return USER_ERROR if user else FAILED
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "--verbose": {"action": "store_true", "default": False, "help": "show tracebacks and the messages of Ray's actors"},
-    "--set": {
-        "dest": "overrides",
-        "metavar": "KEY=VALUE",
-        "help": "replace one setting, e.g. --set env_config.max_turns=20; may be repeated",
-    },
-    "--trust": {
-        "action": "store_true",
-        "default": False,
-        "help": "load the pickles of a folder that this user did not write on this machine: they can run any program "
-        "(docs/reliability.md#security)",
-    },
-    "--log-to": {
-        "choices": ["wandb", "mlflow", "trackio", "swanlab", "ray"],
-        "help": "log to Weights & Biases, MLflow, Trackio or SwanLab too, or to Ray's metrics, for "
-        "Prometheus; may be repeated (docs/evaluation.md)",
-    },
-    "--env-adapter": {
-        "dest": "env_adapters",
-        "type": Path,
-        "metavar": "FILE.py",
-        "help": "what the trainer knows of an environment of yours: a file that defines ADAPTER; may be repeated",
-    },
-}
-"""Those that several commands have; the ones without an action may be repeated."""
-
-
-def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Declare some of :data:`OPTIONS`."""
-    for name in names:
-        parser.add_argument(name, **{"action": "append", "default": [], **OPTIONS[name]})
-
-
-class _Removed(argparse.Action):
-    """Ends the command with what to use in place of an option that there was once."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
-        """Say it; the exit code is 2."""
-        parser.error(f"{self.option_strings[0]} was removed: {self.const}")
-
-
-def add_removed(parser: argparse.ArgumentParser, option: str, instead: str) -> None:
-    """Declare an option that was removed in this version, and what to use in its place."""
-    parser.add_argument(option, action=_Removed, nargs="*", const=instead, help=argparse.SUPPRESS)
-
-
 def place(text: str) -> Path | str:
     """An argparse type: the path of a folder, or a URI as text."""
     return text if URI.match(text) else Path(text)
@@ -154,3 +110,62 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1; found {text!r}")
     return value
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "file": {
+        "type": experiment_file,
+        "metavar": "FILE",
+        "help": "experiment file, or the name of a tuned example, e.g. alfworld_quickstart",
+    },
+    "--verbose": {"action": "store_true", "help": "show tracebacks and the messages of Ray's actors"},
+    "--method": {
+        "metavar": "NAME",
+        "help": f"another method: {', '.join(method_names())}, or a FILE.py of yours",
+    },
+    "--iterations": {"type": positive, "metavar": "N", "help": "iterations in all (default: the file's)"},
+    "--trust": {
+        "action": "store_true",
+        "help": "load the pickles of a folder that this user did not write on this machine: they can run any program "
+        "(docs/reliability.md#security)",
+    },
+    "--set": {
+        **REPEATED,
+        "dest": "overrides",
+        "metavar": "KEY=VALUE",
+        "help": "replace one setting, e.g. --set env_config.max_turns=20; may be repeated",
+    },
+    "--log-to": {
+        **REPEATED,
+        "choices": ["wandb", "mlflow", "trackio", "swanlab", "ray"],
+        "help": "log to Weights & Biases, MLflow, Trackio or SwanLab too, or to Ray's metrics, for "
+        "Prometheus; may be repeated (docs/evaluation.md)",
+    },
+    "--env-adapter": {
+        **REPEATED,
+        "dest": "env_adapters",
+        "type": Path,
+        "metavar": "FILE.py",
+        "help": "what the trainer knows of an environment of yours: a file that defines ADAPTER; may be repeated",
+    },
+}
+"""Arguments that several commands have."""
+
+
+def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Declare some of :data:`OPTIONS`."""
+    for name in names:
+        parser.add_argument(name, **OPTIONS[name])
+
+
+class _Removed(argparse.Action):
+    """Ends the command with what to use in place of an option that there was once."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        """Say it; the exit code is 2."""
+        parser.error(f"{self.option_strings[0]} was removed: {self.const}")
+
+
+def add_removed(parser: argparse.ArgumentParser, option: str, instead: str) -> None:
+    """Declare an option that was removed in this version, and what to use in its place."""
+    parser.add_argument(option, action=_Removed, nargs="*", const=instead, help=argparse.SUPPRESS)

@@ -186,6 +186,20 @@ def _evaluate_endpoint(
     return result
 
 
+def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tuple[GRPOConfig | None, dict[str, Any]]:
+    """The config that the run in which a model lies had in its iteration, and what tables sort by: method, backbone and seed of
+    the run, and the checkpoint's iteration; of a model outside of runs nothing."""
+    from trial_ray.runs.checkpoints import checkpoint_iteration, find_run_folder
+    from trial_ray.runs.config_record import load_method, load_record, run_labels
+
+    if (run_folder := find_run_folder(model)) is None:
+        return None, {}
+    record, iteration = run_folder / "resolved_config.json", checkpoint_iteration(model, run_folder)
+    config = load_record(record, adapters, iteration=iteration)
+    trained = {} if iteration is None else {"iteration": iteration}
+    return config, {**run_labels(config), "method": load_method(record), **trained}
+
+
 def checkpoint_config(
     checkpoint: str,
     env: str | None,
@@ -204,7 +218,7 @@ def checkpoint_config(
         adapters: those of the user's.
 
     Returns:
-        The config, and what tables sort by: method, backbone and seed of that run, and the checkpoint's iteration.
+        The config, and what tables sort by, as :func:`recorded_config`.
 
     Raises:
         UserInputError: ``env`` is ``None``, but there is no run, or one of several environments; ``split`` is ``None``, but there
@@ -212,22 +226,14 @@ def checkpoint_config(
     """
     from trial_ray.algorithms.methods import new_config, with_method
     from trial_ray.environments.registry import find_spec
-    from trial_ray.runs.checkpoints import checkpoint_iteration, find_model, find_run_folder
-    from trial_ray.runs.config_record import load_method, load_record, run_labels
+    from trial_ray.runs.checkpoints import find_model
     from trial_ray.runs.overrides import apply_overrides
 
     if env is not None:
         env = find_spec(env).id  # imports the module in front of it, which the run's record cannot ask for
     model = None if checkpoint == ORACLE else find_model(checkpoint)
-    config, labels = new_config("grpo"), {}
-    if model and (run_folder := find_run_folder(model)):
-        record = run_folder / "resolved_config.json"
-        iteration = checkpoint_iteration(model, run_folder)
-        recorded = load_record(record, adapters, iteration=iteration)
-        labels = {**run_labels(recorded), "method": load_method(record)}
-        if iteration is not None:
-            labels["iteration"] = iteration
-        config = with_method(recorded, "grpo")  # nothing is trained, so no method needs anything
+    recorded, labels = recorded_config(model, adapters) if model else (None, {})
+    config = with_method(recorded or new_config("grpo"), "grpo")  # nothing is trained, so no method needs anything
     evaluated = config.evaluation_entries()
     entries = evaluated or config.environment_entries()
     ids = sorted({entry.env_id for entry in entries})
@@ -258,21 +264,20 @@ def checkpoint_config(
 @contextmanager
 def episode_bar(console: Console, total: int, journal: EpisodeJournal) -> Iterator[Callable[[EpisodeResult], None]]:
     """A bar over the episodes on a terminal, a line every tenth of them elsewhere; yields what to call for each."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
     if journal.episodes:
         console.print(f"continuing: {len(journal.episodes)} of {total} episodes are known", highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("episodes", total=total, completed=len(journal.episodes))
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total)
 
         def on_episode(episode: EpisodeResult) -> None:
             journal.add(episode)
             done = len(journal.episodes)
-            won = sum(other.success for other in journal.episodes.values())
-            progress.update(task, completed=done, description=f"episodes ({won} solved)")
+            text = f"{done} of {total} episodes, {sum(known.success for known in journal.episodes.values())} solved"
+            progress.update(task, completed=done, description=text)
             if not console.is_terminal and done * 10 // total > (done - 1) * 10 // total:
-                console.print(f"{done} of {total} episodes, {won} solved", highlight=False)
+                console.print(text, highlight=False)
 
         yield on_episode
 

@@ -9,7 +9,6 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trial_ray.algorithms.methods import method_names
 from trial_ray.cli import console as terminal
 from trial_ray.errors import UserInputError
 
@@ -247,9 +246,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--iteration", type=terminal.positive, required=True, metavar="K", help="whose update is made again"
     )
-    names = ", ".join(method_names())
-    parser.add_argument("--method", metavar="NAME", help=f"with another method: {names}, or a FILE.py of yours")
-    terminal.add_options(parser, "--env-adapter", "--trust", "--set")
+    terminal.add_options(parser, "--method", "--env-adapter", "--trust", "--set")
 
 
 def replay(args: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
 from trial_ray.errors import ConfigError
-from trial_ray.runs.experiment import experiment_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,12 +31,6 @@ with what it then needs, and the exit code is 1. docs/scaling.md says what the p
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "file",
-        type=experiment_file,
-        metavar="FILE",
-        help="experiment file, or the name of a tuned example, e.g. alfworld_qwen3_1.7b",
-    )
-    parser.add_argument(
         "--gpus", type=terminal.positive, metavar="N", help="GPUs that there are (default: as many as asked for)"
     )
     parser.add_argument(
@@ -46,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GB",
         help="memory of each, in GiB (default: that of the GPUs here, else 80)",
     )
-    terminal.add_options(parser, "--env-adapter", "--set")
+    terminal.add_options(parser, "file", "--env-adapter", "--set")
     terminal.add_removed(
         parser, "--simulate", "read the phases that plan prints, and cost.json of the first iterations"
     )

@@ -12,11 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trial_ray.algorithms.methods import method_names
 from trial_ray.cli import console as terminal
 from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
-from trial_ray.runs.experiment import experiment_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,17 +27,7 @@ if TYPE_CHECKING:
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``train``."""
-    parser.add_argument(
-        "file",
-        type=experiment_file,
-        metavar="FILE",
-        help="experiment file, or the name of a tuned example, e.g. alfworld_quickstart",
-    )
-    names = ", ".join(method_names())
-    parser.add_argument("--method", metavar="NAME", help=f"train with another method: {names}, or a FILE.py of yours")
-    parser.add_argument(
-        "--iterations", type=terminal.positive, metavar="N", help="iterations in all (default: the file's)"
-    )
+    terminal.add_options(parser, "file", "--method", "--iterations")
     parser.add_argument("--seed", type=int, metavar="S", help="seed of tasks, sampling and initialisation")
     parser.add_argument(
         "--checkpoint-every",
@@ -215,8 +203,7 @@ Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits wi
 
 def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``sweep``."""
-    parser.add_argument("file", type=experiment_file, metavar="FILE", help="sweep file, see below")
-    parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="iterations of a trial at most")
+    terminal.add_options(parser, "file", "--iterations")
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--out", type=Path, metavar="DIR", help="sweep folder (default: runs/<file>-<time>)")
     folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in DIR, as it was begun")

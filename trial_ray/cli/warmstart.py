@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.cli import console as terminal
+from trial_ray.cli.evaluate import recorded_config
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -108,13 +109,11 @@ def judge(args: argparse.Namespace) -> int:
 def _made_with(model: Path, adapters: Sequence[EnvironmentAdapter]) -> WarmStartSettings:
     """Environment, prompts and limits of the run that a model lies in, else those of its warm start."""
     from trial_ray.algorithms.initial_policy import warm_start_settings
-    from trial_ray.runs.checkpoints import checkpoint_iteration, find_run_folder
-    from trial_ray.runs.config_record import load_record
     from trial_ray.warmstart.policy import recorded_settings
 
-    if (run := find_run_folder(model)) is None:
+    config, _ = recorded_config(model, adapters)
+    if config is None:
         return recorded_settings(model)
-    config = load_record(run / "resolved_config.json", adapters, iteration=checkpoint_iteration(model, run))
     return dataclasses.replace(warm_start_settings(config)[0], chat_template_date=config.chat_template_date)
 
 
