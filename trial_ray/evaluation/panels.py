@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,11 +97,8 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
     # The command line's help knows the evaluation sets by name, and shall not wait for Gymnasium and Ray.
     from trial_ray.environments.guarded import GuardedEnv
 
-    env = GuardedEnv(entry)
-    try:
+    with closing(GuardedEnv(entry)) as env:
         asked = [env.reset(task, seed=0).task for task in task_ids[:PROBED]]
-    finally:
-        env.close()
     return text_digest("\n".join(asked)).hex()
 
 
@@ -128,8 +126,7 @@ def choose_panel(entry: EnvironmentEntry, panel: str | int = "full") -> Panel:
             evaluation set was made from.
     """
     if isinstance(panel, int) or panel in SIZES:
-        size = panel if isinstance(panel, int) else SIZES[panel]
-        return Panel.from_entry(entry, size, seed=SEED)
+        return Panel.from_entry(entry, panel if isinstance(panel, int) else SIZES[panel], seed=SEED)
     committed = read_panel(panel)
     if (committed.env_id, committed.split) != (entry.env_id, entry.split):
         raise PanelError(
