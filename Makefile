@@ -87,12 +87,12 @@ REHEARSAL := $(filter cpu,$(DEVICE))
 OUT ?= $(if $(REHEARSAL),build/first_gpu_hour,benchmarks/results/gpu)
 HOUR_PYTHON = $(if $(REHEARSAL),$(BIN)/python,$(GPU_PYTHON))
 first-gpu-hour: $(if $(REHEARSAL),setup,gpu-venv)
-	failed=0; $(dir $(HOUR_PYTHON))trial-ray doctor || failed=1; \
+	export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 RAY_USAGE_STATS_ENABLED=0; failed=0; $(dir $(HOUR_PYTHON))trial-ray doctor || failed=1; \
 	$(HOUR_PYTHON) -m pytest $(if $(REHEARSAL),tests/engines/test_engine_conformance.py,-m gpu) || failed=1; \
 	$(HOUR_PYTHON) benchmarks/gpu.py $(ARGS) --device $(DEVICE) $(if $(REHEARSAL),--small) --json $(OUT) || failed=1; exit $$failed
 
 gpu-venv:
-	test -x $(GPU_PYTHON) || { test -d "$(WHEELS)" && $(PYTHON) -m venv --system-site-packages $(GPU_PYTHON:/bin/python=) && \
+	@test -x $(GPU_PYTHON) || { test -d "$(WHEELS)" && $(PYTHON) -m venv --system-site-packages $(GPU_PYTHON:/bin/python=) && \
 	  $(GPU_PYTHON) -m pip install --quiet --no-index --no-deps $(WHEELS)/*.whl && \
 	  $(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --no-build-isolation --editable . ; } || \
 	{ echo "There is no $(GPU_PYTHON). Make it as docs/installation.md says, or give a folder of wheels with WHEELS=DIR."; exit 1; }
