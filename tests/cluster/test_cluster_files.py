@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import zipfile
 from contextlib import ExitStack
@@ -115,18 +114,6 @@ def patched(name):
         assert {"add": key not in target, "replace": key in target}[operation["op"]]
         target[key] = operation["value"]
     return document
-
-
-def test_rdma_devices_are_patched_into_the_gpu_pods_alone():
-    document = patched("rdma.yaml")
-    *others, gpu = pod_templates(document)
-    assert others == pod_templates(load("raycluster.yaml"))[:-1]
-    container = gpu["spec"]["containers"][0]
-    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
-    resources = container["resources"]
-    assert resources["limits"] == resources["requests"]
-    assert {name.partition("/")[0] for name in resources["limits"]} == {"cpu", "memory", "nvidia.com", "rdma"}
-    require_valid(document)
 
 
 def test_a_spot_pool_is_patched_in_beside_the_lasting_gpu_pods():
@@ -326,23 +313,6 @@ def test_wrong_use_is_refused_with_status_2_before_anything_is_sent(fake_command
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("dashboard", "client", "told"),
-    [
-        ({"token": "right"}, {}, "asks for a token"),
-        ({"token": "right"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong"}, "refuses the token"),
-        ({"token": "right"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}, ""),
-        ({"status": 404}, {}, "no Ray dashboard (HTTP status 404)"),
-    ],
-)
-def test_submit_tells_of_a_wrong_token_and_of_another_program(fake_command, serve, tmp_path, dashboard, client, told):
-    env = {name: value for name, value in fake_command("ray").items() if not name.startswith("RAY_AUTH")}
-    env |= {"RAY_ADDRESS": serve(**dashboard), "HOME": str(tmp_path)}
-    done = run_script("submit.sh", *TRAIN, env=env | client)
-    assert done.returncode == (2 if told else 0)
-    assert told in done.stderr
-
-
 @pytest.fixture
 def allocation(fake_command):
     """Environment of a batch script on two Slurm nodes, the first being this machine."""
@@ -360,18 +330,3 @@ def test_slurm_starts_the_run_once_with_one_task_a_node(allocation):
         "ray", "symmetric-run", "--address", f"127.0.0.1:{port}", "--min-nodes", "2", "--",
         "env", f"RAY_ADDRESS=127.0.0.1:{port}", "trial-ray", "train", "file.py", "--out", "/a b",
     ]  # fmt: skip
-
-
-def test_slurm_refuses_a_port_in_use(allocation):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = run_script("slurm.sh", "train", "file.py", env=allocation | {"TRIAL_RAY_PORT": str(port)})
-    assert done.returncode == 2
-    assert f"port {port} is in use" in done.stderr
-    assert done.stdout == ""
-
-
-def test_the_readme_lists_every_file():
-    readme = (CLUSTER / "README.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^\| `([^`]+)` \|", readme, re.MULTILINE))
-    assert listed == {path.name for path in CLUSTER.iterdir()} - {"README.md"}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from test_warmstart import ADAPTER, HOME, SETTINGS
 from trial_ray import cli
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import make_entries
-from trial_ray.errors import ConfigError, PromptTooLongError
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.rollout.episode import Decision, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
@@ -56,28 +53,6 @@ def test_every_turn_is_judged():
     # What an untrained model says is never understood, planned or decisive.
     assert found["planned"]["turns"] == found["decisive"]["turns"] == 0
     assert found["auc_wasted"] is None
-
-
-class ShortOfRoom(PromptBuilder):
-    """A builder to which prompts are too long from some turn on: by task, the number of turns that fit."""
-
-    fitting: ClassVar[dict[str, int]] = {}
-
-    def write(self, result, turns):
-        if len(turns) >= self.fitting.get(result.task, 99):
-            raise PromptTooLongError("the prompt has 99 tokens")
-        return super().write(result, turns)
-
-
-@pytest.mark.parametrize("most", [[0], [1], [3], [0, 0, 0, 0, 0], [0, 1, 2, 3]], ids=str)
-def test_games_that_meet_the_prompt_limit_are_judged_as_far_as_they_went(most, monkeypatch):
-    with untrained(ShortOfRoom) as (games, judge_games):
-        tasks = dict.fromkeys(each.reset(task, 0).task for each, task in zip(games._envs, games._tasks, strict=True))
-        monkeypatch.setattr(ShortOfRoom, "fitting", dict(zip(tasks, most, strict=False)))
-        judged = judge_games()
-    assert judged.figures["games"] == 5
-    assert len(judged.turns) < 5 * 8
-    assert all(turn.decisive is not None for turn in judged.turns if turn.action == "look")
 
 
 def test_gaps_are_means_of_the_two_views_differences():
@@ -155,15 +130,6 @@ def test_turns_of_the_demonstrator_are_judged_in_place_of_the_models(monkeypatch
     assert [tokenizer.decode(turn.response_ids, skip_special_tokens=True) for turn in turns] == [
         turn.action for turn in turns
     ]
-
-
-def test_a_judgement_computes_with_the_threads_and_on_the_device_of_its_settings(monkeypatch):
-    threads = torch.get_num_threads() + 1
-    monkeypatch.setattr(module, "judge", lambda *arguments: torch.get_num_threads())
-    assert module.judge_model(replace(SETTINGS, threads=threads)) == threads == torch.get_num_threads() + 1
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="finds no CUDA device"):
-        module.judge_model(replace(SETTINGS, device="cuda"))
 
 
 def test_the_command_judges_a_model_and_writes_what_it_found(tmp_path, capsys):

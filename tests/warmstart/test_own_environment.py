@@ -39,12 +39,6 @@ SETTINGS = WarmStartSettings(
 OWN = {"templates": {"plain": Curt()}, "max_turns": 4}
 
 
-class Modest(Curt):
-    """Does not offer to wait."""
-
-    hidden_actions = frozenset({"wait"})
-
-
 def turns_of(entry, tokenizer=None, **changes):
     """What was demonstrated."""
     settings = replace(SETTINGS, **changes)
@@ -85,11 +79,6 @@ def test_without_a_demonstrator_random_play_is_demonstrated():
     assert demonstrated(entry_of(RiddleEnv, **OWN))[0] == said
 
 
-def test_random_play_needs_actions_on_offer():
-    with pytest.raises(ConfigError, match=r"lists no admissible_actions.*demonstrator"):
-        demonstrated(entry_of(RiddleEnv, {"told": ("task", "won")}, **OWN))
-
-
 class LongWordsEnv(RiddleEnv):
     """Actions of several words, of which parts of two can make a third."""
 
@@ -107,26 +96,6 @@ def test_any_other_action_is_never_the_planned_one(env_class):
         carried_out = turns_of(entry, **{setting: 1.0, "games": 20})
         assert len(carried_out) > 100
         assert not any(turn.planned for turn in carried_out)
-
-
-class Reds(Solver):
-    """Always says red, on offer or not."""
-
-    def act(self, observation, admissible):
-        return "red"
-
-
-@pytest.mark.parametrize("words", [(), ("red",), ("red", " ", ""), ("red", "wait"), ("wait",)])
-@pytest.mark.parametrize("setting", ["suboptimal_probability", "action_noise"])
-def test_where_no_other_action_is_on_offer_the_planned_one_is_taken(words, setting):
-    class OfferingEnv(RiddleEnv):
-        def _info(self, won):
-            return {"task": "guess the word", "admissible_actions": list(words), "won": won}
-
-    entry = entry_of(
-        OfferingEnv, **(OWN | {"templates": {"plain": Modest()}}), warm_start=WarmStartSpec(demonstrator=Reds)
-    )
-    assert all(turn.planned for turn in turns_of(entry, **{setting: 1.0}))
 
 
 @pytest.mark.parametrize("fields", [{"warm_start": WarmStartSpec(demonstrator=Solver)}, {}], ids=["scripted", "random"])

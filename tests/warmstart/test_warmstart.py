@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +14,6 @@ import torch
 from chat_tokenizers import published_tokenizer
 from torch.nn.functional import cross_entropy
 
-from trial_envs.webshop.generator import ShopSetting, generate_products
-from trial_ray.engines.local import LocalEngine
-from trial_ray.engines.transformers import DecodingBatch, sample_tokens
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
@@ -30,10 +25,8 @@ from trial_ray.errors import (
     TrainingDivergedError,
     UserInputError,
 )
-from trial_ray.files import CACHE_VARIABLE, files_digest, get_or_build
-from trial_ray.learner.packing import Row
+from trial_ray.files import CACHE_VARIABLE, get_or_build
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
-from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import WarmStartSettings, cloning, warm_start
 from trial_ray.warmstart import warmstart as module
@@ -45,8 +38,8 @@ from trial_ray.warmstart.cloning import (
     cloning_loss,
     collate,
 )
-from trial_ray.warmstart.demonstrations import collect, collect_texts, encode_response, to_examples
-from trial_ray.warmstart.policy import HeldOutGames, load_policy
+from trial_ray.warmstart.demonstrations import collect, encode_response, to_examples
+from trial_ray.warmstart.policy import HeldOutGames
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, task_set
 
 SETTINGS = WarmStartSettings(
@@ -171,15 +164,6 @@ def view(demonstration) -> bytes:
     return np.concatenate([prompt[:at], demonstration.evidence_ids, prompt[at:]]).astype(np.int32).tobytes()
 
 
-def test_the_fraction_of_hindsight_views_is_as_set(demonstrations):
-    assert len(to_examples(demonstrations, 0.0, 0.5, seed=1)) == len(demonstrations)
-    examples = to_examples(demonstrations, 0.75, 0.5, seed=1)
-    assert len(examples) == 4 * len(demonstrations)
-    # Without wasted turns there is no outcome of one to show.
-    planned = [demonstration for demonstration in demonstrations if demonstration.planned]
-    assert len(to_examples(planned, 0.5, 0.5, seed=1)) == 2 * len(planned)
-
-
 @pytest.mark.parametrize("prompt_weight", [0.0, 0.3])
 def test_padding_changes_no_loss(prompt_weight, tokenizer):
     """The loss of a ragged batch is the token-weighted mean over its rows alone, computed one by one."""
@@ -262,12 +246,6 @@ def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
     assert losses == again
     assert torch.equal(first, second)
     assert losses != other
-
-
-def test_play_repeats_with_the_same_seed(tokenizer, builder):
-    model = build_tiny_model(tokenizer, "nano")
-    with HeldOutGames(SETTINGS, HOME, CHECKED, tokenizer, builder) as games:
-        assert games.play(model, 7) == games.play(model, 7)
 
 
 def test_games_stop_at_every_end_token_of_the_model_and_an_action_that_spells_one_is_no_end(tokenizer, builder):
@@ -417,15 +395,6 @@ def test_games_that_fail_are_not_counted_and_their_environments_are_replaced(tok
         games.play(model, 7)
 
 
-@pytest.mark.usefixtures("own_cache")
-def test_a_log_tells_how_far_cloning_is(monkeypatch, capsys):
-    monkeypatch.setattr(module, "LINE_EVERY", 2)
-    warm_start(SETTINGS)
-    shown = capsys.readouterr().out
-    assert "Cloning: update 4 of 4, loss " in shown
-    assert "Cloning: update 4, held-out success " in shown
-
-
 @pytest.mark.parametrize(
     ("right", "target", "checks"), [(1.0, 0.35, [2, 4, 5]), (0.0, 0.35, [5]), (1.0, 0.0, [2])], ids=str
 )
@@ -452,21 +421,6 @@ def test_a_model_that_diverges_is_not_kept(of_weights, own_cache, monkeypatch):
     assert list((own_cache / "warmstart").iterdir()) == []
 
 
-def test_a_digest_knows_contents_and_names_but_not_places(tmp_path):
-    def digest(places, text="b"):
-        files = [tmp_path / place for place in places]
-        for file, content in zip(files, ("a", text), strict=True):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(content)
-        return files_digest(files)
-
-    first = digest(["one/x.py", "two/y.py"])
-    # A job's uploaded packages lie in folders named after digests, in any order.
-    assert digest(["b/x.py", "a/y.py"]) == first
-    assert digest(["one/x.py", "two/z.py"]) != first
-    assert digest(["one/x.py", "two/y.py"], text="c") != first
-
-
 def test_of_two_builders_the_first_wins(own_cache):
     def build(work):
         (work / "model").write_text("second")
@@ -477,12 +431,6 @@ def test_of_two_builders_the_first_wins(own_cache):
     assert (path / "model").read_text() == "first"
     assert not cached
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
-
-
-@pytest.mark.parametrize("part", [LocalEngine, DecodingBatch, sample_tokens, hindsight_gap, Row])
-def test_what_plays_and_judges_is_part_of_the_key(part):
-    source, package = Path(inspect.getfile(part)), module.PACKAGE
-    assert source in {path for name in module.CODE for path in package.glob(name)}
 
 
 def test_every_setting_and_the_adapter_are_part_of_the_key():
@@ -541,49 +489,3 @@ def test_a_gpu_clones_and_judges_as_a_cpu_does():
 
 def _ids(length: int) -> np.ndarray:
     return np.arange(300, 300 + length, dtype=np.int32)
-
-
-SHOP = replace(
-    SETTINGS,
-    env="trial/WebShop-v0",
-    env_config={"num_products": 40},
-    games=3,
-    episodes_per_game=1,
-    action_noise=0.0,
-)
-STORE = entry_of(SHOP)
-
-
-def test_webshops_explorer_is_demonstrated_as_alfworlds():
-    _, tokenizer = load_policy(SHOP, STORE)
-    builder = PromptBuilder(tokenizer, STORE.adapter.template("plain"), 2048)
-    demonstrations = collect(SHOP, STORE, tokenizer, builder)
-    responses = [said(each, tokenizer) for each in demonstrations]
-    assert responses[0].startswith("search[")
-    assert responses.count("click[buy now]") == 3
-    assert "buy now" in tokenizer.decode(demonstrations[-1].prompt_ids)
-
-
-def test_the_default_model_takes_over_the_words_of_an_environment(tokenizer):
-    _, own = load_policy(SHOP, STORE)
-    texts = list(collect_texts(SHOP, STORE))
-    known, spelled = own(texts)["input_ids"], tokenizer(texts)["input_ids"]
-    assert [own.decode(ids) for ids in known] == texts
-    assert 2 * sum(map(len, known)) < sum(map(len, spelled))
-    assert load_policy(SETTINGS, HOME)[1].get_vocab() == tokenizer.get_vocab()
-
-
-def test_product_ids_of_tiny_shops_are_single_tokens_beside_their_letter():
-    settings = replace(SHOP, env_config={"difficulty": "tiny"}, games=120)
-    _, tokenizer = load_policy(settings, entry_of(settings))
-    ids = [product.asin.lower() for product in generate_products(ShopSetting(88, 1, 3, "tiny"))]
-    assert {len(tokens) for tokens in tokenizer([f"[{asin}]" for asin in ids])["input_ids"]} == {4}
-
-
-def test_an_environments_code_is_part_of_its_own_keys_alone(monkeypatch):
-    seen: list[set[str]] = []
-    monkeypatch.setattr(module, "files_digest", lambda files: seen.append({f"{f.parent.name}/{f.name}" for f in files}))
-    module.cache_key(SETTINGS, HOME)
-    module.cache_key(SHOP, STORE)
-    assert "alfworld/generator.py" in seen[0] - seen[1]
-    assert "webshop/generator.py" in seen[1] - seen[0]
