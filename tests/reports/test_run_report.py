@@ -405,7 +405,6 @@ def test_the_page_draws_and_runs_nothing_of_a_hostile_run(runs, tmp_path):
         object.__setattr__(trace, "task_id", HOSTILE)
         for turn in trace.turns:
             object.__setattr__(turn, "action", "<b>$x$</b>")
-            object.__setattr__(turn, "outcome", f"{HOSTILE}<a href='javascript:window.hit=1'>x</a>")
     file = tmp_path / "hostile.html"
     file.write_text(report_page(groups, HOSTILE))
     with chromium.Chromium() as browser:

@@ -326,7 +326,7 @@ class RecordedRun:
             if row is None or row.turn_score is None or row.turn_weight is None:
                 return None
             tokens = len(turn.response_ids)
-            turns.append(TracedTurn(turn.action, turn.outcome, name, row.turn_score, row.turn_weight, tokens))
+            turns.append(TracedTurn(turn.action, name, row.turn_score, row.turn_weight, tokens))
         adapter = self.config.environments.get(trajectory.environment)
         family = adapter.labels.family_titles.get(trajectory.family) if adapter else None
         return Trace(trajectory.task_id, family or trajectory.family, trajectory.success, turns) if turns else None

@@ -20,7 +20,6 @@ class TracedTurn:
 
     Attributes:
         action: as sent to the environment.
-        outcome: what the environment answered.
         action_class: one of ``environments.adapter.ACTION_CLASSES``; empty where the environment's actions have none.
         score: s_k (Eq. 5), the mean absolute gap of its tokens, in nats.
         weight: w_k (Eq. 6), whose token-weighted mean over the trajectory is one.
@@ -28,7 +27,6 @@ class TracedTurn:
     """
 
     action: str
-    outcome: str
     action_class: str
     score: float
     weight: float
