@@ -17,7 +17,7 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import PANEL_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import plots
 from trial_ray.reports.charts import class_chart, curve_chart
-from trial_ray.reports.findings import family_rows, paired_differences, success_rows
+from trial_ray.reports.findings import difference_rows, family_rows, success_rows
 from trial_ray.reports.groups import group_runs
 from trial_ray.reports.report import load_groups, report_page
 from trial_ray.reports.run import RecordedRun
@@ -118,7 +118,7 @@ def test_seeds_of_other_tasks_or_lengths_are_not_averaged():
     assert "(24/48)" in page(*panels)
     assert family_rows(group_runs(panels)) == family_rows(group_runs(lengths)) == []
     others = [run(seed, "TRIAL", after_12=evaluation(20, 48)) for seed in (0, 1)]
-    found, missing = paired_differences(group_runs([*lengths, *others]))
+    found, missing = difference_rows(group_runs([*lengths, *others]))
     assert found == []
     assert "evaluated after 12 and 6 iterations" in missing[0]
 
@@ -130,8 +130,8 @@ def test_differences_over_seeds_are_of_the_tasks_that_every_evaluation_finished(
 
 def test_groups_of_different_length_are_compared_and_it_is_said():
     runs = [run(after_12=evaluation(24, 48)), run(method="TRIAL", last=6, after_6=evaluation(3, 48))]
-    (found,), _ = paired_differences(group_runs(runs))
-    assert found.where == "ALFWorld, split generated, after 12 and 6 iterations"
+    (row,), _ = difference_rows(group_runs(runs))
+    assert row[1] == "ALFWorld, split generated, after 12 and 6 iterations"
 
 
 def test_numbers_are_of_the_runs_that_were_evaluated():

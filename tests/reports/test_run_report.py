@@ -123,9 +123,8 @@ def test_success_that_no_seed_had_keeps_its_interval():
 def test_a_difference_of_few_seeds_is_no_surer_than_a_t_test_over_them():
     gains = (4, 30, 44)
     before = [evaluation([0] * 100) for _ in gains]
-    found = compare(
-        "a", "b", "", list(zip(before, [evaluation([1] * n + [0] * (100 - n)) for n in gains], strict=True))
-    )
+    after = [evaluation([1] * n + [0] * (100 - n)) for n in gains]
+    found = compare(list(zip(before, after, strict=True)))
     assert found.test == "paired t-test over 3 seeds"
     assert found.p_value == pytest.approx(stats.ttest_1samp([n / 100 for n in gains], 0).pvalue)
     assert 0.1 < found.p_value < 0.2

@@ -22,14 +22,11 @@ MOST_GROUPS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Change:
     """A paired difference of success, in [-1, 1].
 
     Attributes:
-        first: what is subtracted.
-        second: from what.
-        where: environment and split.
-        difference: ``second - first``.
+        difference: second less first.
         interval: 95 %.
         p_value: two-sided.
         seeds: pairs of runs.
@@ -37,9 +34,6 @@ class Difference:
         test: how interval and p-value were found.
     """
 
-    first: str
-    second: str
-    where: str
     difference: float
     interval: tuple[float, float]
     p_value: float
@@ -47,12 +41,14 @@ class Difference:
     tasks: int
     test: str
 
-    def __str__(self) -> str:
+    @property
+    def points(self) -> str:
+        """Percentage points with their interval."""
         low, high = self.interval
-        return (
-            f"{100 * self.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}], p = {self.p_value:.2g} "
-            f"({self.tasks} tasks, {self.test})"
-        )
+        return f"{100 * self.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+    def __str__(self) -> str:
+        return f"{self.points}, p = {self.p_value:.2g} ({self.tasks} tasks, {self.test})"
 
 
 def success_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
@@ -79,7 +75,7 @@ def _success_row(group: RunGroup, name: str) -> list[str]:
         return [*row, DASH, DASH]
     some = "" if len(pairs) == len(played) else f" ({len(pairs)} of {len(played)} runs)"
     try:
-        return [*row, _rate([before for before, _ in pairs]) + some, str(compare("", "", "", pairs))]
+        return [*row, _rate([before for before, _ in pairs]) + some, str(compare(pairs))]
     except ComparisonError as error:
         return [*row, DASH, str(error)]
 
@@ -130,12 +126,12 @@ def _adapter(run: RecordedRun, result: EvaluationResult) -> EnvironmentAdapter |
     return next((adapter for adapter in run.config.environments.values() if adapter.env_id == env), None)
 
 
-def paired_differences(groups: Sequence[RunGroup]) -> tuple[list[Difference], list[str]]:
-    """Differences between groups after training, and why those that are missing could not be made.
+def difference_rows(groups: Sequence[RunGroup]) -> tuple[list[list[str]], list[str]]:
+    """Differences between groups after training as rows of a table, and why those that are missing could not be made.
 
     Every pair is compared; of more than :data:`MOST_GROUPS` groups, each with the first.
     """
-    found, missing = [], []
+    rows, missing = [], []
     pairs = combinations(groups, 2) if len(groups) <= MOST_GROUPS else ((groups[0], other) for other in groups[1:])
     for first, second in pairs:
         for name in _played(first):
@@ -147,19 +143,20 @@ def paired_differences(groups: Sequence[RunGroup]) -> tuple[list[Difference], li
                 missing.append(f"{first.name} and {second.name} have no seed in common, so no runs can be paired.")
                 continue
             where = place(first.runs[0], one[seeds[0]].after[name])
-            evaluated = [(one[seed].after[name], other[seed].after[name]) for seed in seeds]
             try:
                 trained = [_iterations_of([runs[seed] for seed in seeds], name) for runs in (one, other)]
-                where += f", after {trained[0]} and {trained[1]} iterations" if trained[0] != trained[1] else ""
-                found.append(compare(first.name, second.name, where, evaluated))
+                found = compare([(one[seed].after[name], other[seed].after[name]) for seed in seeds])
             except ComparisonError as error:
                 missing.append(f"{first.name} and {second.name}: {error}")
-    return found, missing
+                continue
+            where += f", after {trained[0]} and {trained[1]} iterations" if trained[0] != trained[1] else ""
+            counted = f"{found.seeds} × {found.tasks}"
+            title = f"{second.name} − {first.name}"
+            rows.append([title, where, found.points, f"{found.p_value:.2g}", counted, found.test])
+    return rows, missing
 
 
-def compare(
-    first: str, second: str, where: str, pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]
-) -> Difference:
+def compare(pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]) -> Change:
     """The paired difference of one pair of evaluations (exact McNemar test) or of several (bootstrap or t-test, the stricter one).
 
     Raises:
@@ -168,16 +165,13 @@ def compare(
     comparisons = [paired_comparison(before, after) for before, after in pairs]
     if len(pairs) == 1:
         (one,) = comparisons
-        return Difference(
-            first, second, where, one.difference, one.interval, one.p_value, 1, one.pairs, "exact McNemar test"
-        )
+        return Change(one.difference, one.interval, one.p_value, 1, one.pairs, "exact McNemar test")
     # Of all evaluations together, so that those of both sides count the same tasks.
     values = success_by_seed([pair[side] for side in (0, 1) for pair in pairs])
     before, after = values[: len(pairs)], values[len(pairs) :]
     found = bootstrap_mean(after - before)
     test, name = found.stricter
-    interval = (test.low, test.high)
-    return Difference(first, second, where, found.mean, interval, test.p_value, found.seeds, found.tasks, name)
+    return Change(found.mean, (test.low, test.high), test.p_value, found.seeds, found.tasks, name)
 
 
 def _by_seed(group: RunGroup, name: str) -> dict[int | None, RecordedRun]:

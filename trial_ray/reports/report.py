@@ -14,10 +14,9 @@ from trial_ray.errors import MissingDependencyError, UserInputError, first_line
 from trial_ray.files import write_text
 from trial_ray.reports.charts import DASH, WINDOW, Table, all_charts
 from trial_ray.reports.findings import (
-    Difference,
+    difference_rows,
     family_rows,
     last_training_success,
-    paired_differences,
     require_something,
     success_rows,
 )
@@ -60,12 +59,11 @@ def report_page(groups: Sequence[RunGroup], title: str) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    differences, missing_differences = paired_differences(groups)
     runs = [run for group in groups for run in group.runs]
     missing = [reason if len(runs) == 1 else f"{run.name}: {reason}" for run in runs for reason in run.reasons()]
     sections = _sections(groups)
     if len(groups) > 1:
-        sections.insert(2, _differences_section(differences, missing_differences))
+        sections.insert(2, _differences_section(groups))
     for chart in (chart for section in sections for chart in section.charts):
         try:
             chart["image"] = base64.b64encode(chart_svg(chart).encode()).decode()
@@ -185,18 +183,8 @@ def _family_tables(groups: Sequence[RunGroup]) -> list[Table]:
     return [Table(caption, ["family", "runs", "played", "success", "episodes"], rows)] if rows else []
 
 
-def _differences_section(found: Sequence[Difference], missing: Sequence[str]) -> Section:
-    rows = [
-        [
-            f"{one.second} − {one.first}",
-            one.where,
-            f"{100 * one.difference:+.1f} [{100 * one.interval[0]:+.1f}, {100 * one.interval[1]:+.1f}]",
-            f"{one.p_value:.2g}",
-            f"{one.seeds} × {one.tasks}",
-            one.test,
-        ]
-        for one in found
-    ]
+def _differences_section(groups: Sequence[RunGroup]) -> Section:
+    rows, missing = difference_rows(groups)
     section = Section(
         "differences",
         "Paired differences",
@@ -204,7 +192,7 @@ def _differences_section(found: Sequence[Difference], missing: Sequence[str]) ->
         "are two-sided, of several seeds those of the stricter of two tests, and not corrected for the number of comparisons."
         if rows
         else "",
-        list(missing),
+        missing,
     )
     if rows:
         head = ["difference", "played", "points", "p", "seeds × tasks", "test"]
