@@ -62,7 +62,7 @@ def test_actions_of_an_environment_without_patterns_have_no_class():
 
 
 def trace(*turns):
-    return Trace("t", "pick", True, [TracedTurn("a", name, 0.1, weight, 3) for name, weight in turns])
+    return Trace("t", True, [TracedTurn("a", name, 0.1, weight, 3) for name, weight in turns])
 
 
 def test_errors_are_over_trajectory_means_not_over_turns():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -210,7 +210,7 @@ def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
             "text": f"Task {trace.task_id} in iteration {run.allocation.iteration} of {run.name}, "
             f"{'solved' if trace.success else 'not solved'}; one bar a turn.",
             "classes": [*ACTION_CLASSES, ""],
-            "turns": trace.to_dict()["turns"],
+            "turns": [asdict(turn) for turn in trace.turns],
             "table": Table(title, columns, rows),
         }
     return None

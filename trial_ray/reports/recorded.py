@@ -62,10 +62,6 @@ class TokenTexts:
             self._join(ids, found)
         return found
 
-    def response(self, turn: Turn) -> str:
-        """The text of a response, from which its action was read: with what its prompt opened for it."""
-        return self._responses.text(turn.prompt_ids, turn.insert_at, turn.response_ids)
-
     def opened(self, turn: Turn) -> str:
         """The text at the end of a prompt that belongs to the response."""
         return self._responses.opened(turn.prompt_ids, turn.insert_at)

@@ -327,9 +327,7 @@ class RecordedRun:
                 return None
             tokens = len(turn.response_ids)
             turns.append(TracedTurn(turn.action, name, row.turn_score, row.turn_weight, tokens))
-        adapter = self.config.environments.get(trajectory.environment)
-        family = adapter.labels.family_titles.get(trajectory.family) if adapter else None
-        return Trace(trajectory.task_id, family or trajectory.family, trajectory.success, turns) if turns else None
+        return Trace(trajectory.task_id, trajectory.success, turns) if turns else None
 
 
 def read_runs(folder: Path) -> list[RecordedRun]:

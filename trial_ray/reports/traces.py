@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,13 +37,8 @@ class Trace:
     """One trajectory, turn by turn."""
 
     task_id: str
-    family: str
     success: bool
     turns: list[TracedTurn]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
 
 def class_means(traces: Sequence[Trace]) -> dict[str, dict[str, float | int | None]]:
