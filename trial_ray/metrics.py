@@ -1,4 +1,4 @@
-"""The one table of logged metrics: name, kind, meaning, and where each is drawn.
+"""The one table of logged metrics: name, kind and meaning.
 
 Loggers, checks of names, charts, terminal and documentation read it; a metric that the package logs and that is not in it
 fails a test. A method of a user's own may log others.
@@ -24,29 +24,6 @@ over all of an iteration's rollouts, divided on the driver (RLlib's own merge of
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """The chart of a metric in reports.
-
-    Attributes:
-        name: of the chart, in the page and in file names.
-        section: of the page.
-        title: heading of the chart.
-        axis: what is on the vertical axis, with its unit.
-        text: what the metric is, in a sentence.
-        percent: whether values are shares.
-        windowed: whether means over windows of iterations are shown, as in the paper's Figure 2.
-    """
-
-    name: str
-    section: str
-    title: str
-    axis: str
-    text: str
-    percent: bool = False
-    windowed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Metric:
     """One logged number.
 
@@ -54,14 +31,12 @@ class Metric:
         name: ``/``-joined key below the prefix of its group.
         kind: see :data:`Kind`.
         meaning: one line of Markdown.
-        curve: its chart in reports.
         column: its heading and format in the terminal's line of an iteration.
     """
 
     name: str
     kind: Kind
     meaning: str
-    curve: Curve | None = None
     column: tuple[str, str] | None = None
 
 
@@ -88,14 +63,6 @@ _PANEL = MetricGroup(
             "success_rate",
             "item",
             "share of the evaluation set's episodes that were solved; failed episodes are excluded throughout",
-            Curve(
-                "panel",
-                "learning",
-                "Success on the evaluation set",
-                "success",
-                "Share of the held-out tasks that were solved, before, during and after training.",
-                percent=True,
-            ),
         ),
         Metric("score_mean", "item", "mean score of these episodes"),
         Metric("episode_return_mean", "item", "mean undiscounted sum of rewards of these episodes"),
@@ -114,53 +81,23 @@ _ROLLOUTS = MetricGroup(
     "rollouts",
     ENV_RUNNERS,
     (
-        Metric(
-            "success_rate",
-            "item",
-            "share of episodes that solved their task",
-            Curve(
-                "success",
-                "learning",
-                "Success in training",
-                "success",
-                "Share of the iteration's rollouts that solved their task.",
-                percent=True,
-            ),
-            ("success", "{:.1%}"),
-        ),
+        Metric("success_rate", "item", "share of episodes that solved their task", column=("success", "{:.1%}")),
         Metric("score_mean", "item", "mean over episodes of the environment's score"),
         Metric(
             "episode_return_mean",
             "item",
             "mean over episodes of the undiscounted sum of rewards",
-            Curve(
-                "return",
-                "learning",
-                "Return",
-                "return",
-                "Mean over rollouts of the undiscounted sum of the environment's rewards.",
-            ),
-            ("return", "{:.2f}"),
+            column=("return", "{:.2f}"),
         ),
         Metric("episode_return_min", "item", "the smallest of these sums"),
         Metric("episode_return_max", "item", "the largest of these sums"),
-        Metric(
-            "episode_len_mean",
-            "item",
-            "mean over episodes of the turns taken",
-            Curve("turns", "learning", "Turns of a rollout", "turns", "Mean number of turns that a rollout takes."),
-            ("turns", "{:.1f}"),
-        ),
+        Metric("episode_len_mean", "item", "mean over episodes of the turns taken", column=("turns", "{:.1f}")),
         Metric("episode_len_min", "item", "turns of the shortest episode"),
         Metric("episode_len_max", "item", "turns of the longest episode"),
         Metric("truncated_rate", "item", "share of episodes truncated by a limit on turns or prompt tokens"),
         Metric("num_episodes", "sum", "episodes played to their end"),
         Metric("num_episodes_lifetime", "lifetime_sum", "the same of the run so far"),
-        Metric(
-            "num_failed_episodes",
-            "sum",
-            "episodes that an engine or the environment failed; in no other figure",
-        ),
+        Metric("num_failed_episodes", "sum", "episodes that an engine or the environment failed; in no other figure"),
         Metric("num_env_steps_sampled", "sum", "turns taken"),
         Metric("num_env_steps_sampled_lifetime", "lifetime_sum", "turns taken in the run so far"),
         Metric("num_prompt_tokens", "sum", "prompt tokens over turns"),
@@ -177,11 +114,7 @@ _ROLLOUTS = MetricGroup(
             "item",
             "share of turns whose prompt lost history to `max_prompt_tokens`; in conversations, that restart",
         ),
-        Metric(
-            "cut_observation_rate",
-            "item",
-            "share of turns whose prompt also lost a part of the observation",
-        ),
+        Metric("cut_observation_rate", "item", "share of turns whose prompt also lost a part of the observation"),
         Metric(
             "rewards/NAME_mean",
             "item",
@@ -203,41 +136,10 @@ _LEARNER = MetricGroup(
             "trial/dense_loss",
             "mean",
             r"$L_{dense}$ (Eq. 7), before coefficient and clamp; logged during warm-up too",
-            Curve(
-                "dense_loss",
-                "hindsight",
-                "Dense loss",
-                "nats per token",
-                "The dense hindsight loss (Eq. 7) before coefficient and clamp.",
-            ),
-            ("dense", "{:+.2e}"),
+            column=("dense", "{:+.2e}"),
         ),
-        Metric(
-            "trial/turn_score_mean",
-            "mean",
-            "mean over turn rows of $s_k$ (Eq. 5), nats per token",
-            Curve(
-                "turn_score",
-                "hindsight",
-                "Mean turn score",
-                "nats per token",
-                "How much hindsight revises a turn: mean absolute gap of its tokens (Eq. 5), in windows of 5 iterations.",
-                windowed=True,
-            ),
-        ),
-        Metric(
-            "trial/turn_weight_std",
-            "mean",
-            "standard deviation over turn rows of the applied weights $w_k$",
-            Curve(
-                "profile_std",
-                "hindsight",
-                "Spread of the profile",
-                "standard deviation",
-                "Standard deviation over turns of the multipliers that were applied (Eq. 6), in windows of 5 iterations.",
-                windowed=True,
-            ),
-        ),
+        Metric("trial/turn_score_mean", "mean", "mean over turn rows of $s_k$ (Eq. 5), nats per token"),
+        Metric("trial/turn_weight_std", "mean", "standard deviation over turn rows of the applied weights $w_k$"),
         Metric(
             "trial/gap_mean",
             "mean",
@@ -247,50 +149,18 @@ _LEARNER = MetricGroup(
             "trial/clamp_saturated_fraction",
             "mean",
             "share of microbatches in which the clamp of Eq. 8 removed the dense gradient; 0 during warm-up",
-            Curve(
-                "saturated",
-                "hindsight",
-                "Saturated share of the clamp",
-                "share of microbatches",
-                "Share of microbatches in which the clamp of Eq. 8 took the dense gradient; 0 during warm-up.",
-                percent=True,
-            ),
-            ("saturated", "{:.0%}"),
+            column=("saturated", "{:.0%}"),
         ),
         Metric("trial/hindsight_coeff", "mean", r"$\lambda_g$"),
-        Metric(
-            "grpo/entropy",
-            "mean",
-            "token mean of the policy's entropy, nats",
-            Curve("entropy", "policy", "Entropy of the policy", "nats per token", "Mean over tokens."),
-        ),
+        Metric("grpo/entropy", "mean", "token mean of the policy's entropy, nats"),
         Metric(
             "grpo/kl",
             "mean",
             "token mean of k3 against the frozen initial policy, nats; without a reference model (`kl_coeff=0`), against "
             r"$\pi_{old}$",
-            Curve(
-                "kl",
-                "policy",
-                "KL divergence of the policy",
-                "nats per token",
-                "From the frozen reference; without a reference model, from the policy before the update.",
-            ),
-            ("kl", "{:.1e}"),
+            column=("kl", "{:.1e}"),
         ),
-        Metric(
-            "grpo/clip_fraction",
-            "mean",
-            "share of tokens whose ratio is outside the clip range",
-            Curve(
-                "clip_fraction",
-                "policy",
-                "Clipped tokens",
-                "share of tokens",
-                "Share of tokens whose ratio lies outside of the clip range.",
-                percent=True,
-            ),
-        ),
+        Metric("grpo/clip_fraction", "mean", "share of tokens whose ratio is outside the clip range"),
         Metric(
             "grpo/ratio_mean",
             "mean",
@@ -311,51 +181,12 @@ _LEARNER = MetricGroup(
             "mean",
             r"mean of the importance ratio $r = \pi_{old} / \pi_{engine}$ over all tokens, each at most $e^{20}$, "
             "before the cap",
-            Curve(
-                "engine_ratio",
-                "engine",
-                "Mean importance ratio",
-                "learner / engine",
-                "Probability of the sampled tokens under the learner before the update, over that under the engine's policy.",
-            ),
         ),
+        Metric("engine/ratio_max", "max", "the largest of these ratios"),
         Metric(
-            "engine/ratio_max",
-            "max",
-            "the largest of these ratios",
-            Curve(
-                "engine_ratio_max",
-                "engine",
-                "Largest importance ratio",
-                "learner / engine",
-                "The same ratio, its largest value in the iteration.",
-            ),
+            "engine/kl", "mean", r"mean of $r - 1 - \log r$, an estimate of $\mathrm{KL}(\pi_{engine} \| \pi_{old})$"
         ),
-        Metric(
-            "engine/kl",
-            "mean",
-            r"mean of $r - 1 - \log r$, an estimate of $\mathrm{KL}(\pi_{engine} \| \pi_{old})$",
-            Curve(
-                "engine_kl",
-                "engine",
-                "KL divergence of engine and learner",
-                "nats per token",
-                "Estimated from the same ratios.",
-            ),
-        ),
-        Metric(
-            "engine/effective_sample_size",
-            "mean",
-            r"$(\sum r)^2 / (T \sum r^2)$, in (0, 1]",
-            Curve(
-                "sample_size",
-                "engine",
-                "Effective sample size",
-                "share of tokens",
-                "1 where all ratios are equal.",
-                percent=True,
-            ),
-        ),
+        Metric("engine/effective_sample_size", "mean", r"$(\sum r)^2 / (T \sum r^2)$, in (0, 1]"),
         Metric(
             "engine/bounded_fraction",
             "mean",
@@ -386,11 +217,7 @@ _LEARNER = MetricGroup(
         ),
         Metric("update/tokens_distinct", "sum", "distinct prefixes of the rows of these passes"),
         Metric("update/seconds", "max", "time of the iteration's optimizer steps, slowest learner"),
-        Metric(
-            "update/tokens_trained",
-            "sum",
-            "prompt and response tokens of the trained rows, once an epoch",
-        ),
+        Metric("update/tokens_trained", "sum", "prompt and response tokens of the trained rows, once an epoch"),
     ),
 )
 _METHODS = MetricGroup(
@@ -472,11 +299,7 @@ _DRIVER = MetricGroup(
         Metric(
             "groups/num_in_flight", "sum", "groups, finished or not, that wait for a later update when this one begins"
         ),
-        Metric(
-            "groups/num_of_several_versions",
-            "sum",
-            "trained groups that several versions of the weights sampled",
-        ),
+        Metric("groups/num_of_several_versions", "sum", "trained groups that several versions of the weights sampled"),
         Metric(
             "groups/num_on_policy_iterations",
             "sum",
@@ -489,11 +312,7 @@ _DRIVER = MetricGroup(
             "share of groups with at least 2 completed rollouts whose rollouts all earned the same `reward`, up "
             "to rounding",
         ),
-        Metric(
-            "guards/num_violated",
-            "sum",
-            "violated [health checks](reliability.md#health-checks-of-the-policy)",
-        ),
+        Metric("guards/num_violated", "sum", "violated [health checks](reliability.md#health-checks-of-the-policy)"),
         Metric("actors/num_engines", "item", "engines when the iteration began"),
         Metric("actors/num_env_runners", "item", "env-runner actors when the iteration began"),
         Metric("seconds/sampling", "sum", "the driver's time in this iteration for sampling"),
@@ -527,9 +346,6 @@ _RLLIB = MetricGroup(
 GROUPS = (_PANEL, _ROLLOUTS, _LEARNER, _METHODS, _DRIVER, _RLLIB)
 METRICS: Mapping[str, Metric] = {group.prefix + metric.name: metric for group in GROUPS for metric in group.metrics}
 """Every metric by its key in a flat result; of RLlib's own those by which runs are commonly stopped."""
-
-CURVES = {key: metric.curve for key, metric in METRICS.items() if metric.curve is not None}
-"""Charts of reports, by the metric's key."""
 
 PANEL_SUCCESS = f"{EVALUATION}success_rate"
 TRAINING_SUCCESS = f"{ENV_RUNNERS}success_rate"

@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from trial_ray import metrics
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.reports.charts import curve, windows
+from trial_ray.reports.curves import CURVES
 from trial_ray.reports.traces import Trace, TracedTurn, class_means, readable_trace
 from trial_ray.rollout.trajectory import Trajectory, Turn
 from trial_ray.runs.metric_files import read_metrics
@@ -63,6 +65,10 @@ def test_actions_of_an_environment_without_patterns_have_no_class():
 
 def trace(*turns):
     return Trace("t", True, [TracedTurn("a", name, 0.1, weight, 3) for name, weight in turns])
+
+
+def test_only_logged_metrics_are_drawn():
+    assert CURVES.keys() <= metrics.METRICS.keys()
 
 
 def test_errors_are_over_trajectory_means_not_over_turns():

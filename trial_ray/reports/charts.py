@@ -13,7 +13,8 @@ import numpy as np
 from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.evaluation.results import protocol_difference
 from trial_ray.evaluation.statistics import bootstrap_curve
-from trial_ray.metrics import CURVES, PANEL_SUCCESS, Curve
+from trial_ray.metrics import PANEL_SUCCESS
+from trial_ray.reports.curves import CURVES, Curve
 from trial_ray.reports.groups import RunGroup, recorded_iterations, run_label
 from trial_ray.reports.run import RecordedRun
 from trial_ray.reports.traces import class_means, readable_trace
@@ -57,20 +58,19 @@ class Table:
     long: bool = False
 
 
-def curve_chart(key: str, groups: Sequence[RunGroup], spec: Curve | None = None) -> dict[str, Any] | None:
+def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     """A chart of one metric, or ``None`` where no run logged it.
 
     Args:
         key: of the metric.
         groups: of runs.
-        spec: how it is shown; ``None``: as :data:`~trial_ray.metrics.CURVES` says.
 
     Returns:
         ``series``, one entry a group that logged it: per iteration ``mean``, ``low`` and ``high`` over the runs that all have
         the iteration (``low`` and ``high`` are ``None`` for a single run; nothing of runs with different tasks), and under
         ``runs`` the curve of every run.
     """
-    spec = spec or CURVES[key]
+    spec = CURVES[key]
     series = [found for index, group in enumerate(groups) if (found := _series(key, spec, index, group))]
     if not series:
         return None

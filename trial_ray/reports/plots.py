@@ -13,8 +13,9 @@ from typing import Any
 
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.files import writing
-from trial_ray.metrics import CURVES, PANEL_SUCCESS, PROFILE_STD, TURN_SCORE
+from trial_ray.metrics import PANEL_SUCCESS, PROFILE_STD, TURN_SCORE
 from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
+from trial_ray.reports.curves import CURVES
 from trial_ray.reports.groups import RunGroup, recorded_iterations
 
 DASHES = ("-", "--", ":", "-.")
