@@ -17,6 +17,7 @@ REPORTS = ["matplotlib>=3.10", "tensorboard>=2.20"]
 # In a clone the examples stand at the top, where they are found first; a wheel carries them inside the package.
 EXAMPLES = {
     "trial_ray.tuned_examples": "tuned_examples",
+    "trial_ray.tuned_examples.methods": "tuned_examples/methods",
     "trial_ray.tuned_examples.reproduce": "tuned_examples/reproduce",
     "trial_ray.tuned_examples.sweeps": "tuned_examples/sweeps",
 }

@@ -13,13 +13,11 @@ from trial_ray.version import __version__
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.algorithms.grpo import GRPO
-    from trial_ray.algorithms.methods.agentopsd import AgentOPSDConfig
     from trial_ray.algorithms.methods.gigpo import GiGPOConfig
     from trial_ray.algorithms.methods.opsd import OPSDConfig
     from trial_ray.algorithms.methods.rlsd import RLSDConfig
     from trial_ray.algorithms.methods.sdar import GRPOOPSDConfig, SDARConfig
     from trial_ray.algorithms.methods.serl import SERLConfig
-    from trial_ray.algorithms.methods.stepopsd import StepOPSDConfig
     from trial_ray.algorithms.methods.trial import (
         TRIAL,
         PermutedConfig,
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
 _METHODS = "trial_ray.algorithms.methods"
 _MODULES = {
-    "AgentOPSDConfig": f"{_METHODS}.agentopsd",
     "GRPO": "trial_ray.algorithms.grpo",
     "GRPOConfig": "trial_ray.algorithms.config",
     "GRPOOPSDConfig": f"{_METHODS}.sdar",
@@ -44,7 +41,6 @@ _MODULES = {
     "RLSDConfig": f"{_METHODS}.rlsd",
     "SDARConfig": f"{_METHODS}.sdar",
     "SERLConfig": f"{_METHODS}.serl",
-    "StepOPSDConfig": f"{_METHODS}.stepopsd",
     "TRIAL": f"{_METHODS}.trial",
     "TRIALConfig": f"{_METHODS}.trial",
     "UniformConfig": f"{_METHODS}.trial",
@@ -60,7 +56,6 @@ _MODULES = {
 __all__ = [
     "GRPO",
     "TRIAL",
-    "AgentOPSDConfig",
     "EnvironmentAdapter",
     "GRPOConfig",
     "GRPOOPSDConfig",
@@ -72,7 +67,6 @@ __all__ = [
     "ReportLabels",
     "SDARConfig",
     "SERLConfig",
-    "StepOPSDConfig",
     "TRIALConfig",
     "UniformConfig",
     "ValueWeightedConfig",

@@ -33,6 +33,12 @@ _IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _ASSIGNED = re.compile(rf"(?i)(?<![a-z])({_NAME}['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s'\",;)}}\]]+)")
 
 
+def examples_folder() -> Path:
+    """The folder ``tuned_examples``: a wheel's own, else the one beside the package in a clone."""
+    packaged = PACKAGE / "tuned_examples"
+    return packaged if packaged.is_dir() else PACKAGE.parent / "tuned_examples"
+
+
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with :data:`HIDDEN` for values that are secret by their name, and wherever a secret of the environment occurs."""
     return {str(name): _cleaned(name, value) for name, value in settings.items()}

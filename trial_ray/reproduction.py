@@ -16,10 +16,10 @@ from trial_ray.errors import UserInputError
 from trial_ray.evaluation.panels import choose_panel
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.tables import ResultTable, TableEntry
+from trial_ray.files import examples_folder
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.ray_internals import trial_folder
 from trial_ray.runs.config_record import to_record
-from trial_ray.runs.experiment import examples_folder
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.metric_files import set_file
 from trial_ray.runs.overrides import apply_overrides

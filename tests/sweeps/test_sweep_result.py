@@ -14,8 +14,9 @@ from rich.console import Console
 from trial_ray.algorithms import TRIAL, TRIALConfig
 from trial_ray.engines.fault_log import FAULTS
 from trial_ray.errors import CheckpointError, ConfigError, first_line
+from trial_ray.files import examples_folder
 from trial_ray.runs.config_record import to_record
-from trial_ray.runs.experiment import examples_folder, load_experiment
+from trial_ray.runs.experiment import load_experiment
 from trial_ray.sweeps import outputs
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter
 from trial_ray.sweeps.file import SweepFile

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from trial_ray.algorithms.config import GRPOConfig
-from trial_ray.algorithms.methods import METHODS, config_class
+from trial_ray.algorithms.methods import EXAMPLES, METHODS, config_class
 from trial_ray.algorithms.rllib_settings import UNREAD
 from trial_ray.config.declare import default_of, fields_of, sections_of, settings_table
 from trial_ray.metrics import GROUPS, metrics_table
@@ -56,7 +56,7 @@ def _section_tables() -> dict[str, str]:
 def _method_tables() -> dict[str, str]:
     """Of each method's config: its base class, the defaults that it changes, and a table of the settings that it adds."""
     tables = {}
-    for method in METHODS:
+    for method in (*METHODS, *EXAMPLES):
         config, parent = config_class(method), config_class(method).__bases__[0]
         if config is GRPOConfig:
             continue

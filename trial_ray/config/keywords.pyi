@@ -80,9 +80,6 @@ class Sections:
         jsd_temperature: float | Search = ...,
         step_coeff: float | Search = ...,
         step_discount: float | Search = ...,
-        revision_mix: float | Search = ...,
-        revision_bound: float | Search = ...,
-        belief_decay: float | Search = ...,
     ) -> Self:
         """Set the objective and the optimisation.
 
@@ -176,9 +173,6 @@ class Sections:
             jsd_temperature: divides both views' logits.
             step_coeff: ω, the weight of the step advantage.
             step_discount: γ of the return from a step on.
-            revision_mix: λ, the share of the factor in the advantage.
-            revision_bound: b, the bound of the factor.
-            belief_decay: γ, what is left of earlier turns' evidence after another turn.
         """
 
     def rl_module(

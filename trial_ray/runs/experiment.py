@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.files import PACKAGE
+from trial_ray.files import examples_folder
 from trial_ray.user_files import run_user_file
 
 if TYPE_CHECKING:
@@ -35,12 +35,6 @@ class Experiment:
     config: GRPOConfig
     stop: dict[str, float]
     names: dict[str, Any] = field(default_factory=dict)
-
-
-def examples_folder() -> Path:
-    """The folder ``tuned_examples``: a wheel's own, else the one beside the package in a clone."""
-    packaged = PACKAGE / "tuned_examples"
-    return packaged if packaged.is_dir() else PACKAGE.parent / "tuned_examples"
 
 
 def experiment_file(name: str) -> Path:

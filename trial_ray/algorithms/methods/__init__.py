@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.config.declare import did_you_mean
 from trial_ray.errors import ConfigError
+from trial_ray.files import examples_folder
 from trial_ray.user_files import load_user_module
 
 if TYPE_CHECKING:
@@ -28,20 +29,20 @@ METHODS = {
     "opsd": ("OPSD", f"{_FOLDER}.opsd", "OPSDConfig"),
     "rlsd": ("RLSD", f"{_FOLDER}.rlsd", "RLSDConfig"),
     "gigpo": ("GiGPO", f"{_FOLDER}.gigpo", "GiGPOConfig"),
-    "stepopsd": ("StepOPSD", f"{_FOLDER}.stepopsd", "StepOPSDConfig"),
-    "agentopsd": ("AgentOPSD", f"{_FOLDER}.agentopsd", "AgentOPSDConfig"),
 }
 """The methods that come with this package: title in tables and figures, module and config class by name."""
+EXAMPLES = {"stepopsd": "StepOPSD", "agentopsd": "AgentOPSD"}
+"""Those of ``tuned_examples/methods``, in files like a user's: title by name."""
 
 
 def method_names() -> tuple[str, ...]:
-    """Names of the methods that come with this package, known without importing any of them (or Ray)."""
-    return tuple(sorted(METHODS))
+    """Names of the methods that need no path, known without importing any of them (or Ray)."""
+    return tuple(sorted((*METHODS, *EXAMPLES)))
 
 
 def method_title(method: str) -> str:
     """How a method is written in tables and figures; a method of the user's own is written as it is named."""
-    return METHODS[method][0] if method in METHODS else method
+    return METHODS[method][0] if method in METHODS else EXAMPLES.get(method, method)
 
 
 def config_class(method: str) -> type[GRPOConfig]:
@@ -51,6 +52,8 @@ def config_class(method: str) -> type[GRPOConfig]:
         ConfigError: no method has that name, or the file is missing or defines no ``CONFIG``.
         UserInputError: the file fails.
     """
+    if method in EXAMPLES:
+        method = str(examples_folder() / "methods" / f"{method}.py")
     if method.endswith(".py"):
         return _config_of(load_user_module(Path(method), "CONFIG"), method)
     if method not in METHODS:
@@ -70,7 +73,7 @@ def new_config(method: str) -> GRPOConfig:
 
 def method_of(config: GRPOConfig) -> str:
     """The name under which :func:`config_class` finds the config's class."""
-    for name in method_names():
+    for name in (*METHODS, *EXAMPLES):
         if config_class(name) is type(config):
             return name
     module = sys.modules[type(config).__module__]

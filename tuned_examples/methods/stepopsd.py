@@ -2,7 +2,7 @@
 
 On action tokens Â_t = f_k A [(1 − λ) + λ clip(2 σ(sgn(A) δ_t), 1 ± α)], δ = log π_T(y|h⁺) − log π_old(y|h); f_k brings the
 mean |Â| of each step of a trajectory to their mean, within [1/2, 2]. Other tokens keep A. Source: Zhang et al., arXiv 2605.27140;
-``compute_advantage``, github.com/yanfei-zhang-95/OPSD_experiment_SearchR1 at 79c114c.
+``compute_advantage``, github.com/yanfei-zhang-95/OPSD_experiment_SearchR1 at 79c114c. To train with it: ``--method stepopsd``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from trial_ray.config.declare import setting
 from trial_ray.learner.method import Metrics
 from trial_ray.learner.rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.advantages import rescaled_advantages
-from trial_ray.objectives.segments import segment_sum, zero_outside
-from trial_ray.objectives.turn_credit import equal_step_factors
+from trial_ray.objectives.segments import flat_floats, flat_ids, flat_mask, renumber, segment_sum, zero_outside
 from trial_ray.rollout.trajectory import TrajectoryGroup
+
+EPSILON = 1e-6
+"""Added to what is divided by, as released."""
 
 
 class EqualSteps(RescaledAdvantages):
@@ -47,6 +49,34 @@ class EqualSteps(RescaledAdvantages):
         return rescaled_advantages(advantages, gap, self.strength(iteration), self.config.rescaling_clip, logistic=True)
 
 
+def equal_step_factors(
+    magnitudes: torch.Tensor, active: torch.Tensor, trajectory_ids: torch.Tensor, bound: float = 2.0
+) -> torch.Tensor:
+    """StepOPSD's factor of each step: its trajectory's mean magnitude over its own, within [1 / c, c].
+
+    Args:
+        magnitudes: float ``[K]``, mean |Â| over the action tokens of each turn.
+        active: bool ``[K]``, turns that have action tokens; the others, and one that is alone, get 1.
+        trajectory_ids: integer ``[K]``, from 0.
+        bound: c, at least 1.
+
+    Returns:
+        Float ``[K]``, detached.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, a negative id, or ``bound`` below 1.
+    """
+    magnitudes = flat_floats("magnitudes", magnitudes).detach()
+    active = flat_mask("active", active, ("magnitudes", magnitudes))
+    if not bound >= 1:
+        raise ValueError(f"bound must be at least 1, got {bound}")
+    trajectories, count = renumber(flat_ids("trajectory_ids", trajectory_ids, ("magnitudes", magnitudes)))
+    steps = segment_sum(active.to(magnitudes.dtype), trajectories, count)
+    means = segment_sum(zero_outside(magnitudes, active), trajectories, count) / steps.clamp(min=1)
+    factors = (means[trajectories] / (magnitudes + EPSILON)).clamp(1 / bound, bound)
+    return torch.where(active & (steps[trajectories] > 1), factors, torch.ones_like(factors))
+
+
 class StepOPSDConfig(RLSDConfig):
     """StepOPSD: α 0.2, λ 0.2 → 0 over 50 iterations, a teacher renewed every 10; settings as RLSD's."""
 
@@ -56,3 +86,6 @@ class StepOPSDConfig(RLSDConfig):
     teacher_sync_iterations: int | None = setting(10)
     rescaling: float = setting(0.2)
     rescaling_iterations: int = setting(50)
+
+
+CONFIG = StepOPSDConfig
