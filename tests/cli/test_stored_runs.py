@@ -10,10 +10,9 @@ from cli_fakes import iterations, read
 from failing_storage import failing_storage
 
 from trial_ray import cli
-from trial_ray.errors import UserInputError
 from trial_ray.files import CACHE_VARIABLE
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, list_checkpoints
-from trial_ray.runs.storage import Storage, StoredCopy
+from trial_ray.runs.storage import StoredCopy
 from trial_ray.runs.stored_run import local_folder
 
 
@@ -57,13 +56,6 @@ def test_an_interrupted_run_names_the_uri_to_continue_with(train, tmp_path, monk
     uri = f"file://{tmp_path}/bucket/run"
     train("--out", uri, on_train=interrupting(2), code=130)
     assert f"continues with --resume {uri}" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_run_that_a_users_error_ends_at_once_leaves_nothing_there(train, tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    uri = f"file://{tmp_path}/bucket/run"
-    train("--out", uri, build_error=UserInputError("no such setting"), code=2)
-    train("--out", uri)
 
 
 def test_a_report_copies_no_checkpoints_and_the_page_is_where_it_says(stored, tmp_path, monkeypatch, capsys):
@@ -131,17 +123,6 @@ def test_a_storage_that_refuses_is_told_before_anything_starts(train, tmp_path, 
         error = " ".join(capsys.readouterr().err.split())
         assert "s3://bucket/run cannot be used: the storage is broken. Expected a storage that answers" in error
     assert cli.main(["report", "s3://bucket/run"]) == 2
-
-
-def test_names_that_lead_out_of_a_copy_are_refused(monkeypatch, tmp_path):
-    from pyarrow.fs import FileInfo, FileType
-
-    class Hostile:
-        def get_file_info(self, selector):
-            return [FileInfo("bucket/run/../../evil", FileType.File, size=1, mtime_ns=1)]
-
-    with pytest.raises(UserInputError, match="is no file inside it"):
-        Storage("s3://bucket/run", Hostile(), "bucket/run").files()
 
 
 def test_runs_of_one_name_at_two_servers_have_two_folders(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from failing_storage import failing_storage
 
-from trial_ray.errors import CheckpointError, FolderInUseError, StorageError, UserInputError
+from trial_ray.errors import FolderInUseError, StorageError, UserInputError
 from trial_ray.files import CACHE_VARIABLE
 from trial_ray.runs import stored_run as module
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, list_checkpoints, prune_checkpoints
@@ -304,9 +304,3 @@ def test_a_new_run_does_not_bring_an_older_ones_folder_there(place, there, stori
     with storing(resume=True):
         pass
     assert contents(there) == contents(local_folder(place))
-
-
-def test_where_no_run_is_none_is_resumed(place, there, storing):
-    with pytest.raises(CheckpointError, match="is not a run folder"), storing(resume=True):
-        pass
-    assert not there.exists() or contents(there) == {}
