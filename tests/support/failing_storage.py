@@ -15,7 +15,7 @@ class FailingHandler(FileSystemHandler):
     Attributes:
         broken: whether every call fails.
         fails: called with a path before it is written; the write fails where that is true.
-        done: ``+NAME`` for each file that was begun, ``-NAME`` for each file or folder that was removed; without the writer's name.
+        done: ``+NAME`` for each file that was begun, ``-NAME`` for each file or folder that was removed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -25,8 +25,7 @@ class FailingHandler(FileSystemHandler):
         self.done: list[str] = []
 
     def _note(self, sign: str, path: str) -> None:
-        if "/.writers/" not in path:
-            self.done.append(sign + path.removeprefix(self._root + "/"))
+        self.done.append(sign + path.removeprefix(self._root + "/"))
 
     def _call(self, name: str, *arguments, **options):
         if self.broken:

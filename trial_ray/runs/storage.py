@@ -22,8 +22,8 @@ URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _RESERVED = ":/?#[]@!$&'()*+,;=%"
 """Characters that stay as they are where a URI was typed with spaces and the like."""
 _PASSWORD = re.compile(r"://[^?@]*:[^?]*@")
-WRITER = ".writers/last"
-"""File on the storage that names who has written the run last."""
+CLAIMS = ".writers"
+"""Folder of earlier versions, which says who writes a run."""
 CHUNK = 16 << 20
 """Bytes that are copied at a time."""
 COPIES = 8
@@ -105,7 +105,7 @@ class Storage:
         return f"{self.root}/{name}"
 
     def files(self) -> dict[str, Any]:
-        """``pyarrow.fs.FileInfo`` of the files in this folder by name, without the name of the writer.
+        """``pyarrow.fs.FileInfo`` of the files in this folder by name.
 
         Raises:
             UserInputError: a name would lie outside a copy of this folder.
@@ -118,7 +118,7 @@ class Storage:
             parts = PurePosixPath(name).parts
             if ".." in parts or "\0" in name or PurePosixPath(name).is_absolute():
                 raise UserInputError(f"{self.uri} holds {name!r}, which is no file inside it. Remove it there.")
-            if info.is_file and parts and parts[0] != PurePosixPath(WRITER).parts[0]:
+            if info.is_file and parts and parts[0] != CLAIMS:
                 found[name] = info
         return found
 
@@ -141,12 +141,6 @@ class Storage:
             stream = self.filesystem.open_output_stream(target, compression=None)
         with stream, file.open("rb") as source:
             shutil.copyfileobj(source, stream, CHUNK)
-
-    def writer(self) -> str:
-        """Who has written the run last; empty where nobody has."""
-        with suppress(FileNotFoundError), self.filesystem.open_input_stream(self.path(WRITER)) as stream:
-            return str(stream.read().decode(errors="replace"))
-        return ""
 
     def remove(self, name: str, *, folder: bool = False) -> None:
         """Remove a file or a folder; it may be gone already."""
