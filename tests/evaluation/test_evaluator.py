@@ -86,7 +86,7 @@ def test_episodes_depend_on_the_task_alone_and_interruptions_cost_nothing(algori
     assert second.weights == algo.weights_checksum
     protocol, path = policy_protocol(crowd, panel, entry_of(crowd)), tmp_path / "result.json"
     assert protocol == whole.protocol
-    with second as player:
+    with second.playing() as player:
         together = responses(player, panel)
         _check_interruption(player, panel, path, protocol)
         _check_loss_of_a_runner(player, panel, whole)

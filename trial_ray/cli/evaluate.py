@@ -160,7 +160,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> EvaluationResult:
         if journal.result is not None:
             return journal.result
         bar = episode_bar(console, len(panel), journal)
-        with ray_session(args.verbose), evaluator as player, bar as on_episode:
+        with ray_session(args.verbose), evaluator.playing() as player, bar as on_episode:
             result = player.play(panel, entry, known=journal.episodes, on_episode=on_episode)
         result.policy, result.weights, result.labels = str(args.policy), evaluator.weights, labels
         journal.finish(result)

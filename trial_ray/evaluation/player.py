@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import torch
@@ -115,42 +115,25 @@ class PanelPlayer:
                 break
             if attempt:
                 self._workers.repair(len(pending))
-            failures, played = self._play_once(pending, settings, episodes, on_episode)
-            counts += played
-            if failures:
-                first = failures[0].errors[0]
-                logger.warning("%d of %d episodes failed; the first: %s", len(failures), len(pending), first)
-            failed |= {sample.request.task_id: sample for sample in failures}
+            for sample in self._workers.stream_groups(pending, settings):
+                counts += sample.counts
+                episode = sample.episodes[0]
+                if episode.failed:
+                    failed[episode.task_id] = sample
+                else:
+                    failed.pop(episode.task_id, None)
+                    episodes[episode.task_id] = episode
+                    on_episode(episode)
+            if failed:
+                first = next(iter(failed.values())).errors[0]
+                logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(pending), first)
             losses += self._workers.take_losses()
-        if missing := [task for task in panel.task_ids if task not in episodes]:
-            raise failure_of(
-                f"{len(missing)} of the evaluation set's {len(panel)} episodes could not be played",
-                [failed[task] for task in missing if task in failed],
-                losses,
-            )
+        if missing := len(set(panel.task_ids) - episodes.keys()):
+            message = f"{missing} of the evaluation set's {len(panel)} episodes could not be played"
+            raise failure_of(message, list(failed.values()), losses)
         ordered = [episodes[task] for task in panel.task_ids]
         protocol = policy_protocol(self._config, panel, entry)
         return EvaluationResult(protocol, ordered, str(self._config.model_path), counts=counts)
-
-    def _play_once(
-        self,
-        requests: Sequence[GroupRequest],
-        settings: SampleSettings,
-        episodes: dict[str, EpisodeResult],
-        on_episode: Callable[[EpisodeResult], None],
-    ) -> tuple[list[GroupSample], RolloutCounts]:
-        """Play the requests and keep what did not fail in ``episodes``; returns the others, and the counts of all."""
-        failures: list[GroupSample] = []
-        counts = RolloutCounts()
-        for sample in self._workers.stream_groups(requests, settings):
-            counts += sample.counts
-            episode = sample.episodes[0]
-            if episode.failed:
-                failures.append(sample)
-            else:
-                episodes[episode.task_id] = episode
-                on_episode(episode)
-        return failures, counts
 
     def _settings(self, entry: EnvironmentEntry, iteration: int) -> tuple[SampleSettings, int]:
         """How the evaluation set is played, and the index of its environment among the run's."""
@@ -171,8 +154,8 @@ class PanelPlayer:
         return GroupRequest(index, task, 1, seed, environment)
 
 
-class Evaluator(AbstractContextManager[PanelPlayer]):
-    """Entering it starts Ray actors for one model and returns the :class:`PanelPlayer`; leaving it stops them.
+class Evaluator:
+    """A model that is evaluated alone, and the Ray actors that play it.
 
     Engines start from the model's folder like those of a training run, and are then sent the weights of this process, so
     that both kinds of engine confirm by checksum what they play, and by log-probabilities of a fixed text that they play it.
@@ -192,35 +175,29 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
         self._dtype = getattr(torch, config.engine_dtype())
         self._model: torch.nn.Module | None = load_causal_lm(str(config.model_path), config.model_dtype)
         self.weights = weights_checksum(engine_tensors(self._model, self._dtype))
-        self._stack = ExitStack()
 
-    def __enter__(self) -> PanelPlayer:
+    @contextmanager
+    def playing(self) -> Iterator[PanelPlayer]:
+        """Start the actors, once; they stop when the context is left."""
         config = self._config
-        with ExitStack() as starting:
+        with ExitStack() as stack:
             engines = create_engines(config)
-            starting.callback(engines.stop)
+            stack.callback(engines.stop)
             runners = TextEnvRunnerGroup(
                 env_creator=None,
                 config=config,
                 local_env_runner=config.create_local_env_runner,
                 num_env_runners=fewest_and_most(config.num_env_runners)[0],
             )
-            starting.callback(runners.stop)
+            stack.callback(runners.stop)
             engines.start(config.engine_start_timeout_s)
             assert self._model is not None, "entered twice"
-            engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1, text=self._text()))
+            ids = text_ids(load_tokenizer(str(config.model_path)))
+            limit = TEXT_FACTOR * config.logprob_gap_limit()
+            text = TextLogprobs(ids, own_logprobs(self._model, ids), limit, type(self._model).__name__)
+            engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1, text=text))
             self._model = None  # the object store holds it now
-            player = PanelPlayer(config, RolloutWorkers(config, runners, engines))
-            self._stack = starting.pop_all()
-        return player
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
-    def _text(self) -> TextLogprobs:
-        config, ids = self._config, text_ids(load_tokenizer(str(self._config.model_path)))
-        logprobs = own_logprobs(self._model, ids)
-        return TextLogprobs(ids, logprobs, TEXT_FACTOR * config.logprob_gap_limit(), type(self._model).__name__)
+            yield PanelPlayer(config, RolloutWorkers(config, runners, engines))
 
 
 # -- the oracle, the upper bound of an evaluation ----------------------------------------------------------------------
