@@ -10,8 +10,8 @@ import pytest
 import torch
 from small_learners import learner_of, update
 from synthetic_groups import synthetic_groups
+from test_group_sampler import PlayedWorkers, sampler
 from test_guards import guards, judge
-from test_overlapping_sampler import PlayedWorkers, sampler
 
 PLAIN = (int, float, str, bool, type(None), list, tuple, dict, set, torch.dtype)
 HELD = {"config", "_config", "_method", "method"}
