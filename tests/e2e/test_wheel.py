@@ -106,7 +106,7 @@ def test_the_packages_are_those_of_the_wheel_and_bring_their_files(call, install
 def test_commands_explain_themselves_and_plan_without_a_checkout(call):
     assert "tuned example" in call("trial-ray", "train", "--help")
     assert "table3" in call("trial-ray", "reproduce", "--help")
-    assert "20 new" in call("trial-ray", "reproduce", "table3", "--scale", "tiny", "--dry-run")
+    assert "20 runs of 12" in call("trial-ray", "reproduce", "table3", "--scale", "tiny", "--dry-run")
     found = call("trial-ray", "doctor")
     assert "transformers" in found
     assert "trial-ray from an installed package" in " ".join(found.split())
