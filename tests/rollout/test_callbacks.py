@@ -231,3 +231,12 @@ def test_a_callback_that_raises_is_named_and_ends_nothing_but_the_call(runner_of
     runner = runner_of(GRPOConfig().callbacks(**{hook: spoil}))
     with pytest.raises(CallbackError, match=f"The callback {hook}=.*spoil raised"):
         play(runner)
+
+
+def test_an_environment_in_a_process_of_its_own_is_shown_by_its_stand_in(runner_of):
+    config = GRPOConfig().env_runners(environment_processes=True)
+    found = []
+    runner = runner_of(config.callbacks(on_environment_created=lambda env, **kwargs: found.append(env)))
+    (sample,) = play(runner, size=1, groups=1)
+    assert sample.num_survivors == 1
+    assert [env.name for env in found] == ["Counting-v0"]
