@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trial_ray.algorithms import GRPOConfig, TRIALConfig, methods
-from trial_ray.algorithms.methods import config_class, method_names, method_title, new_config
+from trial_ray.algorithms.methods import config_class, method_title, new_config
 from trial_ray.algorithms.rllib_settings import UNREAD, refuse_unread
 from trial_ray.errors import ConfigError
 from trial_ray.runs.experiment import load_experiment
@@ -108,7 +108,7 @@ def test_every_config_of_a_methods_file_is_found_by_a_name_and_has_a_title():
     modules = [import_module(f"{methods.__name__}.{file}") for file in files]
     found = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
     configs = {each for each in found if issubclass(each, GRPOConfig)}
-    assert configs == {config_class(name) for name in method_names()}
+    assert configs == {config_class(name) for name in methods.METHODS}
     assert [method_title(name) for name in ("grpo_opsd", "gigpo", "my/own.py")] == ["GRPO+OPSD", "GiGPO", "my/own.py"]
 
 
