@@ -120,7 +120,7 @@ def _results(name: str, file: StudySweep, folder: Path) -> list[str]:
     from trial_ray.reproduction import write_results
 
     try:
-        return [f"written: {path}" for path in write_results(name, file, folder)]
+        return [f"written: {path}" for path in write_results(name, file, folder) if path.suffix != ".svg"]
     except TrialRayError as error:
         return [f"not all results were written: {first_line(error)}"]
 

@@ -174,8 +174,10 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
         axis.plot(series["x"], [scale * value for value in series["mean"]], **colour, **marker, **style)
     if chart["warm_up"]:
         axis.margins(x=0.02)
-        axis.axvspan(axis.get_xlim()[0], min(chart["warm_up"]) - 0.5, alpha=0.1, color="gray", zorder=0)
-        for start in chart["warm_up"]:
+        left, end = axis.get_xlim()[0], min(chart["warm_up"]) - 0.5
+        if left < end:  # else the curve begins after it
+            axis.axvspan(left, end, alpha=0.1, color="gray", zorder=0)
+        for start in (start for start in chart["warm_up"] if start > left):
             axis.axvline(start - 0.5, color="gray", linewidth=0.8, linestyle="--")
     if chart["percent"]:
         axis.set_ylim(bottom=0)
