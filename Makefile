@@ -25,9 +25,9 @@ export UV_FIND_LINKS
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
 
-# Two workers, each with a group of tests at a time, which share engines and models (tests/conftest.py makes the groups).
+# Two workers, each with a file of tests at a time, which share engines and models (tests/conftest.py).
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-data: setup
 	$(BIN)/python -m pytest -m data $(ARGS)
@@ -37,7 +37,7 @@ test-long: setup
 
 # HOSTILE_EXAMPLES=10000 draws as many examples of hostile input as each test asks for.
 test-faults: setup
-	$(BIN)/python -m pytest -m faults -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # PEERS=openenv runs those of one library.
 test-peers: $(PEERS:%=.venv-peers/%/.installed)
