@@ -35,6 +35,7 @@ class PlayedWorkers:
 
     def take_groups(self, runner_ids, iteration, timeout_s, together):
         assert together
+        assert runner_ids == {request.index for request in self._begun}, "the others have handed over theirs"
         begun, self._begun = self._begun, []
         lost = [request.index for request in begun if self._lost(request.index, self.calls)]
         return [self._play(request, self.calls) for request in begun if request.index not in lost], lost

@@ -346,7 +346,8 @@ class GroupSampler:
         wait_s = 0.0  # at first only what has ended already
         together = not self._config.max_staleness
         while True:
-            runners = self.runners_holding_groups()
+            # Without staleness, runners that have handed over theirs are left alone: a call would delay the next iteration's.
+            runners = {group.runner for group in self._in_flight.values() if not (together and group.finished)}
             try:
                 samples, dead = self._workers.take_groups(runners, self._iteration, wait_s, together)
             except Exception:  # of callbacks, the configuration or this code; what is played is drawn again
