@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=219300 \
-  tests=263700 \
+  tests=263800 \
   benchmarks=26700 \
   words=38900
 

@@ -119,6 +119,20 @@ def test_a_checkpoint_is_none_while_its_files_change(monkeypatch, place, there, 
     ]
 
 
+def test_a_file_that_changes_at_its_length_is_copied_where_the_clock_of_the_storage_is_ahead(place, there, storing):
+    with storing() as store:
+        folder = local_folder(place)
+        folder.mkdir(parents=True)
+        write_iteration(folder, 1)
+        (folder / "summary.json").write_text("1")
+        store()
+        os.utime(there / "summary.json", (2**32, 2**32))
+        (folder / "summary.json").write_text("2")
+        os.utime(folder / "summary.json", (2**31, 2**31))  # also where two writes fall into one tick of the clock
+        store()
+        assert (there / "summary.json").read_text() == "2"
+
+
 def test_a_copy_that_fails_is_a_warning_and_the_next_checkpoint_brings_what_is_missing(
     monkeypatch, place, there, storing, told
 ):

@@ -145,9 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # of paths and texts that the terminal's encoding cannot show
     parser = build_parser()
-    command = (sys.argv[1:] if argv is None else [*argv, ""])[:1]
-    if command and command[0] in REMOVED:
-        parser.error(f"{command[0]} was removed: {REMOVED[command[0]]}")
+    command = next(iter(sys.argv[1:] if argv is None else argv), "")
+    if command in REMOVED:
+        parser.error(f"{command} was removed: {REMOVED[command]}")
     args = parser.parse_args(argv)
     if not args.verbose:
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes

@@ -154,7 +154,12 @@ class _StoredRun:
         if not here:
             return  # the run has failed at once, and removed its folder
         there = self._storage.files()
-        changed = [name for name, stamp in here.items() if name == RUN_FILE or _differs(there.get(name), stamp)]
+        # What this command has copied is known by its stamp: the storage's clock may be ahead of this machine's.
+        changed = [
+            name
+            for name, stamp in here.items()
+            if name == RUN_FILE or self._copied.get(name, stamp) != stamp or _differs(there.get(name), stamp)
+        ]
         for mark in filter(is_mark, there.keys() & changed):
             self._storage.remove(mark)  # a checkpoint of whose files some are, is none until they are there
         with ThreadPoolExecutor(COPIES) as pool:
