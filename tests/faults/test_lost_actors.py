@@ -101,7 +101,7 @@ def test_the_only_env_runner_hangs(algo, tell):
     hung = runner_pid(algo)
     os.kill(hung, signal.SIGSTOP)
     try:
-        seconds, lost = train_all(algo, "replaced: env runner 1 did not answer within sample_timeout_s=30 s")
+        seconds, lost = train_all(algo, "replaced: env runner 1 ended no group within sample_timeout_s=30 s")
     finally:
         with pytest.raises(ProcessLookupError):  # ended, and not left behind
             os.kill(hung, signal.SIGCONT)
