@@ -1,4 +1,4 @@
-"""Every call that RLlib's classes offer does what docs/rllib.md says of it; the rows of its tables are the test's parameters."""
+"""Every call that RLlib's classes offer does what docs/rllib.md says of it; the calls in its lists are the test's parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ from trial_ray.errors import CallbackError, ConfigError, UnsupportedError
 pytestmark = pytest.mark.e2e
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rllib.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| `(\w+)\.(\w+)` \| (works|raises|meaningless) \| (.*) \|$", PAGE, re.MULTILINE)
+ROWS = [
+    (owner, name, answer.lower(), note)
+    for owner, section in re.findall(r"^### (\w+)\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL)
+    for answer, items in re.findall(r"^(Works|Meaningless|Raises):\n\n(.*?)\n\n", section, re.MULTILINE | re.DOTALL)
+    for names, note in re.findall(r"^- (`[^:]+`): (.*)$", items, re.MULTILINE)
+    for name in re.findall(r"`(\w+)`", names)
+]
 CLASSES = {
     "Algorithm": (Algorithm, Checkpointable, Trainable),
     "AlgorithmConfig": (AlgorithmConfig,),
