@@ -2,9 +2,10 @@
 
     trial-ray train tuned_examples/alfworld_quickstart.py
 
-The first policy, of 0.4 million parameters, comes with the package: it has cloned a player who explores and, every fourth turn,
-does something beside the point. TRIAL trains it on generated games, fresh ones in every iteration. Its success is measured before
-and after on the same 256 games, which nothing before has played. docs/quickstart.md says what came out, and why these settings.
+The first policy, of 0.4 million parameters, comes with the package: it has cloned an expert that explores and takes a
+suboptimal action with probability 0.25. TRIAL trains it on generated games, fresh ones in every iteration. Its success is
+measured before and after on the same 256 games, which nothing before has played. docs/quickstart.md says what came out, and why
+these settings.
 For an environment of your own see tuned_examples/own_environment.py, which makes its first policy itself.
 """
 

@@ -2,7 +2,7 @@
 
     trial-ray train tuned_examples/own_environment.py
 
-A tiny model first clones a player who remembers what the answers rule out, but does something else every third turn. TRIAL then
+A tiny model first clones a player who remembers what the answers rule out, but does something else with probability 0.3. TRIAL then
 trains it. docs/environments.md goes through this file step by step.
 """
 
@@ -122,7 +122,7 @@ config = (
     .engines(engine="transformers", num_cpus_per_engine=0.5)
     .learners(num_learners=0, num_cpus_per_learner=0.5)
     .resources(num_cpus_for_main_process=0.5)
-    # The environment lists no tasks, so they are seeds; those of another split are others.
+    # The environment has no task list, so its tasks are reset seeds; each split uses its own.
     .evaluation(evaluation_split="test", evaluation_num_tasks=256, evaluation_temperature=1.0)
     .debugging(seed=0)
 )
