@@ -110,14 +110,19 @@ def show(measures: dict[str, list[Measure]], failed: list[str]) -> None:
 
 
 def fill_page(page: str) -> str:
-    """``page`` with the tables of all results between its markers."""
-    lines = ["| measure | figure |", "| --- | --- |"]
-    made = ["| results | taken on |", "| --- | --- |"]
+    """``page`` with tables between its markers: of speeds and missed targets, and of where and when each was measured."""
+    lines, met = ["| measure | figure |", "| --- | --- |"], 0
+    names_by_origin: dict[str, list[str]] = {}
     for path in sorted(RESULTS.rglob("*.json")):
         found = read_measures(path)
-        lines += [f"| {each.name} | {figure_of(each)} |" for each in found]
-        made += [f"| `{path.stem}` | {taken_on(path)} |"] if found else []
-    tables = "\n".join(lines) + "\n\n" + "\n".join(made)
+        shown = [each for each in found if each.unit == "x" or each.verdict != "pass"]
+        lines += [f"| {each.name} | {figure_of(each)} |" for each in shown]
+        met += len(found) - len(shown)
+        if found:
+            names_by_origin.setdefault(taken_on(path), []).append(f"`{path.stem}`")
+    more = f"{met} more, of equal answers, gradients and log-probabilities, meet their targets."
+    origins = [f"- {', '.join(names)}: {origin}" for origin, names in names_by_origin.items()]
+    tables = "\n\n".join(["\n".join(lines), more, "Taken on:", "\n".join(origins)])
     return _BLOCK.sub(lambda match: f"{match[1]}\n{tables}\n\n{match[2]}", page)
 
 
