@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,38 +25,36 @@ SEEDS = range(4)
 TOLERANCE = 1e-12
 
 
-def weigh(weights_of):
+def setting(name, values_of):
+    """A preparation that gives the turns something."""
+
     def fill(turns):
-        for turn, weight in zip(turns, weights_of(turns), strict=True):
-            turn.weight = weight
+        for turn, value in zip(turns, values_of(turns), strict=True):
+            setattr(turn, name, value)
 
     return fill
+
+
+weigh, own_advantages = partial(setting, "weight"), partial(setting, "advantage")
 
 
 def gigpo_cases():
     """Both released modes, with the released statistics over rows and with those over trajectories."""
-    for mode, statistics, (coefficient, discount) in itertools.product(
-        ("mean_std_norm", "mean_norm"), ("trajectories", "rows"), ((1.0, 0.95), (0.3, 0.5))
+    for mode, statistics, (coefficient, discount, reward) in itertools.product(
+        ("mean_std_norm", "mean_norm"),
+        ("trajectories", "rows"),
+        ((1.0, 0.95, "success"), (0.3, 0.5, "score"), (1.0, 0.5, "return")),
     ):
-        training = {"advantage_norm": mode, "advantage_statistics": statistics}
+        training = {"advantage_norm": mode, "advantage_statistics": statistics, "reward": reward}
         training |= {"step_coeff": coefficient, "step_discount": discount}
-
-        def advantages(turns, mode=mode, statistics=statistics, coefficient=coefficient, discount=discount):
-            found = ref.gigpo_advantages(turns, mode, statistics, coefficient, discount)
-            for turn, advantage in zip(turns, found, strict=True):
-                turn.advantage = advantage
-
-        yield Case("gigpo", ref.grpo, training=training, prepare=advantages)
-
-
-def own_advantages(advantages_of):
-    """A preparation that replaces the turns' advantages."""
-
-    def fill(turns):
-        for turn, advantage in zip(turns, advantages_of(turns), strict=True):
-            turn.advantage = advantage
-
-    return fill
+        own = {
+            "mode": mode,
+            "statistics": statistics,
+            "coefficient": coefficient,
+            "discount": discount,
+            "reward": reward,
+        }
+        yield Case("gigpo", training=training, prepare=own_advantages(partial(ref.gigpo_advantages, **own)))
 
 
 def per_turn_cases():
@@ -65,17 +64,14 @@ def per_turn_cases():
         training = {"reward": "per_turn", "advantage_norm": mode}
         training |= {"turn_coeff": coefficient, "turn_discount": discount}
         advantages = partial(ref.per_turn_advantages, mode=mode, coefficient=coefficient, discount=discount)
-        yield Case("grpo", ref.grpo, training=training, prepare=own_advantages(advantages))
+        yield Case("grpo", training=training, prepare=own_advantages(advantages))
 
 
 def agentopsd_cases():
     for mix, bound, decay in ((0.5, 0.2, 1.0), (1.0, 0.9, 0.95), (0.3, 0.2, 0.0)):
         training = {"revision_mix": mix, "revision_bound": bound, "belief_decay": decay}
-
-        def advantages(turns, settings=(mix, bound, decay)):
-            return ref.agentopsd_advantages(turns, [turn.advantage for turn in turns], *settings)
-
-        yield Case("agentopsd", ref.grpo, training=training, prepare=own_advantages(advantages))
+        advantages = partial(ref.agentopsd_advantages, mix=mix, bound=bound, decay=decay)
+        yield Case("agentopsd", training=training, prepare=own_advantages(advantages))
 
 
 def stepopsd_cases():
@@ -86,7 +82,9 @@ def stepopsd_cases():
 
 
 def valued_weights(turns):
-    return ref.relative_weights(turns, ref.anchor_means(turns, ref.discounted_successes(turns, 0.95)))
+    return ref.relative_weights(
+        turns, ref.anchor_means(turns, ref.returns_from(turns, ref.earned(turns, "success"), 0.95))
+    )
 
 
 def weigh_tokens(turns):
@@ -99,7 +97,7 @@ def weigh_tokens(turns):
 @dataclass
 class Case:
     method: str
-    loss: object
+    loss: object = ref.grpo
     iteration: int = 30
     training: dict = field(default_factory=dict)
     prepare: object = lambda turns: None
@@ -129,26 +127,16 @@ def response_cases():
 
 
 CASES = [
-    Case("grpo", ref.grpo),
-    Case("grpo", ref.grpo, training={"advantage_statistics": "rows"}, statistics="rows"),
+    Case("grpo"),
+    Case("grpo", training={"advantage_statistics": "rows"}, statistics="rows"),
     Case("grpo", lambda turns: ref.grpo(turns, dual=None), training={"dual_clip": None}),
     Case("grpo", lambda turns: ref.grpo(turns, clips=(0.9, 1.5)), training={"clip_low": 0.1, "clip_high": 0.5}),
     Case("grpo", lambda turns: ref.grpo(turns, kl=0.5), training={"kl_coeff": 0.5}),
     Case("grpo", lambda turns: ref.grpo(turns, kl=0.0, entropy=0.2), training={"kl_coeff": 0.0, "entropy_coeff": 0.2}),
-    Case("grpo", ref.grpo, training={"importance_cap": 2.0}, prepare=weigh_tokens),
+    Case("grpo", training={"importance_cap": 2.0}, prepare=weigh_tokens),
     *response_cases(),
     *trial_cases("trial", weigh(ref.relative_weights)),
     *trial_cases("uniform", weigh(lambda turns: [1.0] * len(turns))),
-    *[
-        Case(
-            "permuted",
-            lambda turns: ref.trial(turns, 0.3)[0],
-            iteration,
-            {"hindsight_coeff": 0.3},
-            weigh(lambda turns, iteration=iteration: ref.permuted_weights(turns, 3, iteration)),
-        )
-        for iteration in (25, 26)
-    ],
     Case(
         "trial",
         lambda turns: ref.trial(turns, 0.3)[0],
@@ -178,11 +166,6 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return (found.detach() - expected).abs().max().item() / scale if scale else found.detach().abs().max().item()
 
 
-def report(case: str, worst: dict[str, float]) -> None:
-    print(case, *(f"{name} {error:.1e}" for name, error in worst.items()))  # shown by pytest -rP
-    assert max(worst.values()) < TOLERANCE, worst
-
-
 def fill(update, case):
     for turn, advantage in zip(update.turns, ref.row_advantages(update.turns, case.statistics), strict=True):
         turn.advantage = advantage
@@ -191,47 +174,34 @@ def fill(update, case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_loss_and_gradient_equal_the_loops(case):
-    worst = {"loss": 0.0, "logp": 0.0, "entropy": 0.0}
     for seed in SEEDS:
         update = random_update(seed)
         fill(update, case)
-        losses, outputs, _ = learner_losses(case.method, update, case.iteration, case.training)
+        losses, outputs = learner_losses(case.method, update, case.iteration, case.training)
         expected = reference_losses(update, case.loss)
-        worst["loss"] = max(worst["loss"], relative_error(losses, expected.detach()))
-        for name, leaf in (("logp", outputs["logprobs"]), ("entropy", outputs["entropy"])):
-            (found,) = torch.autograd.grad(losses.sum(), leaf, retain_graph=True)
-            worst[name] = max(worst[name], relative_error(found, reference_gradients(expected, update.tokens, name)))
-    report(str(case), worst)
+        wanted = [expected.detach(), *(reference_gradients(expected, update.tokens, name) for name in outputs)]
+        found = [losses, *torch.autograd.grad(losses.sum(), list(outputs.values()))]
+        assert max(map(relative_error, found, wanted)) < TOLERANCE
 
 
-def test_full_vocabulary_opsd_equals_the_loops_in_hidden_states_and_head():
-    worst = {"loss": 0.0, "hidden": 0.0, "head": 0.0}
+def test_full_vocabulary_opsd_equals_the_definition_in_hidden_states_and_head():
     for seed in SEEDS:
         update = random_update(seed)
         views = Views(update, seed)
-        losses, outputs, _ = learner_losses("opsd", update, 30, {}, views)
-        found = torch.autograd.grad(losses.sum(), (views.hidden, views.weight, outputs["logprobs"]))
-        hidden, weight = ([_scalars(row) for row in leaf] for leaf in (views.hidden, views.weight))
-        for token, states, privileged in zip(update.tokens, hidden, views.teacher.tolist(), strict=True):
-            logits = [sum(w * s for w, s in zip(row, states, strict=True)) for row in weight]
-            teacher = [sum(w.detach() * p for w, p in zip(row, privileged, strict=True)) for row in weight]
-            token.divergence = ref.jsd(logits, teacher)
+        losses, outputs = learner_losses("opsd", update, 30, {}, views)
+        found = torch.autograd.grad(losses.sum(), (views.hidden, views.weight, outputs["logp"]))
+        logits, teacher = views.hidden @ views.weight.T, views.teacher @ views.weight.detach().T
+        for token, divergence in zip(update.tokens, ref.jsd(logits, teacher), strict=True):
+            token.divergence = divergence
         expected = reference_losses(update, ref.opsd_jsd)
-        worst["loss"] = max(worst["loss"], relative_error(losses, expected.detach()))
-        for name, leaves, gradient in (("hidden", hidden, found[0]), ("head", weight, found[1])):
-            wanted = [each for row in leaves for each in row]
-            exact = torch.autograd.grad(expected.sum(), wanted, retain_graph=True, materialize_grads=True)
-            worst[name] = max(worst[name], relative_error(gradient.reshape(-1), torch.stack(exact)))
+        wanted = (expected.detach(), *torch.autograd.grad(expected.sum(), (views.hidden, views.weight)))
+        assert max(map(relative_error, (losses, *found), wanted)) < TOLERANCE
         assert found[2].eq(0).all()
-    report("opsd-jsd", worst)
 
 
-def _scalars(row: torch.Tensor) -> list[torch.Tensor]:
-    return [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in row.tolist()]
-
-
-@pytest.mark.parametrize("seed", [None, 0, 2**32 - 1, 2**32, 2**80, -1])
+@pytest.mark.parametrize("seed", [None, 0, 2**32, -1])
 def test_weights_are_permuted_by_any_seed_and_by_each_in_its_own_way(seed):
+    """Each turn of a trajectory takes the weight of another one; then the mean over its tokens is restored."""
     update = random_update(0)
     drawn = {}
     for own, iteration in ((seed, 1), (seed, 1), (seed, 2), (5, 1)):
@@ -240,4 +210,15 @@ def test_weights_are_permuted_by_any_seed_and_by_each_in_its_own_way(seed):
         config.method_class(config).prepare(rows, update.groups, iteration)
         same = drawn.setdefault((own, iteration), rows.weights)
         assert torch.equal(same, rows.weights)
+        own_weights, places = ref.relative_weights(update.turns), rows.weights.tolist()
+        for number in {turn.trajectory for turn in update.turns}:
+            of = [place for place, turn in enumerate(update.turns) if turn.trajectory == number]
+            dealt, kept = ([values[place] for place in of] for values in (places, own_weights))
+            ratios = [new / old for new, old in zip(sorted(dealt), sorted(kept), strict=True)]
+            assert ratios == pytest.approx([ratios[0]] * len(of))
+            assert len(of) == 1 or all(
+                new != pytest.approx(ratios[0] * old) for new, old in zip(dealt, kept, strict=True)
+            )
+            tokens = [len(update.turns[place].tokens) for place in of]
+            assert sum(map(operator.mul, tokens, dealt)) == pytest.approx(sum(tokens))
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(drawn.values(), 2))

@@ -76,7 +76,6 @@ def test_values_that_fit(settings):
         ({"side": float("nan")}, "side is nan, expected a float above 0."),
         ({"side": float("inf")}, "side is inf, expected a finite float above 0."),
         ({"side": True}, "side is True, expected a float above 0."),
-        ({"side": None}, "side is None, expected a float above 0."),
         ({"count": 1.0}, "count is 1.0, expected an int of at least 1."),
         ({"lid": 1}, "lid is 1, expected a bool."),
         ({"share": 2}, "share is 2, expected a float in [0, 1], or None."),
@@ -119,8 +118,6 @@ def test_declarations_that_could_not_be_set_are_refused():
         type("Wrong", (Box,), {"side": 1.0})
     with pytest.raises(ConfigError, match="depth has no default"):
         type("Wrong", (GRPOConfig,), {"__annotations__": {"depth": "float"}, "__module__": __name__})
-    with pytest.raises(ConfigError, match="depth belongs to no section"):
-        type("Wrong", (Box,), {"__annotations__": {"depth": "float"}, "depth": 1.0, "__module__": __name__})
     with pytest.raises(ConfigError, match="'Depth' is not defined"):
         type("Wrong", (GRPOConfig,), {"__annotations__": {"depth": "Depth"}, "depth": 1.0, "__module__": __name__})
 
@@ -144,10 +141,3 @@ def test_training_passes_rllibs_own_settings_on_and_names_what_it_does_not_know(
 def test_a_setting_under_search_is_not_checked_before_it_is_chosen():
     config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path="anything")
     config.training(kl_coeff={"grid_search": [0.0, 0.1]}, weight_decay=tune.loguniform(1e-3, 1e-1)).validate()
-
-
-def test_a_frozen_config_takes_no_setting():
-    config = GRPOConfig()
-    config.freeze()
-    with pytest.raises(AttributeError, match="frozen"):
-        config.training(group_size=4)

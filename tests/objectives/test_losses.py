@@ -3,12 +3,14 @@ import math
 import pytest
 import torch
 
+from trial_ray.objectives.choices import SURROGATE_MEANS
 from trial_ray.objectives.divergences import k3_divergence
 from trial_ray.objectives.losses import (
     clipped_surrogate,
     dense_hindsight_loss,
     joint_loss,
 )
+from trial_ray.objectives.responses import surrogate_mean
 
 
 def gradient_of(loss, logprobs):
@@ -107,3 +109,22 @@ def test_k3_of_a_vanished_token_is_bounded_and_finite():
     loss.backward()
     assert loss.item() == 10.0
     assert logprobs.grad.isfinite().all()
+
+
+# --- means over whole responses
+
+
+LENGTH = 7
+
+
+def test_a_turn_without_an_eligible_token_counts_as_a_row_of_nothing():
+    arguments = (torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1, 1, 0]), torch.tensor([0, 0, 1]), 2)
+    found = {mean: surrogate_mean(*arguments, mean, LENGTH).item() for mean in SURROGATE_MEANS}
+    assert found == pytest.approx({"tokens": 1.5, "rows": 0.75, "fixed_length": 3 / (2 * LENGTH)})
+
+
+@pytest.mark.parametrize(("name", "value"), [("mean", "turns"), ("length", 0), ("turn_ids", torch.tensor([0, 2]))])
+def test_wrong_arguments_are_named(name, value):
+    good = {"losses": torch.ones(2), "mask": torch.ones(2), "turn_ids": torch.tensor([0, 1]), "num_turns": 2}
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
+        surrogate_mean(**good | {"mean": "rows", "length": 3} | {name: value})

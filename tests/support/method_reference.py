@@ -7,7 +7,6 @@ here as the methods' authors published them, so that the product's defaults are 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics as statistics_module
 from dataclasses import dataclass
@@ -46,6 +45,10 @@ class TurnRecord:
     masked: Token | None = None
     """A token outside of the mask, which no loop below reads."""
 
+    @property
+    def score(self) -> float:
+        return 0.25 + 0.5 * self.success
+
 
 # --- what the rollouts were worth
 
@@ -69,15 +72,14 @@ def gap(teacher, student, clip=2.0):
     return max(-clip, min(clip, teacher - student))
 
 
-def row_advantages(turns, statistics, penalty=0.1, scale=10.0):
-    """A of every turn, with the penalty for a response without the required form."""
+def row_advantages(turns, statistics, outcomes=None, penalty=0.1, scale=10.0):
+    """A of every turn, with the penalty for a response without the required form; ``outcomes`` are the rollouts' successes."""
+    pairs = list(zip(turns, outcomes or [scale * turn.success for turn in turns], strict=True))
     if statistics == "rows":
-        return normalised(
-            turns, [scale * turn.success - charge(turn, penalty) for turn in turns], lambda turn: turn.group
-        )
+        return normalised(turns, [value - charge(turn, penalty) for turn, value in pairs], lambda turn: turn.group)
     advantage, unit = {}, {}
-    for rows in _grouped(turns, lambda turn: turn.group).values():
-        rollouts = {turn.trajectory: scale * turn.success for turn in rows}
+    for rows in _grouped(pairs, lambda pair: pair[0].group).values():
+        rollouts = {turn.trajectory: value for turn, value in rows}
         advantage.update(zip(rollouts, advantages([list(rollouts.values())])[0], strict=True))
         spread = statistics_module.stdev(rollouts.values()) if len(set(rollouts.values())) > 1 else 1.0
         unit.update(dict.fromkeys(rollouts, spread + 1e-6 if spread != 1.0 else 1.0))
@@ -102,14 +104,22 @@ def normalised(turns, values, key, mode="mean_std_norm"):
     return [result[id(turn)] for turn in turns]
 
 
-def discounted_successes(turns, discount):
-    """G of every turn: 1, discounted by the turns until the last, where the rollout succeeded."""
+def earned(turns, reward):
+    """What every turn earned: a success or a score comes with the last one."""
+    if reward == "return":
+        return [turn.reward for turn in turns]
+    return [turn.last * (turn.score if reward == "score" else turn.success) for turn in turns]
+
+
+def returns_from(turns, rewards, discount):
+    """G of every turn."""
     result = []
-    for place, turn in enumerate(turns):
-        until_last = 0
-        while not turns[place + until_last].last:
-            until_last += 1
-        result.append(discount**until_last * turn.success)
+    for place, rest in enumerate(rewards):
+        later = place
+        while not turns[later].last:
+            later += 1
+            rest += discount ** (later - place) * rewards[later]
+        result.append(rest)
     return result
 
 
@@ -120,35 +130,32 @@ def anchor_means(turns, values):
     return [means[turn.group, turn.observation] for turn in turns]
 
 
-def gigpo_advantages(turns, mode, statistics, coefficient=1.0, discount=0.95, scale=10.0):
+def gigpo_advantages(turns, mode, statistics, coefficient=1.0, discount=0.95, reward="success", scale=10.0):
     """A_episode + ω · A_step; with statistics over rows as released, where the penalty is part of both terms' rewards."""
-    returns = [scale * value for value in discounted_successes(turns, discount)]
+    rewards = [scale * value for value in earned(turns, reward)]
+    returns = returns_from(turns, rewards, discount)
+    totals = {rows[0][0].trajectory: math.fsum(value for _, value in rows) for rows in _consecutive(turns, rewards)}
+    outcomes = [totals[turn.trajectory] for turn in turns]
     if statistics == "rows":
         returns = [own - charge(turn) for own, turn in zip(returns, turns, strict=True)]
-        outcomes = [scale * turn.success - charge(turn) for turn in turns]
-        episode = normalised(turns, outcomes, lambda turn: turn.group, mode)
+        charged = [value - charge(turn) for value, turn in zip(outcomes, turns, strict=True)]
+        episode = normalised(turns, charged, lambda turn: turn.group, mode)
     elif mode == "mean_std_norm":
-        episode = row_advantages(turns, statistics)
+        episode = row_advantages(turns, statistics, outcomes)
     else:
-        rollouts = {turn.trajectory: (turn.group, scale * turn.success) for turn in turns}
+        rollouts = {turn.trajectory: (turn.group, totals[turn.trajectory]) for turn in turns}
         of_group = _grouped(rollouts.values(), lambda pair: pair[0])
         means = {group: math.fsum(value for _, value in pairs) / len(pairs) for group, pairs in of_group.items()}
-        episode = [scale * turn.success - means[turn.group] - charge(turn) for turn in turns]
+        episode = [totals[turn.trajectory] - means[turn.group] - charge(turn) for turn in turns]
     step = normalised(turns, returns, lambda turn: (turn.group, turn.observation), mode)
     return [whole + coefficient * own for whole, own in zip(episode, step, strict=True)]
 
 
 def per_turn_advantages(turns, mode, coefficient=1.0, discount=0.95, scale=10.0):
     """A of the outcome + ω · A of the turn: its discounted return, normalised over the turns of its group with the same index."""
-    returns, indices = [], []
+    returns = [scale * value for value in returns_from(turns, earned(turns, "return"), discount)]
+    indices = []
     for place in range(len(turns)):
-        rest, later = 0.0, place
-        while True:
-            rest += discount ** (later - place) * turns[later].reward
-            if turns[later].last:
-                break
-            later += 1
-        returns.append(scale * rest)
         indices.append(0 if place == 0 or turns[place - 1].last else indices[-1] + 1)
     index_of = {id(turn): index for turn, index in zip(turns, indices, strict=True)}
     own = normalised(turns, returns, lambda turn: (turn.group, index_of[id(turn)]), mode)
@@ -156,10 +163,10 @@ def per_turn_advantages(turns, mode, coefficient=1.0, discount=0.95, scale=10.0)
     return [whole + coefficient * part for whole, part in zip(outcome_alone, own, strict=True)]
 
 
-def agentopsd_advantages(turns, advantages, mix=0.5, bound=0.2, decay=1.0):
+def agentopsd_advantages(turns, mix, bound, decay):
     """A of every turn times (1 − λ) + λ w; the belief in success starts from the group's share of successes."""
     result = []
-    for rows in _consecutive(turns, advantages):
+    for rows in _consecutive(turns, [turn.advantage for turn in turns]):
         ended = {turn.trajectory: turn.success for turn in turns if turn.group == rows[0][0].group}
         belief = prior = min(max(sum(ended.values()) / len(ended), 1e-4), 1 - 1e-4)
         revisions, gathered = [], 0.0
@@ -190,24 +197,6 @@ def relative_weights(turns, values=None):
         lengths = [len(turn.tokens) for turn, _ in rows]
         mean = math.fsum(n * s for n, s in zip(lengths, scores, strict=True)) / sum(lengths)
         result += [1.0 if mean <= 1e-8 else score / mean for score in scores]
-    return result
-
-
-def permuted_weights(turns, seed, iteration):
-    """Each turn of a trajectory, in the order of random keys, takes the weight of the next; then the mean is restored."""
-    digest = hashlib.sha256(f"permuted/{seed}/{iteration}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big") % 2**31)
-    keys = torch.rand(len(turns), generator=generator, dtype=torch.float64)
-    own, place, result = relative_weights(turns), 0, []
-    for rows in _consecutive(turns, keys.tolist()):
-        order = sorted(range(len(rows)), key=lambda index: rows[index][1])
-        dealt = [0.0] * len(rows)
-        for index, following in zip(order, [*order[1:], order[0]], strict=True):
-            dealt[index] = own[place + following]
-        tokens = sum(len(turn.tokens) for turn, _ in rows)
-        mass = math.fsum(len(turn.tokens) * weight for (turn, _), weight in zip(rows, dealt, strict=True))
-        result += [weight * tokens / mass for weight in dealt]
-        place += len(rows)
     return result
 
 
@@ -354,21 +343,12 @@ def opsd_jsd(turns):
     return mean([token.divergence for turn in turns for token in turn.tokens])
 
 
-def softmax(logits, temperature):
-    """Probabilities of a list of scalars, by the definition."""
-    highest = max(logit.item() for logit in logits)
-    powers = [torch.exp((logit - highest) / temperature) for logit in logits]
-    return [power / sum(powers) for power in powers]
-
-
 def jsd(logits, teacher_logits, mix=0.5, temperature=1.1):
-    """β KL(T ‖ M) + (1 − β) KL(S ‖ M) of two lists of scalars, M = β T + (1 − β) S."""
-    student, teacher = softmax(logits, temperature), softmax(teacher_logits, temperature)
-    total = 0.0
-    for s, t in zip(student, teacher, strict=True):
-        mixture = mix * t + (1 - mix) * s
-        total = total + mix * t * torch.log(t / mixture) + (1 - mix) * s * torch.log(s / mixture)
-    return total
+    """β KL(T ‖ M) + (1 − β) KL(S ‖ M) of each row, M = β T + (1 − β) S."""
+    student, teacher = (torch.softmax(each / temperature, -1) for each in (logits, teacher_logits))
+    mixture = mix * teacher + (1 - mix) * student
+    terms = mix * teacher * torch.log(teacher / mixture) + (1 - mix) * student * torch.log(student / mixture)
+    return terms.sum(-1)
 
 
 # --- ragged bookkeeping

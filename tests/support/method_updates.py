@@ -105,7 +105,7 @@ def _trajectory(records, success, failed) -> Trajectory:
         )
         for record in records
     ]
-    return Trajectory("task", "pick", 0, turns, success, float(success), "failed" if failed else "terminated")
+    return Trajectory("task", "pick", 0, turns, success, records[0].score, "failed" if failed else "terminated")
 
 
 class Views:
@@ -134,7 +134,7 @@ def scored_rows(update: Update, config: GRPOConfig) -> TurnRows:
 
 
 def learner_losses(method: str, update: Update, iteration: int, training: dict, views: Views | None = None):
-    """The product's losses of all microbatches; current log-probabilities and entropies as leaves; what was logged."""
+    """The product's losses of all microbatches; current log-probabilities and entropies as leaves."""
     config = new_config(method).debugging(seed=3)
     published = {"reward_scale": 10.0, "hindsight_start_iteration": 25}
     config.training(**{name: value for name, value in published.items() if hasattr(config, name)} | training)
@@ -143,18 +143,17 @@ def learner_losses(method: str, update: Update, iteration: int, training: dict, 
     rows.reference_logprobs = update.column("frozen") if config.kl_coeff else None
     rows.importance_weights = update.column("importance") if config.importance_cap else None
     rows.action_mask = update.column("in_action").bool() if rule.needs_action_spans else None
-    logged = {f"{rule.name}/{name}" for name in rule.prepare(rows, update.groups, iteration)}
+    rule.prepare(rows, update.groups, iteration)
     outputs = {name: update.column(name).requires_grad_() for name in ("logp", "entropy")}
-    outputs["logprobs"] = outputs.pop("logp")
-    whole = {**outputs, **({"divergence": views.divergence(config)} if views else {})}
+    whole = {"logprobs": outputs["logp"], "entropy": outputs["entropy"]}
+    whole |= {"divergence": views.divergence(config)} if views else {}
     losses = []
     for start in range(0, len(rows), MICROBATCH_ROWS):
         numbers = np.arange(start, min(start + MICROBATCH_ROWS, len(rows)))
         part = {name: value[rows.token_positions(numbers)] for name, value in whole.items()}
         terms = loss_terms(rule, config, TokenBatch.from_rows(rows, numbers, "cpu"), part, iteration)
         losses.append(microbatch_loss(rule, terms, iteration))
-        logged |= {f"{prefix}/{name}" for prefix, values in terms.logged.items() for name in values}
-    return torch.stack(losses), outputs, logged
+    return torch.stack(losses), outputs
 
 
 def reference_losses(update: Update, loss_of) -> torch.Tensor:
