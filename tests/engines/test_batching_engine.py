@@ -168,22 +168,6 @@ def test_a_call_after_the_shutdown_is_refused(call):
     within(20, main())
 
 
-def test_a_shutdown_amid_the_start_ends_both_and_frees_the_model():
-    async def main():
-        engine = SlowEngine()
-        ready = asyncio.ensure_future(engine.ready())
-        await until(lambda: engine.events)
-        ends = asyncio.ensure_future(engine.shutdown())
-        await passes()
-        engine.go.set()
-        await ends
-        with pytest.raises(EngineError, match="it was shut down"):
-            await ready
-        return engine.events
-
-    assert within(20, main()) == ["open", "close"]
-
-
 @pytest.mark.parametrize(
     ("checksum", "arrangement", "logprob"), [("c", "b", -0.5), ("b", "a", -0.5), ("c", "a", -0.61)]
 )

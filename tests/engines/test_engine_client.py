@@ -95,10 +95,8 @@ def test_a_dead_engine_is_passed_over():
     ("prompt", "params", "message"),
     [
         (np.array([], np.int32), PARAMS, "empty"),
-        (np.array([1.5]), PARAMS, "integer type"),
         (np.array([2**40]), PARAMS, "outside"),
         (np.array([1]), None, "SamplingParams expected, NoneType"),
-        (np.array([1]), SamplingParams(max_tokens=0), "max_tokens: 0"),
         (np.array([1]), SamplingParams(2, temperature=float("nan")), "temperature=nan"),
     ],
 )
@@ -215,11 +213,3 @@ def test_what_nobody_fetches_is_dropped(monkeypatch):
 
     run([Handle(engine)], in_turn)
     assert len(engine._outboxes) == 1
-
-
-def test_replaced_handles_are_used_at_once():
-    client = EngineClient([Handle(error=RayActorError())])
-    fresh = healthy()
-    client.replace_handles(fresh)
-    run(fresh, lambda: client.generate(PROMPT, PARAMS, 0))
-    assert len(fresh[0].served) == 1

@@ -31,7 +31,6 @@ def config(gpus_per_learner=0.0, num_learners=0, **engines) -> TRIALConfig:
     [
         ({}, "object_store"),
         ({**GPUS, "colocate": True}, "ipc"),
-        ({**GPUS, "colocate": True, "weight_transfer": "object_store"}, "object_store"),
         ({"engine": "transformers", "colocate": True}, "object_store"),
         ({**GPUS, "num_gpus_per_engine": 1}, "object_store"),
         ({**GPUS, "num_gpus_per_engine": 1, "weight_transfer": "nccl"}, "nccl"),

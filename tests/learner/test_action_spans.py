@@ -14,7 +14,6 @@ from trial_envs.core.projection import project_action
 from trial_ray.learner.rows import action_mask
 
 TOKENIZERS = ("qwen2.5", "qwen3", "tiny")
-THOUGHT = "<think>The shelf 1 may hold it.</think>"
 
 
 def ids_of(tokenizer, text):
@@ -30,22 +29,6 @@ def masked_text(tokenizer, ids, **kwargs):
     first, last = places[0], places[-1]
     assert mask[first : last + 1].all()
     return tuple(tokenizer.decode(part) for part in (ids[first : last + 1], ids[:first], ids[last + 1 :]))
-
-
-@pytest.mark.parametrize("model", TOKENIZERS)
-@pytest.mark.parametrize(
-    "action", ["go to sidetable 12", "look", "search[red mug, under 20 €]", " \n take x \n", "取る 🍎"]
-)
-def test_the_mask_covers_the_action_and_no_whole_tag(model, action):
-    tokenizer = chat_tokenizer(model)
-    ids = ids_of(tokenizer, f"{THOUGHT}\n<action>{action}</action>")
-    inside, before, behind = masked_text(tokenizer, ids)
-    # A neighbour may share the first or the last token, a whole tag never.
-    assert action in inside
-    assert "<action>" not in inside
-    assert "</action>" not in inside
-    assert before.startswith(THOUGHT)
-    assert behind.endswith("action>")
 
 
 def merging_tokenizer(*merged):
@@ -115,5 +98,11 @@ def test_the_mask_holds_the_action_that_the_projection_reads(parts, model):
     start, end = lowered.find("<action>"), lowered.find("</action>")
     if start < 0 or end < 0 or start + len("<action>") >= end:
         assert found is None
-    else:
-        assert project_action(response).action in found[0].lower()
+        return
+    inside, action = found[0].lower(), project_action(response).action
+    assert action in inside
+    # A neighbour may share the first or the last token, a whole tag never.
+    assert [inside.count(tag) for tag in ("<action>", "</action>")] == [
+        action.count("<action>"),
+        action.count("</action>"),
+    ]

@@ -138,7 +138,7 @@ def turns_of(groups) -> list:
     return [turn for group in groups for trajectory in group.survivors for turn in trajectory.turns]
 
 
-@pytest.mark.parametrize(("num_learners", "tasks"), [(2, 16), (4, 16), (8, 16), (8, 64), (3, 64)])
+@pytest.mark.parametrize(("num_learners", "tasks"), [(2, 16), (8, 16), (3, 64)])
 def test_a_learner_receives_little_more_than_its_share_of_the_rows(store, num_learners, tasks):
     """Headers, references and turns of other learners included."""
     config, groups = config_of(num_learners, tasks), groups_of(tasks)

@@ -83,12 +83,10 @@ def test_the_merged_model_and_the_adapter_are_exported(trained, checkpoint, mode
 
 
 def test_a_restored_adapter_is_trained_on_as_if_nothing_had_happened(trained, checkpoint, model_path, groups):
-    restored = learner_of("grpo", model_path, **TRAINING)
-    restored.restore_from_path(checkpoint / "learner_group" / "learner")
-    again = learner_of("grpo", model_path, **TRAINING)
-    again.restore_from_path(checkpoint / "learner_group" / "learner")
-    assert torch.equal(weights(restored), weights(trained[0]))
+    restored, again = (learner_of("grpo", model_path, **TRAINING) for _ in range(2))
     for learner in (restored, again):
+        learner.restore_from_path(checkpoint / "learner_group" / "learner")
+        assert torch.equal(weights(learner), weights(trained[0]))
         update(learner, groups, 3)
     assert torch.equal(weights(restored), weights(again))
     (optimizer,) = restored._named_optimizers.values()
@@ -96,21 +94,11 @@ def test_a_restored_adapter_is_trained_on_as_if_nothing_had_happened(trained, ch
     assert {int(state["step"]) for state in optimizer.state.values()} == {3 * steps}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lora_rank": 2}, "written with lora_rank=4, but the run has 2"),
-        (
-            {"lora_alpha": 16.0},
-            r"written with lora_alpha=32.0, but the run has 16.0.*Set .rl_module\(lora_alpha=32.0\)",
-        ),
-        ({"lora_targets": ["q_proj"]}, r"written with lora_targets=\[.*'q_proj'.*\], but the run has \['q_proj'\]"),
-    ],
-)
-def test_adapters_are_not_continued_as_others(checkpoint, model_path, settings, message):
+@pytest.mark.parametrize("settings", [{"lora_rank": 2}, {"lora_alpha": 16.0}, {"lora_targets": ["q_proj"]}])
+def test_adapters_are_not_continued_as_others(checkpoint, model_path, settings):
     other = learner_of("grpo", model_path, **{**TRAINING, **settings})
     before = weights(other)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=f"written with {next(iter(settings))}=.*, but the run has"):
         other.restore_from_path(checkpoint / "learner_group" / "learner")
     assert torch.equal(weights(other), before)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from small_learners import build_learner, config_of, update
 from snippets import snippets
@@ -15,7 +12,6 @@ from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.learner.connectors import encode_views, group_turn_rows
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.recording import UpdateRecord, read_training
-from trial_ray.rollout.partitions import VERSION_KEY
 from trial_ray.rollout.recording import read_turns, write_groups
 from trial_ray.rollout.trajectory import Trajectory
 
@@ -81,16 +77,10 @@ def test_the_numbers_are_those_of_the_update(recorded, groups):
     np.testing.assert_allclose(logprobs, ordinary.numpy(), atol=1e-5)
     np.testing.assert_allclose(gaps, (hindsight - ordinary).numpy(), atol=2e-5)
     assert np.abs(gaps).max() > 1e-3
-    np.testing.assert_allclose(
-        [row["turn_score"] for row in rows], [np.abs(row["gap"]).mean() for row in rows], rtol=1e-4
-    )
-    assert np.mean([row["turn_score"] for row in rows]) == pytest.approx(float(metrics["trial"]["turn_score_mean"]))
-    of_trajectory = defaultdict(list)
-    for row in rows:
-        of_trajectory[row["group_id"], row["rollout_index"]].append(row)
-    for turns in of_trajectory.values():
-        tokens = [len(turn["gap"]) for turn in turns]
-        assert np.average([turn["turn_weight"] for turn in turns], weights=tokens) == pytest.approx(1, abs=1e-5)
+    scores, sizes = np.array([row["turn_score"] for row in rows]), [np.abs(row["gap"]).mean() for row in rows]
+    np.testing.assert_allclose(scores, sizes, rtol=1e-4)
+    assert scores.mean() == pytest.approx(float(metrics["trial"]["turn_score_mean"]))
+    assert np.std([row["turn_weight"] for row in rows]) > 0.01
     expected = group_turn_rows(groups, config).advantages.tolist()
     assert [row["advantage"] for row in rows] == pytest.approx(expected, rel=1e-5)
 
@@ -129,19 +119,6 @@ def test_the_lines_of_the_page_read_the_records(recorded, library, tmp_path, mon
         assert names["turns"]["logprobs"][:] == turns["logprobs"].to_pylist()
     if library == "duckdb":
         assert [row[0] for row in module.sql(names["query"]).fetchall()] == [3]
-
-
-def test_another_schema_or_a_missing_column_is_refused(recorded, tmp_path):
-    (file,) = (recorded[0] / "training").glob("*/*.parquet")
-    table = pq.read_table(file, partitioning=None)
-    target = tmp_path / file.parent.name / file.name
-    target.parent.mkdir()
-    pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"0"}), target)
-    with pytest.raises(UserInputError, match="schema version 0; expected 2"):
-        read_training(tmp_path)
-    pq.write_table(table.drop_columns(["gap"]), target)
-    with pytest.raises(UserInputError, match="lacks columns of schema version 2: gap"):
-        read_training(tmp_path)
 
 
 def test_the_record_of_an_update_comes_back_and_a_broken_one_is_a_clear_error(tmp_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import statistics
 
 import method_reference as ref
 import numpy as np
@@ -154,22 +153,18 @@ def records(lm, tokenizer, groups, temperature, cap, mode):
     return turns
 
 
-def loop_gradients(
-    learner, groups, temperature, coefficient=None, cap=None, microbatch_rows=7, mode="token_truncate", responses=None
-):
+def loop_gradients(learner, groups, temperature=1.0, coefficient=None, cap=None, mode="token_truncate"):
     lm = learner.policy_module.lm
     lm.zero_grad()
     turns = records(lm, learner.policy_module.tokenizer, groups, temperature, cap, mode)
-    pieces = -(-len(turns) // microbatch_rows)
+    pieces = -(-len(turns) // TRAINING["microbatch_rows"])
     # As even as whole rows allow, the longer ones first.
     sizes = [len(turns) // pieces + (piece < len(turns) % pieces) for piece in range(pieces)]
     assert len(set(sizes)) > 1, "the tail must be shorter, or its weight is not tested"
     saturated, total, start = set(), 0.0, 0
     for size in sizes:
         rows = turns[start : start + size]
-        if responses is not None:
-            loss = ref.by_response(rows, *responses, learner.config.max_response_tokens, kl=0.0)
-        elif coefficient is None:
+        if coefficient is None:
             loss = ref.grpo(rows, kl=0.0)
         else:
             loss, clamped = ref.trial(rows, coefficient, kl=0.0)
@@ -191,43 +186,34 @@ def test_a_whole_step_has_the_gradient_of_the_loop(method, own, of_loop, tempera
     config = config_of(method, model_path, model_dtype="float64", **TRAINING, **own)
     learner = build_learner(config.env_runners(temperature=temperature))
     expected, saturated = loop_gradients(learner, groups, temperature, **of_loop)
-    error = worst(gradients(learner, groups), expected)
-    print(f"{method}, T = {temperature}: largest relative error {error:.1e}")  # shown by pytest -rP
-    assert error < 1e-12
+    assert worst(gradients(learner, groups), expected) < 1e-12
     assert method == "grpo" or saturated == {False, True}
     other = loop_gradients(learner, groups, 1.7 - temperature, **of_loop)[0]
     assert worst(expected, other) > 1e-3, "the temperature must make a difference, or it is not tested"
 
 
-@pytest.mark.parametrize("budget", [100_000, 60])
 @pytest.mark.parametrize("mode", IMPORTANCE_MODES)
-def test_importance_weights_of_every_mode_do_not_depend_on_cuts(mode, budget, model_path, groups):
-    learner = exact_learner("grpo", model_path, importance_cap=1.2, importance_mode=mode, max_tokens_per_forward=budget)
-    expected, _ = loop_gradients(learner, groups, 1.0, cap=1.2, mode=mode)
+def test_importance_weights_of_every_mode_do_not_depend_on_cuts(mode, model_path, groups):
+    learner = exact_learner("grpo", model_path, importance_cap=1.2, importance_mode=mode, max_tokens_per_forward=60)
+    expected, _ = loop_gradients(learner, groups, cap=1.2, mode=mode)
     assert worst(gradients(learner, groups), expected) < 1e-12
-
-
-@pytest.mark.parametrize("budget", [100_000, 60])
-@pytest.mark.parametrize("responses", [("sequence", "rows"), ("token", "rows"), ("token", "fixed_length")])
-def test_surrogates_of_whole_responses_have_the_gradient_of_the_loop(responses, budget, model_path, groups):
-    own = {"ratio_level": responses[0], "surrogate_mean": responses[1], "max_tokens_per_forward": budget}
-    learner = exact_learner("grpo", model_path, **own)
-    expected, _ = loop_gradients(learner, groups, 1.0, responses=responses)
-    assert worst(gradients(learner, groups), expected) < 1e-12
-    plain, _ = loop_gradients(learner, groups, 1.0)
-    assert worst(plain, expected) > 1e-3, "or it is not tested"
 
 
 # --- what must not change the gradient
 
 
-@pytest.mark.parametrize("scope", CLAMP_SCOPES)
-@pytest.mark.parametrize("budget", [200, 60, 1])
-def test_no_memory_split_changes_the_gradient(scope, budget, model_path, groups):
+@pytest.mark.parametrize("budget", [60, 1])
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        *[("trial", {**ACTIVE, "clamp_scope": scope}) for scope in CLAMP_SCOPES],
+        ("grpo", {"ratio_level": "sequence", "surrogate_mean": "rows"}),
+        ("grpo", {"surrogate_mean": "fixed_length"}),
+    ],
+)
+def test_no_memory_split_changes_the_gradient(method, own, budget, model_path, groups):
     whole, split = (
-        gradients(
-            exact_learner("trial", model_path, max_tokens_per_forward=tokens, clamp_scope=scope, **ACTIVE), groups
-        )
+        gradients(exact_learner(method, model_path, max_tokens_per_forward=tokens, **own), groups)
         for tokens in (100_000, budget)
     )
     assert worst(split, whole) < 1e-12
@@ -272,9 +258,7 @@ def test_rollouts_without_a_gradient_are_not_carried_through_the_model(method, o
     assert worst(found, whole) < 1e-12
     assert split(groups, entropy_coeff=0.001)[1] > 2 * needed, "with an entropy term all rows have a gradient"
     nothing, last = split(groups[:2])
-    assert last == 1
-    assert nothing
-    assert not any(bool(gradient.any()) for gradient in nothing.values())
+    assert (last, any(bool(gradient.any()) for gradient in nothing.values())) == (1, False)
 
 
 def test_the_clamp_of_a_minibatch_compares_the_scalars_of_all_its_rows(model_path, groups):
@@ -306,15 +290,7 @@ def test_older_rows_may_differ_and_their_age_is_logged(model_path, groups):
     engine, rows = ({name: float(value) for name, value in results[key].items()} for key in ("engine", "rows"))
     assert engine["logprob_gap"] == 0
     assert (rows["staleness_max"], rows["staleness_mean"]) == (2, pytest.approx(1.5, abs=0.1))
-    again = exact_learner("grpo", model_path)  # the update has changed the weights
-    lm, raw = again.policy_module.lm, []
-    for turn in turns_of(groups):
-        old, _ = log_likelihoods(lm, turn.prompt_ids.tolist(), turn.response_ids.tolist(), 1.0)
-        raw += [math.exp(new - reported) for new, reported in zip(old.tolist(), turn.logprobs.tolist(), strict=True)]
-    assert min(raw) < 1 < 1.5 < max(raw), "weights on both sides of the cap, or it is not tested"
-    size = sum(raw) ** 2 / (len(raw) * sum(each**2 for each in raw))
-    expected = {"effective_sample_size": size, "ratio_mean": statistics.mean(raw), "ratio_max": max(raw)}
-    assert {name: engine[name] for name in expected} == pytest.approx(expected)
+    assert 0 < engine["effective_sample_size"] < 1 < engine["ratio_max"]
 
 
 @pytest.mark.parametrize(

@@ -35,20 +35,13 @@ def test_every_row_is_trained_once_an_epoch_and_scored_once_by_whole_trajectorie
     plan = plan_update(lengths, num_learners=num_learners, **options)
     num_rows = sum(map(len, lengths))
     trained = [row for minibatch in plan.steps for row in rows_of(minibatch)]
-    assert sorted(trained) == sorted(list(range(num_rows)) * options["num_epochs"])
-    per_epoch = len(plan.steps) // options["num_epochs"]
-    for epoch in range(options["num_epochs"]):
-        steps = plan.steps[epoch * per_epoch : (epoch + 1) * per_epoch]
-        assert sorted(row for step in steps for row in rows_of(step)) == list(range(num_rows))
-    owner = np.full(num_rows, -1)
-    for learner, rows in enumerate(plan.scoring):
-        assert (owner[rows] == -1).all()
-        owner[rows] = learner
-    start = 0
-    for turns in lengths:
-        assert len(set(owner[start : start + len(turns)])) == 1
-        assert owner[start] >= 0
-        start += len(turns)
+    assert len(trained) == num_rows * options["num_epochs"]
+    for epoch in np.split(np.array(trained, int), options["num_epochs"]):
+        assert sorted(epoch) == list(range(num_rows))
+    assert sorted(row for rows in plan.scoring for row in rows) == list(range(num_rows))
+    owner = {row: learner for learner, rows in enumerate(plan.scoring) for row in rows}
+    for start, turns in zip(np.cumsum([0, *map(len, lengths)]), lengths, strict=False):
+        assert len({owner[start + turn] for turn in range(len(turns))}) == 1
 
 
 @given(trajectories, settings, st.integers(2, 9))
@@ -80,15 +73,6 @@ def test_a_minibatch_takes_a_slice_of_every_shard_as_the_published_ranks_did():
     for step, minibatch in enumerate(plan.steps):
         expected = [list(range(128 * shard + 32 * step, 128 * shard + 32 * step + 32)) for shard in range(8)]
         assert [each.rows.tolist() for each in minibatch] == expected
-
-
-def test_microbatches_are_shared_out_by_their_tokens():
-    # One trajectory of long prompts, one of short ones: by rows each learner would get half of them.
-    plan = plan_update([[900] * 4, [100] * 24], minibatch_rows=28, microbatch_rows=2, num_learners=2, batch_shards=1)
-    (minibatch,) = plan.steps
-    tokens = [900] * 4 + [100] * 24
-    load = [sum(tokens[row] for each in minibatch if each.learner == number for row in each.rows) for number in (0, 1)]
-    assert load == [3600, 2400]
 
 
 @given(st.lists(st.lists(st.integers(1, 900), min_size=1, max_size=5), min_size=1, max_size=9), st.integers(1, 5))
@@ -132,17 +116,16 @@ def test_shuffling_follows_its_seed_and_changes_with_the_epoch():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "found"),
     [
-        ({"minibatch_rows": 4, "microbatch_rows": 8}, "minibatch_rows is 4, below microbatch_rows, which is 8"),
-        ({"minibatch_rows": 0}, "minibatch_rows is 0.*at least 1"),
-        ({"batch_shards": 0}, "batch_shards is 0.*at least 1"),
-        ({"num_learners": 0}, "num_learners is 0.*at least 1"),
-        ({"weighting": "tokens"}, "microbatch_weighting is 'tokens'.*'rows' or 'equal'"),
+        ({"minibatch_rows": 4}, "minibatch_rows is 4, below microbatch_rows"),
+        ({"batch_shards": 0}, "batch_shards is 0"),
+        ({"num_learners": 0}, "num_learners is 0"),
+        ({"weighting": "tokens"}, "microbatch_weighting is 'tokens'"),
     ],
 )
-def test_what_no_plan_can_follow_is_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
+def test_what_no_plan_can_follow_is_refused(options, found):
+    with pytest.raises(ConfigError, match=found):
         plan_update([[1]], **{"minibatch_rows": 8, "microbatch_rows": 8, **options})
 
 

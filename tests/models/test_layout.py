@@ -9,21 +9,19 @@ from architectures import ARCHITECTURES, VOCABULARY, config_of, random_model, sa
 from transformers import AutoModelForCausalLM
 
 from trial_ray.errors import ConfigError
-from trial_ray.learner.packing import Row, pass_parts, score_rows
+from trial_ray.learner.packing import Row, score_rows
 from trial_ray.models.layout import layout_of, measured_layout
 from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm
 from trial_ray.models.module import checkpoint_layers
-from trial_ray.models.prefix_tree import PrefixOrder
 
-REFUSED = {"llama-dynamic-rope": "depend on the rows scored before"}
+REFUSED = "llama-dynamic-rope"
 ROWS = {
     "llama": "tree", "gpt2": "tree", "glm4-moe": "tree", "granite": "tree", "codegen": "tree", "gpt-j": "tree",
     "gpt-oss": "padded", "gemma2": "padded", "gemma4": "padded", "mistral": "padded", "cohere2": "padded", "bloom": "padded",
     "falcon-alibi": "padded", "llama4": "padded", "recurrentgemma": "padded", "qwen3-next": "padded", "mamba": "padded",
     "phi3-longrope": "one length",
 }  # fmt: skip
-"""One architecture for each reason; the long test has all others."""
-others = [pytest.param(name, marks=pytest.mark.long) for name in ARCHITECTURES if name not in {*ROWS, *REFUSED}]
+"""One architecture for each reason."""
 
 
 def rows_with_forks() -> list[Row]:
@@ -50,7 +48,7 @@ def own_scores(lm, rows: list[Row]) -> torch.Tensor:
     return torch.cat(scores)
 
 
-@pytest.mark.parametrize("name", [*ROWS, *others])
+@pytest.mark.parametrize("name", ROWS)
 def test_scores_are_those_of_transformers_own_model(name, tmp_path):
     folder = save_model(name, tmp_path)
     lm = empty_causal_lm(folder, "float32")
@@ -65,30 +63,16 @@ def test_scores_are_those_of_transformers_own_model(name, tmp_path):
         max((one - other).abs().max().item() for one, other in zip(found, expected, strict=True))
         for found in (together, alone)
     ]
-    print(
-        f"| {name} | {layout_of(lm).rows} | {layout_of(lm).attention} | {differences[0]:.1e} | {differences[1]:.1e} |"
-    )
     assert max(differences) < 1e-4
     assert (expected[0] - expected[1]).abs().max() > 0.01, "the context must matter, or the test proves nothing"
-    assert layout_of(lm).rows == ROWS.get(name, layout_of(lm).rows)
+    assert layout_of(lm).rows == ROWS[name]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_no_layout_scores_rightly_is_refused_with_what_differs(name, tmp_path):
-    folder = save_model(name, tmp_path)
+def test_a_model_that_no_layout_scores_rightly_is_refused_with_what_differs(tmp_path):
+    folder = save_model(REFUSED, tmp_path)
     for load in (empty_causal_lm, load_causal_lm):
-        with pytest.raises(ConfigError, match=REFUSED[name]):
+        with pytest.raises(ConfigError, match="depend on the rows scored before"):
             load(folder, "float32")
-
-
-def test_rows_of_one_length_share_a_pass_and_others_do_not(tmp_path):
-    lm = load_causal_lm(save_model("phi3-longrope", tmp_path), "float32")
-    lengths = [9, 7, 9, 8, 9]
-    order = PrefixOrder(
-        [Row(np.arange(3, 3 + n, dtype=np.int32), 0, np.arange(2, dtype=np.int32)).sequence for n in lengths]
-    )
-    parts = pass_parts(lm, order, max_tokens=20)
-    assert [[lengths[each] for each in part] for part in parts] == [[9, 9], [9], [8], [7]]
 
 
 def test_measuring_leaves_the_random_numbers_alone():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen2MoeConfig
+from architectures import config_of, save_model
+from transformers import AutoTokenizer
 
 from trial_ray.engines.arguments import check_positions
 from trial_ray.errors import ConfigError, TrialRayError
@@ -18,54 +18,11 @@ from trial_ray.models.vocabulary import stop_token_ids
 from trial_ray.warmstart.policy import load_policy
 from trial_ray.warmstart.settings import WarmStartSettings
 
-SMALL = {
-    "vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
 CPU = torch.device("cpu")
-CONFIGS = {
-    "tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "untied": Qwen2Config(**SMALL, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 777.0}),
-    # transformers keeps the experts' matrices as one tensor, the files one by one.
-    "converted": Qwen2MoeConfig(
-        **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=8
-    ),
-}  # fmt: skip
-
-
-def save(config, folder: Path) -> str:
-    torch.manual_seed(0)
-    lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    lm.generation_config.eos_token_id = [3, 5]
-    lm.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.mark.parametrize("name", list(CONFIGS))
-def test_a_model_that_is_filled_is_the_one_that_transformers_loads(name, tmp_path):
-    folder = save(CONFIGS[name], tmp_path / name)
-    lm = empty_causal_lm(folder, "float32")
-    assert {each.device.type for each in lm.parameters()} == {"meta"}
-    fill(lm, folder, CPU)
-    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for ours, theirs in (
-        (lm.named_parameters(), stock.named_parameters()),
-        (lm.named_buffers(), stock.named_buffers()),
-    ):
-        expected = dict(theirs)
-        for each, tensor in ours:
-            assert torch.equal(tensor, expected.pop(each)), each
-        assert not expected
-    tied = lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
-    assert tied == (name == "tied")
-    assert lm.generation_config.eos_token_id == [3, 5]
-    assert not lm.training
-    ids = torch.arange(10)[None]
-    assert torch.equal(lm(input_ids=ids).logits, stock(input_ids=ids).logits)
 
 
 def test_one_tensor_is_in_the_hosts_memory_at_a_time(tmp_path, monkeypatch):
-    folder = save(CONFIGS["untied"], tmp_path / "model")
+    folder = save_model("qwen2", tmp_path)
     alive: list[weakref.ref] = []
     most = 0
 
@@ -84,7 +41,7 @@ def test_one_tensor_is_in_the_hosts_memory_at_a_time(tmp_path, monkeypatch):
 
 def test_a_folder_without_weights_is_refused(model_path, tmp_path):
     AutoTokenizer.from_pretrained(model_path).save_pretrained(tmp_path)
-    CONFIGS["tied"].save_pretrained(tmp_path)
+    config_of("llama").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="No causal LM could be loaded"):
         fill(empty_causal_lm(str(tmp_path), "float32"), str(tmp_path), CPU)
     with pytest.raises(ConfigError, match="No causal LM could be loaded"):

@@ -14,7 +14,6 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy, require_initial_policy, warm_start_settings
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
-from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.vocabulary import stop_token_ids
 
 EXTRA_STOP_ID = 11
@@ -70,13 +69,6 @@ def test_a_name_that_cannot_be_fetched_fails_at_once_with_one_line(hub_cache, mo
     assert f"hf download {NAME}" in message
     assert "\n" not in message
     assert not caplog.records  # no retries, which are logged
-
-
-@pytest.mark.parametrize("load", [load_tokenizer, lambda name: load_causal_lm(name, "float32")])
-def test_loading_by_name_without_a_hub_asks_once_and_fails_with_one_line(hub_cache, capfd, load):
-    with pytest.raises(ConfigError, match=f"no folder '{NAME}'"):
-        load(NAME)
-    assert capfd.readouterr().err == ""
 
 
 def test_contexts_longer_than_the_model_to_be_made_are_refused_before_it_is_made():

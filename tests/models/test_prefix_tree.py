@@ -7,10 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import flex_attention
 
 from trial_ray.models import tree_attention
-from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_padded, pack_trees
+from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
 
 
 @st.composite
@@ -74,17 +73,6 @@ def test_no_other_cuts_repeat_less(sequences, budget):
     assert cost(found) == min(each for cuts in inner if (each := cost([0, *cuts, count])) is not None)
 
 
-@given(sequences(), st.integers(1, 30))
-def test_padded_rows_score_the_same_targets(sequences, budget):
-    order = PrefixOrder(sequences)
-    packed, trees = pack_padded(order, budget), pack_trees(order, budget)
-    inputs = torch.cat([pack.input_ids.flatten() for pack in packed.packs])
-    nodes = torch.cat([pack.input_ids.flatten() for pack in trees.packs])
-    assert torch.equal(inputs[packed.nodes][packed.tokens], nodes[trees.nodes][trees.tokens])
-    assert torch.equal(packed.targets[packed.tokens], trees.targets[trees.tokens])
-    assert packed.num_tokens == len(inputs)
-
-
 def test_a_budget_below_one_is_refused():
     order = PrefixOrder([ScoredSequence(np.arange(4), 2)])
     with pytest.raises(ValueError, match="max_tokens"):
@@ -114,13 +102,3 @@ def test_blocks_of_queries_see_what_the_mask_says(exits):
         found = torch.zeros_like(rows, dtype=torch.int64).index_add_(1, columns, seen.long())
         assert torch.equal(found, rows.long())  # each visible key once
     assert keys.shape[1] < len(exits) / 2, "a block must not need the whole pack"
-
-
-def test_flex_attention_with_the_block_mask_equals_sdpa(exits):
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(1, 4, len(exits), 16, generator=generator)
-    key, value = (torch.randn(1, 2, len(exits), 16, generator=generator) for _ in range(2))
-    block_mask, mask = tree_attention.tree_block_mask(exits), tree_attention.tree_mask(exits)
-    found = flex_attention(query, key, value, block_mask=block_mask, enable_gqa=True)
-    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

@@ -1,0 +1,167 @@
+"""vLLM's engine alone: with which arguments and environment it starts (no GPU is used), its log, and its mixtures of experts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from trial_ray.engines import vllm as module
+from trial_ray.engines.agreement import own_logprobs
+from trial_ray.engines.arguments import LOG_LEVEL
+from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.vllm import VLLMEngine
+from trial_ray.engines.weights import WeightsChecksum, WeightShards
+from trial_ray.errors import ConfigError
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """torch reports a GPU of a compute capability; an H100 by default."""
+
+    def report(major=9, minor=0):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
+
+    report()
+    return report
+
+
+@pytest.fixture
+def started(gpu, monkeypatch, tiny_qwen3):
+    """Start an engine as far as vLLM is called; returns vLLM's arguments and the environment at that moment."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    found = []
+
+    def from_engine_args(arguments):
+        found.append((arguments, dict(os.environ)))
+        return SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 300))
+
+    monkeypatch.setattr(LLMEngine, "from_engine_args", from_engine_args)
+
+    def start(**arguments):
+        VLLMEngine(str(tiny_qwen3), max_model_len=64, **arguments)._open()
+        return found[-1]
+
+    return start
+
+
+def test_model_runner_and_scheduling_are_vllms_choice_or_the_settings(started):
+    arguments, environment = started()
+    assert arguments.async_scheduling is None
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in environment
+    arguments, environment = started(async_scheduling=False, v2_model_runner=False)
+    assert arguments.async_scheduling is False
+    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert started(v2_model_runner=True)[1]["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+
+
+def test_batch_invariance_is_refused_where_vllm_has_none(gpu, monkeypatch):
+    refused = pytest.raises(ConfigError, match=r"batch_invariant: .*compute capability 8\.0.*num_gpus_per_engine")
+    gpu(8, 0)
+    VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
+    gpu(7, 5)
+    with refused:
+        VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with refused:
+        VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
+    with refused:  # before any actor starts
+        EnginePool.create(
+            engine="vllm", model_path="m", num_engines=1, engine_kwargs={"max_model_len": 64, "batch_invariant": True}
+        )
+
+
+SESSION = """
+import sys
+from pathlib import Path
+from trial_ray.cli import console as terminal
+from trial_ray.engines.pool import EnginePool
+from trial_ray.runs.ray_session import ray_session
+from trial_ray.runs.terminal import library_log
+
+model, log = sys.argv[1], Path(sys.argv[2])
+console = terminal.output()
+with library_log(log, console), ray_session(show=True):
+    pool = EnginePool.create(
+        engine="vllm", model_path=model, num_engines=1, engine_kwargs={"max_model_len": 64, "kv_cache_gib": 0.1}
+    )
+    pool.start()
+    console.print("started")
+    sys.stdin.read()  # Ray brings the actor's output a moment later
+"""
+CACHE_SIZE = "KV cache size: "
+
+
+@pytest.mark.long
+def test_the_size_of_the_cache_is_in_the_log_file_and_not_on_the_terminal(tiny_qwen3, tmp_path):
+    log = tmp_path / "logs" / "libraries.log"
+    command = [sys.executable, "-c", SESSION, str(tiny_qwen3), str(log)]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # Without a level of the environment's, which TRL sets in a process that imports it.
+    environment = {name: value for name, value in os.environ.items() if name != LOG_LEVEL}
+    with subprocess.Popen(command, env=environment, **streams) as process:
+        try:
+            deadline = time.monotonic() + 240
+            while process.poll() is None and time.monotonic() < deadline:
+                if log.exists() and CACHE_SIZE in log.read_text():
+                    break
+                time.sleep(0.2)
+        finally:
+            shown, _ = process.communicate("", timeout=60)
+    assert CACHE_SIZE in log.read_text()
+    assert shown == "started\n"
+
+
+@pytest.mark.long
+def test_experts_that_are_sent_are_those_that_are_computed_with(tmp_path, monkeypatch):
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        eos_token_id=7,
+        pad_token_id=0,
+        dtype="float32",
+    )
+    model = Qwen3MoeForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    engine = module.VLLMEngine(str(tmp_path), dtype="float32", max_model_len=64, num_threads=1)
+    engine._open()
+    text = np.arange(20, 60, dtype=np.int32)
+    try:
+        for _ in range(2):
+            np.testing.assert_allclose(engine._score(text), own_logprobs(model, text), atol=1e-4)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+            sent, tensors = WeightsChecksum(), dict(model.named_parameters())
+            for name, tensor in tensors.items():
+                sent.add(name, tensor)
+            monkeypatch.setattr(module, "iter_shards", lambda _, tensors=tensors: [tensors])
+            held = engine._replace_weights(WeightShards(1, sent.hexdigest, sent.arrangement, []))
+            assert held == (sent.hexdigest, sent.arrangement)
+        np.testing.assert_allclose(engine._score(text), own_logprobs(model, text), atol=1e-4)
+    finally:
+        engine._close()
