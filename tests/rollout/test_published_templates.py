@@ -174,7 +174,8 @@ def test_texts_that_spell_the_templates_own_markers_close_nothing(name, switch):
 
     def controls(**said) -> list[list[int]]:
         results = [shown(**{"observation": "A room.", **said}) for _ in range(3)]
-        prompts = [single(name, switch).write(results[0], ()), *play(name, switch, results, 1)]
+        played = play(name, switch, results, 1)
+        prompts = [single(name, switch).write(results[0], played), *played]
         ids = [prompt.ids if hasattr(prompt, "ids") else prompt.prompt_ids for prompt in prompts]
         return [[token for token in each.tolist() if token in special] for each in ids]
 

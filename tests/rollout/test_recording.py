@@ -9,85 +9,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rewritten_parquet import rewrite
+from synthetic_groups import synthetic_groups
 
 from trial_ray.errors import UserInputError
 from trial_ray.files import escaped, unescaped
 from trial_ray.rollout import recording
 from trial_ray.rollout.partitions import VERSION_KEY
 from trial_ray.rollout.recording import read_groups, read_trajectories, read_turns, write_groups
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 
-def make_turn(generator, text="You see a <b>mug</b> ☕."):
-    prompt, response = generator.integers(3, 40), generator.integers(1, 6)
-    return Turn(
-        prompt_ids=generator.integers(0, 2**31 - 1, prompt).astype(np.int32),
-        response_ids=generator.integers(0, 500, response).astype(np.int32),
-        logprobs=-generator.random(response).astype(np.float32),
-        weight_version=7,
-        insert_at=2,
-        observation=text,
-        action="take mug 1 from desk 1",
-        valid=bool(generator.integers(2)),
-        outcome="You pick up\nthe mug 1.",
-        reward=0.1 + 0.2,
-        finish_reason="stop",
-        prompt_cut="history",
-        invalid_action=bool(generator.integers(2)),
-    )
+def make_group(seed):
+    """Two rollouts, the first with what is easily lost."""
+    (group,) = synthetic_groups(500, num_groups=1, group_size=2, seed=seed, most_turns=12)
+    first = group.trajectories[0]
+    first.seed, first.environment, first.ended = 2**40 + seed, "ALFWorld-v0", "turn_limit"
+    odd = {"observation": "You see a <b>mug</b> ☕.", "outcome": "You pick up\nthe mug 1.", "reward": 0.1 + 0.2}
+    first.turns[0] = dataclasses.replace(first.turns[0], **odd, prompt_cut="history", invalid_action=True)
+    return group
 
 
-def make_group(seed, lengths=(3, 1)):
-    generator = np.random.default_rng(seed)
-    trajectories = [
-        Trajectory(
-            task_id=f"task/{seed}",
-            family="pick",
-            seed=2**40 + seed,
-            turns=[make_turn(generator) for _ in range(length)],
-            success=length == 3,
-            score=0.5,
-            ended="turn_limit",
-            solution=("go to desk 1", "take mug 1 from desk 1"),
-            environment="ALFWorld-v0",
-        )
-        for length in lengths
-    ]
-    return TrajectoryGroup(f"task/{seed}", trajectories)
-
-
-def assert_same(found: Trajectory, expected: Trajectory):
-    for field in dataclasses.fields(Trajectory):
-        if field.name != "turns":
-            assert getattr(found, field.name) == getattr(expected, field.name), field.name
-    assert len(found.turns) == len(expected.turns)
-    for found_turn, turn in zip(found.turns, expected.turns, strict=True):
-        for field in dataclasses.fields(Turn):
-            left, right = getattr(found_turn, field.name), getattr(turn, field.name)
-            if isinstance(right, np.ndarray):
-                assert left.dtype == right.dtype
-                np.testing.assert_array_equal(left, right)
-            else:
-                assert left == right, field.name
-                assert type(left) is type(right), field.name
+def assert_same(found: list[Trajectory], expected: list[Trajectory]):
+    np.testing.assert_equal([*map(dataclasses.asdict, found)], [*map(dataclasses.asdict, expected)])
+    turns = [turn for trajectory in found for turn in trajectory.turns]
+    assert {turn.prompt_ids.dtype for turn in turns} | {turn.response_ids.dtype for turn in turns} == {
+        np.dtype("int32")
+    }
+    assert {turn.logprobs.dtype for turn in turns} == {np.dtype("float32")}
+    assert {type(turn.valid) for turn in turns} == {bool}
 
 
 def test_trajectories_come_back_equal(tmp_path):
-    groups = [make_group(0), make_group(1, lengths=(12, 2)), *(make_group(seed) for seed in range(2, 12))]
+    """A failed one without a turn is kept, but is no turn."""
+    groups = [make_group(seed) for seed in range(12)]
+    failed = Trajectory("task/0", "pick", 3, ended="failed", error="EngineError: gone", failed_by="engine")
+    groups[0].trajectories.insert(0, failed)
     write_groups(tmp_path, 12, groups, "runner001")
-    expected = [trajectory for group in groups for trajectory in group.trajectories]
-    found = read_trajectories(tmp_path)
-    assert len(found) == len(expected)
-    for left, right in zip(found, expected, strict=True):
-        assert_same(left, right)
-
-
-def test_failed_rollouts_without_a_turn_are_kept_but_are_no_turns(tmp_path):
-    failed = Trajectory("task/9", "pick", 3, ended="failed", error="EngineError: gone", failed_by="engine")
-    group = make_group(0)
-    write_groups(tmp_path, 0, [TrajectoryGroup("task/9", [failed, *group.trajectories])], "runner001")
-    assert_same(read_trajectories(tmp_path)[0], failed)
-    assert len(read_turns(tmp_path)) == len(group)
+    assert len(read_turns(tmp_path)) == sum(map(len, groups))
+    assert_same(read_trajectories(tmp_path), [each for group in groups for each in group.trajectories])
 
 
 def test_a_restarted_runner_never_overwrites_its_own_files(tmp_path):
@@ -139,17 +98,14 @@ def test_every_text_is_stored_reversibly(text):
 
 
 def test_groups_are_found_in_the_order_asked_for_and_in_earlier_iterations(tmp_path):
-    failed = Trajectory("task/1", "pick", 3, ended="failed", error="EngineError: gone")
     groups = [make_group(seed) for seed in range(4)]
-    groups[1].trajectories.insert(0, failed)
     write_groups(tmp_path, 2, groups[2:], "w")
     write_groups(tmp_path, 1, groups[:2], "w")
     wanted = [groups[index] for index in (3, 1, 2)]
     found = read_groups(tmp_path, [group.group_id for group in wanted], iteration=2)
     for left, right in zip(found, wanted, strict=True):
         assert (left.task_id, left.group_id) == (right.task_id, right.group_id)
-        for trajectory, expected in zip(left.trajectories, right.trajectories, strict=True):
-            assert_same(trajectory, expected)
+        assert_same(left.trajectories, right.trajectories)
     with pytest.raises(UserInputError, match="1 of the 2 groups of iteration 1"):
         read_groups(tmp_path, [groups[0].group_id, groups[3].group_id], iteration=1)
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import lzma
 import sys
-from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +47,3 @@ def alfworld_episodes(origin: str = "own") -> list[dict[str, Any]]:
 def webshop_records(kind: str, origin: str = "own") -> list[dict[str, Any]]:
     """``episodes``, ``rewards`` or ``search``."""
     return read_lines(FOLDERS[origin] / f"webshop_{kind}.jsonl.xz")
-
-
-def turns(episode: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
-    """For every decision in ALFWorld: keyword arguments of ``PromptBuilder.build``, the action, the step it led to."""
-    steps = episode["steps"]
-    task = steps[0]["observation"].split("Your task is to: ")[1].strip()
-    history: list[tuple[str, str]] = []
-    for number, (before, after) in enumerate(pairwise(steps), 1):
-        prompt = {
-            "task": task,
-            "observation": before["observation"],
-            "admissible_actions": before["admissible_commands"],
-            "history": list(history),
-            "step": number,
-        }
-        yield prompt, after["action"], after
-        history.append((before["observation"], after["action"]))

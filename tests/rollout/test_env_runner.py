@@ -1,18 +1,21 @@
-"""A user's callbacks on an env runner: RLlib's hooks with RLlib's arguments, for many episodes at once; no Ray."""
+"""An env runner without Ray: groups that it plays while it answers calls, and a user's callbacks with RLlib's arguments."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
+import time
 from collections import Counter, defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from faulty_env import TURNS, CountingEnv
 from ray import cloudpickle
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from user_env import registered
 
 from trial_ray.algorithms.config import GRPOConfig
@@ -22,19 +25,35 @@ from trial_ray.rollout.callbacks import RUNNER_HOOKS, TextEpisode
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.groups import GroupRequest, SampleSettings
 from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.rollout.workers import RolloutWorkers
 
+WAIT_S = 60.0
 OLD_API_STACK = {"worker", "base_env", "policies"}
 """Arguments that RLlib's new API stack does not pass either."""
 
 
 class Client:
-    """Answers every prompt after other episodes had their turn."""
+    """Answers when the gate is open, after other episodes had their turn; counts what is under way."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.groups: set[GroupRequest] = set()
+        self.under_way = self.most_under_way = 0
 
     def end_group(self, request):
-        pass
+        self.groups.discard(request)
 
     async def generate(self, prompt_ids, params, request, **preferred):
-        await asyncio.sleep(0.001)
+        self.groups.add(request)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await asyncio.sleep(0.001)
+            while not self.gate.is_set():
+                await asyncio.sleep(0.002)
+        finally:
+            self.under_way -= 1
         return Response(np.array([10], np.int32), np.zeros(1, np.float32), 1, "stop")
 
 
@@ -44,7 +63,7 @@ def runner_of(model_path, monkeypatch):
     monkeypatch.setattr("trial_ray.rollout.groups.ray.put", lambda value: cloudpickle.loads(cloudpickle.dumps(value)))
     made = []
 
-    def make(config: GRPOConfig, **env_config) -> TextEnvRunner:
+    def make(config: GRPOConfig) -> TextEnvRunner:
         config.environment(CountingEnv.ENV_ID, env_config={"split": "train"}).rl_module(model_path=model_path)
         config.env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_episodes_in_flight=4)
         made.append(TextEnvRunner(config=config, env_creator=None, worker_index=3))
@@ -57,17 +76,25 @@ def runner_of(model_path, monkeypatch):
             runner.stop()
 
 
-def play(runner, size=2, groups=2, keep=True, **env_config):
-    settings = SampleSettings(({"split": "train", **env_config},), SamplingParams(4), 1, keep_trajectories=keep)
-    requests = [GroupRequest(index, "two", size, seed=index) for index in range(groups)]
-    if not keep:
-        return list(runner.stream_groups(requests, settings))
-    runner.begin_groups(requests, settings)
+def requests(count: int, size: int = 2, first: int = 0) -> list[GroupRequest]:
+    return [GroupRequest(first + index, "two", size, seed=index) for index in range(count)]
+
+
+def settings(**env_config) -> SampleSettings:
+    return SampleSettings(({"split": "train", **env_config},), SamplingParams(4), 1, keep_trajectories=True)
+
+
+def play(runner, size=2, groups=2, **env_config):
+    runner.begin_groups(requests(groups, size), settings(**env_config))
     try:
-        assert runner.wait_for_groups(60.0, groups) == groups
-        return runner.take_groups(1)
+        return taken(runner, groups)
     finally:
         runner.abandon_groups()
+
+
+def taken(runner, count: int) -> list:
+    assert runner.wait_for_groups(WAIT_S, count) == count
+    return runner.take_groups(1)
 
 
 class Recorder(RLlibCallback):
@@ -91,9 +118,15 @@ def recorded(runner_of):
     return runner_of(GRPOConfig().callbacks(lambda: recorder)), recorder.calls
 
 
-def test_every_episode_is_told_from_its_creation_to_its_end_and_every_environment_once(recorded):
+def test_every_episode_is_told_from_its_creation_to_its_end_with_rllibs_arguments_and_every_environment_once(recorded):
     runner, calls = recorded
     play(runner)
+    assert {hook for hook, _ in calls} == {*RUNNER_HOOKS}
+    for hook, arguments in calls:
+        parameters = inspect.signature(getattr(RLlibCallback, hook)).parameters.values()
+        documented = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+        assert arguments.keys() == documented - OLD_API_STACK
+        assert arguments["env_runner"] is runner
     of_episodes = defaultdict(list)
     for hook, arguments in calls:
         if "episode" in arguments:
@@ -111,21 +144,6 @@ def test_every_episode_is_told_from_its_creation_to_its_end_and_every_environmen
     calls.clear()
     play(runner)
     assert Counter(hook for hook, _ in calls)["on_environment_created"] == 0
-
-
-@pytest.mark.parametrize("hook", RUNNER_HOOKS)
-def test_a_hook_is_given_the_arguments_that_rllib_documents(recorded, hook):
-    runner, calls = recorded
-    play(runner)
-    documented = {
-        name
-        for name, each in inspect.signature(getattr(RLlibCallback, hook)).parameters.items()
-        if each.kind is each.KEYWORD_ONLY
-    }
-    assert {frozenset(arguments) for name, arguments in calls if name == hook} == {
-        frozenset(documented - OLD_API_STACK)
-    }
-    assert all(arguments["env_runner"] is runner for _, arguments in calls)
 
 
 def test_the_episode_tells_task_turns_texts_and_return_under_rllibs_names(runner_of):
@@ -170,22 +188,6 @@ def test_classes_and_functions_are_called_in_rllibs_order_and_an_episode_keeps_w
     assert found == [[False, "first", "second", "function"]] * 4
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_logged_values_go_with_the_groups_those_of_evaluation_apart(runner_of, keep):
-    def end(episode, metrics_logger, env_runner, **kwargs):
-        assert episode.in_evaluation is not keep
-        metrics_logger.log_value("turns", len(episode), reduce="sum")
-        assert metrics_logger.peek("turns") > 0
-
-    runner = runner_of(GRPOConfig().callbacks(on_episode_end=end))
-    driver = MetricsLogger(root=True)
-    for expected in (12, 3):
-        samples = play(runner, keep=keep) if expected == 12 else play(runner, 1, 1, keep=keep)
-        driver.aggregate([each.logged for each in samples if each.logged], key="env_runners")
-        assert driver.compile()["env_runners"] == {"turns": expected}
-    assert [sample.logged for sample in play(runner_of(GRPOConfig()))] == [{}, {}], "nothing without callbacks"
-
-
 def test_what_a_callback_changes_is_trained_on_and_travels_as_a_trajectory(runner_of):
     def double(episode, **kwargs):
         episode.turns = [replace(turn, reward=2 * turn.reward) for turn in episode.turns]
@@ -197,7 +199,7 @@ def test_what_a_callback_changes_is_trained_on_and_travels_as_a_trajectory(runne
     assert [each.episode_return for each in part] == [2.0] * 2
 
 
-@pytest.mark.parametrize("fault", ["reset_raises", "step_raises", "creation_raises"])
+@pytest.mark.parametrize("fault", ["reset_raises", "step_raises"])
 def test_a_failed_episode_has_no_end_and_is_among_the_samples(recorded, fault):
     runner, calls = recorded
     play(runner, size=1, groups=1, fault=fault)
@@ -240,3 +242,79 @@ def test_an_environment_in_a_process_of_its_own_is_shown_by_its_stand_in(runner_
     (sample,) = play(runner, size=1, groups=1)
     assert sample.num_survivors == 1
     assert [env.name for env in found] == ["Counting-v0"]
+
+
+# --- groups that are played while the runner answers calls
+
+
+def waiting(runner_of):
+    """An env runner that plays three groups, none of which can end yet, and its client."""
+    runner = runner_of(GRPOConfig())
+    client = runner.client
+    client.gate.clear()
+    runner.begin_groups(requests(3), settings())
+    deadline = time.monotonic() + WAIT_S
+    while client.under_way < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return runner, client
+
+
+def test_groups_are_played_while_the_runner_answers_and_new_ones_join_them(runner_of):
+    runner, client = waiting(runner_of)
+    assert runner.take_groups(1) == []
+    runner.begin_groups(requests(1, first=3), settings())
+    client.gate.set()
+    samples = taken(runner, 4)
+    assert sorted(sample.request.index for sample in samples) == [0, 1, 2, 3]
+    assert client.most_under_way == 4, "max_episodes_in_flight holds for all groups together"
+    assert all((sample.num_survivors, sample.num_rows) == (2, 2 * TURNS) for sample in samples)
+    assert [sample.refs.header.task_id for sample in samples] == ["two"] * 4
+
+
+def test_abandoned_groups_end_at_once_and_give_their_environments_back(runner_of):
+    runner, client = waiting(runner_of)
+    runner.abandon_groups()
+    assert client.under_way == 0
+    assert not client.groups, "one had a rollout that still waited for a slot"
+    (free,) = runner._free_envs.values()
+    assert len(free) == 4
+    client.gate.set()
+    assert [sample.request.index for sample in play(runner, groups=1)] == [0]
+    assert len(free) == 4
+
+
+def test_an_error_of_the_runner_itself_reaches_the_next_call(runner_of):
+    runner = runner_of(GRPOConfig())
+
+    async def broken(*args, **kwargs):
+        raise LookupError("no such thing")
+
+    runner.client.generate = broken
+    runner.begin_groups(requests(1), settings())
+    with pytest.raises(LookupError, match="no such thing"):
+        runner.wait_for_groups(WAIT_S)
+
+
+def test_runners_whose_streams_end_no_group_in_time_are_replaced(monkeypatch):
+    workers, replaced = object.__new__(RolloutWorkers), []
+    workers._config = SimpleNamespace(sample_timeout_s=5.0)
+    monkeypatch.setattr(workers, "_await_runners", lambda: [3, 4, 5])
+    monkeypatch.setattr(workers, "_local", lambda: None)
+    monkeypatch.setattr(workers, "_actor", lambda runner_id: MagicMock())
+    monkeypatch.setattr(workers, "_replace", lambda runner_id, reason: replaced.append((runner_id, reason)))
+    monkeypatch.setattr("trial_ray.rollout.workers.ray.wait", lambda streams, **limits: ([], streams))
+    assert list(workers.stream_groups(requests(2), settings())) == []
+    assert replaced == [(runner_id, "ended no group within sample_timeout_s=5 s") for runner_id in (3, 4)]
+
+
+def test_groups_that_never_end_in_this_process_are_given_up(monkeypatch):
+    local = MagicMock(**{"wait_for_groups.return_value": 0, "take_groups.return_value": []})
+    workers = object.__new__(RolloutWorkers)
+    workers._unfinished, workers._waits, workers._logged = {}, {}, {}
+    monkeypatch.setattr(workers, "_await_runners", list)
+    monkeypatch.setattr(workers, "_local", lambda: local)
+    assert workers.begin_groups(requests(2), settings()) == {0: 0, 1: 0}
+    assert workers.take_groups({0}, 1, 0.01, together=True) == ([], [])
+    assert workers.abandon_late() == [0, 1]
+    local.abandon_groups.assert_called_once()
