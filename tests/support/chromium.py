@@ -1,4 +1,4 @@
-"""Headless Chromium over the DevTools protocol on a pipe: no port, no further package.
+"""Headless Chromium over the DevTools protocol.
 
 with Chromium() as browser:
     browser.open(path.as_uri())
@@ -8,23 +8,21 @@ with Chromium() as browser:
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
-import os
-import select
 import shutil
 import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from websockets.sync.client import connect
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next(filter(None, map(shutil.which, PROGRAMS)), None)
 OPTIONS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
-    "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe",
+    "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--remote-debugging-port=0",
 )  # fmt: skip
 
 
@@ -40,22 +38,13 @@ class Chromium:
             raise FileNotFoundError("There is no chromium on the path.")
         self._timeout = timeout
         self._profile = tempfile.mkdtemp(prefix="chromium")
-        theirs_in, self._out = os.pipe()
-        self._in, theirs_out = os.pipe()
-        # Out of the way of the descriptors 3 and 4, on which the protocol is spoken.
-        high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (theirs_in, theirs_out)]
-
-        def connect() -> None:
-            os.dup2(high[0], 3)
-            os.dup2(high[1], 4)
-
-        command = [PROGRAM, *OPTIONS, f"--user-data-dir={self._profile}", "about:blank"]
         self._process = subprocess.Popen(
-            command, preexec_fn=connect, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [PROGRAM, *OPTIONS, f"--user-data-dir={self._profile}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
-        for end in (theirs_in, theirs_out, *high):
-            os.close(end)
-        self._buffer = b""
+        port, path = self._address()
+        self._socket = connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=timeout)
         self._number = 0
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
@@ -66,37 +55,44 @@ class Chromium:
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
+    def _address(self) -> list[str]:
+        """Port and path, which Chromium writes when it listens."""
+        file, end = Path(self._profile, "DevToolsActivePort"), time.monotonic() + self._timeout
+        while not file.exists() or len(found := file.read_text().split()) < 2:
+            if time.monotonic() > end:
+                raise TimeoutError(f"Chromium did not listen within {self._timeout:.0f} s.")
+            time.sleep(0.02)
+        return found
+
     def __enter__(self) -> Chromium:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
         self._process.terminate()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        os.close(self._out)
-        os.close(self._in)
         shutil.rmtree(self._profile, ignore_errors=True)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command of the protocol; events that come meanwhile are kept.
 
         Raises:
-            RuntimeError: the browser refused, or ended.
+            RuntimeError: the browser refused.
             TimeoutError: it did not answer in time.
+            websockets.ConnectionClosed: it has ended.
         """
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
             message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
+        self._socket.send(json.dumps(message))
         end = time.monotonic() + self._timeout
         while True:
-            answer = self._read(end)
+            answer = json.loads(self._socket.recv(timeout=max(0.0, end - time.monotonic())))
             if answer.get("id") != self._number:
                 self._keep(answer)
             elif "error" in answer:
@@ -154,19 +150,6 @@ class Chromium:
         """Write what is in sight as PNG; the pictures of the documentation are made so."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
         return path
-
-    def _read(self, end: float) -> dict[str, Any]:
-        while b"\0" not in self._buffer:
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([self._in], [], [], left)[0]:
-                raise TimeoutError(f"Chromium did not answer within {self._timeout:.0f} s.")
-            part = os.read(self._in, 1 << 20)
-            if not part:
-                raise RuntimeError("Chromium has ended.")
-            self._buffer += part
-        message, self._buffer = self._buffer.split(b"\0", 1)
-        found: dict[str, Any] = json.loads(message)
-        return found
 
     def _keep(self, message: dict[str, Any]) -> None:
         kept = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Page.javascriptDialogOpening", "Log.entryAdded")

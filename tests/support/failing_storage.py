@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyarrow.fs import FileSystemHandler, LocalFileSystem, PyFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from trial_ray.runs.storage import Storage
 
 
-class FailingHandler(FileSystemHandler):
-    """pyarrow's local file system.
+class FailingFiles(LocalFileSystem):
+    """The local file system.
 
     Attributes:
         broken: whether every call fails.
@@ -18,74 +19,48 @@ class FailingHandler(FileSystemHandler):
         done: ``+NAME`` for each file that was begun, ``-NAME`` for each file or folder that was removed.
     """
 
+    cachable = False
+
     def __init__(self, root: Path) -> None:
-        self._local, self._root = LocalFileSystem(), str(root)
+        super().__init__()
+        self._root = f"{root}/"
         self.broken = False
         self.fails = lambda path: False
         self.done: list[str] = []
 
-    def _note(self, sign: str, path: str) -> None:
-        self.done.append(sign + path.removeprefix(self._root + "/"))
-
-    def _call(self, name: str, *arguments, **options):
+    def _answer(self) -> None:
         if self.broken:
             raise OSError("the storage is broken")
-        return getattr(self._local, name)(*arguments, **options)
 
-    def get_type_name(self):
-        return "failing"
+    def info(self, path, **options):
+        self._answer()
+        return super().info(path, **options)
 
-    def get_file_info(self, paths):
-        return self._call("get_file_info", paths)
+    def isdir(self, path):
+        self._answer()
+        return super().isdir(path)
 
-    def get_file_info_selector(self, selector):
-        return self._call("get_file_info", selector)
+    def mkdir(self, path, **options):
+        self._answer()
+        super().mkdir(path, **options)
 
-    def create_dir(self, path, recursive):
-        self._call("create_dir", path, recursive=recursive)
+    def rm(self, path, **options):
+        self.done.append("-" + path.removeprefix(self._root))
+        self._answer()
+        super().rm(path, **options)
 
-    def delete_dir(self, path):
-        self._note("-", path)
-        self._call("delete_dir", path)
-
-    def delete_dir_contents(self, path, missing_dir_ok=False):
-        self._call("delete_dir_contents", path)
-
-    def delete_root_dir_contents(self):
-        raise AssertionError("a stored run must never empty the whole storage")
-
-    def delete_file(self, path):
-        self._note("-", path)
-        self._call("delete_file", path)
-
-    def move(self, src, dest):
-        self._call("move", src, dest)
-
-    def copy_file(self, src, dest):
-        self._call("copy_file", src, dest)
-
-    def open_input_stream(self, path):
-        return self._call("open_input_stream", path, compression=None)
-
-    def open_input_file(self, path):
-        return self._call("open_input_file", path)
-
-    def open_output_stream(self, path, metadata):
-        if self.fails(path):
+    def open(self, path, mode="rb", **options):
+        self._answer()
+        if mode == "wb" and self.fails(path):
             raise OSError(f"{path} was refused")
-        stream = self._call("open_output_stream", path, compression=None)
-        self._note("+", path)
-        return stream
-
-    def open_append_stream(self, path, metadata):
-        return self._call("open_append_stream", path, compression=None)
-
-    def normalize_path(self, path):
-        return path
+        opened = super().open(path, mode, **options)
+        if mode == "wb":
+            self.done.append("+" + path.removeprefix(self._root))
+        return opened
 
 
-def failing_storage(monkeypatch, root: Path) -> FailingHandler:
+def failing_storage(monkeypatch, root: Path) -> FailingFiles:
     """Let every URI open the folder ``root``."""
-    handler = FailingHandler(root)
-    monkeypatch.setattr(Storage, "open", lambda uri: Storage(uri, PyFileSystem(handler), str(root)))
-    return handler
+    files = FailingFiles(root)
+    monkeypatch.setattr(Storage, "open", lambda uri: Storage(uri, PyFileSystem(FSSpecHandler(files)), str(root)))
+    return files
