@@ -20,7 +20,7 @@ from trial_ray.runs.experiment import load_experiment
 from trial_ray.sweeps import outputs
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter
 from trial_ray.sweeps.file import SweepFile
-from trial_ray.sweeps.outputs import write_experiment, write_outputs
+from trial_ray.sweeps.outputs import write_outputs
 from trial_ray.sweeps.result import SweepResult, TrialRecord
 from trial_ray.sweeps.tuner import Capacity, _last_value
 
@@ -115,17 +115,6 @@ def test_the_best_point_becomes_a_file_that_training_accepts(tmp_path):
     written.config.validate()
     assert "0.5" in (tmp_path / "best.py").read_text().splitlines()[0]
     assert list(write_outputs(file, SweepResult(METRIC, "max", []), tmp_path / "none"))  # nothing was ever reported
-
-
-@pytest.mark.parametrize("name", ["alfworld_qwen3_1.7b", "own_environment", "webshop_smollm2_135m"])
-def test_a_written_experiment_is_the_one_that_was_read(name, tmp_path):
-    experiment = load_experiment(EXAMPLES / f"{name}.py")
-    config = experiment.config.copy(copy_frozen=False).training(lr=0.25)
-    write_experiment(tmp_path / "best.py", config, experiment.stop, 'A "summary".', experiment.path, ["lr"])
-    written = load_experiment(tmp_path / "best.py")
-    assert to_record(written.config)["settings"] == to_record(config)["settings"]
-    assert to_record(written.config)["environments"] == to_record(config)["environments"]
-    assert written.stop == experiment.stop
 
 
 def test_the_best_of_a_file_with_objects_keeps_overrides_and_finds_modules_beside_the_file(tmp_path):
