@@ -232,32 +232,34 @@ def learner_phases(request: PlanRequest) -> dict[str, Memory]:
         "reference": request.num_references * frozen / request.shards,
         "process": DEVICE_CONTEXT_BYTES if request.num_gpus_per_learner else PROCESS_BYTES,
     }
-    gradients = {"gradients": trained * request.model_bytes / request.shards}
+    gradients = trained * request.model_bytes / request.shards
     # For flags of finiteness of the largest tensor: its absolute values and three arrays of bool.
-    flags = (request.model_bytes + 3) * shape.embedding_parameters / request.shards
-    step = gradients | {"temporaries": 0.0 if adapters else flags}
+    flags = (not adapters) * (request.model_bytes + 3) * shape.embedding_parameters / request.shards
 
-    def memory(items: Mapping[str, float]) -> Memory:
-        passing = (HEAP_FACTOR - 1) * (items.get("activations", 0.0) + items.get("logits", 0.0))
-        everything = {**kept, **items, "allocator": passing}
+    def memory(phase: str, weights: float, activations: float, logits: float, gradient: float = 0.0) -> Memory:
+        items = {
+            **kept,
+            "gradients": (phase != "scoring") * gradients,
+            "weights in compute dtype": weights,
+            "activations": activations,
+            "logits": logits,
+            "head's gradient": gradient,
+            "temporaries": (phase == "step") * flags,
+            "allocator": (HEAP_FACTOR - 1) * (activations + logits),
+        }
         on_gpu = request.num_gpus_per_learner > 0
-        return Memory("learner", request.num_learners, on_gpu, everything, kept=sum(kept.values()))
+        return Memory("learner", request.num_learners, on_gpu, items, kept=sum(kept.values()))
 
-    scoring, forward, backward = _passes(request)
-    moments = {
-        "scoring": scoring,
-        "forward": [gradients | each for each in forward],
-        "backward": [gradients | each for each in backward],
-        "step": [step],
-    }
+    moments = _passes(request) | {"step": [(0.0, 0.0, 0.0)]}
     return {
-        phase: max((memory(each) for each in found), key=lambda memory: memory.total)
+        phase: max((memory(phase, *each) for each in found), key=lambda memory: memory.total)
         for phase, found in moments.items()
     }
 
 
-def _passes(request: PlanRequest) -> tuple[list[dict[str, float]], ...]:
-    """What passes that score, forward and backward passes of an update hold: in a decoder layer, and in the output head."""
+def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
+    """Weights in the compute dtype, activations, logits and the head's gradient that the passes of each phase hold: in a decoder
+    layer, and in the output head."""
     shape, stream, computed = request.shape, request.stream_bytes, request.compute_bytes
     sharded, adapters, again = request.sharding == "fsdp", request.lora_rank > 0, request.gradient_checkpointing
     casts = request.autocasts
@@ -272,44 +274,44 @@ def _passes(request: PlanRequest) -> tuple[list[dict[str, float]], ...]:
     states = targets * shape.hidden * stream
     # A frozen head that is not the embedding, too, needs no copy of its matrix.
     head_copy = head * computed * (casts and (shape.tied or not adapters))
-
-    def weights(roots: int = 1, with_head: bool = False) -> float:
-        """Copies in the compute dtype: autocast's of all layers until a pass ends, or what FSDP has gathered."""
-        if sharded:
-            return (roots * root + (not with_head) * 2 * layer) * computed
-        cast = request.trained_parameters if adapters else shape.layers * layer
-        return casts * cast * computed + with_head * head_copy
-
-    def moment(weights: float, activations: float, logits: float = 0.0) -> dict[str, float]:
-        return {"weights in compute dtype": weights, "activations": activations, "logits": logits}
+    # Copies in the compute dtype: autocast's of all layers until a pass ends, or what FSDP has gathered; once gathered, the other
+    # models' roots stay so until all have scored.
+    cast = casts * computed * (request.trained_parameters if adapters else shape.layers * layer)
+    in_layers, in_heads = ((root + 2 * layer) * computed, root * computed) if sharded else (cast, cast + head_copy)
+    roots = sharded * request.num_references * root * computed
 
     # Arrays of a layer that nothing keeps: four of the residual stream, three as wide as the feed-forward network, or four.
     passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
     per_token = layer_bytes_per_token(request)
     by_layers = tokens * shape.layers * (shape.hidden * stream if again else per_token)
     saved = by_layers + tokens * shape.hidden * (stream + 4)  # the last norm's, too
-    roots = 1 + request.num_references  # gathered, they stay so until all models have scored
-    scoring = [moment(weights(roots), passing), moment(weights(roots, True), states, SCORING_LOGITS * logits)]
-    forward = [moment(weights(), saved + passing), moment(weights(1, True), saved + states, FORWARD_LOGITS * logits)]
-
-    # In the head, whose chunks add up its gradient. Checkpointed layers make their copies again.
+    # In the head's backward pass, whose chunks add up its gradient. Checkpointed layers make their copies again.
     head_bytes = computed if sharded else request.model_bytes
     summed = (not adapters) * head * head_bytes
     product = (not adapters) * head * (4 + sharded * head_bytes) + LAST_LOGITS * logits
     several = targets > DEFAULT_CHUNK_TOKENS
-    in_head = moment(
-        head_copy if again and not sharded else weights(1, True),
-        saved + 2 * states,
-        max(BACKWARD_LOGITS * logits, product) + several * summed,
-    )
-    # In the last layer: gradients of two arrays as wide as the feed-forward network and one as the residual stream; checkpointed,
+    # In the last layer's: gradients of two arrays as wide as the feed-forward network and one as the residual stream; checkpointed,
     # everything that it saves, once more.
     widths = 2 * shape.intermediate * computed + shape.hidden * stream
-    copies = weights() if sharded or not again else layer * computed * casts
+    copies = in_layers if sharded or not again else layer * computed * casts
     exchanged = (not adapters) * layer * (4 + computed) * sharded
-    in_layer = moment(copies + exchanged, by_layers + tokens * (again * per_token + widths))
-    in_layer["head's gradient"] = summed * shape.tied
-    return scoring, forward, [in_head, in_layer]
+    return {
+        "scoring": [(in_layers + roots, passing, 0.0), (in_heads + roots, states, SCORING_LOGITS * logits)],
+        "forward": [(in_layers, saved + passing, 0.0), (in_heads, saved + states, FORWARD_LOGITS * logits)],
+        "backward": [
+            (
+                head_copy if again and not sharded else in_heads,
+                saved + 2 * states,
+                max(BACKWARD_LOGITS * logits, product) + several * summed,
+            ),
+            (
+                copies + exchanged,
+                by_layers + tokens * (again * per_token + widths),
+                0.0,
+                summed * shape.tied,
+            ),
+        ],
+    }
 
 
 def layer_bytes_per_token(request: PlanRequest) -> float:
