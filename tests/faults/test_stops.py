@@ -27,8 +27,7 @@ import ray
 from trial_ray.algorithms import GRPO, GRPOConfig, sampling
 from trial_ray.evaluation import player
 from trial_ray.engines import pool
-from trial_ray.warmstart import warmstart
-from trial_ray.warmstart.cloning import Cloner
+from trial_ray.warmstart import cloning, warmstart
 from trial_ray.warmstart.policy import HeldOutGames
 
 policy = {"model_path": os.environ["TEST_MODEL"]}
@@ -68,7 +67,7 @@ def then_terminate(owner, name):
 
 then_terminate(*{
     "warm start: demonstrations": (warmstart, "collect"),
-    "warm start: cloning": (Cloner, "step"),
+    "warm start: cloning": (cloning, "cloning_loss"),
     "warm start: check": (HeldOutGames, "play"),
     "ray": (ray, "init"),
     "actors": (pool.EnginePool, "start"),

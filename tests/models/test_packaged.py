@@ -27,7 +27,7 @@ from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import Decision, play_episode
 from trial_ray.runs.experiment import load_experiment
-from trial_ray.warmstart.policy import HeldOutGames, load_policy, prompt_builder, recorded_settings
+from trial_ray.warmstart.policy import HeldOutGames, load_policy, recorded_settings, success_figures
 from trial_ray.warmstart.settings import EVALUATED
 
 QUICKSTART = Path(__file__).parents[2] / "tuned_examples" / "alfworld_quickstart.py"
@@ -86,10 +86,8 @@ def test_the_policy_wins_some_games_and_leaves_room_to_learn(config):
     settings = dataclasses.replace(
         recorded_settings(alfworld_tiny()), model_path=str(alfworld_tiny()), evaluation_games=64
     )
-    model, tokenizer = load_policy(settings, entry)
-    builder = prompt_builder(settings, entry, tokenizer)
-    with HeldOutGames(settings, entry, EVALUATED, tokenizer, builder) as games:
-        assert 0.1 < games.play(model, seed=0).success_rate < 0.5
+    with HeldOutGames(load_policy(dataclasses.replace(settings, seed=0), entry), EVALUATED) as games:
+        assert 0.1 < success_figures(games.play())["success_rate"] < 0.5
 
 
 @pytest.fixture(scope="module")

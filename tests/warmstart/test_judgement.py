@@ -21,7 +21,7 @@ from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import judgement as module
 from trial_ray.warmstart.demonstrations import outcome_evidence
 from trial_ray.warmstart.judgement import auc, judge
-from trial_ray.warmstart.policy import HeldOutGames
+from trial_ray.warmstart.policy import HeldOutGames, Policy
 from trial_ray.warmstart.settings import EVALUATED
 
 
@@ -34,18 +34,18 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order():
 
 
 @contextmanager
-def untrained(builder_class=PromptBuilder):
-    """Held-out games, and a function that lets an untrained model play and judges it."""
+def untrained():
+    """An untrained policy, and held-out games for it."""
     tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
-    model = build_tiny_model(tokenizer, "nano")
-    builder = builder_class(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
-    with HeldOutGames(SETTINGS, HOME, EVALUATED, tokenizer, builder) as games:
-        yield games, lambda: judge(model, tokenizer, HOME, games, seed=0)
+    builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
+    policy = Policy(SETTINGS, HOME, build_tiny_model(tokenizer, "nano"), tokenizer, builder)
+    with HeldOutGames(policy, EVALUATED) as games:
+        yield policy, games
 
 
 def test_every_turn_is_judged():
-    with untrained() as (_, judge_games):
-        judged = judge_games()
+    with untrained() as (policy, games):
+        judged = judge(policy, games)
     found = judged.figures
     assert found["games"] == 5
     assert found["turns"] == len(judged.turns) == 5 * 8
@@ -56,10 +56,9 @@ def test_every_turn_is_judged():
 
 
 def test_gaps_are_means_of_the_two_views_differences():
-    with untrained() as (games, _):
-        tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
-        model = build_tiny_model(tokenizer, "nano")
-        played = games.trajectories(model, 0)[:2]
+    with untrained() as (policy, games):
+        played = games.play()[:2]
+    tokenizer, model = policy.tokenizer, policy.model
     expected = []
     for trajectory in played:
         for turn, evidence in zip(trajectory.turns, outcome_evidence(trajectory, tokenizer), strict=True):
@@ -71,13 +70,13 @@ def test_gaps_are_means_of_the_two_views_differences():
             ]
             ordinary, hindsight = (found[range(len(said)), said.tolist()] for found in logprobs)
             expected.append((hindsight - ordinary).clamp(-2, 2).mean().item())
-    assert module._gaps(model, tokenizer, played) == pytest.approx(expected, abs=1e-5)
+    assert module._gaps(policy, played) == pytest.approx(expected, abs=1e-5)
 
 
 def scripted(entry):
     """Trajectories of the solution with an idle command before each of its commands, in place of the model's."""
 
-    def trajectories(model, seed, watch):
+    def play(watch):
         found = []
         for task in entry.tasks():
             env = GuardedEnv(entry)
@@ -91,7 +90,7 @@ def scripted(entry):
             env.close()
         return found
 
-    return SimpleNamespace(trajectories=trajectories)
+    return SimpleNamespace(play=play)
 
 
 def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
@@ -101,13 +100,13 @@ def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
     monkeypatch.setattr(
         module,
         "_gaps",
-        lambda model, tokenizer, trajectories: [
+        lambda policy, trajectories: [
             -1.0 if turn.action == "inventory" else 1.0 for each in trajectories for turn in each.turns
         ],
     )
-    judged = judge(None, build_tokenizer(ADAPTER.warm_start.vocabulary), entry, scripted(entry), seed=0)
+    judged = judge(Policy(SETTINGS, entry, None, None, None), scripted(entry))
     found = judged.figures
-    assert judged.result.success_rate == 1.0
+    assert all(each.success for each in judged.trajectories)
     assert found["decisive"]["turns"] == found["routine"]["turns"] == found["turns"] / 2
     assert (found["decisive"]["gap"], found["routine"]["gap"]) == (1.0, -1.0)
     assert found["auc_routine"][0] == 1.0
@@ -119,9 +118,14 @@ def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
 
 def test_turns_of_the_demonstrator_are_judged_in_place_of_the_models(monkeypatch):
     tokenizer, scored = build_tokenizer(ADAPTER.warm_start.vocabulary), []
-    monkeypatch.setattr(module, "load_policy", lambda *_: (build_tiny_model(tokenizer, "nano"), tokenizer))
+    builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
+    monkeypatch.setattr(
+        module,
+        "load_policy",
+        lambda settings, entry: Policy(settings, entry, build_tiny_model(tokenizer, "nano"), tokenizer, builder),
+    )
     monkeypatch.setattr(module, "_gaps", lambda *arguments: scored.extend(arguments[-1]) or [0.0] * 99)
-    found = [module.judge_model(SETTINGS, demonstrator=probability) for probability in (0.0, 0.5)]
+    found = [module.judge_model(SETTINGS, HOME, demonstrator=probability) for probability in (0.0, 0.5)]
     assert [each.figures["games"] for each in found] == [5, 5]
     assert found[0].figures["wasted"]["turns"] == 0
     assert found[1].figures["planned"]["turns"] > found[1].figures["wasted"]["turns"] > 0

@@ -15,13 +15,11 @@ from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import make_entries
 from trial_ray.errors import ConfigError
 from trial_ray.files import CACHE_VARIABLE
-from trial_ray.models.tiny import build_tokenizer
-from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import WarmStartSettings, warm_start
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.demonstrations import collect
+from trial_ray.warmstart.policy import load_policy
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, EVALUATED, task_set
-from trial_ray.warmstart.warmstart import load_policy
 
 SETTINGS = WarmStartSettings(
     env=RiddleEnv.ENV_ID,
@@ -39,22 +37,19 @@ SETTINGS = WarmStartSettings(
 OWN = {"templates": {"plain": Curt()}, "max_turns": 4}
 
 
-def turns_of(entry, tokenizer=None, **changes):
-    """What was demonstrated."""
-    settings = replace(SETTINGS, **changes)
-    tokenizer = tokenizer or build_tokenizer(())
-    builder = PromptBuilder(tokenizer, entry.adapter.template("plain"), settings.max_prompt_tokens)
-    return collect(settings, entry, tokenizer, builder)
+def turns_of(entry, **changes):
+    """What was demonstrated, and to whom."""
+    policy = load_policy(replace(SETTINGS, **changes), entry)
+    return collect(policy), policy.tokenizer
 
 
 def demonstrated(entry):
     """What was said in every turn, by task, and the tokenizer's entry for the words of the game."""
-    _, tokenizer = load_policy(SETTINGS, entry)
+    turns, tokenizer = turns_of(entry)
     said: dict[str, list[str]] = {}
-    for turn in turns_of(entry, tokenizer):
-        response = tokenizer.decode(turn.response_ids, skip_special_tokens=True)
-        assert response in turn.actions
-        assert "captain, choose one" in tokenizer.decode(turn.prompt_ids)
+    for turn in turns:
+        assert "captain, choose one" in tokenizer.decode(turn.ordinary.prompt_ids)
+        response = tokenizer.decode(turn.ordinary.response_ids, skip_special_tokens=True)
         said.setdefault(turn.task_id, []).append(response)
     return said, tokenizer
 
@@ -93,7 +88,7 @@ def test_any_other_action_is_never_the_planned_one(env_class):
     words = ("red", "green", "blue") if env_class is RiddleEnv else ("a 1", "a 2", "b 1")
     entry = entry_of(env_class, {"words": words}, **OWN, warm_start=WarmStartSpec(demonstrator=Solver))
     for setting in ("suboptimal_probability", "action_noise"):
-        carried_out = turns_of(entry, **{setting: 1.0, "games": 20})
+        carried_out, _ = turns_of(entry, **{setting: 1.0, "games": 20})
         assert len(carried_out) > 100
         assert not any(turn.planned for turn in carried_out)
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice, repeat
 
 import numpy as np
 import pytest
@@ -30,16 +31,9 @@ from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import WarmStartSettings, cloning, warm_start
 from trial_ray.warmstart import warmstart as module
-from trial_ray.warmstart.cloning import (
-    Cloner,
-    Example,
-    Renamer,
-    batches,
-    cloning_loss,
-    collate,
-)
+from trial_ray.warmstart.cloning import Example, Renamer, batches, cloning_loss, collate, updates
 from trial_ray.warmstart.demonstrations import collect, encode_response, to_examples
-from trial_ray.warmstart.policy import HeldOutGames
+from trial_ray.warmstart.policy import HeldOutGames, Policy
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, task_set
 
 SETTINGS = WarmStartSettings(
@@ -73,8 +67,18 @@ def builder(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def demonstrations(tokenizer, builder):
-    return collect(SETTINGS, HOME, tokenizer, builder)
+def policy(tokenizer, builder):
+    """Makes an untrained policy with settings that differ from ``SETTINGS``."""
+
+    def make(**changes):
+        return Policy(replace(SETTINGS, **changes), HOME, build_tiny_model(tokenizer, "nano"), tokenizer, builder)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def demonstrations(policy):
+    return collect(policy())
 
 
 @pytest.fixture
@@ -89,13 +93,13 @@ def tiny_models_only(monkeypatch):
     monkeypatch.setattr(module, "LEAST_RESPONSE_ACCURACY", 0.0)
 
 
-def said(demonstration, tokenizer) -> str:
-    return tokenizer.decode(demonstration.response_ids, skip_special_tokens=True)
+def said(example, tokenizer) -> str:
+    return tokenizer.decode(example.response_ids, skip_special_tokens=True)
 
 
 def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, builder):
     """The opening prompt of every game follows from its first observation alone."""
-    shown = {tokenizer.decode(demonstration.prompt_ids) for demonstration in demonstrations}
+    shown = {tokenizer.decode(each.ordinary.prompt_ids) for each in demonstrations}
     entry, tasks = task_set(SETTINGS, HOME, DEMONSTRATED)
     with closing(entry.make()) as env:
         for task in tasks:
@@ -110,58 +114,58 @@ def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, bu
             assert tokenizer.decode(first.ids) in shown
 
 
-def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, builder):
+def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, policy):
     """A player with that knowledge would go straight to it; the explorer looks elsewhere first in many games."""
-    settings = replace(SETTINGS, games=40, episodes_per_game=1, action_noise=0.0)
-    (entry, tasks), opening = task_set(settings, HOME, DEMONSTRATED), {}
+    undisturbed = policy(games=40, episodes_per_game=1, action_noise=0.0)
+    (entry, tasks), opening = task_set(undisturbed.settings, HOME, DEMONSTRATED), {}
     with closing(entry.make()) as env:
         for task in tasks:
             env.reset(options={"task": task})
             opening[task] = env.unwrapped.walkthrough[0]
     first = {}
-    for demonstration in collect(settings, HOME, tokenizer, builder):
-        first.setdefault(demonstration.task_id, said(demonstration, tokenizer))
+    for demonstration in collect(undisturbed):
+        first.setdefault(demonstration.task_id, said(demonstration.ordinary, tokenizer))
     straight = sum(first[task] == opening[task] for task in opening)
     assert len(first) == 40
     assert straight < 30
 
 
-def test_noise_is_carried_out_but_never_imitated(tokenizer, builder):
-    settings = replace(SETTINGS, action_noise=1.0, games=3)
-    noisy = collect(settings, HOME, tokenizer, builder)
+def test_noise_is_carried_out_but_never_imitated(tokenizer, policy):
+    noisy = collect(policy(action_noise=1.0, games=3))
     for demonstration in noisy:
-        assert demonstration.response_ids[-1] == tokenizer.eos_token_id
-        assert said(demonstration, tokenizer) in demonstration.actions
+        assert demonstration.ordinary.response_ids[-1] == tokenizer.eos_token_id
+        assert f"\n{said(demonstration.ordinary, tokenizer)}" in tokenizer.decode(demonstration.ordinary.prompt_ids)
     # Now and then the noise is an action that the demonstrator might as well have planned.
     assert np.mean([demonstration.planned for demonstration in noisy]) < 0.4
-    malformed = [d for d in noisy if "Nothing happens." in tokenizer.decode(d.evidence_ids)]
+    malformed = [each for each in noisy if "Nothing happens." in evidence(each, tokenizer)]
     assert malformed
     assert not any(demonstration.planned for demonstration in malformed)
 
 
-def test_hindsight_views_show_what_was_carried_out_and_are_answered_with_the_plan(tokenizer, builder):
-    demonstrations = collect(replace(SETTINGS, suboptimal_probability=0.4), HOME, tokenizer, builder)
-    examples = to_examples(demonstrations, 0.5, 0.5, seed=0)
+def test_hindsight_views_show_what_was_carried_out_and_are_answered_with_the_plan(tokenizer, policy):
+    settings = replace(SETTINGS, suboptimal_probability=0.4, hindsight_fraction=0.5)
+    demonstrations = collect(policy(suboptimal_probability=0.4))
+    examples = to_examples(demonstrations, settings)
     assert len(examples) == 2 * len(demonstrations)
-    for demonstration, ordinary in zip(demonstrations, examples, strict=False):
-        assert np.array_equal(ordinary.prompt_ids, demonstration.prompt_ids)
-        assert np.array_equal(ordinary.response_ids, demonstration.response_ids)
-    answers = {(view(each), each.planned_ids.tobytes()): each for each in demonstrations}
+    assert [id(each) for each in examples[: len(demonstrations)]] == [id(each.ordinary) for each in demonstrations]
+    views = {id(each.hindsight): each for each in demonstrations}
     wasted = 0
     for example in examples[len(demonstrations) :]:
-        of = answers[example.prompt_ids.tobytes(), example.response_ids.tobytes()]
-        planned = tokenizer.decode(of.planned_ids, skip_special_tokens=True)
+        of = views[id(example)]
+        planned = said(example, tokenizer)
         if planned.startswith("go to "):
-            arrives = f"You arrive at {planned.removeprefix('go to ')}." in tokenizer.decode(of.evidence_ids)
+            arrives = f"You arrive at {planned.removeprefix('go to ')}." in evidence(of, tokenizer)
             assert arrives == of.planned
         wasted += not of.planned
     assert wasted == round(len(demonstrations) / 2)
 
 
-def view(demonstration) -> bytes:
-    """The hindsight prompt, by its parts."""
-    prompt, at = demonstration.prompt_ids, demonstration.insert_at
-    return np.concatenate([prompt[:at], demonstration.evidence_ids, prompt[at:]]).astype(np.int32).tobytes()
+def evidence(demonstration, tokenizer) -> str:
+    """What the hindsight prompt shows beyond the ordinary one."""
+    shown, prompt = demonstration.hindsight.prompt_ids, demonstration.ordinary.prompt_ids
+    added = len(shown) - len(prompt)
+    at = next(at for at in range(len(prompt) + 1) if np.array_equal(np.delete(shown, range(at, at + added)), prompt))
+    return tokenizer.decode(shown[at : at + added])
 
 
 @pytest.mark.parametrize("prompt_weight", [0.0, 0.3])
@@ -169,7 +173,7 @@ def test_padding_changes_no_loss(prompt_weight, tokenizer):
     """The loss of a ragged batch is the token-weighted mean over its rows alone, computed one by one."""
     model = build_tiny_model(tokenizer, "nano")
     rows = [Example(_ids(4), _ids(2)), Example(_ids(9), _ids(3)), Example(_ids(6), _ids(5))]
-    together, _ = cloning_loss(model, collate(rows, tokenizer.pad_token_id), prompt_weight)
+    together, _ = cloning_loss(model, collate(rows), prompt_weight)
     prompts, responses = [], []
     for row in rows:
         ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
@@ -183,7 +187,7 @@ def test_padding_changes_no_loss(prompt_weight, tokenizer):
 def test_an_epoch_holds_every_example_once(tokenizer):
     examples = [Example(_ids(3 + index % 7), np.asarray([index], dtype=np.int32)) for index in range(50)]
     unchanged = Renamer(tokenizer, ADAPTER.warm_start.interchangeable, 0.0)
-    stream = batches(examples, 8, tokenizer.pad_token_id, unchanged, np.random.default_rng(0))
+    stream = batches(examples, 8, unchanged, np.random.default_rng(0))
     seen = [int(token) for batch in (next(stream) for _ in range(7)) for token in batch.ids[batch.response]]
     assert sorted(seen) == list(range(50))
 
@@ -191,13 +195,8 @@ def test_an_epoch_holds_every_example_once(tokenizer):
 @pytest.mark.parametrize(
     ("optimizer", "compute_dtype"), [("muon", "float32"), ("adamw", "float32"), ("adamw", "bfloat16")]
 )
-def test_cloning_a_handful_of_games_learns_them(optimizer, compute_dtype, demonstrations, tokenizer, monkeypatch):
-    model = build_tiny_model(tokenizer, "nano")
-    examples = to_examples(demonstrations, 0.25, 0.5, seed=0)[:24]
-    _, before = cloning_loss(model, collate(examples, tokenizer.pad_token_id), 0.0)
-    monkeypatch.setattr(cloning, "WARMUP", 5)
-    settings = replace(
-        SETTINGS,
+def test_cloning_a_handful_of_games_learns_them(optimizer, compute_dtype, demonstrations, policy, monkeypatch):
+    pupil = policy(
         optimizer=optimizer,
         compute_dtype=compute_dtype,
         learning_rate=2e-2,
@@ -205,12 +204,14 @@ def test_cloning_a_handful_of_games_learns_them(optimizer, compute_dtype, demons
         max_steps=40,
         renaming_probability=0.0,
     )
-    cloner = Cloner(model, tokenizer, examples, (), settings)
-    losses = [cloner.step()[0] for _ in range(40)]
+    examples = to_examples(demonstrations, SETTINGS)[:24]
+    _, before = cloning_loss(pupil.model, collate(examples), 0.0)
+    monkeypatch.setattr(cloning, "WARMUP", 5)
+    losses = [loss for loss, _ in islice(updates(pupil, examples), 40)]
     assert losses[-1] < 0.5 * losses[0]
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in pupil.model.parameters()} == {torch.float32}
     assert before == 0.0
-    _, after = cloning_loss(model, collate(examples, tokenizer.pad_token_id), 0.0)
+    _, after = cloning_loss(pupil.model, collate(examples), 0.0)
     assert after > 0.2
 
 
@@ -233,14 +234,11 @@ def test_renaming_exchanges_names_alike_in_prompt_and_response_and_leaves_the_re
     assert sorted(table.tolist()) == list(range(len(tokenizer)))
 
 
-def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
+def test_cloning_repeats_with_the_same_seed(demonstrations, policy):
     def weights(seed):
-        model = build_tiny_model(tokenizer, "nano")
-        examples = to_examples(demonstrations, 0.25, 0.5, seed)
-        settings = replace(SETTINGS, batch_size=4, seed=seed)
-        cloner = Cloner(model, tokenizer, examples, ADAPTER.warm_start.interchangeable, settings)
-        losses = [cloner.step()[0] for _ in range(3)]
-        return losses, model.lm_head.weight
+        pupil = policy(batch_size=4, seed=seed)
+        losses = [loss for loss, _ in islice(updates(pupil, to_examples(demonstrations, pupil.settings)), 3)]
+        return losses, pupil.model.lm_head.weight
 
     (losses, first), (again, second), (other, _) = weights(0), weights(0), weights(1)
     assert losses == again
@@ -248,11 +246,11 @@ def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
     assert losses != other
 
 
-def test_games_stop_at_every_end_token_of_the_model_and_an_action_that_spells_one_is_no_end(tokenizer, builder):
-    model = build_tiny_model(tokenizer, "nano")
-    model.generation_config.eos_token_id = list(range(len(tokenizer)))
-    with HeldOutGames(SETTINGS, HOME, CHECKED, tokenizer, builder) as games:
-        played = games.trajectories(model, 7)
+def test_games_stop_at_every_end_token_of_the_model_and_an_action_that_spells_one_is_no_end(tokenizer, policy):
+    untrained = policy(seed=7)
+    untrained.model.generation_config.eos_token_id = list(range(len(tokenizer)))
+    with HeldOutGames(untrained, CHECKED) as games:
+        played = games.play()
     assert {len(turn.response_ids) for trajectory in played for turn in trajectory.turns} == {1}
     for style in ("plain", "tagged"):
         ids = encode_response(tokenizer, f"open {tokenizer.eos_token} drawer", style)
@@ -317,24 +315,24 @@ def test_demonstrations_of_an_interrupted_warm_start_are_kept_once_there_are_all
                 if len(played) == last:
                     raise KeyboardInterrupt
 
-            return collect(*args[:-1], on_game)
+            return collect(args[0], on_game)
 
         return interrupted
 
-    def step(cloner):
-        cloned.append(1)
-        if len(cloned) == 2:
-            raise KeyboardInterrupt
-        return whole_step(cloner)
+    def interrupted_updates(*args):
+        for update in updates(*args):
+            cloned.append(1)
+            if len(cloned) == 2:
+                raise KeyboardInterrupt
+            yield update
 
-    whole_step = Cloner.step
     monkeypatch.setattr(module, "collect", collect_until(SETTINGS.games))
     with pytest.raises(KeyboardInterrupt):
         warm_start(SETTINGS, progress=False)
     assert [path for path in own_cache.rglob("*") if path.is_file()] == []
 
     monkeypatch.setattr(module, "collect", collect_until(None))
-    monkeypatch.setattr(Cloner, "step", step)
+    monkeypatch.setattr(module, "updates", interrupted_updates)
     with pytest.raises(KeyboardInterrupt):
         warm_start(SETTINGS, progress=False)
     assert list((own_cache / "warmstart").iterdir()) == []
@@ -378,21 +376,20 @@ def failing_games(monkeypatch, failing: Callable[[int], bool]) -> None:
     monkeypatch.setattr(GuardedEnv, "reset", reset)
 
 
-def test_games_that_fail_are_not_counted_and_their_environments_are_replaced(tokenizer, builder, monkeypatch, caplog):
-    model = build_tiny_model(tokenizer, "nano")
+def test_games_that_fail_are_not_counted_and_their_environments_are_replaced(policy, monkeypatch, caplog):
+    untrained = policy(seed=7)
     failing_games(monkeypatch, lambda number: number in (1, 2))
-    with HeldOutGames(SETTINGS, HOME, CHECKED, tokenizer, builder) as games:
-        assert games.play(model, 7).episodes == 1
+    with HeldOutGames(untrained, CHECKED) as games:
+        assert len(games.play()) == 1
         assert "2 of 3 held-out games failed; the first: EnvironmentFaultError: trial/ALFWorld-v0" in caplog.text
-        assert not any(env.faulty for env in games._envs)
-        assert games.play(model, 7).episodes == 3
+        assert len(games.play()) == 3
     monkeypatch.undo()
     failing_games(monkeypatch, lambda number: True)
     with (
-        HeldOutGames(SETTINGS, HOME, CHECKED, tokenizer, builder) as games,
+        HeldOutGames(untrained, CHECKED) as games,
         pytest.raises(InfrastructureError, match="3 of 3 held-out games failed"),
     ):
-        games.play(model, 7)
+        games.play()
 
 
 @pytest.mark.parametrize(
@@ -401,7 +398,7 @@ def test_games_that_fail_are_not_counted_and_their_environments_are_replaced(tok
 def test_checks_go_by_the_updates_so_far_until_the_target_and_the_last_update_is_always_checked(
     right, target, checks, own_cache, monkeypatch, caplog
 ):
-    monkeypatch.setattr(Cloner, "step", lambda cloner: (1.0, right))
+    monkeypatch.setattr(module, "updates", lambda *_: repeat((1.0, right)))
     result = warm_start(replace(SETTINGS, max_steps=5, check_every=2, target_success=target), progress=False)
     assert ([point["step"] for point in result.curve], result.steps) == (checks, checks[-1])
     ended = "ended after 5 updates with 0 % of the last check's games won, below the target of 35 %"
@@ -410,12 +407,12 @@ def test_checks_go_by_the_updates_so_far_until_the_target_and_the_last_update_is
 
 @pytest.mark.parametrize("of_weights", [False, True])
 def test_a_model_that_diverges_is_not_kept(of_weights, own_cache, monkeypatch):
-    def step(cloner):
+    def diverging(policy, examples):
         if of_weights:
-            next(cloner._model.parameters()).data.fill_(torch.nan)
-        return 1.0 if of_weights else torch.nan, 0.0
+            next(policy.model.parameters()).data.fill_(torch.nan)
+        return repeat((1.0 if of_weights else torch.nan, 0.0))
 
-    monkeypatch.setattr(Cloner, "step", step)
+    monkeypatch.setattr(module, "updates", diverging)
     with pytest.raises(TrainingDivergedError, match="Lower learning_rate"):
         warm_start(SETTINGS, progress=False)
     assert list((own_cache / "warmstart").iterdir()) == []

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import shtab
+
 from trial_ray.cli import console, data, doctor, evaluate, folders, plan, reproduce, train, warmstart
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.runs.storage import StoredCopy
@@ -21,26 +23,25 @@ from trial_ray.termination import termination_as_interrupt
 from trial_ray.version import __version__
 
 COMMANDS = {
-    "train": train.TRAIN,
-    "evaluate": evaluate.EVALUATE,
-    "sweep": train.SWEEP,
-    "reproduce": reproduce.REPRODUCE,
-    "report": folders.REPORT,
-    "inspect": folders.INSPECT,
-    "replay": folders.REPLAY,
-    "warmstart": warmstart.WARMSTART,
-    "judge": warmstart.JUDGE,
-    "export": folders.EXPORT,
-    "data": data.DATA,
-    "plan": plan.PLAN,
-    "doctor": doctor.DOCTOR,
+    "train": train.train,
+    "evaluate": evaluate.evaluate,
+    "sweep": train.sweep,
+    "reproduce": reproduce.reproduce,
+    "report": folders.report,
+    "inspect": folders.inspect,
+    "replay": folders.replay,
+    "warmstart": warmstart.warmstart,
+    "judge": warmstart.judge,
+    "export": folders.export,
+    "data": data.data,
+    "plan": plan.plan,
+    "doctor": doctor.doctor,
 }
 REMOVED = {
     "status": "`ray job list` and Ray's dashboard show the runs of a cluster (docs/cluster.md#following-a-run)",
     "logs": "`ray job logs` and Ray's dashboard show the logs of a run and its actors (docs/cluster.md#following-a-run)",
 }
 """Commands that were removed in this version, and what to use in their place."""
-FILES, FOLDERS = ("FILE", "FILE.py", "CHECKPOINT", "CHECKPOINT|oracle"), ("DIR", "RUN", "PATH")
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 """What ``Path`` makes of a URI."""
 EPILOG = """start here:
@@ -53,42 +54,6 @@ exit codes: 0 done, 1 failed while running, 2 the input is wrong, 130 interrupte
 """
 
 
-class _PrintCompletion(argparse.Action):
-    """Prints the script with which a shell completes commands, options, files and names, and ends the command."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        """Print for the shell that ``values`` names."""
-        import shtab
-
-        _mark_completed(parser)
-        print(shtab.complete(parser, shell=str(values)))
-        parser.exit()
-
-
-def _mark_completed(parser: argparse.ArgumentParser) -> None:
-    """Mark the arguments that files, folders or methods complete; choices are known to shtab."""
-    import shtab
-
-    from trial_ray.algorithms.methods import method_names
-
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                _mark_completed(command)
-        elif action.metavar in FILES:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
-        elif action.metavar in FOLDERS:
-            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-        elif "--method" in action.option_strings:
-            action.choices = method_names()
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
@@ -98,11 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=16),
     )
     parser.add_argument("--version", action="version", version=f"trial-ray {__version__}")
-    parser.add_argument(
-        "--print-completion",
-        action=_PrintCompletion,
-        choices=("bash", "zsh", "fish"),
-        help="print the completion script of a shell (docs/installation.md says where to put it)",
+    shtab.add_argument_to(
+        parser, help="print the completion script of a shell (docs/installation.md says where to put it)"
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -113,8 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
             epilog=command.epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        console.add_options(described, "--verbose")
-        command.add_arguments(described)
+        for add in (console.VERBOSE, *command.arguments):
+            add(described)
         described.set_defaults(run=command.run)
     return parser
 
@@ -156,8 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, value in vars(args).items():
             setattr(args, name, _local(value))
         with termination_as_interrupt():
-            code: int = args.run(args)
-        return code
+            return args.run(args) or console.DONE
     except KeyboardInterrupt:
         console.errors().print("interrupted")
         return console.INTERRUPTED

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 
-from trial_ray.cli import console as terminal
+from trial_ray.cli.console import command, one_of, option, output, positive, show, table
 from trial_ray.errors import UserInputError
 from trial_ray.files import require_writable
 
@@ -27,34 +27,41 @@ ABOUT_WEBSHOP = """WebShop: a shop to search, look around and buy in, in text mo
 """
 
 
-def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``data``."""
-    parser.add_argument("environment", choices=["alfworld", "webshop"], help="whose data")
-    work = parser.add_mutually_exclusive_group()
-    work.add_argument(
-        "--from", type=Path, dest="source", metavar="DIR", help="import the copy in DIR, checked by digest"
-    )
-    work.add_argument("--generate", type=terminal.positive, metavar="N", help="ALFWorld: write N games, each replayed")
-    parser.add_argument(
-        "--seed", type=int, default=None, metavar="S", help="seed of what is drawn (default: 0; 233 for WebShop)"
-    )
-    parser.add_argument("--difficulty", default="small", metavar="L", help="tiny, small (default), medium or official")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder to write (for --from: default is the user's cache)"
-    )
+@command(
+    "what an environment's data are and where they lie; import a copy; generate games",
+    """examples:
+  trial-ray data alfworld                                                   what is needed, what was found
+  trial-ray data alfworld --from downloads/alfworld                         check a local copy by digest, then use it
+  trial-ray data alfworld --generate 200 --difficulty small --out my_games  write games of one's own
+  trial-ray data webshop --from downloads/webshop                           check and index a catalogue, then use it
+  trial-ray evaluate oracle --env trial/ALFWorld-v0 --split train --set env_config.data=my_games
 
-
-def data(args: argparse.Namespace) -> int:
+Nothing is fetched. Training and evaluation can also generate games and shops as they go, without files: split
+"generated" of trial/ALFWorld-v0 and trial/WebShop-v0.
+""",
+    option("environment", "whose data", choices=["alfworld", "webshop"]),
+    one_of(
+        option("--from", "import the copy in DIR, checked by digest", "DIR", Path, dest="source"),
+        option("--generate", "ALFWorld: write N games, each replayed", "N", positive),
+    ),
+    option("--seed", "seed of what is drawn (default: 0; 233 for WebShop)", "S", int),
+    option("--difficulty", "tiny, small (default), medium or official", "L", default="small"),
+    option("--out", "folder to write (for --from: default is the user's cache)", "DIR", Path),
+)
+def data(args: Namespace) -> None:
     """Import or generate an environment's data, or tell what they are, where they come from and what is here."""
+    shop = args.environment == "webshop"
     try:
-        shop = args.environment == "webshop"
-        if args.out is not None:
+        if args.out:
             require_writable(args.out)
-        if args.source is not None:
+        if args.source:
             (import_webshop if shop else import_alfworld)(args)
         elif args.generate is None:
-            terminal.output().print(ABOUT_WEBSHOP if shop else ABOUT_ALFWORLD, highlight=False, markup=False)
-            terminal.show(f"  found     {found_shop() if shop else found_games()}")
+            show(
+                f"{ABOUT_WEBSHOP}\n  found     {found_shop()}"
+                if shop
+                else f"{ABOUT_ALFWORLD}\n  found     {found_games()}"
+            )
         elif shop:
             raise UserInputError(
                 'Shops need no files: use split "generated" with env_config.num_products and num_games.'
@@ -65,52 +72,44 @@ def data(args: argparse.Namespace) -> int:
             generate(args.out, args.generate, args.seed or 0, args.difficulty)
     except FileExistsError as error:  # the folder to be written is not empty
         raise UserInputError(str(error)) from error
-    return terminal.DONE
 
 
 def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
     """Write generated ALFWorld games."""
     from trial_envs.alfworld.export import write_games
 
-    with terminal.output().status(f"generating {count} games and replaying their solutions"):
+    with output().status(f"generating {count} games and replaying their solutions"):
         written = write_games(folder, count, seed, difficulty)
-    terminal.show(f"{len(written)} games: {folder.resolve()} (split train)")
-    terminal.show(f"play them with --set env_config.data={folder}")
+    show(f"{len(written)} games: {folder.resolve()} (split train)")
+    show(f"play them with --set env_config.data={folder}")
 
 
-def import_alfworld(args: argparse.Namespace) -> None:
+def import_alfworld(args: Namespace) -> None:
     """Check official games against the release and copy them to where environments look."""
-    from rich.progress import Progress
+    from trial_envs.alfworld.importing import import_games
 
-    from trial_envs.alfworld.importing import KNOWN_DIGESTS, import_games
-
-    console = terminal.output()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("checking games", total=sum(count for count, _ in KNOWN_DIGESTS.values()))
-        folder = import_games(args.source, args.out, lambda: progress.advance(task))
-    terminal.show(f"every game is the published one: {folder}")
+    with output().status("checking games"):
+        folder = import_games(args.source, args.out)
+    show(f"every game is the published one: {folder}")
 
 
-def import_webshop(args: argparse.Namespace) -> None:
+def import_webshop(args: Namespace) -> None:
     """Show what a folder holds, and index it."""
-    from rich.table import Table
-
     from trial_envs.webshop.preparation import SEED, import_shop
     from trial_envs.webshop.sources import inspect_source
 
-    console = terminal.output()
     files = inspect_source(args.source)
-    table = Table("what", "file", "size", "digest")
     verdicts = {True: "as published", False: "DIFFERS from the 1,000-product set", None: "no digest is published"}
-    for file in files:
-        name = file.path.name if file.path else ("MISSING" if file.required else "-")
-        size = f"{file.size / 1e6:.1f} MB" if file.path else ""
-        table.add_row(file.purpose, name, size, verdicts[file.known] if file.path else "")
-    console.print(table)
-    with console.status("indexing"):
-        seed = SEED if args.seed is None else args.seed
-        folder = import_shop(args.source, args.out, seed=seed, files=files)
-    terminal.show(f"indexed: {folder}")
+    rows = [
+        (file.purpose, file.path.name, f"{file.size / 1e6:.1f} MB", verdicts[file.known])
+        if file.path
+        else (file.purpose, "MISSING" if file.required else "-")
+        for file in files
+    ]
+    output().print(table("", ("what", "file", "size", "digest"), rows))
+    with output().status("indexing"):
+        folder = import_shop(args.source, args.out, seed=SEED if args.seed is None else args.seed, files=files)
+    show(f"indexed: {folder}")
 
 
 def found_games() -> str:
@@ -141,20 +140,3 @@ def found_shop() -> str:
     except TrialEnvError as error:
         return str(error)
     return f"{shop.num_products:,} products, {shop.num_goals:,} goals"
-
-
-DATA = terminal.Command(
-    "what an environment's data are and where they lie; import a copy; generate games",
-    """examples:
-  trial-ray data alfworld                                                   what is needed, what was found
-  trial-ray data alfworld --from downloads/alfworld                         check a local copy by digest, then use it
-  trial-ray data alfworld --generate 200 --difficulty small --out my_games  write games of one's own
-  trial-ray data webshop --from downloads/webshop                           check and index a catalogue, then use it
-  trial-ray evaluate oracle --env trial/ALFWorld-v0 --split train --set env_config.data=my_games
-
-Nothing is fetched. Training and evaluation can also generate games and shops as they go, without files: split
-"generated" of trial/ALFWorld-v0 and trial/WebShop-v0.
-""",
-    add_data_arguments,
-    data,
-)

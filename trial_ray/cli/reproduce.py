@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trial_ray.cli import console as terminal
+from trial_ray.cli.console import SET, TRUST, command, flag, option, output, positive, removed, table
 from trial_ray.errors import CheckpointError, TrialRayError, first_line
 
 if TYPE_CHECKING:
@@ -16,8 +16,17 @@ if TYPE_CHECKING:
     from trial_ray.reproduction import StudySweep
 
 NAMES = ("table2", "table3", "study", "shape", "pair")
-HELP = "run a comparison of the paper and make its table and figures"
-EPILOG = """examples:
+
+
+def _study(name: str) -> str:
+    if name in ("figure2", "figure3"):
+        raise ArgumentTypeError(f"{name} was removed: table3 and pair make both figures.")
+    return name
+
+
+@command(
+    "run a comparison of the paper and make its table and figures",
+    """examples:
   trial-ray reproduce table3 --scale tiny --dry-run         what would be run, and what is done already
   trial-ray reproduce table3 --scale tiny --seeds 1         four methods, one seed each, on this machine
   trial-ray reproduce table2 --scale paper --out results    on a GPU cluster (RAY_ADDRESS), see docs/cluster.md
@@ -40,37 +49,23 @@ EPILOG = """examples:
 
 DIR is the folder of a sweep: a run folder for each environment, backbone, method and seed, NAME.csv and NAME.tex, and in
 figures/ every curve and the paper's Figures 2 and 3. After Ctrl-C the same command continues.
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.add_argument("name", type=_study, choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
-    parser.add_argument(
+""",
+    option("name", f"one of {', '.join(NAMES)}", "NAME", _study, choices=NAMES),
+    option(
         "--scale",
+        "tiny, study, shape, guessing, webshop, pretrained, small, paper, or FILE.py, see below",
+        "S",
         required=True,
-        metavar="S",
-        help="tiny, study, shape, guessing, webshop, pretrained, small, paper, or FILE.py, see below",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where runs and results go (default: runs/<name>-<scale>)"
-    )
-    parser.add_argument(
-        "--seeds", type=terminal.positive, metavar="N", help="seeds of every method (default: the scale's)"
-    )
-    parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="of every run (default: the scale's)")
-    parser.add_argument("--dry-run", action="store_true", help="print the runs and how far they are; start nothing")
-    terminal.add_options(parser, "--trust", "--set")
-    terminal.add_removed(parser, "--minutes", "use `timeout -s INT MINUTESm trial-ray reproduce ...`.")
-
-
-def _study(name: str) -> str:
-    if name in ("figure2", "figure3"):
-        raise argparse.ArgumentTypeError(f"{name} was removed: table3 and pair make both figures.")
-    return name
-
-
-def run(args: argparse.Namespace) -> int:
+    ),
+    option("--out", "where runs and results go (default: runs/<name>-<scale>)", "DIR", Path),
+    option("--seeds", "seeds of every method (default: the scale's)", "N", positive),
+    option("--iterations", "of every run (default: the scale's)", "N", positive),
+    flag("--dry-run", "print the runs and how far they are; start nothing"),
+    TRUST,
+    SET,
+    removed("--minutes", "use `timeout -s INT MINUTESm trial-ray reproduce ...`."),
+)
+def reproduce(args: Namespace) -> int | None:
     """Reproduce; see the module's docstring."""
     from trial_ray.cli.train import conclude, run_sweep
     from trial_ray.reproduction import STUDIES, StudySweep, load_scale, scale_file
@@ -83,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
         STUDIES[args.name], scale, scale_file(args.scale), args.seeds, args.iterations, args.overrides
     )
     folder = (args.out or Path("runs") / f"{args.name}-{Path(args.scale).stem}").resolve()
-    terminal.output().print(run_table(f"{args.name}: {STUDIES[args.name].title}", file, folder))
+    output().print(_run_table(f"{args.name}: {STUDIES[args.name].title}", file, folder))
     if args.dry_run:
-        return terminal.DONE
+        return None
     if (folder / "plan.json").exists():
         raise CheckpointError(
             f"{folder} holds a comparison that an earlier release began, which this one cannot continue: `trial-ray report "
@@ -125,19 +120,13 @@ def _results(name: str, file: StudySweep, folder: Path) -> list[str]:
         return [f"not all results were written: {first_line(error)}"]
 
 
-def run_table(title: str, file: StudySweep, folder: Path) -> Table:
+def _run_table(title: str, file: StudySweep, folder: Path) -> Table:
     """One row a run."""
-    from rich.table import Table
-
     from trial_ray.reproduction import state
 
-    table = Table(title=f"{title} ({len(file.runs)} runs of {file.stop['training_iteration']:g} iterations)")
-    for header in ("environment", "backbone", "method", "seed", "evaluated on", "state"):
-        table.add_column(header, justify="right" if header == "seed" else "left")
+    rows = []
     for name, run in file.runs.items():
         splits = ", ".join(f"{played.split} ({played.panel})" for played in run.sets)
-        table.add_row(run.environment, run.backbone, run.method, str(run.seed), splits, state(folder / name))
-    return table
-
-
-REPRODUCE = terminal.Command(HELP, EPILOG, add_arguments, run)
+        rows.append((run.environment, run.backbone, run.method, run.seed, splits, state(folder / name)))
+    title += f" ({len(rows)} runs of {file.stop['training_iteration']:g} iterations)"
+    return table(title, ("environment", "backbone", "method", ">seed", "evaluated on", "state"), rows)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
+from trial_ray.cli.console import command, one_of, option, place, positive
 from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
 
@@ -25,41 +26,55 @@ if TYPE_CHECKING:
     from trial_ray.sweeps.tuner import Sweep
 
 
-def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``train``."""
-    terminal.add_options(parser, "file", "--method", "--iterations")
-    parser.add_argument("--seed", type=int, metavar="S", help="seed of tasks, sampling and initialisation")
-    parser.add_argument(
+@command(
+    "train an agent from an experiment file",
+    """examples:
+  trial-ray train tuned_examples/alfworld_quickstart.py
+  trial-ray train tuned_examples/alfworld_quickstart.py --method grpo --seed 1 --out runs/grpo-1
+  trial-ray train tuned_examples/alfworld_quickstart.py --method grpo --seed 1 --iterations 40 --resume runs/grpo-1
+  trial-ray train FILE --set lr=1e-4 --set env_config.split=train
+  trial-ray train FILE --env-adapter my_adapter.py
+  trial-ray train FILE --log-to wandb --log-to mlflow
+
+FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}), or the
+name of one in tuned_examples/ without its .py, which an installed package has, too.
+An evaluation set in the config is played before and after training.
+With --resume the settings are those of FILE and of this command, not of the run: give --method, --seed and --set again.
+Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
+""",
+    terminal.FILE,
+    terminal.METHOD,
+    terminal.ITERATIONS,
+    option("--seed", "seed of tasks, sampling and initialisation", "S", int),
+    option(
         "--checkpoint-every",
-        type=terminal.positive,
+        "iterations between checkpoints (default: %(default)s); the last iteration is always saved",
+        "N",
+        positive,
         default=CHECKPOINT_EVERY,
-        metavar="N",
-        help="iterations between checkpoints (default: %(default)s); the last iteration is always saved",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--keep-checkpoints",
-        type=terminal.positive,
+        "keep the newest K checkpoints (default: %(default)s)",
+        "K",
+        positive,
         default=CHECKPOINTS_KEPT,
-        metavar="K",
-        help="keep the newest K checkpoints (default: %(default)s)",
-    )
-    folder = parser.add_mutually_exclusive_group()
-    folder.add_argument(
-        "--out",
-        type=terminal.place,
-        metavar="DIR",
-        help="run folder (default: runs/<file>-<time>), or a URI such as s3://BUCKET/RUN, where the run is then kept",
-    )
-    folder.add_argument(
-        "--resume",
-        type=terminal.place,
-        metavar="DIR",
-        help="continue the run in DIR, or at a URI, from its last checkpoint",
-    )
-    terminal.add_options(parser, "--log-to", "--env-adapter", "--trust", "--set")
-
-
-def train(args: argparse.Namespace) -> int:
+    ),
+    one_of(
+        option(
+            "--out",
+            "run folder (default: runs/<file>-<time>), or a URI such as s3://BUCKET/RUN, where the run is then kept",
+            "DIR",
+            place,
+        ),
+        option("--resume", "continue the run in DIR, or at a URI, from its last checkpoint", "DIR", place),
+    ),
+    terminal.LOG_TO,
+    terminal.ENV_ADAPTER,
+    terminal.TRUST,
+    terminal.SET,
+)
+def train(args: Namespace) -> int:
     """Train what an experiment file describes, from the evaluation before to the evaluation after."""
     from trial_ray.files import require_new_folder
     from trial_ray.runs.experiment import load_experiment
@@ -102,7 +117,7 @@ def train(args: argparse.Namespace) -> int:
 
 
 def _train(
-    args: argparse.Namespace,
+    args: Namespace,
     config: GRPOConfig,
     stop: dict[str, float],
     folder: RunFolder,
@@ -177,40 +192,39 @@ def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
     return folder
 
 
-TRAIN = terminal.Command(
-    "train an agent from an experiment file",
-    """examples:
-  trial-ray train tuned_examples/alfworld_quickstart.py
-  trial-ray train tuned_examples/alfworld_quickstart.py --method grpo --seed 1 --out runs/grpo-1
-  trial-ray train tuned_examples/alfworld_quickstart.py --method grpo --seed 1 --iterations 40 --resume runs/grpo-1
-  trial-ray train FILE --set lr=1e-4 --set env_config.split=train
-  trial-ray train FILE --env-adapter my_adapter.py
-  trial-ray train FILE --log-to wandb --log-to mlflow
-
-FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}), or the
-name of one in tuned_examples/ without its .py, which an installed package has, too.
-An evaluation set in the config is played before and after training.
-With --resume the settings are those of FILE and of this command, not of the run: give --method, --seed and --set again.
-Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
-""",
-    add_train_arguments,
-    train,
-)
-
-
 # -- sweep -------------------------------------------------------------------------------------------------------------
 
 
-def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``sweep``."""
-    terminal.add_options(parser, "file", "--iterations")
-    folder = parser.add_mutually_exclusive_group()
-    folder.add_argument("--out", type=Path, metavar="DIR", help="sweep folder (default: runs/<file>-<time>)")
-    folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in DIR, as it was begun")
-    terminal.add_options(parser, "--log-to", "--trust", "--set")
+@command(
+    "search over settings with Ray Tune",
+    """examples:
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, which an installed package has, too
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --iterations 2 --out sweeps/first --set num_engines=1
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --resume sweeps/first
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha_optuna.py --log-to wandb --log-to mlflow
 
-
-def sweep(args: argparse.Namespace) -> int:
+FILE is Python that defines, as an experiment file does, `config` and `stop`; values of the config may be
+tune.grid_search([...]) or tune.choice, tune.uniform, ... It may also define
+  metric = "env_runners/success_rate", mode = "max"   which trial is best (these are the defaults)
+  num_samples = 1                                     draws from the random values, or repeats of the grid
+  scheduler                                           a Ray Tune scheduler: ASHAScheduler, PopulationBasedTraining
+  search_alg                                          a Ray Tune searcher, such as OptunaSearch
+  max_concurrent_trials                               else as many as fit the machine
+A grid of seeds, .debugging(seed=tune.grid_search([0, 1, 2])), makes every point a mean with an interval.
+Every trial reserves its env runners, learners and engines together, so it starts only when all of them fit. DIR holds at
+the end results.csv, a map of two settings, and best.py, which `trial-ray train` takes.
+""",
+    terminal.FILE,
+    terminal.ITERATIONS,
+    one_of(
+        option("--out", "sweep folder (default: runs/<file>-<time>)", "DIR", Path),
+        option("--resume", "continue the sweep in DIR, as it was begun", "DIR", Path),
+    ),
+    terminal.LOG_TO,
+    terminal.TRUST,
+    terminal.SET,
+)
+def sweep(args: Namespace) -> int:
     """Search over an experiment's settings with Ray Tune, ending with a table of its trials."""
     from trial_ray.runs.ownership import folder_lock
     from trial_ray.runs.trackers import require_trackers
@@ -263,7 +277,7 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
         return sweep.fit(at_once, resume=resume)
 
 
-def _check_resume(args: argparse.Namespace) -> None:
+def _check_resume(args: Namespace) -> None:
     given = {"--iterations": args.iterations, "--set": args.overrides, "--log-to": args.log_to}
     if args.resume and (names := [name for name, value in given.items() if value]):
         raise ConfigError(
@@ -300,27 +314,3 @@ def conclude(sweep: Sweep, result: SweepResult, written: Sequence[str], again: s
             f"{result.failed} of {len(result.trials)} trials failed; their errors are in {sweep.folder}."
         )
     return terminal.DONE
-
-
-SWEEP = terminal.Command(
-    "search over settings with Ray Tune",
-    """examples:
-  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, which an installed package has, too
-  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --iterations 2 --out sweeps/first --set num_engines=1
-  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --resume sweeps/first
-  trial-ray sweep tuned_examples/sweeps/lambda_alpha_optuna.py --log-to wandb --log-to mlflow
-
-FILE is Python that defines, as an experiment file does, `config` and `stop`; values of the config may be
-tune.grid_search([...]) or tune.choice, tune.uniform, ... It may also define
-  metric = "env_runners/success_rate", mode = "max"   which trial is best (these are the defaults)
-  num_samples = 1                                     draws from the random values, or repeats of the grid
-  scheduler                                           a Ray Tune scheduler: ASHAScheduler, PopulationBasedTraining
-  search_alg                                          a Ray Tune searcher, such as OptunaSearch
-  max_concurrent_trials                               else as many as fit the machine
-A grid of seeds, .debugging(seed=tune.grid_search([0, 1, 2])), makes every point a mean with an interval.
-Every trial reserves its env runners, learners and engines together, so it starts only when all of them fit. DIR holds at
-the end results.csv, a map of two settings, and best.py, which `trial-ray train` takes.
-""",
-    add_sweep_arguments,
-    sweep,
-)

@@ -21,11 +21,8 @@ quickstart."""
 EVIDENCE_SHARE = 0.3
 """Tokens that a second view adds to those of the first, measured there (tagged). One in front of the prompt shares none, and
 adds as many."""
-ROOFLINE_SHARE, LEAST_SHARE, MOST_SHARE = 0.7, 0.5, 0.9
-"""Share of a device's peaks (arithmetic or memory) that the learner's kernels reach, and how far that may be off. An assumption."""
-FORWARD_TRAFFIC, BACKWARD_TRAFFIC, ADAPTERS_BACKWARD_TRAFFIC, RECOMPUTED_TRAFFIC = 1.1, 2.65, 1.75, 0.95
-"""Elementwise traffic of a forward pass with entropies, of a backward pass of all weights or of adapters, and of what checkpointing
-computes again, over that of a pass that scores: traced (``docs/results/measurements/trace.json``)."""
+LEARNER_SHARE, LEAST_SHARE, MOST_SHARE = 0.25, 0.15, 0.4
+"""Share of a device's peak that the products of the learner's passes reach, and how far that may be off. An assumption."""
 OPTIMIZER_TRAFFIC = 54
 """Bytes moved of a parameter in an optimizer step: flags of finiteness, clipping, AdamW; traced, of float32 weights."""
 PREFILL_UTILISATION = 0.4
@@ -128,12 +125,18 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     tokens = request.trajectories * turns * (prompt + response)
     steps = math.ceil(request.trajectories * turns / request.minibatch_rows)
     moved = OPTIMIZER_TRAFFIC * request.trained_parameters
-    optimizer = moved / (request.shards * device.bandwidth * ROOFLINE_SHARE)
+    optimizer = moved / (request.shards * device.bandwidth * BANDWIDTH_UTILISATION)
     scored, updated = SHARED_PREFIXES[request.prompt_style]
+    view = request.privileged_view
+    second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
+    # Operations for a weight: of the passes that score all views and models, and of an update's.
+    score = 2 * (1 + second_view + request.num_references + (request.lora_rank > 0))
+    update = (4 if request.lora_rank else 6) + 2 * request.gradient_checkpointing
+    operation = tokens * request.shape.matmul_parameters / (device.flops * LEARNER_SHARE * request.num_learners)
     phases = {
         "sampling": _sampling(request, device, turns, prompt, response),
-        "scoring": tokens * _scored_token(request, device) / scored,
-        "update": request.num_epochs * (tokens * _updated_token(request, device) / updated + steps * optimizer),
+        "scoring": score * operation / scored,
+        "update": request.num_epochs * (update * operation / updated + steps * optimizer),
         "sync": request.shape.parameters * request.engine_bytes / SYNC_BYTES_PER_S,
     }
     return phases, tokens
@@ -152,76 +155,8 @@ def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float,
     return waves * turns * response * decoded + prefill + waves * turns * ENVIRONMENT_STEP_S
 
 
-def _scored_token(request: PlanRequest, device: Device) -> float:
-    """Seconds on all learners of a token of the rows, in all passes without gradients before the steps."""
-    view = request.privileged_view
-    second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
-    traffic = elementwise_traffic(request)
-    frozen_passes = request.num_references + (request.lora_rank > 0)
-    moved = (1 + second_view) * (traffic + adapter_traffic(request)) + frozen_passes * traffic
-    return _roofline(request, device, 2 * (1 + second_view + frozen_passes), moved)
-
-
-def _updated_token(request: PlanRequest, device: Device) -> float:
-    """Seconds of a token that the learners compute in the forward and backward passes of an update."""
-    again = request.gradient_checkpointing
-    backward = ADAPTERS_BACKWARD_TRAFFIC if request.lora_rank else BACKWARD_TRAFFIC
-    traffic = elementwise_traffic(request) + adapter_traffic(request)
-    traffic *= FORWARD_TRAFFIC + backward + RECOMPUTED_TRAFFIC * again
-    return _roofline(request, device, (4 if request.lora_rank else 6) + 2 * again, traffic)
-
-
-def _roofline(request: PlanRequest, device: Device, flops: float, moved: float) -> float:
-    """Seconds of a token on all learners: its products, and what moves between them, at the share of the peaks that is assumed.
-
-    Args:
-        request: sizes.
-        device: of every learner.
-        flops: operations for a weight.
-        moved: bytes of elementwise operations.
-    """
-    seconds = flops * request.shape.matmul_parameters / device.flops + moved / device.bandwidth
-    return seconds / (ROOFLINE_SHARE * request.num_learners)
-
-
-def elementwise_traffic(request: PlanRequest) -> float:
-    """Bytes that unfused operations beside the products read and write for a token, in a pass that scores.
-
-    Counted by operation: norms, residual sums, autocast's copies of each linear layer's input, rotary embeddings, gates.
-    """
-    shape, stream, computed = request.shape, request.stream_bytes, request.compute_bytes
-    autocast = request.autocasts
-    converted = 4 + stream if stream < 4 else 0  # norms compute in float32, and return what they were given
-    norm = 20 + 2 * converted + (8 if stream >= 4 else 4)
-    hidden = 2 * norm + 2 * (2 * stream + computed) + autocast * 5 * (stream + computed)
-    given = stream if shape.qk_norm else computed
-    rotated = 5 * given + 5 * stream + autocast * (stream + computed)
-    head_norm = shape.qk_norm * (20 + 2 * (4 + computed) * (computed < 4) + computed + stream)
-    heads = (shape.heads + shape.kv_heads) * shape.head_dim
-    width = shape.hidden * hidden + heads * (rotated + head_norm) + 5 * computed * shape.intermediate
-    return float(shape.layers * width)
-
-
-def adapter_traffic(request: PlanRequest) -> float:
-    """The same of adapters: each scales and adds an output, and under autocast converts its input."""
-    if not request.lora_rank:
-        return 0.0
-    shape, computed = request.shape, request.compute_bytes
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    outputs = query + 2 * key + 2 * shape.hidden + 2 * shape.intermediate
-    inputs = 5 * shape.hidden + 2 * (query + shape.intermediate)
-    converted = request.autocasts * (request.stream_bytes + computed) * inputs
-    return float(shape.layers * (5 * computed * outputs + converted))
-
-
-def learner_share(request: PlanRequest, device: Device) -> float:
-    """Share of a device's peak that products of the learner's update reach, without attention and recomputation."""
-    useful = (4 if request.lora_rank else 6) * request.shape.matmul_parameters
-    return useful / (_updated_token(request, device) * request.num_learners * device.flops)
-
-
 def iteration_range(phases: Mapping[str, float]) -> tuple[float, float]:
-    """Seconds of an iteration where the learner's kernels reach most and least of a device's peaks."""
-    learner = ROOFLINE_SHARE * (phases["scoring"] + phases["update"])
-    others = sum(phases.values()) - phases["scoring"] - phases["update"]
-    return others + learner / MOST_SHARE, others + learner / LEAST_SHARE
+    """Seconds of an iteration where the learner reaches most and least of a device's peak."""
+    learner = phases["scoring"] + phases["update"]
+    others = sum(phases.values()) - learner
+    return others + learner * LEARNER_SHARE / MOST_SHARE, others + learner * LEARNER_SHARE / LEAST_SHARE

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from trial_ray.process import advance
+from trial_ray.warmstart.policy import Policy
 from trial_ray.warmstart.settings import WarmStartSettings
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -29,7 +30,7 @@ class Muon(torch.optim.Optimizer):
     """Steps by orthogonal matrices of the momentum's directions, as ``torch.optim.Muon`` without weight decay.
 
     Args:
-        matrices: what is trained; parameters of two dimensions.
+        matrices: what is trained; parameters of two dimensions, of one type and on one device.
         lr: learning rate, of a matrix of ``R`` rows and ``C`` columns times ``sqrt(max(1, R / C))``.
         momentum: of Nesterov's kind.
     """
@@ -41,30 +42,22 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's may compute and return a loss
         """Do one update of the matrices that have a gradient."""
         for group in self.param_groups:
-            by_shape: dict[tuple[Any, ...], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
+            by_shape: dict[torch.Size, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
             for matrix in group["params"]:
                 if matrix.grad is not None:
-                    rows, columns = sorted(matrix.shape)
-                    update = self._nesterov(matrix, matrix.grad, group["momentum"])
-                    by_shape[rows, columns, matrix.device, matrix.dtype].append((matrix, update))
+                    state = self.state[matrix]
+                    if not state:
+                        state["momentum"] = torch.zeros_like(matrix)
+                    average = state["momentum"].lerp_(matrix.grad, 1 - group["momentum"])
+                    update = matrix.grad.lerp(average, group["momentum"])
+                    wide = update if len(update) <= update.shape[1] else update.T
+                    by_shape[wide.shape].append((matrix, wide))
             for trained in by_shape.values():
-                wide = torch.stack([update if _is_wide(update) else update.T for _, update in trained])
-                for (matrix, _), step in zip(trained, orthogonalized(wide), strict=True):
+                steps = orthogonalized(torch.stack([wide for _, wide in trained]))
+                for (matrix, _), step in zip(trained, steps, strict=True):
                     rows, columns = matrix.shape
                     rate = group["lr"] * max(1.0, rows / columns) ** 0.5
-                    matrix.add_(step if _is_wide(matrix) else step.T, alpha=-rate)
-
-    def _nesterov(self, matrix: torch.Tensor, gradient: torch.Tensor, momentum: float) -> torch.Tensor:
-        """The direction ``[R, C]`` of the next update, before it is made orthogonal."""
-        state = self.state[matrix]
-        if not state:
-            state["momentum"] = torch.zeros_like(matrix)
-        average = state["momentum"].lerp_(gradient, 1 - momentum)
-        return gradient.lerp(average, momentum)
-
-
-def _is_wide(matrix: torch.Tensor) -> bool:
-    return matrix.shape[0] <= matrix.shape[1]
+                    matrix.add_(step if rows <= columns else step.T, alpha=-rate)
 
 
 def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
@@ -99,23 +92,21 @@ class Renamer:
     """
 
     def __init__(self, tokenizer: Any, groups: Sequence[Sequence[str]], probability: float) -> None:
-        self._probability = probability
-        self._size = len(tokenizer)
-        self._forms = [self._ids(tokenizer, names) for names in groups]
-
-    @staticmethod
-    def _ids(tokenizer: Any, names: Sequence[str]) -> np.ndarray:
-        """Token ids of each name without and with the blank before it, int64 ``[names, 2]``."""
-        forms = [[tokenizer.encode(blank + name, add_special_tokens=False) for blank in ("", " ")] for name in names]
-        single = [(bare[0], spaced[0]) for bare, spaced in forms if len(bare) == len(spaced) == 1]
-        return np.array(single, np.int64).reshape(-1, 2)
+        self._probability, self._size = probability, len(tokenizer)
+        self._forms: list[np.ndarray] = []
+        """Of each group, token ids of its names without and with the blank before them, int64 ``[names, 2]``."""
+        for names in groups:
+            forms = [
+                [tokenizer.encode(blank + name, add_special_tokens=False) for blank in ("", " ")] for name in names
+            ]
+            single = [[bare[0], spaced[0]] for bare, spaced in forms if len(bare) == len(spaced) == 1]
+            self._forms.append(np.array(single, np.int64).reshape(-1, 2))
 
     def table(self, generator: np.random.Generator) -> np.ndarray:
         """A random exchange of names, int32 ``[vocabulary]``: new id of every id."""
         table = np.arange(self._size, dtype=np.int32)
         for forms in self._forms:
-            if len(forms):
-                table[forms] = forms[generator.permutation(len(forms))]
+            table[forms] = forms[generator.permutation(len(forms))]
         return table
 
     def apply(self, example: Example, generator: np.random.Generator) -> Example:
@@ -147,12 +138,11 @@ class Example:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Examples side by side, padded on the right.
 
     Attributes:
-        ids: int64 ``[B, L]``.
+        ids: int64 ``[B, L]``; zeros behind the examples.
         response: bool ``[B, L]``, tokens of responses.
         prompt: bool ``[B, L]``, tokens of prompts.
     """
@@ -161,34 +151,18 @@ class Batch:
     response: torch.Tensor
     prompt: torch.Tensor
 
-    def to(self, device: torch.device) -> Batch:
-        """The batch on a device."""
-        return Batch(self.ids.to(device), self.response.to(device), self.prompt.to(device))
 
-
-def pad_id_of(tokenizer: Any) -> int:
-    """The id that fills batches: the tokenizer's own, else that of its end token."""
-    pad_id: int = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    return pad_id
-
-
-def collate(examples: Sequence[Example], pad_id: int) -> Batch:
-    """Pad examples on the right; padding is in neither mask."""
-    width = max(map(len, examples))
-    ids = torch.full((len(examples), width), pad_id, dtype=torch.int64)
-    response = torch.zeros(len(examples), width, dtype=torch.bool)
-    prompt = torch.zeros(len(examples), width, dtype=torch.bool)
-    for row, example in enumerate(examples):
-        split, end = len(example.prompt_ids), len(example)
-        ids[row, :split] = torch.from_numpy(example.prompt_ids)
-        ids[row, split:end] = torch.from_numpy(example.response_ids)
-        prompt[row, :split] = True
-        response[row, split:end] = True
-    return Batch(ids, response, prompt)
+def collate(examples: Sequence[Example]) -> Batch:
+    """Pad examples on the right; padding is in neither mask, and causal attention never looks there."""
+    rows = [torch.from_numpy(np.concatenate((each.prompt_ids, each.response_ids))).long() for each in examples]
+    ids = pad_sequence(rows, batch_first=True)
+    places = torch.arange(ids.shape[1])
+    splits, ends = torch.tensor([[len(each.prompt_ids), len(each)] for each in examples]).T[:, :, None]
+    return Batch(ids, (splits <= places) & (places < ends), places < splits)
 
 
 def batches(
-    examples: Sequence[Example], size: int, pad_id: int, renamer: Renamer, generator: np.random.Generator
+    examples: Sequence[Example], size: int, renamer: Renamer, generator: np.random.Generator
 ) -> Iterator[Batch]:
     """Yield batches without end: every epoch in a new order, rows of like length together."""
     while True:
@@ -197,13 +171,11 @@ def batches(
             chunk = sorted(order[start : start + size * CHUNK_BATCHES], key=lambda index: len(examples[index]))
             groups = [chunk[first : first + size] for first in range(0, len(chunk), size)]
             for group in generator.permutation(len(groups)):
-                yield collate([renamer.apply(examples[index], generator) for index in groups[group]], pad_id)
+                yield collate([renamer.apply(examples[index], generator) for index in groups[group]])
 
 
 def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean negative log-likelihood of response tokens plus ``prompt_weight`` times that of prompt tokens.
-
-    Padding is on the right, where causal attention never looks, so no attention mask is needed.
 
     Returns:
         The loss, and the share of responses whose every token is the most likely one (detached); both scalars.
@@ -221,67 +193,49 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
     return loss, right.all(-1).float().mean()
 
 
-def learning_rate_scale(step: int, steps: int) -> float:
-    """Factor of the learning rates at an update (from 0): linear warm-up, then linear decay to zero at ``steps``."""
-    return min((step + 1) / WARMUP, max(0.0, (steps - step) / max(1, steps - WARMUP)))
-
-
 def make_optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list[torch.optim.Optimizer]:
     """The optimizers over all trainable parameters: with ``muon``, Muon for the matrices of the layers and AdamW for the rest."""
-    matrices: list[torch.nn.Parameter] = []
-    others: list[torch.nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            # Embeddings are lookup tables, whose updates Muon would spoil.
-            (matrices if parameter.dim() == 2 and ".layers." in name else others).append(parameter)
-    if settings.optimizer == "adamw":
-        matrices, others = [], [*matrices, *others]
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    # Embeddings are lookup tables, whose updates Muon would spoil.
+    muon = [name for name, each in trained.items() if each.dim() == 2 and ".layers." in name]
+    muon = muon if settings.optimizer == "muon" else []
+    others = [each for name, each in trained.items() if name not in muon]
     adamw = torch.optim.AdamW(others, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    matrices = [trained[name] for name in muon]
     return [Muon(matrices, lr=settings.matrix_learning_rate), adamw] if matrices else [adamw]
 
 
-class Cloner:
-    """Updates a model on cloning batches; ``step`` is one update.
+def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float, float]]:
+    """Update the model on cloning batches, once for each update that is asked for.
 
     Args:
-        model: trained in place.
-        tokenizer: its tokenizer.
+        policy: whose model is trained in place.
         examples: demonstrated decisions.
-        interchangeable: groups of names that may be exchanged in the examples.
-        settings: optimizer, batches and seed.
+
+    Yields:
+        The loss, and the share of responses that were wholly right.
     """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        examples: Sequence[Example],
-        interchangeable: Sequence[Sequence[str]],
-        settings: WarmStartSettings,
-    ) -> None:
-        self._model = model.train()
-        self._prompt_weight, self._compute_dtype = settings.prompt_weight, settings.compute_dtype
-        self._batches = batches(
-            examples,
-            settings.batch_size,
-            pad_id_of(tokenizer),
-            Renamer(tokenizer, interchangeable, settings.renaming_probability),
-            np.random.default_rng([settings.seed, 2]),
-        )
-        self._optimizers = make_optimizers(model, settings)
-        scale = partial(learning_rate_scale, steps=settings.max_steps)
-        self._schedulers = [LambdaLR(optimizer, scale) for optimizer in self._optimizers]
-
-    def step(self) -> tuple[float, float]:
-        """Do one update; return the loss and the share of responses that were wholly right."""
-        batch = next(self._batches).to(self._model.device)
-        with torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._compute_dtype == "bfloat16"):
-            loss, right = cloning_loss(self._model, batch, self._prompt_weight)
+    settings, model = policy.settings, policy.model
+    interchangeable = policy.entry.adapter.warm_start.interchangeable
+    renamer = Renamer(policy.tokenizer, interchangeable, settings.renaming_probability)
+    optimizers = make_optimizers(model, settings)
+    decay = max(1, settings.max_steps - WARMUP)
+    # Linear warm-up, then linear decay to zero.
+    schedulers = [
+        LambdaLR(each, lambda step: min((step + 1) / WARMUP, max(0.0, (settings.max_steps - step) / decay)))
+        for each in optimizers
+    ]
+    generator = np.random.default_rng([settings.seed, 2])
+    for each in batches(examples, settings.batch_size, renamer, generator):
+        model.train()  # a check may have been played meanwhile
+        batch = Batch(*(part.to(model.device) for part in each))
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=settings.compute_dtype == "bfloat16"):
+            loss, right = cloning_loss(model, batch, settings.prompt_weight)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
-        for optimizer, scheduler in zip(self._optimizers, self._schedulers, strict=True):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
         advance()
-        return loss.item(), right.item()
+        yield loss.item(), right.item()

@@ -8,26 +8,22 @@ question does, a demonstrator may read it (``SolutionReader``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from trial_ray.environments.adapter import Demonstrator, RandomPlay, begin, plan
+from trial_ray.environments.adapter import Demonstrator, begin, plan
 from trial_ray.environments.guarded import GuardedEnv, StepResult
-from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
-from trial_ray.files import get_or_build
-from trial_ray.rollout.episode import Decision, History, Player, play_episode
+from trial_ray.files import checked_content, get_or_build
+from trial_ray.rollout.episode import Decision, History, play_episode
 from trial_ray.rollout.hindsight import augment, encode_evidence, encode_untrusted, outcome_view
-from trial_ray.rollout.partitions import IDS, new_schema, read_rows, write_rows
-from trial_ray.rollout.prompts import PromptBuilder, records
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.cloning import Example
+from trial_ray.warmstart.policy import Policy, make_demonstrator
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
 
 MALFORMED_SHARE = 0.3
@@ -39,41 +35,24 @@ class Demonstration:
     """One decision of the demonstrator.
 
     Attributes:
-        prompt_ids: int32 ``[P]``, the ordinary prompt.
-        insert_at: where in it evidence goes.
-        response_ids: int32 ``[y]``, the response that states the demonstrated action, end token included.
-        planned_ids: int32 ``[y']``, that of what should have been carried out: the planned action, unless the demonstrator might
-            as well have planned the one that was.
-        evidence_ids: int32 ``[z]``, outcome of the action that was carried out.
-        planned: whether that was carried out; otherwise a suboptimal action was, or action noise.
         task_id: the task.
-        actions: actions on offer; the demonstrated one is among them.
+        ordinary: the ordinary prompt, and the response that states the demonstrated action.
+        hindsight: the prompt with the outcome of the action that was carried out, and the response that states what should have
+            been: the planned action, unless the demonstrator might as well have planned the one that was carried out.
+        planned: whether that was carried out; otherwise a suboptimal action was, or action noise.
     """
 
-    prompt_ids: np.ndarray
-    insert_at: int
-    response_ids: np.ndarray
-    planned_ids: np.ndarray
-    evidence_ids: np.ndarray
-    planned: bool
     task_id: str
-    actions: tuple[str, ...]
+    ordinary: Example
+    hindsight: Example
+    planned: bool
 
 
-def collect(
-    settings: WarmStartSettings,
-    entry: EnvironmentEntry,
-    tokenizer: Any,
-    builder: PromptBuilder,
-    on_game: Callable[[], None] = lambda: None,
-) -> list[Demonstration]:
+def collect(policy: Policy, on_game: Callable[[], None] = lambda: None) -> list[Demonstration]:
     """Let the demonstrator play ``games`` × ``episodes_per_game`` episodes; one demonstration a turn.
 
     Args:
-        settings: which tasks, how many episodes, how much action noise.
-        entry: the environment.
-        tokenizer: writes responses and evidence.
-        builder: writes prompts, exactly as rollouts do.
+        policy: that shall imitate it.
         on_game: called after each task.
 
     Raises:
@@ -81,159 +60,96 @@ def collect(
         EnvironmentFaultError: the environment fails.
         PromptTooLongError: a prompt does not fit.
     """
-    entry, tasks = task_set(settings, entry, DEMONSTRATED)
+    settings = policy.settings
+    entry, tasks = task_set(settings, policy.entry, DEMONSTRATED)
     demonstrator = make_demonstrator(entry)
     demonstrations: list[Demonstration] = []
     with closing(GuardedEnv(entry)) as env:
         for game, task_id in enumerate(tasks):
             for episode in range(settings.episodes_per_game):
-                seeds = [settings.seed, game, episode]
-                player = DemonstratorPlayer(settings, tokenizer, builder, demonstrator, seeds, env.walkthrough)
-                demonstrations += player.demonstrations(_play(env, task_id, player))
+                random = np.random.default_rng([settings.seed, game, episode])
+                player = DemonstratorPlayer(policy, demonstrator, random, env.walkthrough)
+                trajectory = asyncio.run(play_episode(env, task_id, player))
+                if trajectory.failed:
+                    raise EnvironmentFaultError(trajectory.error)
+                if trajectory.ended == "prompt_limit":
+                    raise PromptTooLongError(trajectory.error)
+                demonstrations += player.demonstrations(trajectory)
             on_game()
     return demonstrations
 
 
-def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Iterator[str]:
-    """Tasks, prompts, observations and actions of one undisturbed episode of every demonstrated task.
-
-    Raises:
-        ConfigError, EnvironmentFaultError: as :func:`collect`.
-    """
-    entry, tasks = task_set(settings, entry, DEMONSTRATED)
-    demonstrator = make_demonstrator(entry)
-    with closing(GuardedEnv(entry)) as env:
-        for task_id in tasks:
-            template = entry.adapter.template(settings.response_style)
-            player = _TextCollector(demonstrator, template, settings.seed, env.walkthrough)
-            _play(env, task_id, player)
-            yield from player.texts
-
-
-def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:
-    """The player of the environment's adapter, else one that draws actions at random."""
-    return (entry.adapter.warm_start.demonstrator or RandomPlay)()
-
-
-def _play(env: GuardedEnv, task_id: str, player: Player) -> Trajectory:
-    trajectory = asyncio.run(play_episode(env, task_id, player))
-    if trajectory.failed:
-        raise EnvironmentFaultError(trajectory.error)
-    if trajectory.ended == "prompt_limit":
-        raise PromptTooLongError(trajectory.error)
-    return trajectory
-
-
+@dataclass(frozen=True, slots=True)
 class DemonstratorPlayer:
-    """A demonstrator in an episode: its plan is what the policy shall imitate; action noise may carry out something else."""
+    """A demonstrator in an episode: its plan is what the policy shall imitate; action noise may carry out something else.
 
-    def __init__(
-        self,
-        settings: WarmStartSettings,
-        tokenizer: Any,
-        builder: PromptBuilder,
-        demonstrator: Demonstrator,
-        seed: list[int],
-        solution: Callable[[], Sequence[str]],
-    ) -> None:
-        self._settings = settings
-        self._tokenizer = tokenizer
-        self._builder = builder
-        self._demonstrator = demonstrator
-        self._random = np.random.default_rng(seed)
-        self._solution = solution
-        self._hidden: frozenset[str] = getattr(builder.template, "hidden_actions", frozenset())
-        self._planned: list[str] = []
-        self._offered: list[tuple[str, ...]] = []
+    Attributes:
+        policy: that shall imitate it.
+        demonstrator: plans.
+        random: draws noise, and the demonstrator's seed.
+        solution: the environment's, for a demonstrator that reads it.
+        planned: of each turn, whether the planned action was carried out, and the response that states it.
+    """
+
+    policy: Policy
+    demonstrator: Demonstrator
+    random: np.random.Generator
+    solution: Callable[[], Sequence[str]]
+    planned: list[tuple[bool, np.ndarray]] = field(default_factory=list)
 
     async def act(self, result: StepResult, history: History, step: int) -> Decision:
         """Write the prompt, ask the demonstrator, apply noise; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
-            seed = int(self._random.integers(2**31))
-            begin(self._demonstrator, result.task, result.observation, seed, self._solution)
-        actions = tuple(result.admissible_actions)
-        prompt = self._builder.write(result, history)
-        planned, as_good = plan(self._demonstrator, result.observation, actions)
-        chosen = self._suboptimal(actions, planned)
-        carried_out = self._noise(actions, chosen) or chosen
-        self._demonstrator.carried_out(carried_out)
-        self._planned.append(carried_out if carried_out in as_good else planned)
-        self._offered.append(actions)
-        opened = self._builder.responses.opened(prompt.ids, prompt.insert_at)
-        response = encode_response(self._tokenizer, chosen, self._settings.response_style, opened)
+            seed = int(self.random.integers(2**31))
+            begin(self.demonstrator, result.task, result.observation, seed, self.solution)
+        actions, settings, builder = tuple(result.admissible_actions), self.policy.settings, self.policy.builder
+        prompt = builder.write(result, history)
+        planned, as_good = plan(self.demonstrator, result.observation, actions)
+        chosen = planned
+        if self.random.random() < settings.suboptimal_probability:
+            chosen = self._other(actions, planned) or planned
+        carried_out = chosen
+        if self.random.random() < settings.action_noise and (other := self._other(actions, chosen)):
+            carried_out = self._malformed(other, (chosen, *actions)) or other
+        self.demonstrator.carried_out(carried_out)
+        planned = carried_out if carried_out in as_good else planned
+        opened = builder.responses.opened(prompt.ids, prompt.insert_at)
+        response, better = (
+            encode_response(self.policy.tokenizer, action, settings.response_style, opened)
+            for action in (chosen, planned)
+        )
+        self.planned.append((planned == carried_out, better))
         return Decision(carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
         """Demonstrations of the last episode."""
-        evidence = outcome_evidence(trajectory, self._tokenizer)
+        evidence = outcome_evidence(trajectory, self.policy.tokenizer)
         return [
             Demonstration(
-                prompt_ids=turn.prompt_ids,
-                insert_at=turn.insert_at,
-                response_ids=turn.response_ids,
-                planned_ids=encode_response(
-                    self._tokenizer,
-                    planned,
-                    self._settings.response_style,
-                    self._builder.responses.opened(turn.prompt_ids, turn.insert_at),
-                ),
-                evidence_ids=shown,
-                planned=turn.action == planned,
-                task_id=trajectory.task_id,
-                actions=actions,
+                trajectory.task_id,
+                Example(turn.prompt_ids, turn.response_ids),
+                Example(augment(turn.prompt_ids, turn.insert_at, shown), better),
+                planned,
             )
-            for turn, shown, planned, actions in zip(
-                trajectory.turns, evidence, self._planned, self._offered, strict=True
-            )
+            for turn, shown, (planned, better) in zip(trajectory.turns, evidence, self.planned, strict=True)
         ]
 
-    def _suboptimal(self, actions: Sequence[str], planned: str) -> str:
-        """The planned action, or now and then any other on offer, which is demonstrated all the same."""
-        if self._random.random() >= self._settings.suboptimal_probability:
-            return planned
-        return self._other(actions, planned) or planned
-
-    def _noise(self, actions: Sequence[str], chosen: str) -> str | None:
-        """Now and then another action on offer than the chosen one, or a malformed one."""
-        if self._random.random() >= self._settings.action_noise or (action := self._other(actions, chosen)) is None:
+    def _malformed(self, action: str, known: Sequence[str]) -> str | None:
+        """Now and then the action with a word of another in place of one of its own."""
+        if self.random.random() >= MALFORMED_SHARE:
             return None
-        if self._random.random() < MALFORMED_SHARE:
-            words = action.split()
-            place = int(self._random.integers(len(words)))
-            words[place : place + 1] = str(self._random.choice(actions)).split()[-1:]
-            malformed = " ".join(words)
-            # Words of two actions on offer can make a third one that is, or the chosen one.
-            return action if malformed in (chosen, *actions) else malformed
-        return action
+        words = action.split()
+        place = int(self.random.integers(len(words)))
+        words[place : place + 1] = str(self.random.choice(known[1:])).split()[-1:]
+        malformed = " ".join(words)
+        # Words of two actions on offer can make a third one that is, or the chosen one.
+        return None if malformed in known else malformed
 
     def _other(self, actions: Sequence[str], than: str) -> str | None:
         """Any action on offer but one; ``None`` where there is no other."""
-        others = [each for each in actions if each.strip() and each != than and each not in self._hidden]
-        return str(self._random.choice(others)) if others else None
-
-
-class _TextCollector:
-    """A demonstrator in an episode without noise; keeps its texts."""
-
-    def __init__(
-        self, demonstrator: Demonstrator, template: PromptTemplate, seed: int, solution: Callable[[], Sequence[str]]
-    ) -> None:
-        self._demonstrator = demonstrator
-        self._template = template
-        self._seed = seed
-        self._solution = solution
-        self.texts: list[str] = []
-
-    async def act(self, result: StepResult, history: History, step: int) -> Decision:
-        if step == 1:
-            begin(self._demonstrator, result.task, result.observation, self._seed, self._solution)
-            self.texts.append(result.task)
-        context = PromptContext(result.task, result.observation, result.admissible_actions, records(history[-1:]), step)
-        self.texts.append(self._template.render(context))
-        action = self._demonstrator.act(result.observation, result.admissible_actions)
-        self.texts.append("\n".join((result.observation, *result.admissible_actions, action)))
-        self._demonstrator.carried_out(action)
-        return Decision(action)
+        passed_over = {than, *getattr(self.policy.builder.template, "hidden_actions", ())}
+        others = [each for each in actions if each.strip() and each not in passed_over]
+        return str(self.random.choice(others)) if others else None
 
 
 def outcome_evidence(trajectory: Trajectory, tokenizer: Any) -> list[np.ndarray]:
@@ -264,9 +180,7 @@ def encode_response(tokenizer: Any, action: str, style: str, opened: str = "") -
     return np.asarray([*ids, tokenizer.eos_token_id], dtype=np.int32)
 
 
-def to_examples(
-    demonstrations: Sequence[Demonstration], hindsight_fraction: float, wasted_share: float, seed: int
-) -> list[Example]:
+def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSettings) -> list[Example]:
     """Examples to clone: every demonstrated decision, and hindsight views beside them.
 
     The ordinary prompt is answered with what was demonstrated, suboptimal actions included. The hindsight view shows the
@@ -274,35 +188,23 @@ def to_examples(
     planned action speaks for it, and that of a suboptimal one, or of action noise, for what should have been done instead: in
     hindsight the model judges better than it acts, and the gap (Eq. 4) has the sign of that judgement.
 
-    Args:
-        demonstrations: of all episodes.
-        hindsight_fraction: share of hindsight views among all examples, below 1.
-        wasted_share: of these, how many show the outcome of an action that was not the planned one. As often as demonstrated,
-            an outcome would mostly be that of the planned action, and a model would learn to repeat what it reads there.
-        seed: of which decisions are shown in hindsight, each as often as any other of its kind (or once more).
+    ``hindsight_wasted_share`` of the views show the outcome of an action that was not the planned one. As often as demonstrated,
+    an outcome would mostly be that of the planned action, and a model would learn to repeat what it reads there. Each decision
+    is shown as often as any other of its kind, or once more.
     """
-    random = np.random.default_rng([seed, 1])
-    examples = [Example(each.prompt_ids, each.response_ids) for each in demonstrations]
-    number = round(len(demonstrations) * hindsight_fraction / (1 - hindsight_fraction))
-    wasted = [each for each in demonstrations if not each.planned]
-    kept = [each for each in demonstrations if each.planned]
+    fraction, wasted_share = settings.hindsight_fraction, settings.hindsight_wasted_share
+    random = np.random.default_rng([settings.seed, 1])
+    examples = [each.ordinary for each in demonstrations]
+    number = round(len(demonstrations) * fraction / (1 - fraction))
+    wasted = [each.hindsight for each in demonstrations if not each.planned]
+    kept = [each.hindsight for each in demonstrations if each.planned]
     from_wasted = round(number * wasted_share) if wasted and kept else number * bool(wasted)
     for kind, count in ((wasted, from_wasted), (kept, number - from_wasted)):
         drawn: list[int] = []
         while len(drawn) < count:
             drawn += random.permutation(len(kind)).tolist()
-        examples += [_in_hindsight(kind[index]) for index in drawn[:count]]
+        examples += [kind[index] for index in drawn[:count]]
     return examples
-
-
-def _in_hindsight(demonstration: Demonstration) -> Example:
-    view = augment(demonstration.prompt_ids, demonstration.insert_at, demonstration.evidence_ids)
-    return Example(view, demonstration.planned_ids)
-
-
-SCHEMA = new_schema(
-    (("prompt_ids", IDS, "the prompt, `[P]`"), ("response_ids", IDS, "the demonstrated response, `[y]`")), version=1
-)
 
 
 def kept_examples(key: str, make: Callable[[], Sequence[Example]]) -> list[Example]:
@@ -313,17 +215,11 @@ def kept_examples(key: str, make: Callable[[], Sequence[Example]]) -> list[Examp
         make: collects them.
 
     Raises:
-        UserInputError: a kept file is damaged.
+        CheckpointError: the kept file is damaged.
     """
+    import pandas
 
-    def build(work: Path) -> None:
-        rows = [{"prompt_ids": each.prompt_ids, "response_ids": each.response_ids} for each in make()]
-        write_rows(work, 0, rows, SCHEMA, "demonstrator")
-
-    folder, _ = get_or_build("demonstrations", key, build)
-    columns = read_rows(folder, None, SCHEMA, "demonstrations", f"Remove {folder}: they are collected again.")
-    prompts, responses = (columns[name].to_pylist() for name in SCHEMA.names)
-    return [
-        Example(np.array(prompt, np.int32), np.array(response, np.int32))
-        for prompt, response in zip(prompts, responses, strict=True)
-    ]
+    name = "examples.parquet"
+    folder, _ = get_or_build("demonstrations", key, lambda work: pandas.DataFrame(make()).to_parquet(work / name))
+    with checked_content(folder / name):
+        return [Example(*row) for row in pandas.read_parquet(folder / name).itertuples(index=False)]

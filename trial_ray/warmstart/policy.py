@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from trial_ray.config.recorded import require_data
 from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
 from trial_ray.engines.local import LocalEngine
 from trial_ray.engines.protocol import SamplingParams
+from trial_ray.environments.adapter import Demonstrator, RandomPlay, begin
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import EnvironmentEntry
+from trial_ray.environments.templates import PromptContext
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
@@ -29,8 +31,7 @@ from trial_ray.rollout.env_runner import run_quietly
 from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory
-from trial_ray.warmstart.demonstrations import collect_texts
-from trial_ray.warmstart.settings import WarmStartSettings, task_set
+from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
 
 _log = logging.getLogger(__name__)
 RECORD = "warmstart.json"
@@ -68,35 +69,84 @@ def recorded_settings(folder: Path) -> WarmStartSettings:
         ) from error
 
 
-def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[PreTrainedModel, Any]:
-    """The model to clone into, in float32 on the settings' device, and its tokenizer.
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy that imitates a demonstrator, and what it is shown.
+
+    Attributes:
+        settings: of the warm start.
+        entry: the environment.
+        model: a causal LM in float32, on the settings' device.
+        tokenizer: of the model.
+        builder: writes prompts, exactly as rollouts do.
+    """
+
+    settings: WarmStartSettings
+    entry: EnvironmentEntry
+    model: PreTrainedModel
+    tokenizer: Any
+    builder: PromptBuilder
+
+
+def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
+    """The policy to clone into, or to judge.
 
     Raises:
         CheckpointError: ``model_path`` holds no causal LM with a tokenizer.
         ChatTemplateError: the tokenizer has no chat template or no end token.
     """
-    if settings.model_path is None:
+    path = settings.model_path
+    model: Any
+    tokenizer: Any
+    if path is None:
         vocabulary = entry.adapter.warm_start.vocabulary
-        built = build_tokenizer(vocabulary, () if vocabulary else collect_texts(settings, entry))
-        return build_tiny_model(built, settings.size, settings.seed).to(settings.device), built  # type: ignore[arg-type]
-    model_files(Path(settings.model_path))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(settings.model_path, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(settings.model_path, dtype=torch.float32, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{settings.model_path} holds no causal LM that transformers can load: {error}"
-        ) from error
-    if tokenizer.eos_token_id is None:
-        raise ChatTemplateError(f"The tokenizer in {settings.model_path} has no end token; set its eos_token.")
-    return model.to(settings.device), tokenizer  # type: ignore[arg-type]  # transformers wraps Module.to without its types
-
-
-def prompt_builder(settings: WarmStartSettings, entry: EnvironmentEntry, tokenizer: Any) -> PromptBuilder:
-    """Writes prompts exactly as rollouts do."""
-    template = entry.adapter.template(settings.response_style)
+        tokenizer = build_tokenizer(vocabulary, () if vocabulary else collect_texts(settings, entry))
+        model = build_tiny_model(tokenizer, settings.size, settings.seed)
+    else:
+        model_files(Path(path))
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} holds no causal LM that transformers can load: {error}") from error
+        if tokenizer.eos_token_id is None:
+            raise ChatTemplateError(f"The tokenizer in {path} has no end token; set its eos_token.")
     options = TemplateOptions(settings.chat_template_kwargs, settings.chat_template_date)
-    return PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window, options)
+    template = entry.adapter.template(settings.response_style)
+    builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window, options)
+    return Policy(settings, entry, model.to(settings.device), tokenizer, builder)
+
+
+def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Iterator[str]:
+    """Tasks, prompts, observations and actions of one undisturbed episode of every demonstrated task.
+
+    Raises:
+        ConfigError: there is no demonstrator and the environment lists no actions.
+        EnvironmentFaultError: the environment fails.
+    """
+    entry, tasks = task_set(settings, entry, DEMONSTRATED)
+    demonstrator, template = make_demonstrator(entry), entry.adapter.template(settings.response_style)
+    with closing(GuardedEnv(entry)) as env:
+        for task_id in tasks:
+            now = env.reset(task_id, 0)
+            begin(demonstrator, now.task, now.observation, settings.seed, env.walkthrough)
+            yield now.task
+            last: list[tuple[str, str]] = []
+            for step in range(1, env.max_turns + 1):
+                if now.terminated or now.truncated:
+                    break
+                context = PromptContext(now.task, now.observation, now.admissible_actions, last, step)
+                yield template.render(context)
+                action = demonstrator.act(now.observation, now.admissible_actions)
+                yield "\n".join((now.observation, *now.admissible_actions, action))
+                demonstrator.carried_out(action)
+                last = [(now.observation, action)]
+                now = env.step(action)
+
+
+def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:
+    """The player of the environment's adapter, else one that draws actions at random."""
+    return (entry.adapter.warm_start.demonstrator or RandomPlay)()
 
 
 @contextmanager
@@ -124,63 +174,30 @@ IN_FLIGHT = 64
 """Episodes in play at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlayResult:
-    """Result of an evaluation.
-
-    Attributes:
-        successes: episodes won.
-        episodes: episodes played, one a task, without those that failed.
-        invalid_share: share of turns whose action the environment did not understand.
-    """
-
-    successes: int
-    episodes: int
-    invalid_share: float
-
-    @classmethod
-    def of(cls, trajectories: Sequence[Trajectory]) -> PlayResult:
-        """The result of these episodes."""
-        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-        won = sum(trajectory.success for trajectory in trajectories)
-        invalid = sum(turn.invalid_action for turn in turns) / len(turns) if turns else 0.0
-        return cls(won, len(trajectories), invalid)
-
-    @property
-    def success_rate(self) -> float:
-        """Share of episodes won."""
-        return self.successes / self.episodes
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % Wilson interval of the success rate."""
-        return wilson_interval(self.successes, self.episodes)
+def success_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """``success_rate`` of ``episodes``, its 95 % Wilson ``interval``, and the ``invalid_share`` of turns not understood."""
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    won, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
+    return {
+        "success_rate": won / episodes,
+        "episodes": episodes,
+        "interval": wilson_interval(won, episodes),
+        "invalid_share": sum(turn.invalid_action for turn in turns) / max(1, len(turns)),
+    }
 
 
 class HeldOutGames:
     """Tasks of one purpose, whose environments stay loaded so that they can be played again and again; a context manager.
 
     Args:
-        settings: limits of responses, number of tasks.
-        entry: the environment.
+        policy: that plays them.
         purpose: of the tasks, as in :func:`~trial_ray.warmstart.settings.task_set`.
-        tokenizer: decodes responses.
-        builder: writes prompts, exactly as rollouts do.
     """
 
-    def __init__(
-        self,
-        settings: WarmStartSettings,
-        entry: EnvironmentEntry,
-        purpose: int,
-        tokenizer: Any,
-        builder: PromptBuilder,
-    ) -> None:
-        self._params = SamplingParams(settings.max_response_tokens)
-        self._tokenizer = tokenizer
-        self._builder = builder
-        self._entry, self._tasks = task_set(settings, entry, purpose)
-        self._envs = [GuardedEnv(self._entry) for _ in range(min(len(self._tasks), IN_FLIGHT))]
+    def __init__(self, policy: Policy, purpose: int) -> None:
+        self._policy = policy
+        entry, self._tasks = task_set(policy.settings, policy.entry, purpose)
+        self._envs = [GuardedEnv(entry) for _ in range(min(len(self._tasks), IN_FLIGHT))]
 
     def __enter__(self) -> HeldOutGames:
         """Return the games themselves."""
@@ -191,28 +208,19 @@ class HeldOutGames:
         for env in self._envs:
             env.close()
 
-    def play(self, model: PreTrainedModel, seed: int) -> PlayResult:
-        """Play each task once; arguments and errors as :meth:`trajectories`."""
-        return PlayResult.of(self.trajectories(model, seed))
-
-    def trajectories(self, model: PreTrainedModel, seed: int, watch: Watch | None = None) -> Sequence[Trajectory]:
+    def play(self, watch: Watch | None = None) -> list[Trajectory]:
         """Play each task once; same model, seed and threads, same trajectories, one a task that did not fail.
 
         Args:
-            model: the policy.
-            seed: of the responses.
             watch: makes the player of one episode from its task, the policy's player and the environment that it plays in.
 
         Raises:
             InfrastructureError: environment or engine failed in every episode; in some of them, a warning says so.
         """
-        training = model.training
-        model.eval()
-        ends = stop_tokens_of(model.config, model.generation_config, self._tokenizer)
-        engine = LocalEngine(model, frozenset(ends))
+        model = self._policy.model.eval()
+        ends = stop_tokens_of(model.config, model.generation_config, self._policy.tokenizer)
         with asyncio.Runner() as loop:
-            trajectories = run_quietly(loop, self._play_all(engine, seed, watch))
-        model.train(training)
+            trajectories = run_quietly(loop, self._play_all(LocalEngine(model, frozenset(ends)), watch))
         ended = [trajectory for trajectory in trajectories if not trajectory.failed]
         if len(ended) < len(trajectories):
             first = next(trajectory.error for trajectory in trajectories if trajectory.failed)
@@ -224,21 +232,21 @@ class HeldOutGames:
             _log.warning("%s. They are not counted.", message)
         return ended
 
-    async def _play_all(self, engine: LocalEngine, seed: int, watch: Watch | None) -> Sequence[Trajectory]:
-        free = list(self._envs)
-        slots = asyncio.Semaphore(len(free))
+    async def _play_all(self, engine: LocalEngine, watch: Watch | None) -> list[Trajectory]:
+        settings, free = self._policy.settings, asyncio.Queue[GuardedEnv]()
+        params = SamplingParams(settings.max_response_tokens)
+        for env in self._envs:
+            free.put_nowait(env)
 
         async def play(task: str) -> Trajectory:
-            async with slots:
-                env = free.pop()
-                player: Player = PolicyPlayer(self._builder, self._params, engine.generate, derive_seed(seed, task))
-                if watch is not None:
-                    player = watch(task, player, env)
-                trajectory = await play_episode(env, task, player)
-                if env.faulty:
-                    env.close()
-                    self._envs[self._envs.index(env)] = env = GuardedEnv(self._entry)
-                free.append(env)
-                return trajectory
+            env = await free.get()
+            seed = derive_seed(settings.seed, task)
+            player: Player = PolicyPlayer(self._policy.builder, params, engine.generate, seed)
+            trajectory = await play_episode(env, task, watch(task, player, env) if watch else player)
+            if env.faulty:
+                env.close()  # its next reset makes another instance
+                env.faulty = False
+            free.put_nowait(env)
+            return trajectory
 
-        return await asyncio.gather(*(play(task) for task in self._tasks))
+        return await asyncio.gather(*map(play, self._tasks))

@@ -4,7 +4,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from trial_ray.config.declare import check_settings, setting
@@ -142,14 +142,6 @@ class WarmStartSettings:
         if self.hindsight_fraction == 1:
             raise ConfigError("Warm-start setting hindsight_fraction is 1, expected a float below 1.")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            **asdict(self),
-            "env_config": dict(self.env_config),
-            "chat_template_kwargs": dict(self.chat_template_kwargs),
-        }
-
 
 DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
 """Purposes of tasks; added to ``generator_seed`` where tasks are generated."""
@@ -164,9 +156,9 @@ def task_set(
         ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds are those of another split.
     """
     needs = [settings.games, settings.check_games, settings.evaluation_games]
-    if entry.adapter.warm_start.generated is not None:
-        generated = entry.at(**entry.adapter.warm_start.generated(settings.generator_seed + purpose, needs[purpose]))
-        return generated, generated.tasks()
+    if (generated := entry.adapter.warm_start.generated) is not None:
+        entry = entry.at(**generated(settings.generator_seed + purpose, needs[purpose]))
+        return entry, entry.tasks()
     training = entry.at(split=TRAIN)
     if (listed := training.listed_tasks()) is not None:
         entry = training

@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,8 +16,7 @@ import rich
 import torch
 import transformers
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import PreTrainedModel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 import trial_envs
 from trial_ray.environments.adapter import EnvironmentAdapter
@@ -34,17 +33,18 @@ from trial_ray.files import (
     write_json,
 )
 from trial_ray.rollout.env_runner import outside_loop
-from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart.cloning import Cloner, Example
-from trial_ray.warmstart.demonstrations import collect, kept_examples, make_demonstrator, to_examples
-from trial_ray.warmstart.judgement import judge_policy
+from trial_ray.warmstart.cloning import Example, updates
+from trial_ray.warmstart.demonstrations import collect, kept_examples, to_examples
+from trial_ray.warmstart.judgement import judge_model
 from trial_ray.warmstart.policy import (
     RECORD,
     HeldOutGames,
+    Policy,
     computing_with,
     load_policy,
+    make_demonstrator,
     model_files,
-    prompt_builder,
+    success_figures,
 )
 from trial_ray.warmstart.settings import CHECKED, WarmStartSettings
 
@@ -71,6 +71,8 @@ CODE = (
 _log = logging.getLogger(__name__)
 
 
+CURVE = ("success_rate", "invalid_share")
+"""What a check notes of its games."""
 LINE_EVERY = 100
 """Updates between lines of a log, where no bar can move."""
 
@@ -80,38 +82,25 @@ class WarmStartProgress(Progress):
 
     def __init__(self, settings: WarmStartSettings, enabled: bool) -> None:
         super().__init__(
-            TextColumn("{task.description}"),
+            "{task.description}",
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[state]}"),
+            "{task.fields[state]}",
             disable=not enabled,
             # What libraries print goes where stdout goes, which may be a file; rich would draw it above the bars.
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._success = ""  # what the last check found
         self.collecting = self.add_task("Demonstrations (games)", total=settings.games, state="")
-        self._cloning = self.add_task("Cloning (updates)", total=settings.max_steps, start=False, state="")
+        self.cloning = self.add_task("Cloning (updates)", total=settings.max_steps, start=False, state="")
 
-    def updated(self, step: int, steps: int, loss: float) -> None:
-        """An update was done."""
-        if step == 1:
-            self.start_task(self._cloning)
-        state = f"loss {loss:.2f}{self._success}"
-        self.update(self._cloning, completed=step, state=state)
-        if step % LINE_EVERY == 0:
-            self._print_line(f"update {step} of {steps}, {state}")
-
-    def checked(self, step: int, success: float, target: float) -> None:
-        """Held-out games were played."""
-        found = f"held-out success {success:.0%} (stops at {target:.0%})"
-        self._success = f" · {found}"
-        self._print_line(f"update {step}, {found}")
-
-    def _print_line(self, line: str) -> None:
-        if not (self.disable or self.console.is_terminal):
-            self.console.print(f"Cloning: {line}", highlight=False)
+    def cloned(self, step: int, state: str, *, line: bool) -> None:
+        """Show how cloning stands after an update; ``line``: in a log, too."""
+        self.start_task(self.cloning)
+        self.update(self.cloning, completed=step, state=state)
+        if line and not (self.disable or self.console.is_terminal):
+            self.console.print(f"Cloning: update {step} of {self.tasks[-1].total:g}, {state}", highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +172,9 @@ def warm_start(
     path, cached = get_or_build(
         "warmstart", key, lambda work: outside_loop(lambda: _make(settings, entry, key, work, progress))
     )
-    outside_loop(lambda: _judge(settings, entry, path, progress))
+    record = _judged(settings, entry, path, progress)
     if out is not None:
         write_folder(out, lambda partial: shutil.copytree(path, partial))
-    record = read_json(path / RECORD)
     found = {name: record[name] for name in ("success_rate", "episodes", "invalid_share", "steps", "curve", "seconds")}
     result = WarmStartResult(path=out or path, interval=tuple(record["interval"]), cached=cached, **found)
     if progress:
@@ -204,7 +192,7 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
     model = None if settings.model_path is None else files_digest(model_files(Path(settings.model_path)))
     return content_key(
         {
-            "settings": settings.to_dict(),
+            "settings": asdict(settings),
             "adapter": entry.adapter.describe(),
             "demonstrator": type(make_demonstrator(entry)).__qualname__,
             "vocabulary": list(entry.adapter.warm_start.vocabulary),
@@ -218,48 +206,32 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
 
 
 def _environment_files(entry: EnvironmentEntry) -> list[Path]:
-    """The code of an environment and its demonstrator: whole packages of ``trial_envs``, else the files of the classes."""
+    """The code of environments: all of ``trial_envs``, and the files of the environment's and its demonstrator's classes."""
     entry_point = entry.spec.entry_point
-    parts = [
-        load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point,
-        entry.adapter.warm_start.demonstrator,
-    ]
-    files = {file for part in parts if part is not None for file in _source_files(part)}
-    packages = Path(str(trial_envs.__file__)).parent
-    found: set[Path] = set()
-    for file in files:
-        found |= {*file.parent.glob("*.py"), *packages.glob("core/*.py")} if packages in file.parents else {file}
-    return sorted(found)
-
-
-def _source_files(part: Any) -> set[Path]:
-    functions = [part, *vars(part).values()] if isinstance(part, type) else [part]
-    names = {function.__code__.co_filename for function in functions if hasattr(function, "__code__")}
-    return {path.resolve() for path in map(Path, names) if path.is_file()}
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    found = {*Path(str(trial_envs.__file__)).parent.rglob("*.py")}
+    for part in (creator, entry.adapter.warm_start.demonstrator):
+        for function in (part, *vars(part).values()) if isinstance(part, type) else (part,):
+            if code := getattr(function, "__code__", None):
+                found.add(Path(code.co_filename))
+    return [path for path in found if path.is_file()]
 
 
 def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder: Path, progress: bool) -> None:
     """Make the model and write it, with its record, to ``folder``; its examples are kept under ``key`` as soon as they are made."""
     started = time.perf_counter()
     with computing_with(settings), WarmStartProgress(settings, progress) as shown:
-        model, tokenizer = load_policy(settings, entry)
-        builder = prompt_builder(settings, entry, tokenizer)
+        policy = load_policy(settings, entry)
         examples = kept_examples(
-            key,
-            lambda: to_examples(
-                collect(settings, entry, tokenizer, builder, lambda: shown.advance(shown.collecting)),
-                settings.hindsight_fraction,
-                settings.hindsight_wasted_share,
-                settings.seed,
-            ),
+            key, lambda: to_examples(collect(policy, lambda: shown.advance(shown.collecting)), settings)
         )
         shown.update(shown.collecting, completed=settings.games)  # also where an earlier warm start played them
-        steps, curve = _clone(settings, entry, model, tokenizer, builder, examples, shown)
-    model.to("cpu")  # type: ignore[arg-type]
-    model.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
+        steps, curve = _clone(policy, examples, shown)
+    policy.model.to("cpu")  # type: ignore[arg-type]
+    policy.model.save_pretrained(folder, safe_serialization=True)
+    policy.tokenizer.save_pretrained(folder)
     record = {
-        "settings": settings.to_dict(),
+        "settings": asdict(settings),
         "steps": steps,
         "examples": len(examples),
         "curve": curve,
@@ -268,16 +240,16 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
     write_json(folder / RECORD, record)
 
 
-def _judge(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> None:
-    """Add to the record in ``folder`` how well the model there does, where it does not say so yet."""
+def _judged(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> dict[str, Any]:
+    """The record in ``folder``, to which how well the model there does is added where it does not say so yet."""
     record = read_json(folder / RECORD)
     if "judgement" in record:
-        return
+        return record
     started = time.perf_counter()
     if progress:
         rich.get_console().print(f"Evaluating on {settings.evaluation_games} games never seen before …")
     try:
-        judgement = judge_policy(replace(settings, model_path=str(folder)), entry)
+        judgement = judge_model(replace(settings, model_path=str(folder)), entry)
     except BaseException:
         _log.warning(
             "The cloned model is complete in %s, but how well it does was not measured; a warm start with the same settings "
@@ -285,59 +257,45 @@ def _judge(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, p
             folder,
         )
         raise
-    result = judgement.result
     record |= {
-        "success_rate": result.success_rate,
-        "episodes": result.episodes,
-        "interval": result.interval,
-        "invalid_share": result.invalid_share,
+        **success_figures(judgement.trajectories),
         "judgement": judgement.figures,
         "seconds": record["seconds"] + time.perf_counter() - started,
     }
     write_json(folder / RECORD, record)
+    return record
 
 
-def _clone(
-    settings: WarmStartSettings,
-    entry: EnvironmentEntry,
-    model: PreTrainedModel,
-    tokenizer: Any,
-    builder: PromptBuilder,
-    examples: list[Example],
-    shown: WarmStartProgress,
-) -> tuple[int, list[dict[str, float]]]:
+def _clone(policy: Policy, examples: list[Example], shown: WarmStartProgress) -> tuple[int, list[dict[str, float]]]:
     """Update until a check reaches the target; return the updates done and the curve of the checks.
 
     Raises:
         TrainingDivergedError: the loss, or weights that a check would play with, are not finite.
     """
-    cloner = Cloner(model, tokenizer, examples, entry.adapter.warm_start.interchangeable, settings)
-    started, curve, accuracies = time.perf_counter(), [], []
-    with HeldOutGames(settings, entry, CHECKED, tokenizer, builder) as games:
-        for step in range(1, settings.max_steps + 1):
-            loss, right = cloner.step()
+    settings, started, success = policy.settings, time.perf_counter(), ""
+    curve: list[dict[str, float]] = []
+    accuracies: list[float] = []
+    with HeldOutGames(policy, CHECKED) as games:
+        for step, (loss, right) in zip(range(1, settings.max_steps + 1), updates(policy, examples), strict=False):
             accuracies.append(right)
-            shown.updated(step, settings.max_steps, loss)
+            shown.cloned(step, f"loss {loss:.2f}{success}", line=step % LINE_EVERY == 0)
             due = step % settings.check_every == 0 and fmean(accuracies[-25:]) >= LEAST_RESPONSE_ACCURACY
             due = due or step == settings.max_steps
-            if not math.isfinite(loss) or (due and not all(bool(each.isfinite().all()) for each in model.parameters())):
+            if not math.isfinite(loss) or (
+                due and not all(bool(each.isfinite().all()) for each in policy.model.parameters())
+            ):
                 raise TrainingDivergedError(
                     f"The warm start's loss or weights are not finite after update {step} (loss {loss:g}), so the model is not "
                     "kept. Lower learning_rate, or matrix_learning_rate with the optimizer muon."
                 )
             if not due:
                 continue
-            result = games.play(model, settings.seed)
-            curve.append(
-                {
-                    "step": step,
-                    "seconds": round(time.perf_counter() - started, 2),
-                    "success_rate": result.success_rate,
-                    "invalid_share": result.invalid_share,
-                }
-            )
-            shown.checked(step, result.success_rate, settings.target_success)
-            if result.success_rate >= settings.target_success:
+            found = success_figures(games.play())
+            seconds = round(time.perf_counter() - started, 2)
+            curve.append({"step": step, "seconds": seconds, **{name: found[name] for name in CURVE}})
+            success = f" · held-out success {found['success_rate']:.0%} (stops at {settings.target_success:.0%})"
+            shown.cloned(step, f"loss {loss:.2f}{success}", line=True)
+            if found["success_rate"] >= settings.target_success:
                 return step, curve
     _log.warning(
         "Cloning ended after %d updates with %.0f %% of the last check's games won, below the target of %.0f %%; raise max_steps "
