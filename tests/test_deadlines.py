@@ -52,7 +52,6 @@ ALLOWED = {
     ("alfworld/engine.py", "__init__", "LIBRARIES.acquire"): "takes a copy of a library, and waits for nothing",
     ("learner/exchange.py", "finish", "each.wait"): "a collective, which the process group's own timeout ends",
     ("learner/exchange.py", "swap", "each.wait"): "a message, which the process group's own timeout ends",
-    ("openenv/fork_server.py", "serve", "os.wait"): "signal.alarm ends the process",
     ("rollout/env_runner.py", "_play_groups", "slots.acquire"): "freed by rollouts, whose requests have deadlines",
 }
 

@@ -60,7 +60,7 @@ STARTERS = {
     # What an experiment file needs before its faults can be told.
     "from trial_ray import TRIALConfig": {"transformers", "torch.distributed.fsdp", "torch.distributed.checkpoint"},
     # Each process of an environment shares what this imports, and pays for what it writes to.
-    "import trial_ray.environments.fork_server": {"torch", "transformers", "ray.rllib", "pyarrow", "pandas"},
+    "import trial_ray.environments.processes": {"torch", "transformers", "ray.rllib", "pyarrow", "pandas"},
 }
 
 

@@ -139,19 +139,6 @@ class ReportLabels:
     family_titles: Mapping[str, str] = field(default_factory=dict)
     split_titles: Mapping[str, str] = field(default_factory=dict)
 
-    def wrong_field(self) -> tuple[str, str] | None:
-        """The first field that cannot be used and what it should hold; ``None`` where all can."""
-        for name in ("family_titles", "split_titles"):
-            titles = getattr(self, name)
-            if not isinstance(titles, Mapping) or not all(
-                isinstance(each, str) for pair in titles.items() for each in pair
-            ):
-                return name, "a dict from names to headings"
-        classes = ", ".join(ACTION_CLASSES)
-        if not isinstance(self.action_patterns, list | tuple) or not all(map(_is_pattern, self.action_patterns)):
-            return "action_patterns", f"pairs of a regular expression and a class out of {classes}"
-        return None
-
 
 def _is_pattern(pair: Any) -> bool:
     if not isinstance(pair, list | tuple) or len(pair) != 2 or pair[1] not in ACTION_CLASSES:
@@ -285,8 +272,16 @@ class EnvironmentAdapter:
         """
         if not isinstance(self.labels, ReportLabels):
             raise self._error("labels", "ReportLabels")
-        if wrong := self.labels.wrong_field():
-            raise self._error(f"labels.{wrong[0]}", wrong[1])
+        for name in ("family_titles", "split_titles"):
+            titles = getattr(self.labels, name)
+            if not isinstance(titles, Mapping) or not all(
+                isinstance(each, str) for each in [*titles, *titles.values()]
+            ):
+                raise self._error(f"labels.{name}", "a dict from names to headings")
+        patterns = self.labels.action_patterns
+        if not isinstance(patterns, list | tuple) or not all(map(_is_pattern, patterns)):
+            classes = ", ".join(ACTION_CLASSES)
+            raise self._error("labels.action_patterns", f"pairs of a regular expression and a class out of {classes}")
 
     def describe(self) -> dict[str, Any]:
         """Fields that decide prompts and rewards, as plain values: the same in every process."""

@@ -1,4 +1,4 @@
-"""Environments of other libraries: what the trainer knows of TextWorld's, OpenEnv's, TextArena's, Reasoning Gym's and GEM's."""
+"""Adapters of other libraries' environments: TextWorld, OpenEnv, TextArena, Reasoning Gym, GEM and ScienceWorld."""
 
 from __future__ import annotations
 
@@ -111,4 +111,12 @@ GEM = EnvironmentAdapter(
     title="GEM",
     templates={"tagged": TaggedTemplate(ROLE, keep_case=True)},
     warm_start=WarmStartSpec(demonstrator=_gem_player),
+)
+SCIENCEWORLD = EnvironmentAdapter(
+    env_id="trial/ScienceWorld-v0",
+    title="ScienceWorld",
+    templates={
+        "tagged": TaggedTemplate("You are an agent who carries out science experiments in a house described in text.")
+    },
+    own_process=True,
 )

@@ -135,7 +135,10 @@ class GuardedEnv:
         Raises:
             EnvironmentFaultError: reading it raised, or it is no list of actions.
         """
-        return self._call("walkthrough", lambda: _read_walkthrough(getattr(self._made().unwrapped, "walkthrough", ())))
+        return self._call(
+            "walkthrough",
+            lambda: tuple(_texts("walkthrough", getattr(self._made().unwrapped, "walkthrough", ()))),
+        )
 
     def commands_to_win(self) -> int | None:
         """How many actions still win, by the environment's own planner; ``None`` where it has none or finds no plan.
@@ -229,10 +232,6 @@ class _ContractError(TypeError):
     """An answer is not what the contract of text environments promises."""
 
 
-def _read_walkthrough(answer: Any) -> tuple[str, ...]:
-    return tuple(_texts("walkthrough", answer))
-
-
 def _won(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: float) -> bool:
     if callable(adapter.success):
         return _truth("success(info, return)", adapter.success(info, episode_return))
@@ -255,14 +254,13 @@ def _named_rewards(value: Any) -> dict[str, float]:
     expected = (
         f"a dict of at most {MOST_REWARDS} finite numbers by name (letters, digits, '_', '.' and '-', at most 64)"
     )
-    kept = isinstance(value, dict) and len(value) <= MOST_REWARDS and all(map(_is_named_reward, value.items()))
+    kept = (
+        isinstance(value, dict)
+        and len(value) <= MOST_REWARDS
+        and all(isinstance(name, str) and REWARD_NAME.fullmatch(name) for name in value)
+        and all(isinstance(reward, Real) and math.isfinite(reward) for reward in value.values())
+    )
     return {name: float(reward) for name, reward in _require("info['rewards']", value, expected, kept).items()}
-
-
-def _is_named_reward(item: tuple[Any, Any]) -> bool:
-    name, reward = item
-    named = isinstance(name, str) and REWARD_NAME.fullmatch(name)
-    return bool(named) and isinstance(reward, Real) and math.isfinite(reward)
 
 
 def _parts(method: str, answer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -310,13 +308,9 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
 
 
-SUCCESS_KEYS = ("won",)
-"""Key of ``info`` that the rewards ``success`` and ``per_turn`` need without an adapter's ``success``."""
-
-
 def required_keys(entry: EnvironmentEntry, reward: str) -> tuple[str, ...]:
     """Keys that ``info`` must hold at the end of an episode for this reward."""
-    return SUCCESS_KEYS if reward in ("success", "per_turn") and entry.adapter.success is None else ()
+    return ("won",) if reward in ("success", "per_turn") and entry.adapter.success is None else ()
 
 
 def check_environment(

@@ -10,20 +10,20 @@ import asyncio
 import base64
 import json
 import logging
+import os
+import resource
 import signal
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Collection
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 from ray import cloudpickle
 
-from trial_ray.environments.fork_server import CLOSE_SECONDS, END, REQUEST, START, json_line
-from trial_ray.environments.guarded import MOST_CHARACTERS, StepResult, first_line
+from trial_envs.core.fork_server import ForkedProcesses, ask, json_line, serve
+from trial_ray.environments.guarded import MOST_CHARACTERS, GuardedEnv, StepResult, first_line
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError
 
@@ -33,8 +33,9 @@ CREATION_FACTOR = 10
 """How much longer than a step the creation of an environment may take, which may import libraries and load data."""
 MOST_BYTES = 16 * MOST_CHARACTERS
 """Longest answer; JSON writes a character as at most 12 bytes."""
-CHUNK_BYTES = 1 << 16
-SERVER = "import sys; sys.path[:] = sys.argv[2:]; from trial_ray.environments.fork_server import main; main(int(sys.argv[1]))"
+
+EnvProcesses = partial(ForkedProcesses, __name__)
+"""The processes of one env runner, forks of a program that has imported what every environment needs, and none itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,68 +49,6 @@ class ProcessLimits:
 
     step_timeout_s: float
     memory_gb: float | None = None
-
-
-class EnvProcesses:
-    """The processes of one env runner, started by a :class:`~trial_ray.environments.fork_server.ForkServer`."""
-
-    def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._started = 0
-        self._lock = threading.Lock()
-
-    def start(self) -> tuple[int, socket.socket]:
-        """Start a process; returns its number and the connection to it, which does not block.
-
-        Raises:
-            OSError: the fork server cannot be started, or died this moment.
-        """
-        connection, theirs = socket.socketpair()
-        try:
-            connection.setblocking(False)
-            with self._lock, theirs:
-                if self._server is None or self._server.poll() is not None:
-                    self._start_server()
-                assert self._control is not None
-                self._started += 1
-                socket.send_fds(self._control, [REQUEST.pack(START, self._started)], [theirs.fileno()])
-                return self._started, connection
-        except BaseException:
-            connection.close()
-            raise
-
-    def end(self, number: int) -> None:
-        """End a process where it is, and what it started."""
-        with self._lock, suppress(OSError):  # without a server, it has ended
-            if self._control is not None:
-                self._control.send(REQUEST.pack(END, number))
-
-    def close(self) -> None:
-        """End all; environments whose connections were closed have :data:`CLOSE_SECONDS` to close."""
-        with self._lock:
-            if self._server is None or self._control is None:
-                return
-            self._control.close()
-            try:
-                self._server.wait(timeout=2 * CLOSE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._server.kill()  # its processes die with it
-                self._server.wait(timeout=CLOSE_SECONDS)
-            self._server = self._control = None
-
-    def _start_server(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(60)
-        with theirs:
-            self._server = subprocess.Popen(
-                [sys.executable, "-c", SERVER, str(theirs.fileno()), *sys.path],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
 
 
 class ProcessEnv:
@@ -129,7 +68,7 @@ class ProcessEnv:
     """
 
     def __init__(
-        self, entry: EnvironmentEntry, required: Collection[str], processes: EnvProcesses, limits: ProcessLimits
+        self, entry: EnvironmentEntry, required: Collection[str], processes: ForkedProcesses, limits: ProcessLimits
     ) -> None:
         self.faulty = False
         self.max_turns = entry.max_turns
@@ -137,7 +76,6 @@ class ProcessEnv:
         self._required = tuple(required)
         self._processes = processes
         self._limits = limits
-        self._number = 0
         self._connection: socket.socket | None = None
         self._task_id = ""
         self._turn = 0
@@ -156,7 +94,7 @@ class ProcessEnv:
         self._task_id, self._turn = task_id, 0
         if self._connection is not None and _has_ended(self._connection):
             logger.warning("%s: its process ended between two episodes; another one is started", self._entry.env_id)
-            self._end()
+            self.close()
         if self._connection is None:
             await self._start()
         return self
@@ -168,7 +106,7 @@ class ProcessEnv:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
         """
         await self.make(task_id)
-        return StepResult(**await self._ask("reset", "reset", task_id, seed))
+        return StepResult(**await self._exchange("reset", ["reset", task_id, seed]))
 
     async def step(self, action: str) -> StepResult:
         """Carry out an action; see :meth:`~trial_ray.environments.guarded.GuardedEnv.step`.
@@ -177,7 +115,7 @@ class ProcessEnv:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
         """
         self._turn += 1
-        return StepResult(**await self._ask(f"turn {self._turn}", "step", action))
+        return StepResult(**await self._exchange(f"turn {self._turn}", ["step", action]))
 
     async def walkthrough(self) -> tuple[str, ...]:
         """The environment's own solution of the running task; see ``GuardedEnv.walkthrough``.
@@ -185,19 +123,17 @@ class ProcessEnv:
         Raises:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
         """
-        return tuple(await self._ask("walkthrough", "walkthrough"))
+        return tuple(await self._exchange("walkthrough", ["walkthrough"]))
 
     def close(self) -> None:
-        """Let the environment close and its process end, without waiting for it; end it where it is if it is faulty."""
-        if self.faulty:
-            self._end()
-        elif self._connection is not None:
+        """Let the environment close and its process end, without waiting for it."""
+        if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     async def _start(self) -> None:
         try:
-            self._number, self._connection = self._processes.start()
+            self._connection = self._processes.start()
         except OSError as error:
             raise self._fault("creation", f"no process could be started ({first_line(error)})") from error
         memory = self._limits.memory_gb
@@ -207,19 +143,22 @@ class ProcessEnv:
             "environment": base64.b64encode(cloudpickle.dumps((self._entry, self._required))).decode(),
             "task_id": self._task_id,
         }
-        await self._exchange("creation", setup, CREATION_FACTOR * self._limits.step_timeout_s)
+        await self._exchange("creation", setup, CREATION_FACTOR)
 
-    async def _ask(self, stage: str, method: str, *arguments: Any) -> Any:
-        return await self._exchange(stage, [method, *arguments], self._limits.step_timeout_s)
+    async def _exchange(self, stage: str, request: Any, factor: int = 1) -> Any:
+        """Send a request and return its answer; whatever goes wrong meanwhile leaves the process unusable.
 
-    async def _exchange(self, stage: str, request: Any, timeout_s: float) -> Any:
-        """Send a request and return its answer; whatever goes wrong meanwhile leaves the process unusable."""
+        Args:
+            stage: of the episode, for messages.
+            request: as the process reads it.
+            factor: on the time that an answer may take.
+        """
         if self._connection is None:
             raise RuntimeError("no episode was started; call reset() first")
-        answered = False
+        answered, timeout_s = False, factor * self._limits.step_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                found = await _exchange_lines(self._connection, request)
+                found = await ask(self._connection, request, MOST_BYTES)
             answered = "answer" in found
         except TimeoutError as error:
             raise self._fault(stage, f"no answer within {timeout_s:g} s; its process was ended") from error
@@ -240,38 +179,6 @@ class ProcessEnv:
         told = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
         logger.warning(told)
         return EnvironmentFaultError(told)
-
-    def _end(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-            self._processes.end(self._number)
-
-
-async def _exchange_lines(connection: socket.socket, request: Any) -> dict[str, Any]:
-    """Send a line, and read one.
-
-    Raises:
-        ValueError: the answer is too long, or no JSON.
-        OSError: the connection is closed.
-    """
-    loop = asyncio.get_running_loop()
-    with suppress(ConnectionError):  # how the process ended is still to be read
-        await loop.sock_sendall(connection, json_line(request))
-    received = bytearray()
-    chunk = b""
-    while b"\n" not in chunk:
-        try:
-            chunk = await loop.sock_recv(connection, CHUNK_BYTES)
-        except ConnectionResetError:  # it ended before it had read the request
-            chunk = b""
-        if not chunk:
-            raise ConnectionError("it ended")
-        received += chunk
-        if len(received) > MOST_BYTES:
-            raise ValueError(f"an answer of more than {MOST_BYTES} bytes")
-    found: dict[str, Any] = json.loads(received.partition(b"\n")[0])
-    return found
 
 
 def _has_ended(connection: socket.socket) -> bool:
@@ -294,3 +201,51 @@ def _how(status: int) -> str:
         signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
     )  # real-time ones have no name
     return f"by signal {name}{hint}"
+
+
+# -- in the process ----------------------------------------------------------------------------------------------------
+
+
+def answer_requests(connection: socket.socket) -> None:
+    """Make the environment that the first line describes, and answer a request a line until the connection is closed."""
+    lines = connection.makefile("rb")
+    if not (line := lines.readline()):
+        return
+    setup = json.loads(line)
+    np.random.seed()  # every fork would draw the same numbers
+    try:
+        _limit_memory(setup["memory_bytes"])
+        entry, required = cloudpickle.loads(base64.b64decode(setup["environment"]))
+    except Exception as error:
+        fault = f"{setup['env_id']}, task {setup['task_id']!r}, creation: {first_line(error)}"
+        connection.sendall(json_line({"fault": fault}))
+        return
+    env = GuardedEnv(entry, required)
+    connection.sendall(json_line(_outcome(env, "make", [setup["task_id"]])))
+    while line := lines.readline():
+        method, *arguments = json.loads(line)
+        connection.sendall(json_line(_outcome(env, method, arguments)))
+    env.close()
+
+
+def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, Any]:
+    try:
+        found = getattr(env, method)(*arguments)
+    except EnvironmentFaultError as error:
+        return {"fault": str(error)}
+    if isinstance(found, StepResult):
+        return {"answer": asdict(found)}
+    return {"answer": found if method == "walkthrough" else None}
+
+
+def _limit_memory(num_bytes: int | None) -> None:
+    """Limit what this process may allocate beyond what it has from the fork server."""
+    if num_bytes is not None:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            allocated = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_DATA, (allocated + num_bytes,) * 2)
+
+
+def main(control: int) -> None:
+    """Serve the env runner at the other end of a file descriptor."""
+    serve(socket.socket(fileno=control), answer_requests)

@@ -20,9 +20,9 @@ from ray import cloudpickle
 
 import trial_envs
 from trial_envs.errors import UnknownSplitError
-from trial_ray.environments import alfworld, scienceworld, webshop
+from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import MOST_SEEDS, EnvironmentAdapter
-from trial_ray.environments.external import GEM, OPENENV, REASONING_GYM, TEXTARENA, TEXTWORLD
+from trial_ray.environments.external import GEM, OPENENV, REASONING_GYM, SCIENCEWORLD, TEXTARENA, TEXTWORLD
 from trial_ray.errors import ConfigError
 from trial_ray.files import without_secrets
 from trial_ray.secrets import with_secrets
@@ -38,7 +38,7 @@ PACKAGED = {
         TEXTARENA,
         REASONING_GYM,
         GEM,
-        scienceworld.ADAPTER,
+        SCIENCEWORLD,
     )
 }
 """Adapters of this package by environment id."""
@@ -107,7 +107,9 @@ class EnvironmentEntry:
                 given.pop("split", None)
             for key in given:
                 if key not in known:
-                    raise unknown_keyword(key, known)
+                    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+                    hint = f" Did you mean 'env_config.{nearest[0]}'?" if nearest else ""
+                    raise ConfigError(f"Unknown setting 'env_config.{key}'.{hint}")
         with _split_setting_named():
             return gymnasium.make(self.spec, disable_env_checker=True, **with_secrets(given))
 
@@ -254,13 +256,6 @@ def keyword_arguments(spec: EnvSpec) -> dict[str, Any] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
     return {name: parameter.default for name, parameter in parameters.items() if name != "self"}
-
-
-def unknown_keyword(key: str, known: Iterable[str]) -> ConfigError:
-    """The error for a keyword that an environment does not take, naming the nearest one that it does."""
-    nearest = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    hint = f" Did you mean 'env_config.{nearest[0]}'?" if nearest else ""
-    return ConfigError(f"Unknown setting 'env_config.{key}'.{hint}")
 
 
 def find_adapter(env_id: str, adapters: Sequence[EnvironmentAdapter] = ()) -> EnvironmentAdapter:

@@ -17,9 +17,9 @@ from fastapi.responses import JSONResponse
 from openenv.core.env_server import ConcurrencyConfig, create_fastapi_app
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from trial_envs.core.fork_server import CLOSE_SECONDS
 from trial_envs.errors import SessionProcessError, TrialEnvError
 from trial_envs.openenv.admission import AllowedNames, TimedRequests
-from trial_envs.openenv.fork_server import CLOSE_SECONDS
 from trial_envs.openenv.processes import SessionProcesses
 from trial_envs.openenv.session import EpisodeState, SessionEnvironment, TextObservation, action_model
 

@@ -13,7 +13,7 @@ import pytest
 from trial_envs.errors import MissingPackageError, RemoteEnvError, SessionProcessError
 from trial_envs.openenv import processes
 from trial_envs.openenv.__main__ import main
-from trial_envs.openenv.processes import SessionProcesses
+from trial_envs.openenv.processes import SessionProcess, SessionProcesses
 
 ENV_ID = "trial/ALFWorld-v0"
 GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 64}
@@ -22,13 +22,22 @@ GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 64}
 @pytest.fixture
 def started():
     made = SessionProcesses(ENV_ID, GAMES, 2)
-    family = [made._server.pid]
+    family = [made._forks._server.pid]
     yield made
-    family += (
-        [child.pid for child in psutil.Process(made._server.pid).children()] if made._server.poll() is None else []
-    )
+    family += children(made) if made._forks._server.poll() is None else []
     made.close()
     assert until_gone(family)
+
+
+def children(started: SessionProcesses) -> set[int]:
+    return {child.pid for child in psutil.Process(started._forks._server.pid).children()}
+
+
+def playing(started: SessionProcesses) -> tuple[SessionProcess, int]:
+    """A process that has begun an episode, and its id."""
+    before, process = children(started), started.start()
+    asyncio.run(process.ask("reset", 0, None))
+    return process, (children(started) - before).pop()
 
 
 def until_gone(pids: list[int], within_s: float = 20.0) -> bool:
@@ -64,26 +73,27 @@ def test_a_process_answers_as_the_environment_does(started):
 
 
 def test_a_process_that_hangs_is_given_up_and_the_limit_is_kept(started, monkeypatch):
+    process, pid = playing(started)
+    started.start()
     monkeypatch.setattr(processes, "STEP_SECONDS", 0.5)
-    process, other = started.start(), started.start()
-    psutil.Process(process._pid).suspend()
+    psutil.Process(pid).suspend()
     with pytest.raises(SessionProcessError, match=r"no answer within 0\.5 s"):
         asyncio.run(process.ask("reset", 0, None))
     with pytest.raises(SessionProcessError, match="2 sessions are running, which is the limit"):
         started.start()
     started.end(process)
     started.end(process)  # once more does nothing
-    assert until_gone([process._pid])
-    assert started.start()._pid != other._pid
+    assert until_gone([pid])
+    started.start()
 
 
 def test_processes_die_with_the_program_that_starts_them_and_another_one_is_started(started):
-    process = started.start()
-    psutil.Process(started._server.pid).kill()
-    assert until_gone([process._pid])
+    process, pid = playing(started)
+    psutil.Process(started._forks._server.pid).kill()
+    assert until_gone([pid])
     with pytest.raises(SessionProcessError, match="the session's process ended"):
         asyncio.run(process.ask("reset", 0, None))
-    started._server.wait(20)
+    started._forks._server.wait(20)
     assert asyncio.run(started.start().ask("reset", 0, None))["done"] is False
 
 

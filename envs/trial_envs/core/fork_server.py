@@ -1,0 +1,304 @@
+"""Processes that end with their owner: a program that forks itself for each of them, and the owner's side.
+
+The program imports once what its processes need, and has a single thread; so a fork is safe, costs milliseconds, and shares its
+memory with the others until it is written. Each process talks with the owner over a connection. When the owner has closed it, or
+has died, however that happens, the process has :data:`CLOSE_SECONDS` to end; then it is ended, and what it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+START = b"S"
+"""What the owner sends with the end of a connection: start a process that answers on it."""
+CLOSE_SECONDS = 2
+"""Time in which a process must end by itself."""
+SEND_SECONDS = 60.0
+PROGRAM = (
+    "import importlib, json, sys; _, module, control, arguments, *sys.path[:] = sys.argv; "
+    "importlib.import_module(module).main(int(control), *json.loads(arguments))"
+)
+_CHUNK_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
+
+
+class ForkedProcesses:
+    """The owner's side: a program, which is started when it is needed, and the connections to its processes.
+
+    Args:
+        module: whose ``main(control, *arguments)`` calls :func:`serve` with the descriptor ``control``.
+        arguments: further ones, which JSON can hold.
+        stdout: of the program; ``None``: this process's.
+        await_ready: called with the connection to a program that was started; what it raises ends the program.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: Any,
+        stdout: int | None = None,
+        await_ready: Callable[[socket.socket], None] = lambda control: None,
+    ) -> None:
+        self._module = module
+        self._arguments = json.dumps(arguments)
+        self._stdout = stdout
+        self._await_ready = await_ready
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> socket.socket:
+        """Start a process.
+
+        Returns:
+            The connection to it, which does not block; see :func:`ask`. Where the process ends first, or cannot be started, the
+            last answer is ``{"ended": STATUS}`` (negative for a signal) or ``{"refused": REASON}``.
+
+        Raises:
+            OSError: the program cannot be started, or died this moment.
+        """
+        connection, theirs = socket.socketpair()
+        try:
+            connection.setblocking(False)
+            with self._lock, theirs:
+                socket.send_fds(self._program(), [START], [theirs.fileno()])
+            return connection
+        except BaseException:
+            connection.close()
+            raise
+
+    def prepare(self) -> None:
+        """Start the program, if it is not running; errors as :meth:`start`, or of ``await_ready``."""
+        with self._lock:
+            self._program()
+
+    def close(self) -> None:
+        """End all processes and the program, within :data:`CLOSE_SECONDS`."""
+        with self._lock:
+            if self._server is None or self._control is None:
+                return
+            self._control.close()
+            try:
+                self._server.wait(timeout=2 * CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._server.kill()  # its processes die with it
+                self._server.wait(timeout=CLOSE_SECONDS)
+            self._server = self._control = None
+
+    def _program(self) -> socket.socket:
+        """The connection to the program, which is started where it does not run."""
+        if self._control is not None and self._server is not None and self._server.poll() is None:
+            return self._control
+        if self._control is not None:
+            self._control.close()
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.settimeout(SEND_SECONDS)
+        self._control = control
+        with theirs:
+            command = [sys.executable, "-c", PROGRAM, self._module, str(theirs.fileno()), self._arguments, *sys.path]
+            self._server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._stdout,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        try:
+            self._await_ready(control)
+        except BaseException:
+            self._server.kill()
+            self._server.wait(timeout=CLOSE_SECONDS)
+            raise
+        return control
+
+
+async def ask(connection: socket.socket, request: Any, most_bytes: int) -> dict[str, Any]:
+    """Send a process a request, and read its answer, both of them a line of JSON.
+
+    Raises:
+        ValueError: the answer is longer than ``most_bytes``, or no JSON.
+        OSError: the connection is closed.
+    """
+    loop = asyncio.get_running_loop()
+    with suppress(ConnectionError):  # how the process ended is still to be read
+        await loop.sock_sendall(connection, json_line(request))
+    received = bytearray()
+    chunk = b""
+    while b"\n" not in chunk:
+        try:
+            chunk = await loop.sock_recv(connection, _CHUNK_BYTES)
+        except ConnectionResetError:  # it ended before it had read the request
+            chunk = b""
+        if not chunk:
+            raise ConnectionError("it ended")
+        received += chunk
+        if len(received) > most_bytes:
+            raise ValueError(f"an answer of more than {most_bytes} bytes")
+    found: dict[str, Any] = json.loads(received.partition(b"\n")[0])
+    return found
+
+
+def json_line(value: Any) -> bytes:
+    """A request or an answer as it is sent."""
+    return json.dumps(value).encode() + b"\n"
+
+
+@dataclass(slots=True)
+class _Child:
+    """A process.
+
+    Attributes:
+        pid: also of its process group.
+        connection: its own end, kept to tell the owner how it ended, and to see that the owner has closed the other one.
+        ends_at: time at which it is ended.
+    """
+
+    pid: int
+    connection: socket.socket
+    ends_at: float = math.inf
+
+
+def serve(control: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+    """Start processes as the owner asks, until it has closed the connection, or has died, and every process has ended.
+
+    Args:
+        control: connection to the owner, which keeps the bounds of messages.
+        answer: what a process does with its connection; it ends with the call.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are the owner's to handle
+        signal.signal(number, signal.SIG_IGN)
+    _ForkServer(control, answer).serve()
+
+
+class _ForkServer:
+    def __init__(self, control: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+        self._control = control
+        self._answer = answer
+        self._children: dict[int, _Child] = {}
+        """By a descriptor that is readable when the process has ended."""
+        self._poll = select.epoll()
+        self._poll.register(control, select.EPOLLIN)
+
+    def serve(self) -> None:
+        serving = True
+        while serving or self._children:
+            ends_at = min((child.ends_at for child in self._children.values()), default=math.inf)
+            ready = self._wait(ends_at)
+            # Those that begin come last: they get descriptors that those that end have given back.
+            for pidfd, child in [*self._children.items()]:
+                if child.connection.fileno() in ready:  # the process sees it, too, and ends
+                    self._poll.unregister(child.connection)
+                    child.ends_at = time.monotonic() + CLOSE_SECONDS
+                if child.ends_at <= time.monotonic():
+                    _end_group(child.pid)
+                    child.ends_at = math.inf
+                if pidfd in ready:
+                    self._reap(pidfd)
+            if self._control.fileno() in ready and not self._take_request():
+                serving = False
+                self._poll.unregister(self._control)
+                for child in self._children.values():
+                    child.ends_at = min(child.ends_at, time.monotonic() + CLOSE_SECONDS)
+
+    def _wait(self, until: float) -> set[int]:
+        """Descriptors of what has happened."""
+        timeout = None if until == math.inf else max(0.0, until - time.monotonic())
+        return {descriptor for descriptor, _ in self._poll.poll(timeout)}
+
+    def _take_request(self) -> bool:
+        """Start a process; returns whether the owner is still there."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._control, len(START), 1)
+        except ConnectionError:
+            return False
+        if descriptors:
+            self._start(socket.socket(fileno=descriptors[0]))
+        elif message:  # the system closed the process's end where this one has no descriptor left for it
+            print("fork server: no descriptor left, so no process is started", file=sys.stderr, flush=True)
+        return bool(message)
+
+    def _start(self, connection: socket.socket) -> None:
+        """Start a process. A start that fails (memory, process ids, descriptors) ends its own connection alone."""
+        pid, pidfd = 0, -1
+        server = os.getpid()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_process(connection, server)
+            pidfd = os.pidfd_open(pid)
+            self._poll.register(pidfd, select.EPOLLIN)
+            self._poll.register(connection, 0)  # tells that the owner has closed its end, and nothing else
+        except (OSError, MemoryError) as error:
+            if pid:
+                _end_group(pid)
+                os.waitpid(pid, 0)
+            if pidfd >= 0:
+                os.close(pidfd)
+            _send_last(connection, {"refused": f"{type(error).__name__}: {error}"})
+        else:
+            self._children[pidfd] = _Child(pid, connection)
+
+    def _become_process(self, connection: socket.socket, server: int) -> NoReturn:
+        """Answer until the connection is closed; does not return."""
+        status = 1
+        try:
+            self._poll.close()
+            self._control.close()
+            for pidfd, child in self._children.items():
+                child.connection.close()
+                os.close(pidfd)
+            os.setsid()
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == server:  # else it died before the line above
+                self._answer(connection)
+                status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)  # threads could keep the interpreter
+
+    def _reap(self, pidfd: int) -> None:
+        child = self._children.pop(pidfd)
+        _end_group(child.pid)  # what it started; before its id is free for another process
+        _, status = os.waitpid(child.pid, 0)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        with suppress(FileNotFoundError):  # the owner had closed its end before
+            self._poll.unregister(child.connection)
+        _send_last(child.connection, {"ended": os.waitstatus_to_exitcode(status)})
+
+
+def _send_last(connection: socket.socket, message: dict[str, Any]) -> None:
+    """Tell the owner how a process ended, or that there is none, and close the connection."""
+    with suppress(OSError):  # no reader is left
+        connection.send(json_line(message), socket.MSG_DONTWAIT)
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+def _end_group(pid: int) -> None:
+    """End a process, and what it started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has no group of its own yet
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
