@@ -43,7 +43,7 @@ import ray
 import torch
 from measure import Measure, write_report
 
-from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.inputs import initial_policy
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.engines.weights import pack_weights

@@ -41,7 +41,6 @@ from measure import Measure, write_report
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from trial_ray import TRIALConfig
-from trial_ray.algorithms.weight_sync import ask_learners
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.learner.packing import Row
 from trial_ray.metrics import LEARNER
@@ -390,9 +389,9 @@ def measured_iteration(algorithm: Any, setup: Setup) -> dict[str, Any]:
         learner.phase_memory = PhaseMemory(learner, setup)
 
     if setup.cuda:
-        ask_learners(algorithm.learner_group, install)
+        algorithm.learner_group.ask(install)
     result = algorithm.train()
-    memory = ask_learners(algorithm.learner_group, lambda learner: learner.phase_memory.peaks)[0] if setup.cuda else {}
+    memory = algorithm.learner_group.ask(lambda learner: learner.phase_memory.peaks)[0] if setup.cuda else {}
     metrics, clock = flatten(result), result["seconds"]
     scoring = float(metrics[f"{LEARNER}scoring/seconds"])
     seconds = {phase: float(clock[phase]) for phase in ("sampling", "update", "sync")} | {"scoring": scoring}

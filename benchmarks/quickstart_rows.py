@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import trial_ray.rollout.trajectory
-from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.inputs import initial_policy
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.engines.local import LocalEngine
 from trial_ray.engines.protocol import SamplingParams

@@ -31,13 +31,11 @@ class Metric:
         name: ``/``-joined key below the prefix of its group.
         kind: see :data:`Kind`.
         meaning: one line of Markdown.
-        column: its heading and format in the terminal's line of an iteration.
     """
 
     name: str
     kind: Kind
     meaning: str
-    column: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,297 +53,222 @@ class MetricGroup:
     metrics: tuple[Metric, ...]
 
 
-_PANEL = MetricGroup(
+def _group(name: str, prefix: str, kind: Kind, meanings: Mapping[str, str | tuple[Kind, str]]) -> MetricGroup:
+    """A group of metrics by name, most of which are of one kind; the others name theirs."""
+    described = {key: (kind, told) if isinstance(told, str) else told for key, told in meanings.items()}
+    return MetricGroup(name, prefix, tuple(Metric(key, *each) for key, each in described.items()))
+
+
+_PANEL = _group(
     "panel",
     EVALUATION,
-    (
-        Metric(
-            "success_rate",
-            "item",
-            "share of the evaluation set's episodes that were solved; failed episodes are excluded throughout",
-        ),
-        Metric("score_mean", "item", "mean score of these episodes"),
-        Metric("episode_return_mean", "item", "mean undiscounted sum of rewards of these episodes"),
-        Metric("episode_return_min", "item", "the smallest of these sums"),
-        Metric("episode_return_max", "item", "the largest of these sums"),
-        Metric("episode_len_mean", "item", "mean number of turns of these episodes"),
-        Metric("episode_len_min", "item", "turns of the shortest of these episodes"),
-        Metric("episode_len_max", "item", "turns of the longest of these episodes"),
-        Metric("truncated_rate", "item", "share of these episodes that a limit on turns or prompt tokens truncated"),
-        Metric("num_episodes", "item", "episodes that these figures are over"),
-        Metric("num_env_steps_sampled", "item", "turns of these episodes"),
-        Metric("rewards/NAME_mean", "item", "as in training"),
-    ),
+    "item",
+    {
+        "success_rate": "share of the evaluation set's episodes that were solved; failed episodes are excluded throughout",
+        "score_mean": "mean score of these episodes",
+        "episode_return_mean": "mean undiscounted sum of rewards of these episodes",
+        "episode_return_min": "the smallest of these sums",
+        "episode_return_max": "the largest of these sums",
+        "episode_len_mean": "mean number of turns of these episodes",
+        "episode_len_min": "turns of the shortest of these episodes",
+        "episode_len_max": "turns of the longest of these episodes",
+        "truncated_rate": "share of these episodes that a limit on turns or prompt tokens truncated",
+        "num_episodes": "episodes that these figures are over",
+        "num_env_steps_sampled": "turns of these episodes",
+        "rewards/NAME_mean": "as in training",
+    },
 )
-_ROLLOUTS = MetricGroup(
+_ROLLOUTS = _group(
     "rollouts",
     ENV_RUNNERS,
-    (
-        Metric("success_rate", "item", "share of episodes that solved their task", column=("success", "{:.1%}")),
-        Metric("score_mean", "item", "mean over episodes of the environment's score"),
-        Metric(
-            "episode_return_mean",
-            "item",
-            "mean over episodes of the undiscounted sum of rewards",
-            column=("return", "{:.2f}"),
+    "item",
+    {
+        "success_rate": "share of episodes that solved their task",
+        "score_mean": "mean over episodes of the environment's score",
+        "episode_return_mean": "mean over episodes of the undiscounted sum of rewards",
+        "episode_return_min": "the smallest of these sums",
+        "episode_return_max": "the largest of these sums",
+        "episode_len_mean": "mean over episodes of the turns taken",
+        "episode_len_min": "turns of the shortest episode",
+        "episode_len_max": "turns of the longest episode",
+        "truncated_rate": "share of episodes truncated by a limit on turns or prompt tokens",
+        "num_episodes": ("sum", "episodes played to their end"),
+        "num_episodes_lifetime": ("lifetime_sum", "the same of the run so far"),
+        "num_failed_episodes": ("sum", "episodes that an engine or the environment failed; in no other figure"),
+        "num_env_steps_sampled": ("sum", "turns taken"),
+        "num_env_steps_sampled_lifetime": ("lifetime_sum", "turns taken in the run so far"),
+        "num_prompt_tokens": ("sum", "prompt tokens over turns"),
+        "num_response_tokens": ("sum", "response tokens over turns"),
+        "invalid_response_rate": "share of turns whose response lacks the required form",
+        "invalid_action_rate": "share of turns whose action the environment did not understand, where it reports so",
+        "cut_response_rate": "share of turns whose response reached `max_response_tokens`",
+        "cut_history_rate": "share of turns whose prompt lost history to `max_prompt_tokens`; in conversations, that restart",
+        "cut_observation_rate": "share of turns whose prompt also lost a part of the observation",
+        "rewards/NAME_mean": (
+            "mean over episodes of the sum of the reward that the environment calls NAME, over those that were given it"
         ),
-        Metric("episode_return_min", "item", "the smallest of these sums"),
-        Metric("episode_return_max", "item", "the largest of these sums"),
-        Metric("episode_len_mean", "item", "mean over episodes of the turns taken", column=("turns", "{:.1f}")),
-        Metric("episode_len_min", "item", "turns of the shortest episode"),
-        Metric("episode_len_max", "item", "turns of the longest episode"),
-        Metric("truncated_rate", "item", "share of episodes truncated by a limit on turns or prompt tokens"),
-        Metric("num_episodes", "sum", "episodes played to their end"),
-        Metric("num_episodes_lifetime", "lifetime_sum", "the same of the run so far"),
-        Metric("num_failed_episodes", "sum", "episodes that an engine or the environment failed; in no other figure"),
-        Metric("num_env_steps_sampled", "sum", "turns taken"),
-        Metric("num_env_steps_sampled_lifetime", "lifetime_sum", "turns taken in the run so far"),
-        Metric("num_prompt_tokens", "sum", "prompt tokens over turns"),
-        Metric("num_response_tokens", "sum", "response tokens over turns"),
-        Metric("invalid_response_rate", "item", "share of turns whose response lacks the required form"),
-        Metric(
-            "invalid_action_rate",
-            "item",
-            "share of turns whose action the environment did not understand, where it reports so",
-        ),
-        Metric("cut_response_rate", "item", "share of turns whose response reached `max_response_tokens`"),
-        Metric(
-            "cut_history_rate",
-            "item",
-            "share of turns whose prompt lost history to `max_prompt_tokens`; in conversations, that restart",
-        ),
-        Metric("cut_observation_rate", "item", "share of turns whose prompt also lost a part of the observation"),
-        Metric(
-            "rewards/NAME_mean",
-            "item",
-            "mean over episodes of the sum of the reward that the environment calls NAME, over those that were given it",
-        ),
-    ),
+    },
 )
-_LEARNER = MetricGroup(
+_LEARNER = _group(
     "learner",
     LEARNER,
-    (
-        Metric(
-            "grpo/surrogate_loss",
-            "mean",
-            r"$L_{GRPO}$, token mean of the clipped surrogate",
-            column=("surrogate", "{:+.2e}"),
+    "mean",
+    {
+        "grpo/surrogate_loss": r"$L_{GRPO}$, token mean of the clipped surrogate",
+        "trial/dense_loss": r"$L_{dense}$ (Eq. 7), before coefficient and clamp; logged during warm-up too",
+        "trial/turn_score_mean": "mean over turn rows of $s_k$ (Eq. 5), nats per token",
+        "trial/turn_weight_std": "standard deviation over turn rows of the applied weights $w_k$",
+        "trial/gap_mean": r"mean over tokens of $\Delta^{old}$; above 0 where hindsight confirms the responses on average",
+        "trial/clamp_saturated_fraction": (
+            "share of microbatches in which the clamp of Eq. 8 removed the dense gradient; 0 during warm-up"
         ),
-        Metric(
-            "trial/dense_loss",
-            "mean",
-            r"$L_{dense}$ (Eq. 7), before coefficient and clamp; logged during warm-up too",
-            column=("dense", "{:+.2e}"),
-        ),
-        Metric("trial/turn_score_mean", "mean", "mean over turn rows of $s_k$ (Eq. 5), nats per token"),
-        Metric("trial/turn_weight_std", "mean", "standard deviation over turn rows of the applied weights $w_k$"),
-        Metric(
-            "trial/gap_mean",
-            "mean",
-            r"mean over tokens of $\Delta^{old}$; above 0 where hindsight confirms the responses on average",
-        ),
-        Metric(
-            "trial/clamp_saturated_fraction",
-            "mean",
-            "share of microbatches in which the clamp of Eq. 8 removed the dense gradient; 0 during warm-up",
-            column=("saturated", "{:.0%}"),
-        ),
-        Metric("trial/hindsight_coeff", "mean", r"$\lambda_g$"),
-        Metric("grpo/entropy", "mean", "token mean of the policy's entropy, nats"),
-        Metric(
-            "grpo/kl",
-            "mean",
+        "trial/hindsight_coeff": r"$\lambda_g$",
+        "grpo/entropy": "token mean of the policy's entropy, nats",
+        "grpo/kl": (
             "token mean of k3 against the frozen initial policy, nats; without a reference model (`kl_coeff=0`), against "
-            r"$\pi_{old}$",
-            column=("kl", "{:.1e}"),
+            r"$\pi_{old}$"
         ),
-        Metric("grpo/clip_fraction", "mean", "share of tokens whose ratio is outside the clip range"),
-        Metric(
-            "grpo/ratio_mean",
-            "mean",
-            r"token mean of $r_t = \pi_\theta / \pi_{old}$ before clipping, each at most $e^{20}$",
-        ),
-        Metric("total_loss", "mean", "mean over optimizer steps of the minibatch's loss $L$ (Eq. 8)"),
-        Metric(
-            "engine/logprob_gap",
-            "mean",
+        "grpo/clip_fraction": "share of tokens whose ratio is outside the clip range",
+        "grpo/ratio_mean": r"token mean of $r_t = \pi_\theta / \pi_{old}$ before clipping, each at most $e^{20}$",
+        "total_loss": "mean over optimizer steps of the minibatch's loss $L$ (Eq. 8)",
+        "engine/logprob_gap": (
             r"trainer–sampler mismatch: mean of \|learner's $\log \pi_{old}$ − engine's log-probability\|, nats, "
             "over rows of the current version (0 without such rows); above `max_logprob_gap`, or with NaN in any "
-            "row, nothing is trained and the run stops",
-            column=("logprob gap", "{:.1e}"),
+            "row, nothing is trained and the run stops"
         ),
-        Metric("engine/logprob_gap_max", "max", "the largest of these differences"),
-        Metric(
-            "engine/ratio_mean",
-            "mean",
+        "engine/logprob_gap_max": ("max", "the largest of these differences"),
+        "engine/ratio_mean": (
             r"mean of the importance ratio $r = \pi_{old} / \pi_{engine}$ over all tokens, each at most $e^{20}$, "
-            "before the cap",
+            "before the cap"
         ),
-        Metric("engine/ratio_max", "max", "the largest of these ratios"),
-        Metric(
-            "engine/kl", "mean", r"mean of $r - 1 - \log r$, an estimate of $\mathrm{KL}(\pi_{engine} \| \pi_{old})$"
+        "engine/ratio_max": ("max", "the largest of these ratios"),
+        "engine/kl": r"mean of $r - 1 - \log r$, an estimate of $\mathrm{KL}(\pi_{engine} \| \pi_{old})$",
+        "engine/effective_sample_size": r"$(\sum r)^2 / (T \sum r^2)$, in (0, 1]",
+        "engine/bounded_fraction": "share of tokens whose weight was truncated to `importance_cap` or masked",
+        "num_module_steps_trained": ("sum", "trained turn rows, counted by the learners"),
+        "num_module_steps_trained_lifetime": ("lifetime_sum", "the same of the run so far"),
+        "rows/skipped": ("sum", "turn rows of steps skipped for non-finite gradients"),
+        "skipped_updates": ("sum", "these steps"),
+        "rows/staleness_mean": (
+            "versions by which the weights that sampled a turn are older than those trained on it, mean over turn rows"
         ),
-        Metric("engine/effective_sample_size", "mean", r"$(\sum r)^2 / (T \sum r^2)$, in (0, 1]"),
-        Metric(
-            "engine/bounded_fraction",
-            "mean",
-            "share of tokens whose weight was truncated to `importance_cap` or masked",
-        ),
-        Metric("num_module_steps_trained", "sum", "trained turn rows, counted by the learners"),
-        Metric("num_module_steps_trained_lifetime", "lifetime_sum", "the same of the run so far"),
-        Metric("rows/skipped", "sum", "turn rows of steps skipped for non-finite gradients"),
-        Metric("skipped_updates", "sum", "these steps"),
-        Metric(
-            "rows/staleness_mean",
-            "mean",
-            "versions by which the weights that sampled a turn are older than those trained on it, mean over turn rows",
-        ),
-        Metric("rows/staleness_max", "max", "the largest of these ages"),
-        Metric("rows/lost_groups", "sum", "groups lost with the env runner that had sampled them"),
-        Metric("scoring/tokens_forwarded", "sum", "model inputs of scoring, before the first step"),
-        Metric("scoring/tokens_distinct", "sum", "distinct prefixes of the scored rows"),
-        Metric(
-            "scoring/seconds",
+        "rows/staleness_max": ("max", "the largest of these ages"),
+        "rows/lost_groups": ("sum", "groups lost with the env runner that had sampled them"),
+        "scoring/tokens_forwarded": ("sum", "model inputs of scoring, before the first step"),
+        "scoring/tokens_distinct": ("sum", "distinct prefixes of the scored rows"),
+        "scoring/seconds": (
             "max",
             "time of scoring (contexts, passes without gradients, the method's preparation), slowest learner",
         ),
-        Metric(
-            "update/tokens_forwarded",
+        "update/tokens_forwarded": (
             "sum",
             "model inputs of the passes with gradients ([scaling.md](scaling.md#shared-prefixes))",
         ),
-        Metric("update/tokens_distinct", "sum", "distinct prefixes of the rows of these passes"),
-        Metric("update/seconds", "max", "time of the iteration's optimizer steps, slowest learner"),
-        Metric("update/tokens_trained", "sum", "prompt and response tokens of the trained rows, once an epoch"),
-    ),
+        "update/tokens_distinct": ("sum", "distinct prefixes of the rows of these passes"),
+        "update/seconds": ("max", "time of the iteration's optimizer steps, slowest learner"),
+        "update/tokens_trained": ("sum", "prompt and response tokens of the trained rows, once an epoch"),
+    },
 )
-_METHODS = MetricGroup(
+_METHODS = _group(
     "methods",
     LEARNER,
-    (
-        Metric("sdar/dense_loss", "mean", "−mean of the gate times log π_θ, before μ"),
-        Metric("sdar/gate_mean", "mean", "mean over tokens of σ(β δ_θ); 0.5 throughout for `grpo_opsd`"),
-        Metric("sdar/gap_mean", "mean", "mean over tokens of δ_θ, nats"),
-        Metric("rlsd/rescaling", "mean", "λ of the iteration"),
-        Metric(
-            "rlsd/gap_mean", "mean", r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound"
-        ),
-        Metric("serl/rescaling", "mean", "λ of the iteration"),
-        Metric("serl/gap_mean", "mean", "as `rlsd/gap_mean`"),
-        Metric(
-            "serl/action_token_fraction",
-            "mean",
-            "share of rescaled tokens; 0: no response had both tags, and SERL is GRPO",
-        ),
-        Metric("opsd/dense_loss", "mean", "`jsd`: mean divergence, nats per token; `sampled`: −mean of δ_θ log π_θ"),
-        Metric("gigpo/step_advantage_std", "mean", "standard deviation of $A_{step}$ over turn rows, before ω"),
-        Metric(
-            "gigpo/shared_anchor_fraction",
-            "mean",
-            "share of turn rows whose observation occurs more than once in their group",
-        ),
-        Metric("stepopsd/rescaling", "mean", "λ of the iteration"),
-        Metric(
-            "stepopsd/gap_mean", "mean", r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound"
-        ),
-        Metric(
-            "stepopsd/step_factor_std",
-            "mean",
-            "standard deviation of f_k over turn rows; 0 where all steps weigh alike",
-        ),
-        Metric(
-            "agentopsd/gap_mean",
-            "mean",
-            r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound",
-        ),
-        Metric("agentopsd/revision_mean", "mean", r"mean over turn rows of \|ΔB_k\|"),
-        Metric("agentopsd/factor_std", "mean", "standard deviation of w_k over turn rows"),
-    ),
+    "mean",
+    {
+        "sdar/dense_loss": "−mean of the gate times log π_θ, before μ",
+        "sdar/gate_mean": "mean over tokens of σ(β δ_θ); 0.5 throughout for `grpo_opsd`",
+        "sdar/gap_mean": "mean over tokens of δ_θ, nats",
+        "rlsd/rescaling": "λ of the iteration",
+        "rlsd/gap_mean": r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound",
+        "serl/rescaling": "λ of the iteration",
+        "serl/gap_mean": "as `rlsd/gap_mean`",
+        "serl/action_token_fraction": "share of rescaled tokens; 0: no response had both tags, and SERL is GRPO",
+        "opsd/dense_loss": "`jsd`: mean divergence, nats per token; `sampled`: −mean of δ_θ log π_θ",
+        "gigpo/step_advantage_std": "standard deviation of $A_{step}$ over turn rows, before ω",
+        "gigpo/shared_anchor_fraction": "share of turn rows whose observation occurs more than once in their group",
+        "stepopsd/rescaling": "λ of the iteration",
+        "stepopsd/gap_mean": r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound",
+        "stepopsd/step_factor_std": "standard deviation of f_k over turn rows; 0 where all steps weigh alike",
+        "agentopsd/gap_mean": r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound",
+        "agentopsd/revision_mean": r"mean over turn rows of \|ΔB_k\|",
+        "agentopsd/factor_std": "standard deviation of w_k over turn rows",
+    },
 )
-_DRIVER = MetricGroup(
+_DRIVER = _group(
     "driver",
     "",
-    (
-        Metric("rows/sampled", "sum", "turn rows of all completed rollouts"),
-        Metric("rows/given_to_learners", "sum", "turn rows of trained groups"),
-        Metric("rows/left_out", "sum", "turn rows of dropped groups"),
-        Metric(
-            "rows/redrawn",
-            "sum",
-            "turn rows of groups played again: fewer than 2 rollouts completed, or their env runner was lost",
-        ),
-        Metric(
-            "rows/stale",
-            "sum",
+    "sum",
+    {
+        "rows/sampled": "turn rows of all completed rollouts",
+        "rows/given_to_learners": "turn rows of trained groups",
+        "rows/left_out": "turn rows of dropped groups",
+        "rows/redrawn": "turn rows of groups played again: fewer than 2 rollouts completed, or their env runner was lost",
+        "rows/stale": (
             "turn rows dropped and resampled because their weights were too old, or because they were in flight "
-            "when the effective sample size was too small",
+            "when the effective sample size was too small"
         ),
-        Metric("rows/in_flight", "sum", "turn rows of finished groups that wait for a later update"),
-        Metric("groups/num_trained", "sum", "groups trained"),
-        Metric(
-            "groups/num_dropped",
-            "sum",
-            "groups dropped: fewer than 2 completed rollouts, or no variance with `drop_zero_variance_groups`",
-        ),
-        Metric(
-            "groups/num_too_long",
-            "sum",
+        "rows/in_flight": "turn rows of finished groups that wait for a later update",
+        "groups/num_trained": "groups trained",
+        "groups/num_dropped": "groups dropped: fewer than 2 completed rollouts, or no variance with `drop_zero_variance_groups`",
+        "groups/num_too_long": (
             "groups dropped because the first prompt of their task exceeds `max_prompt_tokens`; a warning names "
-            "each task",
+            "each task"
         ),
-        Metric("groups/num_refilled", "sum", "tasks drawn to replace groups without variance (`max_refills`)"),
-        Metric("groups/num_stale", "sum", "groups whose rows `rows/stale` counts"),
-        Metric(
-            "groups/num_in_flight", "sum", "groups, finished or not, that wait for a later update when this one begins"
-        ),
-        Metric("groups/num_of_several_versions", "sum", "trained groups that several versions of the weights sampled"),
-        Metric(
-            "groups/num_on_policy_iterations",
-            "sum",
-            "1 where a small effective sample size made the iteration on-policy",
-        ),
-        Metric("groups/num_empty_iterations", "sum", "1 where the iteration trained nothing; a warning says why"),
-        Metric(
-            "groups/zero_variance_fraction",
+        "groups/num_refilled": "tasks drawn to replace groups without variance (`max_refills`)",
+        "groups/num_stale": "groups whose rows `rows/stale` counts",
+        "groups/num_in_flight": "groups, finished or not, that wait for a later update when this one begins",
+        "groups/num_of_several_versions": "trained groups that several versions of the weights sampled",
+        "groups/num_on_policy_iterations": "1 where a small effective sample size made the iteration on-policy",
+        "groups/num_empty_iterations": "1 where the iteration trained nothing; a warning says why",
+        "groups/zero_variance_fraction": (
             "item",
             "share of groups with at least 2 completed rollouts whose rollouts all earned the same `reward`, up "
             "to rounding",
         ),
-        Metric("guards/num_violated", "sum", "violated [health checks](reliability.md#health-checks-of-the-policy)"),
-        Metric("actors/num_engines", "item", "engines when the iteration began"),
-        Metric("actors/num_env_runners", "item", "env-runner actors when the iteration began"),
-        Metric("seconds/sampling", "sum", "the driver's time in this iteration for sampling"),
-        Metric("seconds/update", "sum", "for the learners' update, its scoring included"),
-        Metric("seconds/sync", "sum", "for sending weights"),
-        Metric("seconds/evaluation", "sum", "for the evaluation sets"),
-    ),
+        "guards/num_violated": "violated [health checks](reliability.md#health-checks-of-the-policy)",
+        "actors/num_engines": ("item", "engines when the iteration began"),
+        "actors/num_env_runners": ("item", "env-runner actors when the iteration began"),
+        "seconds/sampling": "the driver's time in this iteration for sampling",
+        "seconds/update": "for the learners' update, its scoring included",
+        "seconds/sync": "for sending weights",
+        "seconds/evaluation": "for the evaluation sets",
+    },
 )
-_RLLIB = MetricGroup(
+_RLLIB = _group(
     "rllib",
     "",
-    (
-        Metric("training_iteration", "lifetime_sum", "iterations so far"),
-        Metric("time_total_s", "lifetime_sum", "seconds of all iterations so far"),
-        Metric("time_this_iter_s", "item", "seconds of this iteration"),
-        Metric("num_env_steps_sampled_lifetime", "lifetime_sum", "turns taken in the run so far"),
-        Metric("num_training_step_calls_per_iteration", "sum", "1"),
-        Metric("timers/training_iteration", "item", "mean seconds of an iteration without its evaluation"),
-        Metric("timers/training_step", "item", "mean seconds of sampling, update and sync"),
-        Metric("timers/restore_env_runners", "item", "mean seconds of connecting restarted env runners"),
-        Metric("timers/evaluation_iteration", "item", "mean seconds of an evaluation"),
-        Metric("fault_tolerance/num_healthy_workers", "item", "env runners that can play"),
-        Metric("fault_tolerance/num_remote_worker_restarts", "item", "env runners started again so far"),
-        Metric(
-            "fault_tolerance/num_env_runners_dropped_lifetime", "item", "env runners replaced for being late so far"
-        ),
-        Metric("env_runner_group/actor_manager_num_outstanding_async_reqs", "item", "RLlib's own calls under way"),
-    ),
+    "item",
+    {
+        "training_iteration": ("lifetime_sum", "iterations so far"),
+        "time_total_s": ("lifetime_sum", "seconds of all iterations so far"),
+        "time_this_iter_s": "seconds of this iteration",
+        "num_env_steps_sampled_lifetime": ("lifetime_sum", "turns taken in the run so far"),
+        "num_training_step_calls_per_iteration": ("sum", "1"),
+        "timers/training_iteration": "mean seconds of an iteration without its evaluation",
+        "timers/training_step": "mean seconds of sampling, update and sync",
+        "timers/restore_env_runners": "mean seconds of connecting restarted env runners",
+        "timers/evaluation_iteration": "mean seconds of an evaluation",
+        "fault_tolerance/num_healthy_workers": "env runners that can play",
+        "fault_tolerance/num_remote_worker_restarts": "env runners started again so far",
+        "fault_tolerance/num_env_runners_dropped_lifetime": "env runners replaced for being late so far",
+        "env_runner_group/actor_manager_num_outstanding_async_reqs": "RLlib's own calls under way",
+    },
 )
 
 GROUPS = (_PANEL, _ROLLOUTS, _LEARNER, _METHODS, _DRIVER, _RLLIB)
 METRICS: Mapping[str, Metric] = {group.prefix + metric.name: metric for group in GROUPS for metric in group.metrics}
 """Every metric by its key in a flat result; of RLlib's own those by which runs are commonly stopped."""
+
+COLUMNS = {
+    f"{ENV_RUNNERS}success_rate": ("success", "{:.1%}"),
+    f"{ENV_RUNNERS}episode_return_mean": ("return", "{:.2f}"),
+    f"{ENV_RUNNERS}episode_len_mean": ("turns", "{:.1f}"),
+    f"{LEARNER}grpo/surrogate_loss": ("surrogate", "{:+.2e}"),
+    f"{LEARNER}trial/dense_loss": ("dense", "{:+.2e}"),
+    f"{LEARNER}trial/clamp_saturated_fraction": ("saturated", "{:.0%}"),
+    f"{LEARNER}grpo/kl": ("kl", "{:.1e}"),
+    f"{LEARNER}engine/logprob_gap": ("logprob gap", "{:.1e}"),
+}
+"""Heading and format of metrics in the terminal's line of an iteration, by key."""
 
 PANEL_SUCCESS = f"{EVALUATION}success_rate"
 TRAINING_SUCCESS = f"{ENV_RUNNERS}success_rate"
@@ -393,10 +316,3 @@ def _kind(key: str) -> Kind:
 def table_key(key: str) -> str:
     """The key of the table's row that describes a metric; that of a named reward holds its name."""
     return next((f"{prefix}NAME_mean" for prefix in _NAMED_REWARDS if key.startswith(prefix)), key)
-
-
-def metrics_table(group: MetricGroup) -> str:
-    """The group as a table of Markdown."""
-    lines = ["| metric | definition |", "| --- | --- |"]
-    lines += [f"| `{metric.name}` | {metric.meaning} |" for metric in group.metrics]
-    return "\n".join(lines) + "\n"

@@ -30,9 +30,9 @@ class RestartableGroup(EnvRunnerGroup):
         return super()._make_worker(worker_index=worker_index, config=held, **arguments)
 
 
-def env_runner_actors(runners: EnvRunnerGroup) -> dict[int, ActorHandle[Any]]:
+def env_runner_actors(runners: EnvRunnerGroup | None) -> dict[int, ActorHandle[Any]]:
     """The remote env runners by index. RLlib's own calls end a runner that raises, and lose what it raised."""
-    found: dict[int, ActorHandle[Any]] = runners._worker_manager.actors()
+    found: dict[int, ActorHandle[Any]] = {} if runners is None else runners._worker_manager.actors()
     return found
 
 
@@ -73,9 +73,9 @@ def count_dropped(runners: EnvRunnerGroup) -> None:
     runners._num_env_runners_dropped_lifetime += 1
 
 
-def learner_actors(learners: LearnerGroup) -> list[Any]:
+def learner_actors(learners: LearnerGroup | None) -> list[Any]:
     """The remote learners by rank. RLlib's update waits for all of them where one has failed."""
-    found: list[Any] = learners._workers
+    found: list[Any] = [] if learners is None or learners.is_local else learners._workers
     return found
 
 

@@ -1,13 +1,11 @@
-"""Names of earlier versions: config methods that warn, and settings in records and on command lines."""
+"""Names of earlier versions: config methods that are refused, and settings in records and on command lines."""
 
 from __future__ import annotations
-
-import warnings
 
 import pytest
 
 from trial_ray import TRIALConfig
-from trial_ray.errors import ConfigError
+from trial_ray.errors import ConfigError, UnsupportedError
 from trial_ray.runs.config_record import from_record, setting_changes, to_record
 from trial_ray.runs.overrides import apply_overrides
 
@@ -18,27 +16,15 @@ def base() -> TRIALConfig:
 
 @pytest.mark.parametrize(
     ("former", "now"),
-    [
-        (lambda config: config.policy(model_path="m"), {"model_path": "m"}),
-        (lambda config: config.rollouts(max_prompt_tokens=99), {"max_prompt_tokens": 99}),
-        (lambda config: config.recovery(max_restarts=1), {"max_restarts": 1}),
-        (
-            lambda config: config.panel(split="valid_seen", num_tasks=3),
-            {"evaluation_split": "valid_seen", "evaluation_num_tasks": 3},
-        ),
-    ],
-    ids=["policy", "rollouts", "recovery", "panel"],
+    {"policy": "rl_module", "rollouts": "env_runners", "recovery": "fault_tolerance", "panel": "evaluation"}.items(),
 )
-def test_a_method_by_its_former_name_sets_the_same_and_names_the_new_one(former, now):
-    with pytest.warns(FutureWarning, match=f"is now .*{next(iter(now))}"):
-        config = former(base())
-    assert {name: getattr(config, name) for name in now} == now
+def test_a_method_by_its_former_name_is_refused_with_the_new_one(former, now):
+    with pytest.raises(UnsupportedError, match=rf"{former}\(\) is not supported: it is {now}\(\) now"):
+        getattr(base(), former)(split="valid_seen")
 
 
-def test_the_new_names_take_rllibs_keywords_too_and_do_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)
-        config = base().env_runners(num_env_runners=3, max_prompt_tokens=99).evaluation(evaluation_interval=2)
+def test_the_new_names_take_rllibs_keywords_too():
+    config = base().env_runners(num_env_runners=3, max_prompt_tokens=99).evaluation(evaluation_interval=2)
     assert (config.num_env_runners, config.max_prompt_tokens, config.evaluation_interval) == (3, 99, 2)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 
-from trial_ray.algorithms.keyword_stubs import FILE, stubs
+from keyword_stubs import FILE, stubs
+
 from trial_ray.algorithms.methods import METHODS, config_class
 from trial_ray.config.declare import fields_of, sections_of
 
 
 def test_the_stubs_are_those_of_the_declared_settings():
-    assert FILE.read_text(encoding="utf-8") == stubs(), "run python -m trial_ray.algorithms.keyword_stubs"
+    assert FILE.read_text(encoding="utf-8") == stubs(), "run python docsite/keyword_stubs.py"
 
 
 def test_every_setting_of_every_method_is_a_keyword():

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from trial_ray.algorithms.reference_tables import fill_page, table_names
+from reference_tables import fill_page, table_names
 
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in (Path(__file__).parents[2] / "docs").glob("*.md")}
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
 def test_a_page_is_what_the_code_says(name):
-    """Fix with: python -m trial_ray.algorithms.reference_tables docs/*.md"""
+    """Fix with: python docsite/reference_tables.py docs/*.md"""
     assert fill_page(PAGES[name]) == PAGES[name]
 
 

@@ -10,7 +10,7 @@ from nano_model import save_nano_model
 from tiny_run import with_small_actors, with_small_games
 
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.algorithms.weight_sync import update_learners
+from trial_ray.algorithms.learner_group import PolicyLearnerGroup
 from trial_ray.engines import pool
 from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.errors import TrainingDivergedError
@@ -65,11 +65,11 @@ def recording_engine() -> type:
 def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "engine_class", lambda name: recording_engine())
     algo = colocated_config(str(save_nano_model(tmp_path / "nano"))).build_algo()
-    learning = []
+    learning, made_update = [], PolicyLearnerGroup.update
 
-    def noted_update(*args):
+    def noted_update(learners, **arguments):
         learning.append(("update", time.monotonic()))
-        results = update_learners(*args)
+        results = made_update(learners, **arguments)
         learning.append(("updated", time.monotonic()))
         return results
 
@@ -80,7 +80,7 @@ def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch):
         names = [name for name, _ in events]
         return [name for index, name in enumerate(names) if [name] != names[index - 1 : index]]
 
-    monkeypatch.setattr("trial_ray.algorithms.grpo.update_learners", noted_update)
+    monkeypatch.setattr(PolicyLearnerGroup, "update", noted_update)
 
     def bundle_of(*_) -> list[str]:
         """Bundle of the placement group in which this actor runs."""
@@ -104,10 +104,10 @@ def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch):
             assert float(result["learners"]["default_policy"]["engine"]["logprob_gap"]) < 1e-5
         assert second["groups"]["num_trained"] == 2
 
-        def diverge(*args):
+        def diverge(learners, **arguments):
             raise TrainingDivergedError("gradients were not finite")
 
-        monkeypatch.setattr("trial_ray.algorithms.grpo.update_learners", diverge)
+        monkeypatch.setattr(PolicyLearnerGroup, "update", diverge)
         with pytest.raises(TrainingDivergedError, match="not finite"):
             algo.train()
         assert happened() == ["generate", "sleep 2"]

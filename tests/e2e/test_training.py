@@ -276,7 +276,7 @@ def _check_counts(results, reports, before) -> None:
     assert (engine["prompt_tokens"], engine["response_tokens"]) == (prompts, responses)
     trained = sum(result["learners"]["default_policy"]["update"]["tokens_trained"] for result in results)
     assert trained == 2 * (prompts + responses)
-    assert set(reports) == {"driver and learner", "engine 0", "env runner 0"}
+    assert set(reports) == {"driver and learner", "engine 0", "env runner 1"}
     assert all(report["host_bytes"] > 50_000_000 for report in reports.values())
     for result in results:
         seconds, learner = result["seconds"], result["learners"]["default_policy"]

@@ -188,10 +188,11 @@ def test_any_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
 
 def test_an_engine_counts_what_it_has_done(engine):
     prompt = np.arange(20, 110, dtype=np.int32)
-    [before] = engine.pool.reports(60)
+    [handle] = engine.pool.handles
+    before = ray.get(handle.report.remote(), timeout=60)
     for _ in range(2):
         engine.ask([prompt], [SamplingParams(max_tokens=3, temperature=0)])
-    [after] = engine.pool.reports(60)
+    after = ray.get(handle.report.remote(), timeout=60)
     done = {name: after[name] - before[name] for name in ("prompt_tokens", "response_tokens", "busy_seconds")}
     assert done["prompt_tokens"] == 2 * 90
     assert 2 <= done["response_tokens"] <= 6

@@ -9,7 +9,8 @@ from faulty_env import CountingEnv
 from riddle_env import Curt, RiddleEnv
 from user_env import entry_of, registered
 
-from trial_ray.algorithms import GRPO, GRPOConfig
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.inputs import list_tasks
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.environments.guarded import check_environment
 from trial_ray.environments.templates import PlainTemplate
@@ -75,17 +76,12 @@ def test_a_generic_template_is_reported_with_what_replaces_it(caplog):
     assert "EnvironmentAdapter(templates={'tagged': ...})" in told
 
 
-class _Driver:
-    def __init__(self, config):
-        self.config = config
-
-
 @registered(RiddleEnv, CountingEnv)
 def test_a_run_checks_every_environment_of_its_mixture_in_the_driver():
     environments = [(CountingEnv.ENV_ID, {}, 1.0), (RiddleEnv.ENV_ID, {"told": ()}, 1.0)]
     config = GRPOConfig().environment(environments=environments)
     with pytest.raises(ConfigError, match="info of mine/Riddle-v0 lacks 'won'"):
-        GRPO._list_tasks(_Driver(config))
+        list_tasks(config)
     config.environment(adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, success=1.0))
-    requests = GRPO._list_tasks(_Driver(config)).draw(4, 2)
+    requests = list_tasks(config)[0].draw(4, 2)
     assert [request.environment for request in requests] == [0, 1, 0, 1]

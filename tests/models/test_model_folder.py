@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.initial_policy import initial_policy, require_initial_policy, warm_start_settings
+from trial_ray.algorithms.inputs import initial_policy, require_initial_policy, warm_start_settings
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
 from trial_ray.models.vocabulary import stop_token_ids

@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig, Qwen3Config
 
 from trial_ray import cli
-from trial_ray.algorithms import GRPO
+from trial_ray.algorithms.inputs import require_memory
 from trial_ray.engines.arguments import SLACK
 from trial_ray.engines.decoding_cache import rows_that_fit
 from trial_ray.engines.vllm import VLLMEngine
@@ -238,14 +238,12 @@ def test_a_run_that_does_not_fit_is_refused_with_the_numbers_and_the_way_out(qwe
 
 def test_training_asks_for_room_before_any_actor(monkeypatch):
     config = load_experiment(QWEN3).config
-    monkeypatch.setattr("trial_ray.algorithms.grpo.ray.cluster_resources", dict)
+    monkeypatch.setattr("trial_ray.algorithms.inputs.ray.cluster_resources", dict)
     found = []
-    monkeypatch.setattr("trial_ray.algorithms.grpo.gpu_bytes", lambda resources: found.append(resources) or 4 * GIB)
+    monkeypatch.setattr("trial_ray.algorithms.inputs.gpu_bytes", lambda resources: found.append(resources) or 4 * GIB)
     with pytest.raises(ConfigError, match="does not fit"):
-        GRPO._require_room(SimpleNamespace(config=config))
-    GRPO._require_room(
-        SimpleNamespace(config=load_experiment(ROOT / "tuned_examples" / "alfworld_quickstart.py").config)
-    )
+        require_memory(config)
+    require_memory(load_experiment(ROOT / "tuned_examples" / "alfworld_quickstart.py").config)
     assert len(found) == 1  # nothing is asked where no actor has a GPU
 
 

@@ -1,4 +1,4 @@
-"""The actors of a run: their names, their progress and their end."""
+"""The actors of a run: the resources that they ask for, engines beside learners on one device, their progress and their end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from trial_ray.config.run import RunSettings
+from trial_ray.config.sampling import fewest_and_most
+from trial_ray.engines.pool import answers
+from trial_ray.errors import ConfigError, ResourcesError
 from trial_ray.process import Progress, forget, read_progress, runs_here
 from trial_ray.ray_internals import actor_id
 
 logger = logging.getLogger(__name__)
+
+Bundle = dict[str, float]
+Config = TypeVar("Config", bound=AlgorithmConfig)
 
 ENV_RUNNER, ENGINE, LEARNER = "env runner", "engine", "learner"
 ANSWER_S = 5.0
@@ -26,6 +35,8 @@ BY_ITSELF_S = 2.0
 """How long Ray is left to end the process of a killed actor."""
 GONE_S = 10.0
 """How long the process of a killed actor may take to disappear."""
+LOOK_S = 5.0
+"""How long to wait for what is free now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +74,8 @@ class RunActor:
 
 def answering(actors: Sequence[RunActor], timeout_s: float) -> list[RunActor]:
     """Actors that answer a call; busy and dead ones do not."""
-    calls = {actor.handle.__ray_ready__.remote(): actor for actor in actors}
-    if not calls:
-        return []
-    ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
-    found = []
-    for call in ready:
-        with contextlib.suppress(RayError):
-            ray.get(call)
-            found.append(calls[call])
-    return found
+    ready = answers([actor.handle.__ray_ready__.remote() for actor in actors], timeout_s)
+    return [actor for actor, answer in zip(actors, ready, strict=True) if answer]
 
 
 def end_processes(actors: Sequence[RunActor]) -> None:
@@ -96,3 +99,130 @@ def end_processes(actors: Sequence[RunActor]) -> None:
         time.sleep(0.05)
     if local:
         logger.warning("the processes %s did not end within %.0f s", sorted(progress.pid for progress in local), GONE_S)
+
+
+# -- resources ---------------------------------------------------------------------------------------------------------
+
+
+def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> PlacementGroup:
+    """Reserve bundles of resources, all at once; an autoscaler may start nodes for them meanwhile.
+
+    Args:
+        bundles: at least one that asks for something.
+        strategy: how they are placed, as Ray names it.
+        timeout_s: how long to wait for them.
+
+    Raises:
+        ResourcesError: the cluster did not offer them within ``timeout_s`` seconds; says what was asked for and what there is.
+    """
+    wanted = _asking(bundles)
+    group: PlacementGroup = placement_group(wanted, strategy=strategy)
+    if group.wait(timeout_s):
+        return group
+    remove_placement_group(group)
+    total, free = ray.cluster_resources(), ray.available_resources()
+    names = sorted({name for bundle in wanted for name in bundle})
+    lines = [
+        f"{name}: {sum(bundle.get(name, 0) for bundle in wanted):g} asked for in bundles of up to "
+        f"{max(bundle.get(name, 0) for bundle in wanted):g}, {total.get(name, 0):g} in the cluster, "
+        f"{free.get(name, 0):g} free"
+        for name in names
+    ]
+    raise ResourcesError(
+        f"The cluster did not offer what the run's actors ask for within resource_timeout_s={timeout_s:g} s ({'; '.join(lines)}). "
+        "Ask for less (num_env_runners, num_engines, num_learners and what each takes), start nodes, or raise "
+        "resource_timeout_s where an autoscaler needs longer."
+    )
+
+
+def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
+    """Check that the cluster can hold the bundles, all at once and wherever they fit; errors as :func:`reserve`.
+
+    Actors that ask for nothing, as Ray allows, fit anywhere.
+    """
+    if _asking(bundles):
+        # No other strategy: outside placement groups Ray places actors one by one.
+        remove_placement_group(reserve(bundles, "PACK", timeout_s))
+
+
+def with_fewer_learners(config: Config) -> Config | None:
+    """The config with as many learners as the cluster has room for now; ``None`` where that is not one, or none may be missing.
+
+    Updates do not depend on their number.
+    """
+    for number in range(config.num_learners - 1, 0, -1):
+        fewer: Config = config.copy(copy_frozen=False).learners(num_learners=number)
+        try:
+            require_resources(fewer.algo_class.default_resource_request(fewer).bundles[1:], LOOK_S)
+        except (ConfigError, ResourcesError):
+            continue
+        fewer.validate()
+        return fewer
+    return None
+
+
+def _asking(bundles: Sequence[Bundle]) -> list[Bundle]:
+    """The bundles that ask for something, without amounts of 0, which Ray refuses in a placement group."""
+    wanted = ({name: amount for name, amount in bundle.items() if amount} for bundle in bundles)
+    return [bundle for bundle in wanted if bundle]
+
+
+def with_engines(bundles: list[Bundle], config: RunSettings) -> list[Bundle]:
+    """RLlib's bundles of a trial (main process, env runners, learners) and what the engines need.
+
+    Where they share devices, an engine's resources are added to its learner's bundle, so that Ray places both on the same
+    node and GPU; else engines have bundles of their own, at the end.
+    """
+    engine: Bundle = {"CPU": config.num_cpus_per_engine}
+    if config.num_gpus_per_engine:
+        engine["GPU"] = config.num_gpus_per_engine
+    engine |= config.custom_resources_per_engine
+    number, _ = fewest_and_most(config.num_engines)
+    if not config.colocate:
+        return bundles + [engine] * number
+    first = first_engine_bundle(bundles, config)
+    last = first + number
+    both = [
+        {name: bundle.get(name, 0) + engine.get(name, 0) for name in bundle | engine} for bundle in bundles[first:last]
+    ]
+    return [*bundles[:first], *both, *bundles[last:]]
+
+
+def first_engine_bundle(bundles: list[Bundle], config: RunSettings) -> int:
+    """Index of the first engine's bundle, engines being in consecutive ones."""
+    if config.colocate and config.num_learners == 0:
+        return 0  # the main process learns
+    return len(bundles) - fewest_and_most(config.num_engines)[0]
+
+
+def reserve_pairs(bundles: list[Bundle], config: RunSettings) -> PlacementGroup | None:
+    """Outside Tune, which reserves all of a trial's bundles: reserve those that engines and learners share.
+
+    Args:
+        bundles: as from :func:`with_engines`.
+        config: of the run.
+
+    Returns:
+        ``None`` where nothing is shared, or with a learner inside this process, whose device Ray does not manage.
+
+    Raises:
+        ResourcesError: the cluster did not offer them within ``resource_timeout_s`` seconds.
+    """
+    if not config.colocate or config.num_learners == 0:
+        return None
+    return reserve(
+        bundles[first_engine_bundle(bundles, config) :], config.placement_strategy, config.resource_timeout_s
+    )
+
+
+LEARNERS_PLACED: ContextVar[PlacementGroup | None] = ContextVar("placement group of the learners", default=None)
+
+
+@contextlib.contextmanager
+def learners_in(group: PlacementGroup | None) -> Iterator[None]:
+    """Place the learners that RLlib creates meanwhile in this placement group."""
+    token = LEARNERS_PLACED.set(group)
+    try:
+        yield
+    finally:
+        LEARNERS_PLACED.reset(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,7 +11,7 @@ import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from trial_ray.algorithms.placement import check_colocation, learner_placement_group
+from trial_ray.algorithms.actors import LEARNERS_PLACED
 from trial_ray.algorithms.rllib_settings import refuse_unread
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
 from trial_ray.config.run import RunSettings
@@ -41,94 +42,77 @@ LARGEST_SEED = 2**32 - 2_000_000
 """NumPy takes seeds below 2**32, and RLlib adds an env runner's index, and a million in evaluations."""
 
 
-class CheckedConfig(AlgorithmConfig):
-    """An RLlib config whose ``validate`` names unknown settings and values out of range.
+@refusing(
+    {
+        "validate_train_batch_size_vs_rollout_fragment_length": "nothing reads either of them",
+        "policy": "it is rl_module() now",
+        "rollouts": "it is env_runners() now",
+        "recovery": "it is fault_tolerance() now",
+        "panel": "it is evaluation() now, whose keywords begin with evaluation_",
+    }
+)
+class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
+    """Group-relative policy optimisation of a language-model agent in a text environment.
+
+    .. code-block:: python
+
+        config = (
+            GRPOConfig()
+            .environment("trial/ALFWorld-v0", env_config={"split": "train"})
+            .rl_module(model_path="Qwen/Qwen3-1.7B")
+            .training(lr=1e-6, group_size=8, tasks_per_iteration=16)
+            .engines(engine="vllm", num_engines=1)
+        )
+        algo = config.build_algo()
+
+    Every setting that is not RLlib's own is a field of one of the bases and set by its section; the defaults are those of
+    the published runs unless a documentation says otherwise.
+
+    Other methods derive from this class (``trial_ray/algorithms/methods``): they set ``method_class``, and declare settings
+    of their own, which ``training`` takes like the shared ones.
 
     RLlib and Tune pass configs on as dicts, and rebuild them as the algorithm's default config, updated from the dict. Several
     methods share an algorithm, so the dict names the config's class, and the update returns an instance of that class.
     """
 
-    def __setattr__(self, key: str, value: Any) -> None:
-        super().__setattr__(key, plain(value))
-
-    def validate(self) -> None:
-        """Check every value.
-
-        Raises:
-            ConfigError: a key is unknown or a value is out of range; the message names it and what is expected.
-        """
-        try:
-            super().validate()
-        except (KeyError, TypeError, AttributeError) as error:  # RLlib does not look at the types of its own settings
-            raise ConfigError(f"RLlib cannot use one of its settings ({type(error).__name__}: {error}).") from error
-        # RLlib itself adds "class" when it builds an algorithm, and Tune its "__stdout_file__" and the like.
-        known = {*vars(type(self)()), "class"}
-        for name in vars(self):
-            if name not in known and not name.startswith("__"):
-                raise ConfigError(f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, known)}")
-        check_settings(self)
-        self.check_secrets()
-
-    def check_secrets(self) -> None:
-        """Refuse values under names that look like secrets.
-
-        Raises:
-            ConfigError: names the setting.
-        """
-        for name in ("env_config", "evaluation_env_config", "environments", "engine_kwargs", "warm_start"):
-            refuse_plain_secrets(name, getattr(self, name, None))
-
-    def to_dict(self) -> dict[str, Any]:
-        """RLlib's dict of all settings, and the config's class; Tune writes it into files.
-
-        Raises:
-            ConfigError: a setting looks like a secret and holds a value.
-        """
-        self.check_secrets()
-        return {**super().to_dict(), CONFIG_CLASS: type(self)}
-
-    def update_from_dict(self, config_dict: Any) -> Self:
-        """Take over settings; a dict made by :meth:`to_dict` of a derived class gives a new config of that class.
-
-        Args:
-            config_dict: a dict, or a config.
-
-        Raises:
-            ConfigError: the dict was made by a config of another kind, which this one's algorithm does not train.
-        """
-        settings = dict(config_dict.items())
-        _, named = settings.pop(NAMED_CONFIG, ("", {}))
-        settings = {**named, **settings}
-        wanted = settings.pop(CONFIG_CLASS, type(self))
-        if wanted is type(self):
-            super().update_from_dict(settings)
-            return self
-        if not issubclass(wanted, type(self)):
-            raise ConfigError(
-                f"Settings of a {wanted.__name__} cannot make a {type(self).__name__}; build the algorithm with "
-                "config.build_algo(), or give Tune config.algo_class."
-            )
-        made: Self = wanted()
-        return made.update_from_dict(settings)
-
-
-def plain(value: Any) -> Any:
-    """The value with Python's numbers in place of NumPy's, which records and experiment files have no form for."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value) is dict:
-        return {key: plain(inner) for key, inner in value.items()}
-    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
-
-
-class EnvironmentConfig(RunSettings, CheckedConfig):
-    """``.environment()``: RLlib's section, with adapters and mixtures."""
+    method_class: ClassVar[type[Method[Any]]] = Method
 
     def __init__(self, algo_class: type | None = None) -> None:
+        if algo_class is None:
+            from trial_ray.algorithms.grpo import GRPO
+
+            algo_class = GRPO
         super().__init__(algo_class=algo_class)
         self.environments: tuple[tuple[str, dict[str, Any], float], ...] = ()
         self.adapters: tuple[EnvironmentAdapter, ...] = ()
         self.env_specs: dict[str, EnvSpec] = {}
+        self._set_rllib_defaults()
+        set_defaults(self)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        super().__setattr__(key, plain(value))
+
+    def _set_rllib_defaults(self) -> None:
+        """Set what differs from RLlib's defaults, and say why."""
+        from trial_ray.rollout.env_runner import TextEnvRunner
+
+        self.env_runner_cls = TextEnvRunner
+        self.lr = 1e-6
+        self.grad_clip = 1.0
+        self.grad_clip_by = "global_norm"
+        # The driver holds no environment: all stepping happens in env-runner actors.
+        self.create_local_env_runner = False
+        # The default pieces expect RLlib episodes; ours turn trajectory groups into turn rows.
+        self.add_default_connectors_to_learner_pipeline = False
+        # Nothing of an env runner's state is learned, so nothing needs merging or broadcasting.
+        self.merge_env_runner_states = False
+        self.broadcast_env_runner_states = False
+        self._dont_auto_sync_env_runner_states = True
+        # RLlib's 60 s would silently drop slow rollouts.
+        self.sample_timeout_s = 3600.0
+        self.restart_failed_env_runners = True
+        self.delay_between_env_runner_restarts_s = 1.0
+        self.log_sys_usage = False
 
     def environment(
         self,
@@ -169,34 +153,87 @@ class EnvironmentConfig(RunSettings, CheckedConfig):
         if env_config is not NotProvided:
             kwargs["env_config"] = plain(env_config)  # RLlib updates the setting in place
         super().environment(**kwargs)
-        own = vars(type(self)())
-        for name, value in before.items():
-            if getattr(self, name) == value:
-                setattr(self, name, own[name])  # the environment before had set it
         for env_id, _, _ in self.played_environments():
-            self._remember(env_id)
+            if env_id not in self.env_specs:
+                with contextlib.suppress(ConfigError):  # it may be registered later; validate() looks again
+                    # What Gymnasium knows under the id here, for actors in which it is not registered.
+                    self.env_specs = {**self.env_specs, env_id: find_spec(env_id)}
+        own, after = vars(type(self)()), self._adapter_defaults()
+        for name in before.keys() | after.keys():
+            if getattr(self, name) in (own[name], before.get(name, own[name])):
+                setattr(self, name, after.get(name, own[name]))
         return self
 
     def _adapter_defaults(self) -> dict[str, Any]:
-        """Settings that the adapters of the environments chosen so far have defaults for."""
-        specs = [self.env_specs[env_id] for env_id, _, _ in self.played_environments() if env_id in self.env_specs]
-        return {name: value for spec in specs for name, value in find_adapter(spec.id, self.adapters).defaults.items()}
+        """Settings that the adapters of the environments chosen so far have defaults for; of several adapters, the first one's."""
+        own, found = vars(type(self)()), dict[str, Any]()
+        for env_id, _, _ in self.played_environments():
+            if env_id not in self.env_specs:
+                continue
+            for name, value in find_adapter(self.env_specs[env_id].id, self.adapters).defaults.items():
+                if name not in own:
+                    raise ConfigError(
+                        f"The adapter of {env_id} has a default for {name!r}, which is no setting of a config."
+                    )
+                found.setdefault(name, value)
+        return found
 
-    def _remember(self, env_id: str) -> None:
-        """Keep what Gymnasium knows under an id here, for actors in which it is not registered; take the adapter's defaults."""
-        if env_id not in self.env_specs:
-            try:
-                self.env_specs = {**self.env_specs, env_id: find_spec(env_id)}
-            except ConfigError:
-                return  # it may be registered later; validate() looks again
-        own = vars(type(self)())
-        for name, value in find_adapter(self.env_specs[env_id].id, self.adapters).defaults.items():
-            if name not in own:
-                raise ConfigError(
-                    f"The adapter of {env_id} has a default for {name!r}, which is no setting of a config."
-                )
-            if getattr(self, name) == own[name]:
-                setattr(self, name, value)
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Check every value.
+
+        Raises:
+            ConfigError: a key is unknown or a value is out of range; the message names it and what is expected.
+        """
+        refuse_unread(self)
+        try:
+            super().validate()
+        except (KeyError, TypeError, AttributeError) as error:  # RLlib does not look at the types of its own settings
+            raise ConfigError(f"RLlib cannot use one of its settings ({type(error).__name__}: {error}).") from error
+        # RLlib itself adds "class" when it builds an algorithm, and Tune its "__stdout_file__" and the like.
+        known = {*vars(type(self)()), "class"}
+        for name in vars(self):
+            if name not in known and not name.startswith("__"):
+                raise ConfigError(f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, known)}")
+        check_settings(self)
+        self.check_secrets()
+        self.check_policy()
+        self.check_sampling()
+        self.check_evaluation()
+        self.check_engines()
+        self.check_update()
+        self.check_teacher()
+        self._check_rllib()
+        self.check_environments()
+
+    def check_secrets(self) -> None:
+        """Refuse values under names that look like secrets.
+
+        Raises:
+            ConfigError: names the setting.
+        """
+        for name in ("env_config", "evaluation_env_config", "environments", "engine_kwargs", "warm_start"):
+            refuse_plain_secrets(name, getattr(self, name, None))
+
+    def _check_rllib(self) -> None:
+        """Settings of RLlib's that ours replace, or that must fit to ours."""
+        chosen = self.seed is None or is_search(self.seed)  # Tune has still to choose it
+        if not chosen and not (type(self.seed) is int and 0 <= self.seed <= LARGEST_SEED):
+            raise ConfigError(
+                f"seed is {self.seed!r}, expected an int of at least 0 and at most {LARGEST_SEED}, or None. Set .debugging(seed=0)."
+            )
+        if self.num_learners > (most := self.tasks_per_iteration * self.group_size):
+            raise ConfigError(
+                f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "
+                "(tasks_per_iteration times group_size); expected at least one for each learner."
+            )
+        # RLlib's copy for evaluation has no env runners of its own.
+        if self.max_staleness and not self.num_env_runners and not self.in_evaluation:
+            raise ConfigError(
+                f"max_staleness is {self.max_staleness}, but num_env_runners is 0: this process would have to play and to "
+                "update at once. Set .env_runners(num_env_runners=1) or more."
+            )
 
     def check_environments(self) -> None:
         """Refuse environments, weights and adapters that cannot be used.
@@ -221,83 +258,20 @@ class EnvironmentConfig(RunSettings, CheckedConfig):
                 self.env_specs = {**self.env_specs, env_id: spec}
         for adapter in self.adapters:
             adapter.check()
-        self.check_weights()
-        for entry in self.environment_entries():
+        entries, evaluated = self.environment_entries(), {entry.name for entry in self.evaluation_entries()}
+        if entries and not any(entry.weight for entry in entries):
+            raise ConfigError("Every environment has weight 0, so that none is trained in; give one a weight above 0.")
+        for entry in entries:
+            if not entry.weight and entry.name not in evaluated:
+                raise ConfigError(
+                    f"{entry.name} has weight 0 and no evaluation set, so that it is never played; name its split in "
+                    ".evaluation(evaluation_split=...), or give it a weight above 0."
+                )
             if self.privileged_view == "skill" and entry.weight and entry.adapter.skills is None:
                 raise ConfigError(
                     f"{entry.env_id} offers no 'skill' view: its adapter has no skills. Give the advice with "
                     'EnvironmentAdapter(skills={family: text, "": general text}), or choose another privileged_view.'
                 )
-
-
-def _environment(each: Any) -> tuple[str, dict[str, Any], float]:
-    if not isinstance(each, list | tuple) or len(each) != 3 or not isinstance(each[1], Mapping):
-        raise ConfigError(f"environments holds {each!r:.200}, expected (id, keyword arguments, weight).")
-    return each[0], dict(each[1]), each[2]
-
-
-def _adapters(adapter: Any) -> tuple[EnvironmentAdapter, ...]:
-    adapters = () if adapter is None else (adapter,) if isinstance(adapter, EnvironmentAdapter) else tuple(adapter)
-    for each in adapters:
-        if not isinstance(each, EnvironmentAdapter):
-            raise ConfigError(f"adapter is {each!r:.200}, expected an EnvironmentAdapter.")
-    return adapters
-
-
-@refusing({"validate_train_batch_size_vs_rollout_fragment_length": "nothing reads either of them"})
-class GRPOConfig(Sections, EnvironmentConfig):
-    """Group-relative policy optimisation of a language-model agent in a text environment.
-
-    .. code-block:: python
-
-        config = (
-            GRPOConfig()
-            .environment("trial/ALFWorld-v0", env_config={"split": "train"})
-            .rl_module(model_path="Qwen/Qwen3-1.7B")
-            .training(lr=1e-6, group_size=8, tasks_per_iteration=16)
-            .engines(engine="vllm", num_engines=1)
-        )
-        algo = config.build_algo()
-
-    Every setting that is not RLlib's own is a field of one of the bases and set by its section; the defaults are those of
-    the published runs unless a documentation says otherwise.
-
-    Other methods derive from this class (``trial_ray/algorithms/methods``): they set ``method_class``, and declare settings
-    of their own, which ``training`` takes like the shared ones.
-    """
-
-    method_class: ClassVar[type[Method[Any]]] = Method
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        if algo_class is None:
-            from trial_ray.algorithms.grpo import GRPO
-
-            algo_class = GRPO
-        super().__init__(algo_class=algo_class)
-        self._set_rllib_defaults()
-        set_defaults(self)
-
-    def _set_rllib_defaults(self) -> None:
-        """Set what differs from RLlib's defaults, and say why."""
-        from trial_ray.rollout.env_runner import TextEnvRunner
-
-        self.env_runner_cls = TextEnvRunner
-        self.lr = 1e-6
-        self.grad_clip = 1.0
-        self.grad_clip_by = "global_norm"
-        # The driver holds no environment: all stepping happens in env-runner actors.
-        self.create_local_env_runner = False
-        # The default pieces expect RLlib episodes; ours turn trajectory groups into turn rows.
-        self.add_default_connectors_to_learner_pipeline = False
-        # Nothing of an env runner's state is learned, so nothing needs merging or broadcasting.
-        self.merge_env_runner_states = False
-        self.broadcast_env_runner_states = False
-        self._dont_auto_sync_env_runner_states = True
-        # RLlib's 60 s would silently drop slow rollouts.
-        self.sample_timeout_s = 3600.0
-        self.restart_failed_env_runners = True
-        self.delay_between_env_runner_restarts_s = 1.0
-        self.log_sys_usage = False
 
     # -- what RLlib asks for ---------------------------------------------------------------------------------------
 
@@ -320,7 +294,7 @@ class GRPOConfig(Sections, EnvironmentConfig):
         return PolicyLearnerGroup(
             config=self.copy(),
             module_spec=rl_module_spec or self.get_multi_rl_module_spec(**kwargs),
-            placement_group=placement_group or learner_placement_group(),
+            placement_group=placement_group or LEARNERS_PLACED.get(),
         )
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
@@ -343,45 +317,38 @@ class GRPOConfig(Sections, EnvironmentConfig):
             "with_teacher": self.teacher_sync_iterations is not None,
         }
 
-    def validate(self) -> None:
-        """Check every value.
+    def to_dict(self) -> dict[str, Any]:
+        """RLlib's dict of all settings, and the config's class; Tune writes it into files.
 
         Raises:
-            ConfigError: a key is unknown or a value is out of range; the message names it and what is expected.
+            ConfigError: a setting looks like a secret and holds a value.
         """
-        refuse_unread(self)
-        super().validate()
-        self.check_policy()
-        self.check_sampling()
-        self.check_evaluation()
-        self.engine_dtype()
-        self.check_engines()
-        check_colocation(self)
-        self.check_update()
-        self.check_overlap()
-        self.check_view()
-        self.check_teacher()
-        self._check_rllib()
-        self.check_environments()
+        self.check_secrets()
+        return {**super().to_dict(), CONFIG_CLASS: type(self)}
 
-    def _check_rllib(self) -> None:
-        """Settings of RLlib's that ours replace, or that must fit to ours."""
-        chosen = self.seed is None or is_search(self.seed)  # Tune has still to choose it
-        if not chosen and not (type(self.seed) is int and 0 <= self.seed <= LARGEST_SEED):
+    def update_from_dict(self, config_dict: Any) -> Self:
+        """Take over settings; a dict made by :meth:`to_dict` of a derived class gives a new config of that class.
+
+        Args:
+            config_dict: a dict, or a config.
+
+        Raises:
+            ConfigError: the dict was made by a config of another kind, which this one's algorithm does not train.
+        """
+        settings = dict(config_dict.items())
+        _, named = settings.pop(NAMED_CONFIG, ("", {}))
+        settings = {**named, **settings}
+        wanted = settings.pop(CONFIG_CLASS, type(self))
+        if wanted is type(self):
+            super().update_from_dict(settings)
+            return self
+        if not issubclass(wanted, type(self)):
             raise ConfigError(
-                f"seed is {self.seed!r}, expected an int of at least 0 and at most {LARGEST_SEED}, or None. Set .debugging(seed=0)."
+                f"Settings of a {wanted.__name__} cannot make a {type(self).__name__}; build the algorithm with "
+                "config.build_algo(), or give Tune config.algo_class."
             )
-        if self.num_learners > (most := self.tasks_per_iteration * self.group_size):
-            raise ConfigError(
-                f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "
-                "(tasks_per_iteration times group_size); expected at least one for each learner."
-            )
-        # RLlib's copy for evaluation has no env runners of its own.
-        if self.max_staleness and not self.num_env_runners and not self.in_evaluation:
-            raise ConfigError(
-                f"max_staleness is {self.max_staleness}, but num_env_runners is 0: this process would have to play and to "
-                "update at once. Set .env_runners(num_env_runners=1) or more."
-            )
+        made: Self = wanted()
+        return made.update_from_dict(settings)
 
     def schedules(self) -> dict[str, int]:
         """Iterations that the method's schedule needs to take effect, by the setting that says so."""
@@ -404,3 +371,26 @@ class GRPOConfig(Sections, EnvironmentConfig):
         """
         for complaint in self.unfinished_schedules(iterations):
             raise ConfigError(complaint)
+
+
+def plain(value: Any) -> Any:
+    """The value with Python's numbers in place of NumPy's, which records and experiment files have no form for."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {key: plain(inner) for key, inner in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
+def _environment(each: Any) -> tuple[str, dict[str, Any], float]:
+    if not isinstance(each, list | tuple) or len(each) != 3 or not isinstance(each[1], Mapping):
+        raise ConfigError(f"environments holds {each!r:.200}, expected (id, keyword arguments, weight).")
+    return each[0], dict(each[1]), each[2]
+
+
+def _adapters(adapter: Any) -> tuple[EnvironmentAdapter, ...]:
+    adapters = () if adapter is None else (adapter,) if isinstance(adapter, EnvironmentAdapter) else tuple(adapter)
+    for each in adapters:
+        if not isinstance(each, EnvironmentAdapter):
+            raise ConfigError(f"adapter is {each!r:.200}, expected an EnvironmentAdapter.")
+    return adapters

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
@@ -23,7 +22,7 @@ from ray.rllib.utils.metrics import (
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util import get_current_placement_group
-from ray.util.placement_group import remove_placement_group
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from trial_ray.algorithms.actors import (
     ANSWER_S,
@@ -33,46 +32,34 @@ from trial_ray.algorithms.actors import (
     RunActor,
     answering,
     end_processes,
-)
-from trial_ray.algorithms.config import GRPOConfig
-from trial_ray.algorithms.guards import Guards
-from trial_ray.algorithms.initial_policy import initial_policy
-from trial_ray.algorithms.placement import (
     first_engine_bundle,
     learners_in,
     require_resources,
     reserve_pairs,
     with_engines,
 )
+from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.guards import Guards
+from trial_ray.algorithms.inputs import compare_initial_weights, list_tasks, require_memory, require_tokens, resolved
 from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampling import GroupSampler, SampledBatch
-from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.algorithms.timeline import Timeline, collect_timeline
-from trial_ray.algorithms.weight_sync import WeightSync, ask_learners, update_learners
+from trial_ray.algorithms.weight_sync import WeightSync
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.fault_log import FAULTS
-from trial_ray.engines.pool import EnginePool, require_engine
-from trial_ray.environments.guarded import check_environment
+from trial_ray.engines.pool import answers, require_engine
 from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
+from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.player import PanelPlayer, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, log, log_time, peek
-from trial_ray.models.loading import load_tokenizer
-from trial_ray.planning.fit import Machine, require_fit
-from trial_ray.planning.memory import PlanRequest
-from trial_ray.planning.time import gpu_bytes
 from trial_ray.process import ITERATION, event, peak_memory
 from trial_ray.ray_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
-from trial_ray.rollout.chat_template import describe_chat_template
-from trial_ray.rollout.conversation import prompt_writer, template_options
 from trial_ray.rollout.engines import create_engines, pool_arguments
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
-from trial_ray.rollout.hindsight import FRAMES, require_room
-from trial_ray.rollout.prompts import require_first_prompt
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
 from trial_ray.rollout.workers import RolloutWorkers
 
@@ -87,6 +74,9 @@ class GRPO(RLlibCalls):
     """
 
     config: GRPOConfig
+    pairs: PlacementGroup | None = None
+    _made_for: dict[str, Any] | None = None
+    """What the engines and env runners were made for."""
 
     @classmethod
     def get_default_config(cls) -> GRPOConfig:
@@ -102,54 +92,52 @@ class GRPO(RLlibCalls):
         base = super().default_resource_request(fixed)
         return PlacementGroupFactory(with_engines(base.bundles, full), strategy=full.placement_strategy)
 
-    @classmethod
-    def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
-        # The training runners play the evaluation set between two iterations: same engines, no second set of actors.
-        return False
-
     # -- life cycle ------------------------------------------------------------------------------------------------
 
     def setup(self, config: Any) -> None:
         """Check what the user asked for before any actor starts; then start engines, runners and learners."""
-        require_engine(self.config.engine, self.config.num_gpus_per_engine)
-        self.tasks = self._list_tasks()
-        self.panels = self._choose_panels()
-        self._resolve_policy()
-        self._place_recordings()
-        self._require_tokens()
-        self._require_room()
-        self.guards = Guards(self.config)
+        config = self.config
+        require_engine(config.engine, config.num_gpus_per_engine)
+        self.tasks, first_turns = list_tasks(config)
+        self.panels = {
+            entry.name: (Panel.from_entry(entry, config.evaluation_num_tasks, config.evaluation_seed), entry)
+            for entry in config.evaluation_entries()
+        }
+        self.config = config = resolved(config, trial_folder(self))
+        self.chat_template = require_tokens(config, first_turns)
+        require_memory(config)
+        self.guards = Guards(config)
         self.weight_version = 0
         self.phase = ""
-        request = type(self).default_resource_request(self.config)
+        request = self.default_resource_request(config)
         kept = self._keep_actors(request)
-        if not kept and get_current_placement_group() is None:  # else Tune has reserved all of the trial's
+        in_trial = get_current_placement_group() is not None  # Tune has reserved all of the trial's
+        if not kept and not in_trial:
             remote = request.bundles[1:]  # this process takes nothing from Ray
-            require_resources(remote, self.config.resource_timeout_s)
-            self.pairs = reserve_pairs(request.bundles, self.config)
+            require_resources(remote, config.resource_timeout_s)
+            self.pairs = reserve_pairs(request.bundles, config)
         try:
             if not kept:
                 # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.
-                self.engine_pool = self._create_engine_pool(request.bundles)
-            if self.config.colocate:
+                first = first_engine_bundle(request.bundles, config) if in_trial else None
+                self.engine_pool = create_engines(config, self.pairs, first if self.pairs is None else 0)
+            if config.colocate:
                 # Each learner then finds room in one bundle only, and on its device all that the engine does not need asleep.
-                self.engine_pool.start(self.config.engine_start_timeout_s)
-                self.engine_pool.sleep(self.config.sleep_level)
-            runners, _ = fewest_and_most(self.config.num_env_runners)
+                self.engine_pool.start(config.engine_start_timeout_s)
+                self.engine_pool.sleep(config.sleep_level)
+            runners, _ = fewest_and_most(config.num_env_runners)
             before = self.env_runner_group if kept else None
             with learners_in(self.pairs), env_runners_of(before, runners, TextEnvRunnerGroup):
                 super().setup(config)
             self._set_up_callbacks()
-            self.engine_pool.start(self.config.engine_start_timeout_s)
-            self.weight_sync = WeightSync(self.config, self.learner_group, self.engine_pool)
-            self.workers = RolloutWorkers(
-                self.config, self.env_runner_group, self.engine_pool, kept, self._call_recreated
-            )
-            self.sampler = GroupSampler(self.config, self.tasks, self.workers, version=lambda: self.weight_version)
+            self.engine_pool.start(config.engine_start_timeout_s)
+            self.weight_sync = WeightSync(config, self.learner_group, self.engine_pool)
+            self.workers = RolloutWorkers(config, self.env_runner_group, self.engine_pool, kept, self._call_recreated)
+            self.sampler = GroupSampler(config, self.tasks, self.workers, version=lambda: self.weight_version)
             self._sync_weights()
-            self.initial_weights = {"checksum": self.weights_checksum, "dtype": self.config.engine_dtype()}
+            self.initial_weights = {"checksum": self.weights_checksum, "dtype": config.engine_dtype()}
             self.learner_group.weights_set = self._send_set_weights
-            if get_current_placement_group() is None:  # what Tune has reserved does not grow
+            if not in_trial:  # what Tune has reserved does not grow
                 self.workers.grow()
             self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would have before engines start
         except BaseException:
@@ -186,92 +174,15 @@ class GRPO(RLlibCalls):
 
     def _keep_actors(self, request: PlacementGroupFactory) -> bool:
         """Whether the engines and env runners of an earlier trial are what this one asks for; if not, they are stopped."""
-        config = self.config
-        wanted = {"engines": pool_arguments(config), "runners": config.num_env_runners, "placed": request}
-        before = getattr(self, "_made_for", None)
-        if before == wanted:
+        runners = self.config.num_env_runners
+        wanted = {"engines": pool_arguments(self.config), "runners": runners, "placed": request}
+        if self._made_for == wanted:
             self.engine_pool.renew()
             return True
-        if before is not None:
+        if self._made_for is not None:
             self._end_actors()
         self.pairs, self._made_for = None, wanted
         return False
-
-    def _list_tasks(self) -> TaskSampler:
-        config = self.config
-        evaluated = {entry.name: entry for entry in config.evaluation_entries()}
-        # An environment that is evaluated alone need have no other split.
-        entries = [entry if entry.weight else evaluated[entry.name] for entry in config.environment_entries()]
-        tasks = [entry.tasks() for entry in entries]
-        self._first_turns = [
-            (
-                entry,
-                listed[0],
-                check_environment(
-                    entry,
-                    listed,
-                    style=config.prompt_style,
-                    reward=config.reward,
-                    privileged_view=config.privileged_view if entry.weight else None,
-                ),
-            )
-            for entry, listed in zip(entries, tasks, strict=True)
-            if listed
-        ]
-        return TaskSampler(tasks, config.seed or 0, [entry.weight for entry in entries])
-
-    def _choose_panels(self) -> dict[str, tuple[Panel, EnvironmentEntry]]:
-        """The configured evaluation sets, and what each is played in, by the name of the environment."""
-        return {
-            entry.name: (Panel.from_entry(entry, self.config.evaluation_num_tasks, self.config.evaluation_seed), entry)
-            for entry in self.config.evaluation_entries()
-        }
-
-    def _resolve_policy(self) -> None:
-        """Turn warm-start settings, a hub name or a packaged model's name into a folder (made or fetched once).
-
-        The day that chat templates may show is fixed, too.
-        """
-        path = initial_policy(self.config)
-        config = self.config.copy(copy_frozen=False).rl_module(model_path=path, warm_start=None)
-        config.fix_date()
-        self._change(config)
-
-    def _place_recordings(self) -> None:
-        """Turn folders of recordings that are relative into folders of the Tune trial that this is, if it is one."""
-        folder, names = trial_folder(self), ("trajectories_folder", "training_folder")
-        relative = {
-            name: value for name in names if (value := getattr(self.config, name)) and not Path(value).is_absolute()
-        }
-        if folder is not None and relative:
-            placed = {name: str(folder / value) for name, value in relative.items()}
-            self._change(self.config.copy(copy_frozen=False).recording(**placed))
-
-    def _change(self, config: GRPOConfig) -> None:
-        self.config = config
-        config.freeze()
-
-    def _require_tokens(self) -> None:
-        """Refuse limits that the first prompts, or what stands around a privileged text, exceed with the policy's tokenizer."""
-        config = self.config
-        tokenizer = load_tokenizer(str(config.model_path))
-        self.chat_template = describe_chat_template(tokenizer, template_options(config))
-        for entry, task, shown in self._first_turns:
-            require_first_prompt(prompt_writer(tokenizer, config, entry.adapter), shown, entry.name, task)
-        if config.privileged_view is not None:
-            require_room(FRAMES[config.privileged_view], tokenizer, config.max_outcome_tokens)
-
-    def _require_room(self) -> None:
-        """Refuse a run whose learners or engines do not fit on the GPUs that they ask for, where their memory is known."""
-        if self.config.num_gpus_per_learner or self.config.num_gpus_per_engine:
-            machine = Machine(None, gpu_bytes(ray.cluster_resources()))
-            require_fit(PlanRequest.of(self.config), machine)
-
-    def _create_engine_pool(self, bundles: list[dict[str, float]]) -> EnginePool:
-        if self.pairs is not None:
-            return create_engines(self.config, self.pairs, 0)
-        in_trial = get_current_placement_group() is not None
-        return create_engines(self.config, offset=first_engine_bundle(bundles, self.config) if in_trial else None)
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Give restarted env runners their engines again; they hold nothing else that was learned."""
@@ -279,14 +190,13 @@ class GRPO(RLlibCalls):
 
     def actors(self) -> list[RunActor]:
         """All actors of the run that there are by now."""
-        found: list[RunActor] = []
-        if (runners := getattr(self, "env_runner_group", None)) is not None:
-            found += [RunActor(ENV_RUNNER, *item) for item in env_runner_actors(runners).items()]
-        if hasattr(self, "engine_pool"):
-            found += [RunActor(ENGINE, *item) for item in enumerate(self.engine_pool.handles)]
-        if (learners := getattr(self, "learner_group", None)) is not None and learners.is_remote:
-            found += [RunActor(LEARNER, *item) for item in enumerate(learner_actors(learners))]
-        return found
+        engines = self.engine_pool.handles if hasattr(self, "engine_pool") else ()
+        handles: dict[str, Iterable[tuple[int, Any]]] = {
+            ENV_RUNNER: env_runner_actors(getattr(self, "env_runner_group", None)).items(),
+            ENGINE: enumerate(engines),
+            LEARNER: enumerate(learner_actors(getattr(self, "learner_group", None))),
+        }
+        return [RunActor(kind, index, handle) for kind, found in handles.items() for index, handle in found]
 
     def cleanup(self) -> None:
         """Stop every actor; one that does not answer within seconds is killed, after an interrupt each."""
@@ -301,7 +211,7 @@ class GRPO(RLlibCalls):
             self.engine_pool.stop()
         super().cleanup()
         end_processes(answered)
-        if getattr(self, "pairs", None) is not None:
+        if self.pairs is not None:
             remove_placement_group(self.pairs)
 
     def step(self) -> dict[str, Any]:
@@ -378,7 +288,7 @@ class GRPO(RLlibCalls):
             "weight_version": self.weight_version,
         }
         data = TrainingGroups(episodes_refs=[sample.refs for sample in samples])
-        results = update_learners(self.learner_group, data, timesteps)
+        results = self.learner_group.update(training_data=data, timesteps=timesteps)
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         if (size := peek(self.metrics, EFFECTIVE_SAMPLE_SIZE)) is not None:
             self.sampler.note_effective_sample_size(size)
@@ -395,7 +305,7 @@ class GRPO(RLlibCalls):
             return
         UpdateRecord(
             iteration=self.iteration + 1,
-            group_ids=ask_learners(self.learner_group, lambda learner: learner.trained_groups)[0],
+            group_ids=self.learner_group.ask(lambda learner: learner.trained_groups)[0],
             timesteps=timesteps,
             num_threads=torch.get_num_threads() if self.learner_group.is_local else None,
             weights_before=weights_before,
@@ -467,18 +377,10 @@ class GRPO(RLlibCalls):
 
         Fields are those of ``peak_memory`` and ``EngineUsage``. A learner without an actor of its own is part of the driver.
         """
-        reports: dict[str, dict[str, Any] | None] = {}
-        local = self.learner_group.is_local
-        reports["driver and learner" if local else "driver"] = peak_memory()
-        if not local:
-            found = self.learner_group.foreach_learner(lambda learner: learner.report(), timeout_seconds=timeout_s)
-            reports |= {f"learner {each.actor_id}": each.get() if each.ok else None for each in found}
-        for kind, answered in (
-            ("engine", self.engine_pool.reports(timeout_s)),
-            ("env runner", self.workers.reports(timeout_s)),
-        ):
-            reports |= {f"{kind} {index}": report for index, report in enumerate(answered)}
-        return reports
+        actors = self.actors()
+        found = answers([actor.handle.report.remote() for actor in actors], timeout_s)
+        driver = "driver and learner" if self.learner_group.is_local else "driver"
+        return {driver: peak_memory(), **{actor.name: each for actor, each in zip(actors, found, strict=True)}}
 
     def timeline(self, timeout_s: float = 10.0) -> Timeline | None:
         """What every actor did in the last iteration, with ``None`` of those that do not answer; ``None`` before the first one."""
@@ -486,7 +388,7 @@ class GRPO(RLlibCalls):
 
     def matmul_rate(self) -> float:
         """Floating-point operations per second of a large matrix product on a learner's device, all learners at work."""
-        rates = ask_learners(self.learner_group, lambda learner: learner.matmul_rate())
+        rates: list[float] = self.learner_group.ask(lambda learner: learner.matmul_rate())
         return sum(rates) / len(rates)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -512,7 +414,7 @@ class GRPO(RLlibCalls):
         """Continue where :meth:`get_state` was taken; weights that the state holds are sent to the engines.
 
         Raises:
-            CheckpointError: the state is of another model.
+            CheckpointError: the state is of another model, or was trained as adapters of one.
         """
         if "tasks" in state:
             self.sampler.set_state(state["tasks"])
@@ -523,58 +425,14 @@ class GRPO(RLlibCalls):
         if "time_total_s" in state:  # RLlib saves it for Tune's trials alone
             self._time_total = state["time_total_s"]
         if "initial_weights" in state:
-            self._compare_initial_weights(state["initial_weights"])
-
-    def set_weights(self, weights: dict[str, dict[str, Any]]) -> None:
-        """Load what ``get_weights()`` gave, arrays by the module's id and the tensor's name, and send them to the engines.
-
-        Raises:
-            CheckpointError: they are of another model.
-        """
-        self.learner_group.set_weights(weights)
+            compare_initial_weights(self.config, self.initial_weights, state["initial_weights"])
+            self.initial_weights = state["initial_weights"]
 
     def _send_set_weights(self) -> None:
         """Send the engines weights that no update made; groups in flight, which older ones played, begin again."""
         self.sampler.set_state(self.sampler.get_state())
         self.weight_sync.make_room()
         self._sync_weights()
-
-    def _compare_initial_weights(self, recorded: dict[str, str]) -> None:
-        """Compare the weights at ``model_path`` with those when the run began: checkpoints hold no frozen model.
-
-        Raises:
-            CheckpointError: adapters were trained beside others.
-        """
-        config, found = self.config, self.initial_weights
-        # Other engines may take the same weights in another dtype, in which they cannot be compared.
-        if found["dtype"] == recorded["dtype"] and found != recorded:
-            adapted = config.lora_rank is not None
-            message = (
-                f"the model in {config.model_path} has other weights than when the run began (checksum {found['checksum']}, "
-                f"expected {recorded['checksum']}), so the {'policy' if adapted else 'KL reference'} is another. Restore that "
-                "model, or begin a new run."
-            )
-            if adapted:
-                raise CheckpointError(message)
-            if config.kl_coeff > 0:
-                logger.warning(message)
-        self.initial_weights = recorded
-
-    def save_to_path(
-        self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
-    ) -> str:
-        """Write a checkpoint of the present state; weights go to their files without passing through this process.
-
-        Raises:
-            ConfigError: another state was given.
-            CheckpointError: not every learner sees the folder.
-        """
-        if state is not None:
-            raise ConfigError(
-                "save_to_path() writes the present state and was given another one; call set_state() first."
-            )
-        folder: str = super().save_to_path(path, state=self.get_state(inference_only=True), **kwargs)
-        return folder
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Restore, then send the restored weights to the engines, which still hold the initial ones, and call back."""

@@ -1,12 +1,46 @@
-"""Inputs that a run's settings name: data and tasks of its environments, and its first policy."""
+"""Inputs that a run's settings name: its first policy, data and tasks of its environments, and the memory that its models need."""
 
 from __future__ import annotations
 
-from trial_ray.algorithms.initial_policy import policy_folder, require_initial_policy
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.config.declare import did_you_mean, fields_of
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.pool import require_engine, require_engine_arguments
+from trial_ray.environments.guarded import StepResult, check_environment
+from trial_ray.environments.registry import EnvironmentEntry, make_entries
+from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.evaluation.panels import Panel
+from trial_ray.models.folders import model_folder
+from trial_ray.models.loading import load_tokenizer
+from trial_ray.models.packaged import PREFIX, packaged_folder
+from trial_ray.planning.fit import Machine, require_fit
+from trial_ray.planning.memory import PlanRequest
+from trial_ray.planning.time import gpu_bytes
+from trial_ray.process import release_memory
+from trial_ray.rollout.chat_template import describe_chat_template
+from trial_ray.rollout.conversation import prompt_writer, template_options
 from trial_ray.rollout.engines import pool_arguments
+from trial_ray.rollout.hindsight import FRAMES, require_room
+from trial_ray.rollout.prompts import require_first_prompt
+
+if TYPE_CHECKING:
+    from trial_ray.environments.adapter import EnvironmentAdapter
+    from trial_ray.warmstart.settings import WarmStartSettings
+
+logger = logging.getLogger(__name__)
+
+SHARED = ("chat_template_kwargs", "history_window", "max_prompt_tokens", "max_response_tokens")
+"""Settings of the warm start that are the config's of the same name where it does not say them."""
+FirstTurn = tuple[EnvironmentEntry, str, StepResult]
+"""An environment, its first task, and what it shows at the task's beginning."""
 
 
 def require_inputs(config: RunSettings) -> None:
@@ -29,3 +63,182 @@ def require_inputs(config: RunSettings) -> None:
     if path is not None:
         arguments = pool_arguments(config)["engine_kwargs"]
         require_engine_arguments(config.engine, policy_folder(str(path)), arguments, config.num_gpus_per_engine)
+
+
+# -- the first policy --------------------------------------------------------------------------------------------------
+
+
+def initial_policy(config: RunSettings) -> str:
+    """The model folder that training starts from; made or fetched, and cached, where the config only describes it.
+
+    The driver calls it once, and every actor gets the same folder.
+
+    Raises:
+        ConfigError: there is no such folder, and the model hub offers no such model.
+        ConfigError, CheckpointError, ChatTemplateError: the warm start's settings or model are wrong.
+        MissingDependencyError: the packaged model is not installed.
+    """
+    if config.warm_start is None:
+        return policy_folder(str(config.model_path))
+    from trial_ray.warmstart import warm_start
+
+    settings, adapters = warm_start_settings(config)
+    if settings.model_path is not None:
+        settings = replace(settings, model_path=policy_folder(settings.model_path))
+    path = str(warm_start(settings, adapters, config.env_specs).path)
+    release_memory()
+    return path
+
+
+def require_initial_policy(config: RunSettings) -> None:
+    """Check the settings of the config's warm start and the number of its tasks; loads no model.
+
+    Raises:
+        ConfigError: the settings are wrong, or the environment has too few tasks for them.
+    """
+    if config.warm_start is None:
+        return
+    from trial_ray.models.tiny import POSITIONS
+    from trial_ray.warmstart.settings import require_tasks
+
+    settings, adapters = warm_start_settings(config)
+    (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, config.env_specs)
+    require_tasks(settings, entry)
+    if settings.model_path is None and (found := config.row_tokens()) > POSITIONS:
+        raise ConfigError(
+            f"max_prompt_tokens + max_response_tokens is {found}, but a model that the warm start makes has "
+            f"{POSITIONS} positions; lower them, or set warm_start's model_path."
+        )
+
+
+def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
+    """The settings of the config's warm start, ``model_path`` as given, and the adapter of its environment.
+
+    Where the config has no warm start, those that one would have without settings of its own.
+
+    Raises:
+        ConfigError: a setting is unknown, out of its range, or contradicts the config's.
+    """
+    from trial_ray.warmstart.settings import CHOSEN, WarmStartSettings
+
+    described, known = config.warm_start or {}, fields_of(WarmStartSettings)
+    for name in described:
+        if name not in known:
+            raise ConfigError(f"warm_start has no setting {name!r}.{did_you_mean(str(name), known)}")
+    own = {"response_style": config.prompt_style, **{name: getattr(config, name) for name in SHARED}}
+    if described.get("env", config.env) == config.env:
+        kept = {name: value for name, value in config.env_config.items() if name not in CHOSEN}
+        own |= {"env": config.env, "env_config": kept}
+    settings = WarmStartSettings(**{**own, **described})
+    if settings.response_style != config.prompt_style:
+        raise ConfigError(
+            f"warm_start: response_style={settings.response_style!r} found, but prompt_style is {config.prompt_style!r}: the "
+            "policy would be trained in a form that it has not learned. Leave response_style out, or set prompt_style to the same."
+        )
+    return settings, [adapter for adapter in config.adapters if adapter.env_id == settings.env]
+
+
+def policy_folder(model_path: str) -> str:
+    """The folder of a model; fetched or made where it is a name on the model hub or of a package.
+
+    Raises:
+        ConfigError, MissingDependencyError: as :func:`initial_policy`.
+    """
+    return str(packaged_folder(model_path)) if model_path.startswith(PREFIX) else model_folder(model_path)
+
+
+# -- what an algorithm begins with -------------------------------------------------------------------------------------
+
+
+def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
+    """The tasks to train on, and the first turn of each environment, after one turn was played in it.
+
+    Raises:
+        ConfigError: there is no task, or an environment lacks what the settings need.
+        EnvironmentFaultError: an environment raised, or breaks the contract of text environments.
+    """
+    evaluated = {entry.name: entry for entry in config.evaluation_entries()}
+    # An environment that is evaluated alone need have no other split.
+    entries = [entry if entry.weight else evaluated[entry.name] for entry in config.environment_entries()]
+    tasks = [entry.tasks() for entry in entries]
+    first_turns: list[FirstTurn] = []
+    for entry, listed in zip(entries, tasks, strict=True):
+        if listed:
+            view = config.privileged_view if entry.weight else None
+            start = check_environment(
+                entry, listed, style=config.prompt_style, reward=config.reward, privileged_view=view
+            )
+            first_turns.append((entry, listed[0], start))
+    return TaskSampler(tasks, config.seed or 0, [entry.weight for entry in entries]), first_turns
+
+
+def resolved(config: GRPOConfig, folder: Path | None) -> GRPOConfig:
+    """The config with a folder (made or fetched once) in place of warm-start settings, a hub name or a packaged model's name, and
+    with the day that chat templates may show; frozen.
+
+    Args:
+        config: of the run.
+        folder: of the Tune trial that it is, to which folders of recordings are relative.
+    """
+    found: GRPOConfig = config.copy(copy_frozen=False)
+    found.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
+    for name in ("trajectories_folder", "training_folder"):
+        if folder is not None and getattr(config, name):
+            setattr(found, name, str(folder / getattr(config, name)))
+    found.freeze()
+    return found
+
+
+def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:
+    """Refuse limits that the first prompts, or what stands around a privileged text, exceed with the policy's tokenizer.
+
+    Returns:
+        The tokenizer's chat template, as :func:`describe_chat_template` gives it.
+
+    Raises:
+        ConfigError, PromptTooLongError, ChatTemplateError: say what to change.
+    """
+    tokenizer = load_tokenizer(str(config.model_path))
+    described = describe_chat_template(tokenizer, template_options(config))
+    for entry, task, shown in first_turns:
+        require_first_prompt(prompt_writer(tokenizer, config, entry.adapter), shown, entry.name, task)
+    if config.privileged_view is not None:
+        require_room(FRAMES[config.privileged_view], tokenizer, config.max_outcome_tokens)
+    return described
+
+
+def require_memory(config: RunSettings) -> None:
+    """Refuse a run whose learners or engines do not fit on the GPUs that they ask for, where their memory is known.
+
+    Raises:
+        ConfigError: says what fits.
+    """
+    if config.num_gpus_per_learner or config.num_gpus_per_engine:
+        require_fit(PlanRequest.of(config), Machine(None, gpu_bytes(ray.cluster_resources())))
+
+
+def compare_initial_weights(config: RunSettings, found: dict[str, str], recorded: dict[str, str]) -> None:
+    """Compare the weights at ``model_path`` with those when the run began, since checkpoints hold no frozen model; warn of a KL
+    reference that is another.
+
+    Args:
+        config: of the run.
+        found: checksum and dtype of the weights that engines were given first.
+        recorded: those of the run's beginning.
+
+    Raises:
+        CheckpointError: adapters were trained beside others.
+    """
+    # Other engines may take the same weights in another dtype, in which they cannot be compared.
+    if found == recorded or found["dtype"] != recorded["dtype"]:
+        return
+    adapted = config.lora_rank is not None
+    message = (
+        f"the model in {config.model_path} has other weights than when the run began (checksum {found['checksum']}, expected "
+        f"{recorded['checksum']}), so the {'policy' if adapted else 'KL reference'} is another. Restore that model, or begin a new "
+        "run."
+    )
+    if adapted:
+        raise CheckpointError(message)
+    if config.kl_coeff > 0:
+        logger.warning(message)

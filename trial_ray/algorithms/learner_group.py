@@ -1,20 +1,27 @@
-"""RLlib's group of learners, whose states hold the weights also where each learner has a part of them."""
+"""RLlib's group of learners, all of which take part in each call, also where each of them has a part of the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray import ObjectRef
+from ray.exceptions import RayActorError, RayError
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from trial_ray.algorithms.weight_sync import ask_learners
 from trial_ray.engines.pool import LOAD_TIMEOUT_S
-from trial_ray.errors import CheckpointError, refusing
+from trial_ray.errors import CheckpointError, LearnerError, WeightSyncError, refusing
+from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.learner import ONE_MODULE, GRPOLearner
+from trial_ray.ray_internals import learner_actors
+
+Result = TypeVar("Result")
+FAILED_TOGETHER_S = 5.0
+"""How long to wait, once a learner failed, for what the others say: the cause may be the death of one of them."""
+_LOOK_S = 60.0
 
 
 @refusing({"add_module": ONE_MODULE, "remove_module": ONE_MODULE})
@@ -26,6 +33,51 @@ class PolicyLearnerGroup(LearnerGroup):
     """
 
     weights_set: Callable[[], None] | None = None
+
+    def ask(self, call: Callable[[GRPOLearner], Result]) -> list[Result]:
+        """The call's result on every learner; sharded learners run it together.
+
+        RLlib hands over an error as an answer, and leaves out who does not answer; both are raised here.
+
+        Raises:
+            WeightSyncError: not all of them answered within :data:`LOAD_TIMEOUT_S` seconds.
+        """
+        expected = max(1, len(self))  # RLlib counts actors, and none inside this process
+        values: list[Any] = []
+        for result in self.foreach_learner(call, timeout_seconds=LOAD_TIMEOUT_S):
+            if not result.ok:
+                raise result.get()
+            values.append(result.get())
+        if len(values) < expected:
+            raise WeightSyncError(
+                f"{len(values)} of {expected} learners answered within {LOAD_TIMEOUT_S:.0f} s. Resume from the last checkpoint; "
+                "weight_transfer='object_store' outlives the death of an engine."
+            )
+        return values
+
+    def update(self, *, training_data: TrainingGroups, timesteps: dict[str, Any]) -> list[dict[str, Any]]:
+        """Train every learner on the groups; returns the metrics of each.
+
+        It ends with the learners, however long they compute; the watch over the run's progress kills those that hang.
+
+        Raises:
+            LearnerError: a learner died.
+            RayTaskError: a learner raised; it is of the class of what was raised, too.
+        """
+        if self.is_local:
+            return list(super().update(training_data=training_data, timesteps=timesteps))
+        # Not through RLlib's update, which waits for all learners when one has failed. References are packed once for all learners.
+        packed = ray.put(training_data)
+        calls = [worker.update.remote(training_data=packed, timesteps=timesteps) for worker in learner_actors(self)]
+        pending, results = list(calls), {}
+        while pending:
+            ready, pending = ray.wait(pending, num_returns=1, timeout=_LOOK_S)
+            for call in ready:
+                try:
+                    results[call] = ray.get(call)
+                except RayError as error:
+                    raise _cause(calls, error, timesteps) from error
+        return [results[call] for call in calls]
 
     def get_state(
         self,
@@ -44,7 +96,7 @@ class PolicyLearnerGroup(LearnerGroup):
             state = learner.get_state(inside, not_components=outside, **kwargs)
             return None if learner.exchange.rank else state
 
-        return {COMPONENT_LEARNER: next(filter(None, ask_learners(self, state_of)))}
+        return {COMPONENT_LEARNER: next(filter(None, self.ask(state_of)))}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where :meth:`get_state` was taken, and have weights that it holds sent to the engines.
@@ -64,7 +116,7 @@ class PolicyLearnerGroup(LearnerGroup):
                 return error
             return None
 
-        if errors := [error for error in ask_learners(self, set_on) if error is not None]:
+        if errors := [error for error in self.ask(set_on) if error is not None]:
             raise errors[0]
         if COMPONENT_RL_MODULE in given and self.weights_set is not None:
             self.weights_set()
@@ -80,7 +132,7 @@ class PolicyLearnerGroup(LearnerGroup):
         folder: str = super().save_to_path(path, state=state or self.get_state(inference_only=True), **kwargs)
         if self.config.sharding != "none":
             inside = Path(folder) / COMPONENT_LEARNER
-            ask_learners(self, lambda learner: learner.save_shards(inside))
+            self.ask(lambda learner: learner.save_shards(inside))
         return folder
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
@@ -88,3 +140,19 @@ class PolicyLearnerGroup(LearnerGroup):
         super().restore_from_path(path, **kwargs)
         if self.weights_set is not None:
             self.weights_set()
+
+
+def _cause(calls: list[Any], error: RayError, timesteps: dict[str, Any]) -> Exception:
+    """The death of a learner, where there was one, else what was raised first."""
+    ready, _ = ray.wait(calls, num_returns=len(calls), timeout=FAILED_TOGETHER_S)
+    dead = []
+    for call in ready:
+        try:
+            ray.get(call)
+        except RayActorError:
+            dead.append(f"learner {calls.index(call)}")
+        except RayError:
+            continue
+    if not dead:
+        return error
+    return LearnerError(f"{' and '.join(dead)} died in the update of iteration {timesteps['training_iteration']}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.errors import CallbackError, refusing
+from trial_ray.errors import CallbackError, ConfigError, refusing
 from trial_ray.learner.learner import ONE_MODULE
 from trial_ray.metrics import METRICS, table_key
 from trial_ray.models.module import CausalLMModule
@@ -60,6 +61,35 @@ class RLlibCalls(Algorithm):
         module.load(torch.device("cpu"), sharded=False)
         module.set_state(self.learner_group.get_weights()[module_id])
         return module
+
+    @classmethod
+    def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
+        # The training runners play the evaluation set between two iterations: same engines, no second set of actors.
+        return False
+
+    def set_weights(self, weights: dict[str, dict[str, Any]]) -> None:
+        """Load what ``get_weights()`` gave, arrays by the module's id and the tensor's name, and send them to the engines.
+
+        Raises:
+            CheckpointError: they are of another model.
+        """
+        self.learner_group.set_weights(weights)
+
+    def save_to_path(
+        self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
+    ) -> str:
+        """Write a checkpoint of the present state; weights go to their files without passing through this process.
+
+        Raises:
+            ConfigError: another state was given.
+            CheckpointError: not every learner sees the folder.
+        """
+        if state is not None:
+            raise ConfigError(
+                "save_to_path() writes the present state and was given another one; call set_state() first."
+            )
+        folder: str = super().save_to_path(path, state=self.get_state(inference_only=True), **kwargs)
+        return folder
 
     # -- callbacks -------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,6 @@ class TaskSampler:
         self._shares = [weight / sum(weights) for weight in weights]
         self._drawn = [0] * len(task_ids)
         self._returned: list[GroupRequest] = []
-        self._orders: dict[int, tuple[list[int], np.ndarray]] = {}
-        """Of each environment the order of its last pass, and what that follows from."""
 
     def draw(self, num_tasks: int, group_size: int) -> list[GroupRequest]:
         """Requests for the next ``num_tasks`` groups, indexed from 0; those that were put back come first."""
@@ -50,7 +49,8 @@ class TaskSampler:
             environment = lags.index(max(lags))
             task_ids = self._task_ids[environment]
             passes, index_in_pass = divmod(self._drawn[environment], len(task_ids))
-            task = task_ids[int(self._order(environment, passes)[index_in_pass])]
+            key = (self._seed, passes, environment) if environment else (self._seed, passes)
+            task = task_ids[int(_order(key, len(task_ids))[index_in_pass])]
             seed = derive_seed(self._seed, "group", total)
             requests.append(GroupRequest(index, task, group_size, seed, environment))
             self._drawn[environment] += 1
@@ -87,9 +87,8 @@ class TaskSampler:
         # Checkpoints of earlier releases have none.
         self._returned = [GroupRequest(index=0, group_size=0, **request) for request in state.get("returned", ())]
 
-    def _order(self, environment: int, passes: int) -> np.ndarray:
-        key = [self._seed, passes, environment] if environment else [self._seed, passes]
-        if environment not in self._orders or self._orders[environment][0] != key:
-            order = np.random.default_rng(key).permutation(len(self._task_ids[environment]))
-            self._orders[environment] = key, order
-        return self._orders[environment][1]
+
+@lru_cache(maxsize=8)
+def _order(key: tuple[int, ...], number: int) -> np.ndarray:
+    """The order of a pass over so many tasks."""
+    return np.random.default_rng(key).permutation(number)

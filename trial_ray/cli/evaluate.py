@@ -129,7 +129,7 @@ def _checkpoint_player(
     config: GRPOConfig, panel: Panel, entry: EnvironmentEntry, policy: str, verbose: bool
 ) -> tuple[dict[str, Any], str, Play]:
     """Protocol, checksum of the weights, and what plays a model, which is loaded now."""
-    from trial_ray.algorithms.initial_policy import initial_policy
+    from trial_ray.algorithms.inputs import initial_policy
     from trial_ray.engines.pool import require_engine
     from trial_ray.evaluation.player import Evaluator, policy_protocol
     from trial_ray.runs.ray_session import ray_session

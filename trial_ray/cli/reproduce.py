@@ -103,7 +103,7 @@ def reproduce(args: Namespace) -> int | None:
 
 def _make_warm_starts(file: StudySweep) -> None:
     """One after the other: trials, which show nothing, then find them in the cache."""
-    from trial_ray.algorithms.initial_policy import initial_policy
+    from trial_ray.algorithms.inputs import initial_policy
 
     for run in {(run.environment, run.backbone): run for run in file.runs.values()}.values():
         if run.config.warm_start is not None:

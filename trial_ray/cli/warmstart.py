@@ -68,7 +68,7 @@ changes them, and states those of any other model (fields of trial_ray.warmstart
 )
 def judge(args: Namespace) -> None:
     """Measure whether a model's hindsight view knows better than the model acts."""
-    from trial_ray.algorithms.initial_policy import warm_start_settings
+    from trial_ray.algorithms.inputs import warm_start_settings
     from trial_ray.environments.registry import load_adapters, make_entries
     from trial_ray.files import finite, make_folder, write_json
     from trial_ray.reports.plots import plot_judgement

@@ -11,11 +11,10 @@ import difflib
 import inspect
 import math
 import numbers
-import sys
+import operator
 import textwrap
 import types
 import typing
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any, TypeVar
@@ -28,17 +27,20 @@ PLAIN_TYPES = frozenset({bool, int, float, str, list, tuple, dict, NoneType})
 
 _ORIGINS = {typing.Literal: str, Mapping: dict, Sequence: list}
 """Plain types of generic annotations."""
-_ACCEPTED: dict[type, tuple[type, ...]] = {
-    float: (numbers.Real,),
-    int: (numbers.Integral,),
-    tuple: (tuple, list),
-    dict: (Mapping,),
-}
-"""Further types accepted for a plain type; NumPy registers its scalars as numbers."""
+_ACCEPTED: dict[type, Any] = {float: numbers.Real, int: numbers.Integral, tuple: tuple | list, dict: Mapping}
+"""What is accepted for a plain type; NumPy registers its scalars as numbers."""
 _SEARCHED = ("ray.tune.search.sample", "Domain")
 _METADATA = "trial_ray"
 
 Config = TypeVar("Config")
+
+_BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "at_least": (operator.ge, "of at least {0}"),
+    "above": (operator.gt, "above {0}"),
+    "within": (lambda value, pair: pair[0] <= value <= pair[1], "in [{0[0]}, {0[1]}]"),
+    "one_of": (lambda value, known: value in known, ""),
+}
+"""How a value is compared with each kind of bound, and how the bound is described."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +49,22 @@ class Declaration:
 
     Attributes:
         doc: what the setting means, in its unit.
-        at_least: smallest value.
-        above: number that the value must exceed.
-        within: smallest and largest value.
-        one_of: the values that are known.
+        bounds: arguments of :func:`setting` that limit it, by name.
         infinite: whether the value may be infinite, where it is a bound.
         section: the fluent method that sets it.
     """
 
     doc: str = ""
-    at_least: float | None = None
-    above: float | None = None
-    within: tuple[float, float] | None = None
-    one_of: tuple[Any, ...] = ()
+    bounds: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     infinite: bool = False
     section: str = ""
 
-    @property
-    def range(self) -> dict[str, Any]:
-        """The bounds that are set."""
-        bounds = {"at_least": self.at_least, "above": self.above, "within": self.within, "one_of": self.one_of}
-        return {name: bound for name, bound in bounds.items() if bound not in (None, ())}
-
     def allows(self, value: Any) -> bool:
         """Whether a value of the right type lies in the range, of several numbers each; NaN lies in none."""
-        if self.range and isinstance(value, tuple | list):
+        if self.bounds and isinstance(value, tuple | list):
             return all(isinstance(each, numbers.Real) and self.allows(each) for each in value)
-        return (
-            (self.infinite or not _is_infinite(value))
-            and (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.within is None or self.within[0] <= value <= self.within[1])
-            and (not self.one_of or value in self.one_of)
-        )
+        within = all(_BOUNDS[name][0](value, bound) for name, bound in self.bounds.items())
+        return within and (self.infinite or not _is_infinite(value))
 
 
 def setting(
@@ -108,10 +93,12 @@ def setting(
         one_of: the values that are known.
         infinite: whether a bound may be infinite, which switches it off.
     """
-    declared = Declaration(doc, at_least, above, within, tuple(one_of), infinite)
+    bounds = {"at_least": at_least, "above": above, "within": within, "one_of": tuple(one_of)}
+    stated = {name: bound for name, bound in bounds.items() if bound not in (None, ())}
+    metadata = {_METADATA: Declaration(doc, stated, infinite)}
     if factory is not None:
-        return dataclasses.field(default_factory=factory, metadata={_METADATA: declared})
-    return dataclasses.field(default=default, metadata={_METADATA: declared})
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class RLlibSettings:
@@ -149,42 +136,33 @@ class Settings:
         for name in cls.__dict__.keys() & inherited.keys() - inspect.get_annotations(cls).keys():
             raise ConfigError(f"{cls.__name__}.{name} needs its type: write `{name}: TYPE = setting(DEFAULT)`.")
         dataclass(init=False, repr=False, eq=False, match_args=False)(cls)
-        own = [name for name in inspect.get_annotations(cls) if name in fields_of(cls)]
-        hints = _resolved(cls, own)
-        for name in own:
-            field = fields_of(cls)[name]
-            if _is_missing(field.default) and _is_missing(field.default_factory):
+        try:
+            # Now, because a class that travels leaves its module.
+            hints = inspect.get_annotations(cls, eval_str=True)
+        except NameError as error:
+            raise ConfigError(
+                f"The type of a setting of {cls.__name__} is unknown when the class is made: {error}. Import it without "
+                "TYPE_CHECKING."
+            ) from error
+        for name, field in fields_of(cls).items():
+            if name not in hints:
+                continue
+            if default_of(field) is MISSING:
                 raise ConfigError(f"{cls.__name__}.{name} has no default: write `{name}: TYPE = setting(DEFAULT)`.")
             field.type = hints[name]
             field.metadata = types.MappingProxyType({_METADATA: _completed(cls, field, inherited.get(name))})
 
 
-def _resolved(cls: type, names: list[str]) -> dict[str, Any]:
-    """Types that annotations in the body of ``cls`` name; resolved now, because a class that travels leaves its module."""
-    if not names:
-        return {}  # also the empty class that cloudpickle makes before it fills in attributes, in a process without the module
-    written = inspect.get_annotations(cls)
-    holder = types.SimpleNamespace(__annotations__={name: written[name] for name in names})
-    try:
-        return typing.get_type_hints(holder, vars(sys.modules[cls.__module__]))
-    except NameError as error:
-        raise ConfigError(
-            f"The type of a setting of {cls.__name__} is unknown when the class is made: {error}. Import it without "
-            "TYPE_CHECKING."
-        ) from error
-
-
 def _completed(cls: type, field: Field[Any], inherited: Field[Any] | None) -> Declaration:
     """The declaration of ``field``, completed by the inherited one."""
     declared = declaration(field)
-    if inherited is None:
-        own = [name for name, value in vars(cls).items() if isinstance(value, Section)]
-        taking = own or [section.name for section in sections_of(cls) if section.of_subclasses]
-        if not taking:
-            raise ConfigError(f"{cls.__name__}.{field.name} belongs to no section that could set it.")
-        return dataclasses.replace(declared, section=taking[0])
-    base = declaration(inherited)
-    return dataclasses.replace(base, doc=declared.doc or base.doc, **declared.range)
+    if inherited is not None:
+        base = declaration(inherited)
+        return dataclasses.replace(base, doc=declared.doc or base.doc, bounds={**base.bounds, **declared.bounds})
+    for section in sections_of(cls):
+        if section.owner is cls or section.of_subclasses:
+            return dataclasses.replace(declared, section=section.name)
+    raise ConfigError(f"{cls.__name__}.{field.name} belongs to no section that could set it.")
 
 
 class Section:
@@ -206,14 +184,14 @@ class Section:
         self.owner, self.name = owner, name
 
     def __get__(self, instance: Config | None, owner: type[Config]) -> Callable[..., Config]:
-        function = self._function(owner)
-        return function if instance is None else types.MethodType(function, instance)
+        method: Callable[..., Config] = self._function(owner).__get__(instance, owner)
+        return method
 
     def keywords(self, owner: type) -> dict[str, Field[Any]]:
         """The settings of this section in ``owner``."""
         return {name: field for name, field in fields_of(owner).items() if declaration(field).section == self.name}
 
-    def _function(self, owner: type[Config]) -> Callable[..., Config]:
+    def _function(self, owner: type[Config]) -> Any:
         keywords = self.keywords(owner)
         further = [name for name in self.further(owner) if name not in keywords]
 
@@ -236,7 +214,6 @@ class Section:
         if further:
             parameters.append(inspect.Parameter("further", inspect.Parameter.VAR_KEYWORD, annotation=Any))
         assign.__name__, assign.__qualname__ = self.name, f"{owner.__name__}.{self.name}"
-        assign.__module__ = owner.__module__
         assign.__doc__ = self._documentation(keywords, further)
         assign.__signature__ = inspect.Signature(parameters, return_annotation=owner)  # type: ignore[attr-defined]
         return assign
@@ -262,30 +239,6 @@ class Section:
         return ConfigError(f"{owner.__name__}.{self.name}() has no setting {keyword!r}.{hint}")
 
 
-class RenamedSection:
-    """The former name of a section, which sets the same and warns.
-
-    Args:
-        section: its name now.
-        prefix: what the keywords' names now begin with.
-    """
-
-    def __init__(self, section: str, prefix: str = "") -> None:
-        self.section, self.prefix = section, prefix
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
-        def assign(**settings: Any) -> Any:
-            named = {f"{self.prefix}{keyword}": value for keyword, value in settings.items()}
-            now = f".{self.section}({', '.join(f'{keyword}=...' for keyword in named)})"
-            warnings.warn(f".{self.name}() is now {now}; the former name goes with the next version.", FutureWarning, 2)
-            return getattr(instance, self.section)(**named)
-
-        return assign
-
-
 # -- what a class of settings declares ---------------------------------------------------------------------------------
 
 
@@ -300,11 +253,9 @@ def sections_of(cls: type) -> list[Section]:
 
 
 def default_of(field: Field[Any]) -> Any:
-    """The default; a new object where a factory makes it."""
-    if not _is_missing(field.default):
-        return field.default
-    factory: Any = field.default_factory
-    return factory()
+    """The default; a new object where a factory makes it. ``MISSING`` is none: a class that travelled brings a copy of it."""
+    factory = field.default_factory
+    return factory() if callable(factory) else field.default
 
 
 def set_defaults(config: Any) -> None:
@@ -340,17 +291,12 @@ def plain_types_of(annotation: Any) -> frozenset[type]:
 
 def expected(field: Field[Any]) -> str:
     """Description of a setting's type and range."""
-    declared, parts = declaration(field), _parts(field.type)
-    named = [_type_name(part) for part in parts if part is not NoneType]
-    bounds = {
-        "at_least": "of at least {}".format,
-        "above": "above {}".format,
-        "within": lambda pair: f"in [{pair[0]}, {pair[1]}]",
-    }
-    if declared.one_of:
-        text = f"one of {', '.join(map(repr, declared.one_of))}"
+    bounds, parts = dict(declaration(field).bounds), _parts(field.type)
+    named = [inspect.formatannotation(part).replace("typing.", "") for part in parts if part is not NoneType]
+    if known := bounds.pop("one_of", ()):
+        text = f"one of {', '.join(map(repr, known))}"
     else:
-        found = [bounds[name](bound) for name, bound in declared.range.items()]
+        found = [_BOUNDS[name][1].format(bound) for name, bound in bounds.items()]
         text = " ".join([" or ".join(named), " and ".join(found)]).strip()
     return f"{text}, or None" if NoneType in parts and named else text
 
@@ -401,29 +347,9 @@ def _fits(value: Any, field: Field[Any]) -> bool:
     kinds = plain_types_of(field.type)
     if isinstance(value, bool) and kinds and bool not in kinds:
         return False
-    if kinds and not isinstance(value, tuple(kind for each in kinds for kind in _ACCEPTED.get(each, (each,)))):
+    if kinds and not any(isinstance(value, _ACCEPTED.get(kind, kind)) for kind in kinds):
         return False
     return value is None or declaration(field).allows(value)
-
-
-# -- documentation -----------------------------------------------------------------------------------------------------
-
-
-def settings_table(cls: type, names: Iterable[str] | None = None) -> str:
-    """Settings of a class as a Markdown table: name with default, type and range, meaning.
-
-    Args:
-        cls: a class of settings.
-        names: which of them, in this order; ``None``: all.
-    """
-    fields = fields_of(cls)
-    lines = ["| setting | type | meaning |", "| --- | --- | --- |"]
-    for name in fields if names is None else names:
-        doc = declaration(fields[name]).doc.replace("``", "`")
-        kind = expected(fields[name]).replace("of at least", "≥").replace("above", ">")
-        cells = [f"`{name}={default_of(fields[name])!r}`", kind, doc]
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(lines) + "\n"
 
 
 def declaration(field: Field[Any]) -> Declaration:
@@ -431,15 +357,6 @@ def declaration(field: Field[Any]) -> Declaration:
     return field.metadata.get(_METADATA) or Declaration()
 
 
-def _is_missing(value: Any) -> bool:
-    # Not by identity: a class that travelled by value brings a copy of MISSING with it.
-    return isinstance(value, type(MISSING))
-
-
 def _parts(annotation: Any) -> tuple[Any, ...]:
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     return typing.get_args(annotation) if union else (annotation,)
-
-
-def _type_name(annotation: Any) -> str:
-    return inspect.formatannotation(annotation).replace("typing.", "")

@@ -1,4 +1,4 @@
-# Written by python -m trial_ray.algorithms.keyword_stubs
+# Written by docsite/keyword_stubs.py
 from typing import Any, Literal, Self
 
 from ray.tune.search.sample import Domain

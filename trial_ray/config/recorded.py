@@ -79,9 +79,7 @@ def require_data(
         TypeError, ValueError, AttributeError: a setting is not what a run records.
     """
     left_out: list[str] = []
-    read = {}
-    for name in settings.keys() & set(known):
-        read[name] = _data(name, settings[name], left_out)
+    read = {name: _data(name, settings[name], left_out) for name in settings.keys() & set(known)}
     left_out += [name for name in settings.keys() & defaults.keys() - read.keys() if settings[name] != defaults[name]]
     if left_out:
         named = ", ".join(f"{name!r:.80}" for name in sorted(set(left_out))[:MOST_NAMED])
@@ -115,9 +113,9 @@ def _data(name: str, value: Any, left_out: list[str]) -> Any:
     return value
 
 
-def _without_module(name: str, env_id: Any, left_out: list[str]) -> Any:
+def _without_module(name: str, env_id: str, left_out: list[str]) -> str:
     """The id without the module before it, which Gymnasium would import."""
-    module, _, registered = env_id.rpartition(":") if isinstance(env_id, str) else ("", "", env_id)
+    module, _, registered = env_id.rpartition(":")
     if module:
         left_out.append(f"{name} {module}:")
     return registered

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trial_ray.config.declare import RLlibSettings
-from trial_ray.config.sampling import EngineSettings, PolicySettings, RecordingSettings, RolloutSettings
-from trial_ray.config.training import EvaluationSettings, GuardSettings, RecoverySettings, TrainingSettings
+from trial_ray.config.sampling import (
+    EngineSettings,
+    PolicySettings,
+    RecordingSettings,
+    RolloutSettings,
+    check_number,
+)
+from trial_ray.config.training import (
+    EvaluationSettings,
+    GuardSettings,
+    RecoverySettings,
+    TrainingSettings,
+    require_plannable,
+)
+from trial_ray.engines.admission import MIN_TEMPERATURE
+from trial_ray.engines.arguments import NO_SLEEP
 from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, is_whole
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
@@ -89,10 +105,10 @@ class RunSettings(
         split, changes = self.evaluation_split, self.evaluation_env_config
         if split is None:
             return ()
-        if len(entries) == 1 and not isinstance(split, dict):
-            return (entries[0].at(**changes, split=split),)
         names = [entry.name for entry in entries]
         splits = split if isinstance(split, dict) else dict.fromkeys(names, split)
+        if len(entries) == 1 and not isinstance(split, dict):
+            changes = {names[0]: changes}
         for name, found in (("evaluation_split", splits), ("evaluation_env_config", changes)):
             if unknown := sorted(set(found) - set(names)):
                 raise ConfigError(
@@ -104,22 +120,6 @@ class RunSettings(
             for entry in entries
             if entry.name in splits
         )
-
-    def check_weights(self) -> None:
-        """Refuse a mixture in which nothing is trained, and an environment of weight 0 that is not evaluated.
-
-        Raises:
-            ConfigError: names the environment.
-        """
-        entries, evaluated = self.environment_entries(), {entry.name for entry in self.evaluation_entries()}
-        if entries and not any(entry.weight for entry in entries):
-            raise ConfigError("Every environment has weight 0, so that none is trained in; give one a weight above 0.")
-        for entry in entries:
-            if not entry.weight and entry.name not in evaluated:
-                raise ConfigError(
-                    f"{entry.name} has weight 0 and no evaluation set, so that it is never played; name its split in "
-                    ".evaluation(evaluation_split=...), or give it a weight above 0."
-                )
 
     def played_environments(self) -> tuple[tuple[str, dict[str, Any], float], ...]:
         """Id, keyword arguments and weight of every environment; empty where none was chosen."""
@@ -145,13 +145,18 @@ class RunSettings(
 
     def check_policy(self) -> None:
         """Refuse two sources of the first policy, or none, or one that does not fit to the prompts; sharding and adapters where
-        there can be none.
+        there can be none. Names of a chat template's variables are checked where it is rendered.
 
         Raises:
             ConfigError: says what was found and what to set.
             MissingDependencyError: adapters need a package that is not installed.
         """
-        self.check_chat_template()
+        try:
+            datetime.date.fromisoformat(self.chat_template_date or "2000-01-01")
+        except ValueError as error:
+            raise ConfigError(
+                f"chat_template_date is {self.chat_template_date!r}, expected a day such as '2026-01-31', or None."
+            ) from error
         if (self.model_path is None) == (self.warm_start is None):
             raise ConfigError(
                 "Choose the policy with exactly one of .rl_module(model_path=...) and .rl_module(warm_start=...)."
@@ -171,12 +176,9 @@ class RunSettings(
                 f"fsdp_size is {self.fsdp_size} with sharding={self.sharding!r} and num_learners={self.num_learners}; expected a "
                 "divisor of num_learners, and sharding='fsdp'. Set fsdp_size to the number of learners on a node, or to None."
             )
-        if self.lora_rank is None:
-            if self.lora_targets is not None:
-                raise ConfigError(
-                    "lora_targets is set, but without lora_rank there are no adapters. Set lora_rank too."
-                )
-        elif importlib.util.find_spec("peft") is None:
+        if self.lora_rank is None and self.lora_targets is not None:
+            raise ConfigError("lora_targets is set, but without lora_rank there are no adapters. Set lora_rank too.")
+        if self.lora_rank is not None and importlib.util.find_spec("peft") is None:
             raise MissingDependencyError(
                 "lora_rank needs the package peft; install it with: pip install 'trial-ray[lora]'"
             )
@@ -186,51 +188,113 @@ class RunSettings(
                 "prompt_style='tagged' or 'plain', or a model that can follow a conversation with .rl_module(model_path=...)."
             )
 
-    def check_engines(self) -> None:
-        """Refuse engines whose context is shorter than a prompt and a response, which would refuse the longest prompts.
+    def check_sampling(self) -> None:
+        """Training needs the log-probabilities of the distribution that was sampled from.
 
         Raises:
-            ConfigError: says both numbers, or what the engines' own check says.
+            ConfigError: the number of env runners is none; responses would be greedy, or from a nucleus.
         """
-        super().check_engines()
+        check_number("num_env_runners", self.num_env_runners)
+        if not (self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature)):
+            raise ConfigError(
+                f"temperature is {self.temperature}, expected a finite value of at least {MIN_TEMPERATURE}: greedy responses have "
+                "no distribution to take a gradient of. For greedy evaluation set .evaluation(evaluation_temperature=0)."
+            )
+        if self.top_p != 1:
+            raise ConfigError(
+                f"top_p is {self.top_p}, expected 1: responses from a nucleus have other log-probabilities than those that are "
+                "trained, and no correction for it is implemented. For evaluation set .evaluation(evaluation_top_p=...)."
+            )
+
+    def check_evaluation(self) -> None:
+        """Refuse temperatures that engines would change without saying so.
+
+        Raises:
+            ConfigError: the temperature is neither 0 nor large enough.
+        """
+        if self.evaluation_temperature and not self.evaluation_temperature >= MIN_TEMPERATURE:
+            raise ConfigError(
+                f"evaluation_temperature is {self.evaluation_temperature}, expected 0 (greedy) or at least {MIN_TEMPERATURE}."
+            )
+
+    def check_engines(self) -> None:
+        """Refuse a transfer for which engines lack the device, doubled resources, and a context shorter than a prompt and a
+        response: the longest prompts would be refused.
+
+        Raises:
+            ConfigError: says what to set.
+        """
+        self.engine_dtype()
+        check_number("num_engines", self.num_engines)
+        if named := {"CPU", "GPU"} & self.custom_resources_per_engine.keys():
+            raise ConfigError(
+                f"custom_resources_per_engine holds {', '.join(sorted(named))}; set num_cpus_per_engine and num_gpus_per_engine."
+            )
+        backend = self.transfer_backend()
+        if backend != "object_store" and not (self.engine == "vllm" and self.num_gpus_per_engine > 0):
+            raise ConfigError(
+                f"weight_transfer is {backend!r}, which needs engine='vllm' with num_gpus_per_engine above 0; set "
+                "'object_store'."
+            )
+        if backend == "ipc" and not self.colocate:
+            raise ConfigError(
+                "weight_transfer is 'ipc', by which an engine reads the memory of the learner on the same GPU; set colocate too."
+            )
+        if backend == "nccl" and (self.colocate or not (self.num_learners and self.num_gpus_per_learner)):
+            raise ConfigError(
+                "weight_transfer is 'nccl', which needs learners in processes and engines and learners on GPUs of their own; set "
+                ".learners(num_learners=..., num_gpus_per_learner=1) and leave out colocate, or set 'object_store'."
+            )
         context = self.engine_kwargs.get("max_model_len", self.row_tokens())
         if is_whole(context) and context < self.row_tokens():
             raise ConfigError(
                 f"engine_kwargs: max_model_len={context} found, at least {self.row_tokens()} expected (max_prompt_tokens "
                 "plus max_response_tokens); leave it out, or lower max_prompt_tokens or max_response_tokens."
             )
+        if self.colocate:
+            self._check_colocation()
 
-    def check_view(self) -> None:
-        """Refuse a method without the privileged view that it needs, and a teacher without a privileged view.
-
-        Raises:
-            ConfigError: says what to set.
-        """
-        if self.privileged_view is None and self.method_class.needs_privileged_view:
+    def _check_colocation(self) -> None:
+        """Engines that sleep in turns with learners, in pairs on one device."""
+        learners, workers = max(1, self.num_learners), self.workers_per_engine()
+        if self.engine == "vllm" and not self.num_gpus_per_engine:
+            raise ConfigError(NO_SLEEP)
+        if workers > 1:
             raise ConfigError(
-                f"{type(self).__name__} needs a second view of each turn; set privileged_view, for example to 'outcome'."
+                f"engine_kwargs: tensor_parallel_size is {workers}, but with colocate an engine has the one GPU of its learner; "
+                "leave it out."
             )
-        if self.privileged_view is None and self.teacher_sync_iterations is not None:
-            raise ConfigError("teacher_sync_iterations is set, but without a privileged_view no teacher is asked.")
-
-    def check_teacher(self) -> None:
-        """Refuse a lagged teacher of a policy with adapters.
-
-        Raises:
-            ConfigError: names both settings.
-        """
-        if self.lora_rank is not None and self.teacher_sync_iterations is not None:
+        if self.num_engines != learners:
             raise ConfigError(
-                "teacher_sync_iterations asks for a lagged copy of the policy, which there is none of with adapters "
-                f"(lora_rank is {self.lora_rank}). Set teacher_sync_iterations=None, or lora_rank=None."
+                f"colocate is set with num_engines={self.num_engines} and {learners} learners; expected as many engines as "
+                "learners."
+            )
+        if self.max_staleness:
+            raise ConfigError(
+                f"colocate is set with max_staleness={self.max_staleness}: engines that sleep while the learner updates cannot "
+                "sample meanwhile. Set max_staleness=0, or give engines devices of their own."
+            )
+        gpus = (self.num_gpus_per_engine, self.num_gpus_per_learner)
+        if any(gpus) and (not all(gpus) or abs(sum(gpus) - 1) > 1e-6):
+            raise ConfigError(
+                f"colocate is set with num_gpus_per_engine={gpus[0]:g} and num_gpus_per_learner={gpus[1]:g}; expected shares of "
+                "one GPU, for example 0.5 and 0.5."
             )
 
-    def check_overlap(self) -> None:
-        """Refuse what sampling while the learner updates cannot do.
+    def check_update(self) -> None:
+        """Refuse settings of the update that contradict each other.
 
         Raises:
-            ConfigError: says what to set.
+            ConfigError: names both.
         """
+        require_plannable(self.minibatch_rows, self.microbatch_rows, self.batch_shards, self.microbatch_weighting)
+        if self.max_refills and not self.drop_zero_variance_groups:
+            raise ConfigError("max_refills is set, but nothing is left out: set drop_zero_variance_groups too.")
+        if self.importance_mode != "token_truncate" and self.importance_cap is None:
+            raise ConfigError(
+                f"importance_mode is {self.importance_mode!r}, but importance_cap is None, so that nothing is weighed. Set "
+                "importance_cap too, for example to 2.0."
+            )
         if self.max_staleness and self.importance_cap is None:
             raise ConfigError(
                 f"max_staleness is {self.max_staleness}, so that older weights sample part of the rows, but importance_cap is "
@@ -240,4 +304,24 @@ class RunSettings(
             raise ConfigError(
                 f"max_refills is {self.max_refills}, expected 0 with max_staleness={self.max_staleness}: an iteration takes the "
                 "groups that are finished and does not wait for tasks drawn in place of others."
+            )
+
+    def check_teacher(self) -> None:
+        """Refuse a method without the privileged view that it needs, a teacher without a view, and a lagged one with adapters.
+
+        Raises:
+            ConfigError: says what to set.
+        """
+        if self.privileged_view is None and self.method_class.needs_privileged_view:
+            raise ConfigError(
+                f"{type(self).__name__} needs a second view of each turn; set privileged_view, for example to 'outcome'."
+            )
+        if self.teacher_sync_iterations is None:
+            return
+        if self.privileged_view is None:
+            raise ConfigError("teacher_sync_iterations is set, but without a privileged_view no teacher is asked.")
+        if self.lora_rank is not None:
+            raise ConfigError(
+                "teacher_sync_iterations asks for a lagged copy of the policy, which there is none of with adapters "
+                f"(lora_rank is {self.lora_rank}). Set teacher_sync_iterations=None, or lora_rank=None."
             )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from trial_ray.config.declare import RenamedSection, Section, Settings, setting
-from trial_ray.engines.admission import MIN_TEMPERATURE
-from trial_ray.engines.arguments import NO_SLEEP, engine_dtype
+from trial_ray.config.declare import Section, Settings, setting
+from trial_ray.engines.arguments import engine_dtype
 from trial_ray.engines.pool import ENGINES
 from trial_ray.engines.protocol import is_whole
 from trial_ray.engines.transfer import BACKENDS
@@ -104,25 +102,11 @@ class PolicySettings(Settings):
     )
 
     rl_module = Section("Choose the language model.")
-    policy = RenamedSection("rl_module")
 
     def fix_date(self, known: str | None = None) -> None:
         """Fix the day that a chat template may show, unless it is set: the one of an earlier command, else today."""
         if self.chat_template_date is None:
             self.chat_template_date = known or datetime.date.today().isoformat()
-
-    def check_chat_template(self) -> None:
-        """Refuse a date that is none; names of variables are checked where a template is rendered.
-
-        Raises:
-            ConfigError: says what was found.
-        """
-        try:
-            datetime.date.fromisoformat(self.chat_template_date or "2000-01-01")
-        except ValueError as error:
-            raise ConfigError(
-                f"chat_template_date is {self.chat_template_date!r}, expected a day such as '2026-01-31', or None."
-            ) from error
 
 
 class EngineSettings(Settings):
@@ -190,41 +174,6 @@ class EngineSettings(Settings):
     def workers_per_engine(self) -> int:
         """GPUs that one engine computes on."""
         return int(self.engine_kwargs.get("tensor_parallel_size", 1))
-
-    def check_engines(self) -> None:
-        """Refuse engines that cannot sleep where they have to, a transfer for which they lack the device, and doubled resources.
-
-        Raises:
-            ConfigError: says what to set.
-        """
-        check_number("num_engines", self.num_engines)
-        if named := {"CPU", "GPU"} & self.custom_resources_per_engine.keys():
-            raise ConfigError(
-                f"custom_resources_per_engine holds {', '.join(sorted(named))}; set num_cpus_per_engine and num_gpus_per_engine."
-            )
-        on_gpu = self.engine == "vllm" and self.num_gpus_per_engine > 0
-        if self.colocate and self.engine == "vllm" and not on_gpu:
-            raise ConfigError(NO_SLEEP)
-        if self.colocate and self.workers_per_engine() > 1:
-            raise ConfigError(
-                f"engine_kwargs: tensor_parallel_size is {self.workers_per_engine()}, but with colocate an engine has the one "
-                "GPU of its learner; leave it out."
-            )
-        backend = self.transfer_backend()
-        if backend != "object_store" and not on_gpu:
-            raise ConfigError(
-                f"weight_transfer is {backend!r}, which needs engine='vllm' with num_gpus_per_engine above 0; set "
-                "'object_store'."
-            )
-        if (backend == "ipc") > self.colocate:
-            raise ConfigError(
-                "weight_transfer is 'ipc', by which an engine reads the memory of the learner on the same GPU; set colocate too."
-            )
-        if backend == "nccl" and self.colocate:
-            raise ConfigError(
-                "weight_transfer is 'nccl', which needs GPUs of their own for engines and learners; leave out colocate, or set "
-                "'ipc'."
-            )
 
 
 class RecordingSettings(Settings):
@@ -321,26 +270,7 @@ class RolloutSettings(Settings):
     )
 
     env_runners = Section("Set how episodes are played, and by how many actors.")
-    rollouts = RenamedSection("env_runners")
 
     def row_tokens(self) -> int:
         """Most tokens of a prompt and its response together."""
         return self.max_prompt_tokens + self.max_response_tokens
-
-    def check_sampling(self) -> None:
-        """Training needs env runners, and the log-probabilities of the distribution that was sampled from.
-
-        Raises:
-            ConfigError: their number is none; responses would be greedy, or from a nucleus.
-        """
-        check_number("num_env_runners", self.num_env_runners)
-        if not (self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature)):
-            raise ConfigError(
-                f"temperature is {self.temperature}, expected a finite value of at least {MIN_TEMPERATURE}: greedy responses have "
-                "no distribution to take a gradient of. For greedy evaluation set .evaluation(evaluation_temperature=0)."
-            )
-        if self.top_p != 1:
-            raise ConfigError(
-                f"top_p is {self.top_p}, expected 1: responses from a nucleus have other log-probabilities than those that are "
-                "trained, and no correction for it is implemented. For evaluation set .evaluation(evaluation_top_p=...)."
-            )

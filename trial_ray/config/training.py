@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from trial_ray.config.declare import RenamedSection, Section, Settings, setting
-from trial_ray.engines.admission import MIN_TEMPERATURE
+from trial_ray.config.declare import Section, Settings, setting
 from trial_ray.errors import ConfigError
 from trial_ray.objectives.choices import (
     IMPORTANCE_MODES,
@@ -156,21 +155,6 @@ class TrainingSettings(Settings):
 
     training = Section("Set the objective and the optimisation.", of_subclasses=True)
 
-    def check_update(self) -> None:
-        """Refuse settings that contradict each other.
-
-        Raises:
-            ConfigError: names both.
-        """
-        require_plannable(self.minibatch_rows, self.microbatch_rows, self.batch_shards, self.microbatch_weighting)
-        if self.max_refills and not self.drop_zero_variance_groups:
-            raise ConfigError("max_refills is set, but nothing is left out: set drop_zero_variance_groups too.")
-        if self.importance_mode != "token_truncate" and self.importance_cap is None:
-            raise ConfigError(
-                f"importance_mode is {self.importance_mode!r}, but importance_cap is None, so that nothing is weighed. Set "
-                "importance_cap too, for example to 2.0."
-            )
-
 
 class EvaluationSettings(Settings):
     """Which tasks an evaluation plays, and how; one rollout each."""
@@ -189,18 +173,6 @@ class EvaluationSettings(Settings):
     evaluation_top_p: float = setting(1.0, "nucleus mass", above=0, within=(0, 1))
 
     evaluation = Section("Choose the held-out tasks that are played before, during and after training, and how.")
-    panel = RenamedSection("evaluation", prefix="evaluation_")
-
-    def check_evaluation(self) -> None:
-        """Refuse temperatures that engines would change without saying so.
-
-        Raises:
-            ConfigError: the temperature is neither 0 nor large enough.
-        """
-        if self.evaluation_temperature and not self.evaluation_temperature >= MIN_TEMPERATURE:
-            raise ConfigError(
-                f"evaluation_temperature is {self.evaluation_temperature}, expected 0 (greedy) or at least {MIN_TEMPERATURE}."
-            )
 
 
 class GuardSettings(Settings):
@@ -265,7 +237,6 @@ class RecoverySettings(Settings):
     )
 
     fault_tolerance = Section("Set how a run recovers from failures.")
-    recovery = RenamedSection("fault_tolerance")
 
 
 def require_plannable(minibatch_rows: int, microbatch_rows: int, batch_shards: int, weighting: str) -> None:

@@ -339,10 +339,6 @@ class EnginePool:
         self._replace(dead)
         return dead
 
-    def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
-        """Usage and memory of each engine (``BatchingEngine.report``); ``None`` of one that does not answer in time."""
-        return answers([*self._call("report").values()], timeout_s)
-
     def stop(self) -> None:
         """Shut every engine down; those that do not obey within :data:`PROBE_TIMEOUT_S` seconds together are killed."""
         for handle, _ in self._coming.values():

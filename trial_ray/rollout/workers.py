@@ -18,7 +18,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import fewest_and_most
-from trial_ray.engines.pool import EnginePool, answers, runs_on
+from trial_ray.engines.pool import EnginePool, runs_on
 from trial_ray.errors import InfrastructureError, first_line
 from trial_ray.ray_internals import (
     add_env_runner,
@@ -131,11 +131,6 @@ class RolloutWorkers:
 
     def _note_logged(self, samples: Sequence[GroupSample], in_evaluation: bool) -> None:
         self._logged.setdefault(in_evaluation, []).extend(sample.logged for sample in samples if sample.logged)
-
-    def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
-        """Peak memory of each env-runner actor (keys of ``peak_memory``); ``None`` of one that does not answer in time."""
-        handles = [self._actor(runner_id) for runner_id in self._runners.healthy_env_runner_ids()]
-        return answers([handle.report.remote() for handle in handles], timeout_s)
 
     # -- groups that are played while this process does other things -------------------------------------------------
 

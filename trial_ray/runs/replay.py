@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import ray
 import torch
 from ray.rllib.core import COMPONENT_LEARNER_GROUP
-from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.inputs import initial_policy
+from trial_ray.algorithms.learner_group import PolicyLearnerGroup
 from trial_ray.algorithms.methods import method_of, with_method
-from trial_ray.algorithms.weight_sync import ask_learners
 from trial_ray.engines.transfer import merge_offers
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
@@ -146,7 +145,7 @@ class Replay:
             self._require_same_start(self._checksum(learners))
             if self.changed:
                 steps = self._steps_before()
-                ask_learners(learners, lambda learner: learner.take_optimizer_settings(steps))
+                learners.ask(lambda learner: learner.take_optimizer_settings(steps))
             results = learners.update(
                 training_data=TrainingGroups(episodes_refs=[GroupRefs.put(group) for group in self.groups]),
                 timesteps=self.record.timesteps,
@@ -176,7 +175,7 @@ class Replay:
     # -- learners ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _learners(self) -> Iterator[LearnerGroup]:
+    def _learners(self) -> Iterator[PolicyLearnerGroup]:
         """The run's learners; one of this process computes with as many threads as the run's did."""
         self._require_devices()
         threads = torch.get_num_threads()
@@ -206,12 +205,10 @@ class Replay:
                     "weights may differ in their last bits."
                 )
 
-    def _checksum(self, learners: LearnerGroup) -> str:
+    def _checksum(self, learners: PolicyLearnerGroup) -> str:
         """Checksum of the learners' weights as the run's engines got them."""
         dtype = self.recorded.engine_dtype()
-        return merge_offers(
-            ask_learners(learners, lambda learner: learner.export_weights(0, dtype, lasting=True))
-        ).checksum
+        return merge_offers(learners.ask(lambda learner: learner.export_weights(0, dtype, lasting=True))).checksum
 
 
 def _recorded_config(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_of, method_title
-from trial_ray.metrics import ENV_RUNNERS, METRICS
+from trial_ray.metrics import COLUMNS, ENV_RUNNERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,8 +113,8 @@ def _where() -> str:
 
 def describe(metrics: dict[str, float]) -> str:
     """The metrics of one iteration that have a column, in one line; one that a method does not log is left out."""
-    columns = {key: metric.column for key, metric in METRICS.items() if metric.column is not None and key in metrics}
-    return "  ".join(f"{heading} {form.format(metrics[key])}" for key, (heading, form) in columns.items())
+    columns = [(metrics[key], *column) for key, column in COLUMNS.items() if key in metrics]
+    return "  ".join(f"{heading} {form.format(value)}" for value, heading, form in columns)
 
 
 def unreadable_responses(metrics: Mapping[str, float]) -> str | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import trial_ray
 from trial_ray.config.declare import did_you_mean
 from trial_ray.errors import ConfigError
 from trial_ray.files import examples_folder
@@ -16,21 +16,20 @@ from trial_ray.user_files import load_user_module
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
 
-_FOLDER = "trial_ray.algorithms.methods"
 METHODS = {
-    "grpo": ("GRPO", "trial_ray.algorithms.config", "GRPOConfig"),
-    "trial": ("TRIAL", f"{_FOLDER}.trial", "TRIALConfig"),
-    "uniform": ("Uniform", f"{_FOLDER}.trial", "UniformConfig"),
-    "permuted": ("Permuted", f"{_FOLDER}.trial", "PermutedConfig"),
-    "value_weighted": ("Value-weighted", f"{_FOLDER}.trial", "ValueWeightedConfig"),
-    "serl": ("SERL", f"{_FOLDER}.serl", "SERLConfig"),
-    "sdar": ("SDAR", f"{_FOLDER}.sdar", "SDARConfig"),
-    "grpo_opsd": ("GRPO+OPSD", f"{_FOLDER}.sdar", "GRPOOPSDConfig"),
-    "opsd": ("OPSD", f"{_FOLDER}.opsd", "OPSDConfig"),
-    "rlsd": ("RLSD", f"{_FOLDER}.rlsd", "RLSDConfig"),
-    "gigpo": ("GiGPO", f"{_FOLDER}.gigpo", "GiGPOConfig"),
+    "grpo": ("GRPO", "GRPOConfig"),
+    "trial": ("TRIAL", "TRIALConfig"),
+    "uniform": ("Uniform", "UniformConfig"),
+    "permuted": ("Permuted", "PermutedConfig"),
+    "value_weighted": ("Value-weighted", "ValueWeightedConfig"),
+    "serl": ("SERL", "SERLConfig"),
+    "sdar": ("SDAR", "SDARConfig"),
+    "grpo_opsd": ("GRPO+OPSD", "GRPOOPSDConfig"),
+    "opsd": ("OPSD", "OPSDConfig"),
+    "rlsd": ("RLSD", "RLSDConfig"),
+    "gigpo": ("GiGPO", "GiGPOConfig"),
 }
-"""The methods that come with this package: title in tables and figures, module and config class by name."""
+"""The methods that come with this package: title in tables and figures, and public name of the config class, by name."""
 EXAMPLES = {"stepopsd": "StepOPSD", "agentopsd": "AgentOPSD"}
 """Those of ``tuned_examples/methods``, in files like a user's: title by name."""
 
@@ -61,8 +60,8 @@ def config_class(method: str) -> type[GRPOConfig]:
             f"Unknown method {method!r}; the methods are {', '.join(method_names())}, or a file that ends in .py."
             f"{did_you_mean(method, method_names())}"
         )
-    _, module, name = METHODS[method]
-    found: type[GRPOConfig] = getattr(import_module(module), name)
+    _, name = METHODS[method]
+    found: type[GRPOConfig] = getattr(trial_ray, name)
     return found
 
 

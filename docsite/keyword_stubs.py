@@ -1,6 +1,6 @@
 """Writes ``trial_ray/config/keywords.pyi``: every keyword of the configs' sections, for type checkers and editors.
 
-    python -m trial_ray.algorithms.keyword_stubs
+    python docsite/keyword_stubs.py
 
 A section makes its keywords from the settings that are declared, which no type checker follows. ``training`` takes those of
 every method here; which of them a method has is checked when the code runs.
@@ -12,7 +12,6 @@ import json
 import textwrap
 import typing
 from dataclasses import Field
-from pathlib import Path
 from typing import Any
 
 from trial_ray.algorithms.methods import METHODS, config_class
@@ -20,7 +19,7 @@ from trial_ray.config.declare import NoneType, declaration, sections_of
 from trial_ray.files import PACKAGE
 
 FILE = PACKAGE / "config" / "keywords.pyi"
-HEAD = '''# Written by python -m trial_ray.algorithms.keyword_stubs
+HEAD = '''# Written by docsite/keyword_stubs.py
 from typing import Any, Literal, Self
 
 from ray.tune.search.sample import Domain
@@ -62,7 +61,7 @@ def _method(name: str, configs: list[type]) -> str:
 
 def _values(field: Field[Any]) -> str:
     """The known values of a setting as an annotation; empty where any value of its type may be one."""
-    known = list(declaration(field).one_of)
+    known = list(declaration(field).bounds.get("one_of", ()))
     if not known:
         return ""
     known += [None] if NoneType in typing.get_args(field.type) and None not in known else []
@@ -76,10 +75,5 @@ def _annotation(kind: Any) -> str:
     return str(kind).replace("typing.", "").replace("NoneType", "None").replace("'", '"')
 
 
-def main() -> None:
-    """Write the file."""
-    Path(FILE).write_text(stubs(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    FILE.write_text(stubs(), encoding="utf-8")
