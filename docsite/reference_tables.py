@@ -1,11 +1,13 @@
-"""Tables of the documentation, from the code: ``python docsite/reference_tables.py docs/*.md``."""
+"""Tables and lists of the documentation, from the code: ``python docsite/reference_tables.py docs/*.md``."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Iterable
+from dataclasses import Field
 from pathlib import Path
+from typing import Any
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.methods import EXAMPLES, METHODS, config_class
@@ -37,23 +39,22 @@ def _tables() -> dict[str, str]:
         f"settings of .{section.name}()": settings_of(GRPOConfig, section.keywords(GRPOConfig))
         for section in sections_of(GRPOConfig)
     }
-    tables |= {
-        f"settings of {method}": text for method in (*METHODS, *EXAMPLES) if (text := _of_method(config_class(method)))
-    }
+    tables |= _of_methods()
     tables["settings of warm-start"] = settings_of(WarmStartSettings, fields_of(WarmStartSettings))
-    tables["settings of rllib"] = table(
-        ("setting", "what to set, or why there is nothing to set"), ((f"`{name}`", why) for name, why in UNREAD.items())
-    )
+    names_by_reason: dict[str, list[str]] = {}
+    for name, why in UNREAD.items():
+        names_by_reason.setdefault(why, []).append(f"`{name}`")
+    tables["settings of rllib"] = listed((", ".join(names), why) for why, names in names_by_reason.items())
     for group in GROUPS:
-        rows = ((f"`{metric.name}`", metric.meaning) for metric in group.metrics)
-        tables[f"metrics of {group.name}"] = table(("metric", "definition"), rows)
+        if group.name != "panel":  # those of rollouts, without a list of their own
+            rows = ((f"`{metric.name}`", metric.meaning) for metric in group.metrics)
+            tables[f"metrics of {group.name}"] = listed(rows)
     return tables
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+def listed(rows: Iterable[tuple[str, str]]) -> str:
+    """A Markdown list of names, each with what it is."""
+    return "".join(f"- {name}: {text}\n" for name, text in rows)
 
 
 def settings_of(cls: type, names: Iterable[str]) -> str:
@@ -61,23 +62,35 @@ def settings_of(cls: type, names: Iterable[str]) -> str:
     rows = []
     for name in names:
         field = fields_of(cls)[name]
-        kind = expected(field).replace("of at least", "≥").replace("above", ">")
-        cells = (f"`{name}={default_of(field)!r}`", kind, declaration(field).doc.replace("``", "`"))
-        rows.append(tuple(cell.replace("|", r"\|") for cell in cells))
-    return table(("setting", "type", "meaning"), rows)
+        text = declaration(field).doc.replace("``", "`")
+        rows.append((f"`{name}={default_of(field)!r}`{_kind(field, text)}", text))
+    return listed(rows)
 
 
-def _of_method(config: type) -> str:
-    """Its base class, the defaults that it changes, and a table of the settings that it adds; empty of GRPO's own config."""
-    if config is GRPOConfig:
-        return ""
-    parent = config.__bases__[0]
-    inherited = {name: default_of(field) for name, field in fields_of(parent).items()}
-    defaults = {name: default_of(field) for name, field in fields_of(config).items()}
-    added = [name for name in defaults if name not in inherited]
-    changed = [f"`{name}={defaults[name]!r}`" for name in inherited if inherited[name] != defaults[name]]
-    text = f"`{config.__name__}` extends `{parent.__name__}`{' with ' if changed else ''}{', '.join(changed)}"
-    return f"{text}, and adds:\n\n{settings_of(config, added)}" if added else f"{text}.\n"
+def _kind(field: Field[Any], text: str) -> str:
+    """A setting's type and range in brackets, without what its default and its description show."""
+    kind = expected(field).replace("of at least", "≥").replace("above", ">")
+    if "`None`" in text:
+        kind = kind.removesuffix(", or None")
+    choices = declaration(field).bounds.get("one_of", ())
+    told = choices and all(str(choice) in text for choice in choices)
+    return "" if told or kind == type(default_of(field)).__name__ else f" ({kind})"
+
+
+def _of_methods() -> dict[str, str]:
+    """A table of the methods' configs with the defaults that they change, and of each a list of the settings that it adds."""
+    rows, tables = ["| config | extends | changed defaults |", "| --- | --- | --- |"], {}
+    for method in (*METHODS, *EXAMPLES):
+        config, parent = config_class(method), config_class(method).__bases__[0]
+        if config is GRPOConfig:
+            continue
+        inherited = {name: default_of(field) for name, field in fields_of(parent).items()}
+        defaults = {name: default_of(field) for name, field in fields_of(config).items()}
+        changed = [f"`{name}={defaults[name]!r}`" for name in inherited if inherited[name] != defaults[name]]
+        rows.append(f"| `{config.__name__}` | `{parent.__name__}` | {', '.join(changed)} |")
+        if added := [name for name in defaults if name not in inherited]:
+            tables[f"settings of {method}"] = settings_of(config, added)
+    return {"settings of methods": "\n".join(rows) + "\n"} | tables
 
 
 if __name__ == "__main__":

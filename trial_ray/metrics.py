@@ -59,25 +59,6 @@ def _group(name: str, prefix: str, kind: Kind, meanings: Mapping[str, str | tupl
     return MetricGroup(name, prefix, tuple(Metric(key, *each) for key, each in described.items()))
 
 
-_PANEL = _group(
-    "panel",
-    EVALUATION,
-    "item",
-    {
-        "success_rate": "share of the evaluation set's episodes that were solved; failed episodes are excluded throughout",
-        "score_mean": "mean score of these episodes",
-        "episode_return_mean": "mean undiscounted sum of rewards of these episodes",
-        "episode_return_min": "the smallest of these sums",
-        "episode_return_max": "the largest of these sums",
-        "episode_len_mean": "mean number of turns of these episodes",
-        "episode_len_min": "turns of the shortest of these episodes",
-        "episode_len_max": "turns of the longest of these episodes",
-        "truncated_rate": "share of these episodes that a limit on turns or prompt tokens truncated",
-        "num_episodes": "episodes that these figures are over",
-        "num_env_steps_sampled": "turns of these episodes",
-        "rewards/NAME_mean": "as in training",
-    },
-)
 _ROLLOUTS = _group(
     "rollouts",
     ENV_RUNNERS,
@@ -94,19 +75,32 @@ _ROLLOUTS = _group(
         "truncated_rate": "share of episodes truncated by a limit on turns or prompt tokens",
         "num_episodes": ("sum", "episodes played to their end"),
         "num_episodes_lifetime": ("lifetime_sum", "the same of the run so far"),
-        "num_failed_episodes": ("sum", "episodes that an engine or the environment failed; in no other figure"),
+        "num_failed_episodes": (
+            "sum",
+            "episodes aborted by an engine or environment error; excluded from all other metrics",
+        ),
         "num_env_steps_sampled": ("sum", "turns taken"),
         "num_env_steps_sampled_lifetime": ("lifetime_sum", "turns taken in the run so far"),
         "num_prompt_tokens": ("sum", "prompt tokens over turns"),
         "num_response_tokens": ("sum", "response tokens over turns"),
         "invalid_response_rate": "share of turns whose response lacks the required form",
-        "invalid_action_rate": "share of turns whose action the environment did not understand, where it reports so",
+        "invalid_action_rate": "share of turns whose action the environment reported as invalid",
         "cut_response_rate": "share of turns whose response reached `max_response_tokens`",
         "cut_history_rate": "share of turns whose prompt lost history to `max_prompt_tokens`; in conversations, that restart",
         "cut_observation_rate": "share of turns whose prompt also lost a part of the observation",
-        "rewards/NAME_mean": (
-            "mean over episodes of the sum of the reward that the environment calls NAME, over those that were given it"
-        ),
+        "rewards/NAME_mean": ("mean over the episodes that report the reward NAME, of its sum over the episode"),
+    },
+)
+_NOT_OF_PANELS = ("_lifetime", "num_failed_episodes", "_tokens", "invalid_", "cut_")
+"""Parts of names of metrics that are logged of training rollouts alone."""
+_PANEL = _group(
+    "panel",
+    EVALUATION,
+    "item",
+    {
+        metric.name: metric.meaning
+        for metric in _ROLLOUTS.metrics
+        if not any(part in metric.name for part in _NOT_OF_PANELS)
     },
 )
 _LEARNER = _group(
@@ -186,9 +180,9 @@ _METHODS = _group(
         "gigpo/step_advantage_std": "standard deviation of $A_{step}$ over turn rows, before ω",
         "gigpo/shared_anchor_fraction": "share of turn rows whose observation occurs more than once in their group",
         "stepopsd/rescaling": "λ of the iteration",
-        "stepopsd/gap_mean": r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound",
-        "stepopsd/step_factor_std": "standard deviation of f_k over turn rows; 0 where all steps weigh alike",
-        "agentopsd/gap_mean": r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound",
+        "stepopsd/gap_mean": "as `rlsd/gap_mean`",
+        "stepopsd/step_factor_std": "standard deviation of f_k over turn rows; 0 if all steps have equal weight",
+        "agentopsd/gap_mean": "as `rlsd/gap_mean`",
         "agentopsd/revision_mean": r"mean over turn rows of \|ΔB_k\|",
         "agentopsd/factor_std": "standard deviation of w_k over turn rows",
     },
@@ -227,10 +221,10 @@ _DRIVER = _group(
         "guards/num_violated": "violated [health checks](reliability.md#health-checks-of-the-policy)",
         "actors/num_engines": ("item", "engines when the iteration began"),
         "actors/num_env_runners": ("item", "env-runner actors when the iteration began"),
-        "seconds/sampling": "the driver's time in this iteration for sampling",
-        "seconds/update": "for the learners' update, its scoring included",
-        "seconds/sync": "for sending weights",
-        "seconds/evaluation": "for the evaluation sets",
+        "seconds/sampling": "seconds of the iteration that the driver spent sampling",
+        "seconds/update": "in the learner update, including scoring",
+        "seconds/sync": "sending weights",
+        "seconds/evaluation": "in evaluation",
     },
 )
 _RLLIB = _group(
@@ -254,7 +248,7 @@ _RLLIB = _group(
     },
 )
 
-GROUPS = (_PANEL, _ROLLOUTS, _LEARNER, _METHODS, _DRIVER, _RLLIB)
+GROUPS = (_ROLLOUTS, _PANEL, _LEARNER, _METHODS, _DRIVER, _RLLIB)
 METRICS: Mapping[str, Metric] = {group.prefix + metric.name: metric for group in GROUPS for metric in group.metrics}
 """Every metric by its key in a flat result; of RLlib's own those by which runs are commonly stopped."""
 

@@ -42,7 +42,7 @@ UNREAD: dict[str, str] = {
     "compress_observations": _TEXTS,
     "preprocessor_pref": _TEXTS,
     "clip_rewards": "set reward_scale",
-    "render_env": "trial-ray view shows what was played",
+    "render_env": "trial-ray inspect shows what was played",
     "restart_failed_sub_environments": "an environment that fails is closed, and its rollout is counted as failed",
     "gym_env_vectorize_mode": "set environment_processes",
     "remote_worker_envs": "set environment_processes",

@@ -87,19 +87,18 @@ class Sections:
             group_size: rollouts G per task.
             tasks_per_iteration: tasks drawn per iteration.
             minibatch_rows: most turn rows in an optimizer step, over all learners; each row is in one step per epoch.
-            microbatch_rows: most turn rows over which a token mean and the dense clamp are computed; independent of the
-                number of learners, as is ``minibatch_rows``.
+            microbatch_rows: most turn rows over which a token mean and the dense clamp are computed, at any number of
+                learners.
             num_epochs: passes over all rows of an iteration.
-            batch_shards: parts of the batch, in task order, of which each minibatch takes a slice: 8 as in the published
-                runs, one for each data-parallel rank; 1 takes rows in task order.
+            batch_shards: parts of the batch, in task order, from which each minibatch takes a slice: 8 ranks in the
+                published runs; 1: rows in task order.
             shuffle: draw the rows of minibatches at random (by the run's seed) instead of by ``batch_shards``.
             microbatch_weighting: weight of a microbatch in its minibatch: by its ``"rows"``, or ``"equal"`` as in the
                 published runs.
             max_tokens_per_forward: most tokens in a forward pass, repeated and padded ones included; limits memory, never
                 changes the loss.
-            reward: R_i: ``"success"`` (0 or 1), the environment's ``"score"``, or its ``"return"``; ``"per_turn"``:
-                success, and beside it each turn's discounted return, compared with those of the same turn of the group's
-                other rollouts.
+            reward: R_i: ``"success"`` (0 or 1), the environment's ``"score"`` or ``"return"``; ``"per_turn"``: success,
+                and each turn's discounted return relative to the same turn of the group's other rollouts.
             turn_coeff: with ``reward="per_turn"``, weight of the turns' advantages.
             turn_discount: with ``reward="per_turn"``, γ of the return from a turn on.
             reward_scale: factor on the reward; 10 in the published runs.
@@ -110,8 +109,8 @@ class Sections:
             drop_zero_variance_groups: drop groups whose rollouts all earned the same, up to rounding.
             max_refills: with ``drop_zero_variance_groups``: times per iteration that tasks are drawn to replace dropped
                 groups (dynamic sampling).
-            invalid_action_penalty: subtracted from the scaled reward of a turn whose response lacks the required form;
-                the turn's advantage falls by at most as much.
+            invalid_action_penalty: subtracted from the scaled reward, and at most as much from the advantage, of a turn
+                whose response lacks the required form.
             clip_low: lower clip of the probability ratio is ``1 - clip_low``.
             clip_high: upper clip of the probability ratio is ``1 + clip_high``.
             dual_clip: bound on the surrogate for negative advantages; ``None``: no bound.
@@ -119,23 +118,20 @@ class Sections:
             entropy_coeff: weight of the entropy bonus.
             weight_decay: of AdamW.
             adam_betas: of AdamW.
-            max_logprob_gap: limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, in
-                nats), above which nothing is trained and the run stops; ``None``: 0.001 where both compute in float32,
-                else 0.1.
-            importance_cap: TIS cap: each token of the surrogate is weighted by the ratio of the learner's to the engine's
-                probability, at most by this; ``None``: not weighted.
-            importance_mode: with ``importance_cap``: the ratio of each ``token`` or of a turn's whole response
-                (``sequence``); ``truncate`` lowers it to the cap, ``mask`` drops token or response.
-            ratio_level: the clipped ratio to the policy before the update is that of each ``"token"`` or of a turn's
-                whole response (``"sequence"``: geometric mean of its tokens' ratios, GSPO).
-            surrogate_mean: mean of the surrogate over a microbatch's ``"tokens"``, over its ``"rows"`` of each response's
-                mean, or ``"fixed_length"``: over rows of each response's sum divided by ``max_response_tokens`` (Dr.
-                GRPO).
+            max_logprob_gap: limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, nats),
+                above which the run stops before it trains; ``None``: 0.001 if both compute in float32, else 0.1.
+            importance_cap: TIS cap on the ratio of the learner's to the engine's probability, by which each token of the
+                surrogate is weighted; ``None``: not weighted.
+            importance_mode: with ``importance_cap``: the ratio of each ``token`` or of a whole response (``sequence``);
+                ``truncate`` lowers it to the cap, ``mask`` drops token or response.
+            ratio_level: clipped ratio to the policy before the update: of each ``"token"`` or of a whole response
+                (``"sequence"``: geometric mean of its tokens' ratios, GSPO).
+            surrogate_mean: mean of the surrogate over ``"tokens"``, over ``"rows"`` of each response's mean, or
+                (``"fixed_length"``) of each response's sum divided by ``max_response_tokens`` (Dr. GRPO).
             max_skipped_updates: consecutive optimizer steps that may be skipped for non-finite gradients.
-            privileged_view: teacher context of a turn: ``"outcome"`` (what the action led to), ``"feedback"`` (the same
-                as immediate feedback), ``"skill"`` (advice on the task's family), ``"solution"`` (the environment's own),
-                ``"peer"`` (in a failed rollout, the actions of one of the group that succeeded), or ``None`` where the
-                method needs none.
+            privileged_view: teacher context of a turn: ``"outcome"`` of the action, ``"feedback"`` (the same as immediate
+                feedback), ``"skill"`` (advice on the task's family), ``"solution"`` (the environment's own), ``"peer"``
+                (in a failed rollout, the actions of a successful one); ``None``: none.
             max_outcome_tokens: longest teacher context, in tokens; longer ones lose their middle, which is marked.
             teacher_sync_iterations: iterations between syncs of a stale copy of the policy that scores the teacher
                 context; ``None``: the policy before the update scores it.
@@ -159,15 +155,15 @@ class Sections:
             clamp_scope: rows over which Eq. 8 clamps: each ``"microbatch"`` (the paper) or the whole ``"minibatch"``,
                 which costs one more forward pass.
             gap_clip: c, the bound on each token's hindsight log-ratio, in nats (Eq. 4).
-            profile: how turns share a trajectory's dense loss: ``"relative"`` to their hindsight log-ratios (the paper),
-                or as controls ``"uniform"`` or ``"permuted"`` (the relative weights, dealt to other turns).
-            value_weighting: multiply turn scores by step values, so that of equal turns the one from which more rollouts
-                succeeded weighs more (not in the paper; see ``learner.step_values``).
+            profile: turn weights: ``"relative"`` to the turns' hindsight log-ratios (the paper), or as controls
+                ``"uniform"`` or ``"permuted"`` (those of other turns of the trajectory).
+            value_weighting: multiply each turn's score by its value, the discounted success rate of the group's rollouts
+                from its observation (not in the paper).
             rescaling: λ before it falls, by equal steps.
             rescaling_iterations: steps in which λ falls to 0.
             rescaling_clip: ε, the bound of the rescaling.
             distillation_coeff: μ, the weight of the gated likelihood.
-            gate_slope: β of the gate; 0 leaves every token half of μ.
+            gate_slope: β, slope of the gate; with 0 the gate is ½ for every token.
             divergence: ``"jsd"``: of whole distributions; ``"sampled"``: of sampled tokens.
             jsd_mix: β of the generalised JSD, the teacher's share in the mixture; in (0, 1).
             jsd_temperature: divides both views' logits.
@@ -204,18 +200,18 @@ class Sections:
                 policy; exclusive with ``model_path``.
             chat_template_kwargs: variables of the chat template, such as ``enable_thinking``, wherever a prompt is made;
                 empty: the template's own defaults.
-            chat_template_date: day that chat templates which write the date show, ``YYYY-MM-DD``; ``None``: the day on
-                which the run begins, which is recorded.
+            chat_template_date: date for chat templates that write one, ``YYYY-MM-DD``; ``None``: the day on which the run
+                begins, which is recorded.
             model_dtype: dtype of the master weights; bfloat16 cannot represent an update of 1e-6.
             compute_dtype: dtype of forward and backward passes (autocast); ``None``: bfloat16 on a GPU, else no autocast;
                 ``"float32"``: no autocast.
             gradient_checkpointing: recompute activations in the backward pass to save memory.
-            compile_layers: compile the learner's decoder layers (torch.compile), which fuses element-wise operations on a
-                GPU; the first passes take minutes longer.
+            compile_layers: compile the learner's decoder layers (torch.compile): fuses element-wise operations on a GPU;
+                the first passes take minutes longer.
             sharding: with several learners: ``"none"`` keeps whole weights on each, ``"fsdp"`` spreads weights, gradients
-                and optimizer state over them (FSDP2).
-            fsdp_size: learners that share one copy of sharded weights, a divisor of their number. With the learners of a
-                node, only gradients cross the network, once a step. ``None``: all learners.
+                and optimizer state (FSDP2).
+            fsdp_size: learners per shard group; must divide their number. Set it to the learners per node, so that only
+                gradients cross nodes, once a step. ``None``: all learners.
             lora_rank: rank of low-rank adapters, which alone are trained; the reference is the model without them.
                 ``None`` trains all weights.
             lora_alpha: scale of the adapters' product, divided by the rank.
@@ -287,30 +283,27 @@ class Sections:
                 room for.
             max_prompt_tokens: longest prompt, without hindsight context.
             max_response_tokens: longest response, stop token included.
-            temperature: of training rollouts, above 0; the learner divides logits by it too, so that the trained policy
-                is the tempered one.
+            temperature: of training rollouts, above 0; the learner divides logits by it, too.
             top_p: nucleus mass of training rollouts; must be 1, since no correction is implemented.
             history_window: (observation, action) pairs in a prompt; in a conversation, turns kept when it exceeds
                 ``max_prompt_tokens`` and restarts.
             prompt_style: one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or
-                ``"plain"`` ones (the response is the action), or the whole episode as one ``"conversation"`` with tagged
+                ``"plain"`` ones (the response is the action), or one ``"conversation"`` per episode with tagged
                 responses.
             seeded_sampling: seed every request, so that a run can be repeated.
             max_episodes_in_flight: episodes that an env runner plays at once; several keep engines busy while
                 environments step.
-            environment_processes: give each environment instance its own process, so that one that hangs, crashes or
-                grows costs only its rollout; ``None``: where its environment adapter sets ``own_process``.
-            step_timeout_s: deadline in seconds of a ``reset`` or ``step`` of an environment in its own process (creation:
-                ten times as long); then the process is ended and the rollout fails.
-            environment_memory_gb: GB that an environment in its own process may allocate; an allocation beyond it raises
-                and the rollout fails.
+            environment_processes: give each environment instance its own process, so that a hang or crash costs only its
+                rollout; ``None``: if its environment adapter sets ``own_process``.
+            step_timeout_s: deadline in seconds of ``reset`` and ``step`` of an environment in its own process (creation:
+                ten times as long), after which its rollout fails.
+            environment_memory_gb: GB that an environment in its own process may allocate; beyond it the rollout fails.
             request_timeout_s: deadline of a response, in seconds.
             max_group_redraws: times that a task is resampled when fewer than 2 of its rollouts completed.
             max_staleness: versions by which the weights that sampled a turn may be older than those trained on it. 0:
-                sampling and updates alternate; above 0: env runners continue during the update, and unfinished groups
-                enter a later one.
-            min_effective_sample_size: with ``max_staleness``: effective sample size of an update's importance ratios, as
-                a share of its tokens, below which the next iteration is on-policy; 0: never.
+                sampling and updates alternate; above 0: sampling continues during updates.
+            min_effective_sample_size: with ``max_staleness``: effective sample size of the importance ratios, as a share
+                of tokens, below which the next iteration is on-policy; 0: never.
             env_runner_cls: see RLlib.
             create_local_env_runner: see RLlib.
             create_env_on_local_worker: see RLlib.
@@ -361,10 +354,9 @@ class Sections:
             trajectories_folder: folder for all training trajectories as Parquet, in a Tune trial relative to its folder;
                 ``None``: not recorded.
             training_folder: folder for what a replay of an update needs and, as Parquet, the update's values for each
-                turn (weights, log-ratios, log-probabilities; docs/runs.md), in a Tune trial relative to its folder;
-                ``None``: not recorded.
-            max_recorded_tokens: with ``training_folder``: most response tokens of an update (about 8 MB) whose turns are
-                recorded; larger updates keep only what a replay needs. 0: no turns.
+                turn (docs/runs.md), in a Tune trial relative to its folder; ``None``: not recorded.
+            max_recorded_tokens: with ``training_folder``: most response tokens of an update (about 8 MB) whose values for
+                each turn are recorded. 0: none.
         """
 
     def engines(
@@ -394,13 +386,12 @@ class Sections:
             custom_resources_per_engine: custom resources that Ray reserves for each, to place engines on certain nodes
                 (env runners and learners: RLlib's ``custom_resources_per_env_runner``, and
                 ``custom_resources_per_learner``).
-            resource_timeout_s: seconds to wait for CPUs and GPUs that the cluster lacks or others use; raise it where an
-                autoscaler starts nodes.
+            resource_timeout_s: seconds to wait for CPUs and GPUs that are missing or in use; raise it if an autoscaler
+                starts nodes.
             engine_start_timeout_s: deadline for the start of all engines, in seconds.
-            colocate: put engine ``i`` and learner ``i`` on one GPU; engines sleep while learners update. Needs as many
-                engines as learners, with ``num_gpus_per_engine`` and ``num_gpus_per_learner`` adding up to 1.
-            sleep_level: with ``colocate``: 1 keeps a sleeping engine's weights in the host's memory, 2 drops them, since
-                new ones follow every update.
+            colocate: put engine ``i`` and learner ``i`` on one GPU; engines sleep during updates. Needs as many engines
+                as learners, and ``num_gpus_per_engine`` + ``num_gpus_per_learner`` = 1.
+            sleep_level: with ``colocate``: 1 keeps a sleeping engine's weights in the host's memory, 2 drops them.
             weight_transfer: how weights reach the engines: Ray's ``"object_store"``; on CUDA with vLLM also ``"ipc"``
                 (with ``colocate``) or ``"nccl"`` (separate GPUs). ``"auto"``: ``"ipc"`` where possible, else
                 ``"object_store"``.
@@ -421,18 +412,19 @@ class Sections:
         """Set when a policy counts as diverged; ``None`` disables a check.
 
         Args:
-            guard_action: what follows ``guard_patience`` consecutive violations: ``"stop"`` saves the state aside and
-                ends the run with exit code 1, ``"warn"`` only warns.
-            guard_patience: consecutive iterations that violate one check before ``guard_action`` follows; at most 2 where
-                a collapse came from one iteration to the next.
+            guard_action: after ``guard_patience`` consecutive violations ``"stop"`` saves the state aside and ends the
+                run with exit code 1, ``"warn"`` only warns.
+            guard_patience: consecutive iterations that violate one check before ``guard_action`` follows; at most 2 after
+                a collapse from one iteration to the next.
             max_kl: largest ``grpo/kl``, in nats a token, each counted as 10 at most.
             max_mean_ratio: largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 in healthy runs.
-            min_entropy: smallest ``grpo/entropy``, in nats a token, once it was ten times as large.
-            min_response_tokens: smallest mean length of a response, stop token included, once it was twice as large.
-            max_cut_response_rate: share of responses at ``max_response_tokens`` that is too large once it was 0.5 or
-                less.
-            min_valid_rate: smallest share of valid turns (response well-formed, action understood), once it was ten times
-                as large.
+            min_entropy: lower limit on ``grpo/entropy``, nats a token; checked once it has been ten times as large.
+            min_response_tokens: lower limit on the mean length of a response, stop token included; checked once it has
+                been twice as large.
+            max_cut_response_rate: share of responses cut at ``max_response_tokens`` that is a violation; checked once it
+                has been 0.5 or less.
+            min_valid_rate: lower limit on the share of valid turns (response well-formed, action understood); checked
+                once it has been ten times as large.
         """
 
     def evaluation(
@@ -484,8 +476,8 @@ class Sections:
 
         Args:
             evaluation_env_config: entries that replace those of the training ``env_config``.
-            evaluation_split: split of the tasks; in a mixture of environments also a dict from name to split, and
-                ``evaluation_env_config`` is then a dict by name too; ``None``: no evaluation set.
+            evaluation_split: split of the tasks; in a mixture of environments also a dict by name, with
+                ``evaluation_env_config`` by name too; ``None``: no evaluation set.
             evaluation_num_tasks: tasks in the evaluation set.
             evaluation_seed: chooses the tasks and seeds the rollouts.
             evaluation_temperature: sampling temperature; 0 is greedy.

@@ -56,7 +56,7 @@ class PolicySettings(Settings):
     )
     chat_template_date: str | None = setting(
         None,
-        "day that chat templates which write the date show, ``YYYY-MM-DD``; ``None``: the day on which the run begins, which is "
+        "date for chat templates that write one, ``YYYY-MM-DD``; ``None``: the day on which the run begins, which is "
         "recorded",
     )
     model_dtype: str = setting(
@@ -73,19 +73,19 @@ class PolicySettings(Settings):
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
     compile_layers: bool = setting(
         False,
-        "compile the learner's decoder layers (torch.compile), which fuses element-wise operations on a GPU; the "
-        "first passes take minutes longer",
+        "compile the learner's decoder layers (torch.compile): fuses element-wise operations on a GPU; the first passes "
+        "take minutes longer",
     )
     sharding: str = setting(
         "none",
         'with several learners: ``"none"`` keeps whole weights on each, ``"fsdp"`` spreads weights, gradients and '
-        "optimizer state over them (FSDP2)",
+        "optimizer state (FSDP2)",
         one_of=SHARDINGS,
     )
     fsdp_size: int | None = setting(
         None,
-        "learners that share one copy of sharded weights, a divisor of their number. With the learners of a node, "
-        "only gradients cross the network, once a step. ``None``: all learners",
+        "learners per shard group; must divide their number. Set it to the learners per node, so that only gradients "
+        "cross nodes, once a step. ``None``: all learners",
         at_least=2,
     )
 
@@ -130,20 +130,18 @@ class EngineSettings(Settings):
     )
     resource_timeout_s: float = setting(
         60.0,
-        "seconds to wait for CPUs and GPUs that the cluster lacks or others use; raise it where an autoscaler "
-        "starts nodes",
+        "seconds to wait for CPUs and GPUs that are missing or in use; raise it if an autoscaler starts nodes",
         above=0,
     )
     engine_start_timeout_s: float = setting(600.0, "deadline for the start of all engines, in seconds", above=0)
     colocate: bool = setting(
         False,
-        "put engine ``i`` and learner ``i`` on one GPU; engines sleep while learners update. Needs as many "
-        "engines as learners, with ``num_gpus_per_engine`` and ``num_gpus_per_learner`` adding up to 1",
+        "put engine ``i`` and learner ``i`` on one GPU; engines sleep during updates. Needs as many engines as learners, "
+        "and ``num_gpus_per_engine`` + ``num_gpus_per_learner`` = 1",
     )
     sleep_level: int = setting(
         2,
-        "with ``colocate``: 1 keeps a sleeping engine's weights in the host's memory, 2 drops them, since new "
-        "ones follow every update",
+        "with ``colocate``: 1 keeps a sleeping engine's weights in the host's memory, 2 drops them",
         one_of=(1, 2),
     )
     weight_transfer: str = setting(
@@ -186,14 +184,13 @@ class RecordingSettings(Settings):
     )
     training_folder: str | None = setting(
         None,
-        "folder for what a replay of an update needs and, as Parquet, the update's values for each turn (weights, "
-        "log-ratios, log-probabilities; docs/runs.md), in a Tune trial relative to its folder; ``None``: not "
-        "recorded",
+        "folder for what a replay of an update needs and, as Parquet, the update's values for each turn (docs/runs.md), "
+        "in a Tune trial relative to its folder; ``None``: not recorded",
     )
     max_recorded_tokens: int = setting(
         1_000_000,
-        "with ``training_folder``: most response tokens of an update (about 8 MB) whose turns are recorded; "
-        "larger updates keep only what a replay needs. 0: no turns",
+        "with ``training_folder``: most response tokens of an update (about 8 MB) whose values for each turn are "
+        "recorded. 0: none",
         at_least=0,
     )
 
@@ -212,8 +209,7 @@ class RolloutSettings(Settings):
     max_response_tokens: int = setting(512, "longest response, stop token included", at_least=1)
     temperature: float = setting(
         1.0,
-        "of training rollouts, above 0; the learner divides logits by it too, so that the trained policy is the "
-        "tempered one",
+        "of training rollouts, above 0; the learner divides logits by it, too",
     )
     top_p: float = setting(1.0, "nucleus mass of training rollouts; must be 1, since no correction is implemented")
     history_window: int = setting(
@@ -224,9 +220,8 @@ class RolloutSettings(Settings):
     )
     prompt_style: PromptStyle = setting(
         "tagged",
-        'one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or '
-        '``"plain"`` ones (the response is the action), or the whole episode as one ``"conversation"`` with '
-        "tagged responses",
+        'one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or ``"plain"`` ones '
+        '(the response is the action), or one ``"conversation"`` per episode with tagged responses',
         one_of=GENERIC,
     )
     seeded_sampling: bool = setting(False, "seed every request, so that a run can be repeated")
@@ -237,18 +232,18 @@ class RolloutSettings(Settings):
     )
     environment_processes: bool | None = setting(
         None,
-        "give each environment instance its own process, so that one that hangs, crashes or grows costs only its "
-        "rollout; ``None``: where its environment adapter sets ``own_process``",
+        "give each environment instance its own process, so that a hang or crash costs only its rollout; ``None``: if its "
+        "environment adapter sets ``own_process``",
     )
     step_timeout_s: float = setting(
         120.0,
-        "deadline in seconds of a ``reset`` or ``step`` of an environment in its own process (creation: ten times "
-        "as long); then the process is ended and the rollout fails",
+        "deadline in seconds of ``reset`` and ``step`` of an environment in its own process (creation: ten times as "
+        "long), after which its rollout fails",
         above=0,
     )
     environment_memory_gb: float | None = setting(
         None,
-        "GB that an environment in its own process may allocate; an allocation beyond it raises and the rollout fails",
+        "GB that an environment in its own process may allocate; beyond it the rollout fails",
         above=0,
     )
     request_timeout_s: float = setting(600.0, "deadline of a response, in seconds", above=0)
@@ -257,15 +252,14 @@ class RolloutSettings(Settings):
     )
     max_staleness: int = setting(
         0,
-        "versions by which the weights that sampled a turn may be older than those trained on it. 0: sampling and "
-        "updates alternate; above 0: env runners continue during the update, and unfinished groups enter a later "
-        "one",
+        "versions by which the weights that sampled a turn may be older than those trained on it. 0: sampling and updates "
+        "alternate; above 0: sampling continues during updates",
         at_least=0,
     )
     min_effective_sample_size: float = setting(
         0.5,
-        "with ``max_staleness``: effective sample size of an update's importance ratios, as a share of its "
-        "tokens, below which the next iteration is on-policy; 0: never",
+        "with ``max_staleness``: effective sample size of the importance ratios, as a share of tokens, below which the "
+        "next iteration is on-policy; 0: never",
         within=(0, 1),
     )
 

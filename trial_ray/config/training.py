@@ -35,15 +35,14 @@ class TrainingSettings(Settings):
     )
     microbatch_rows: int = setting(
         32,
-        "most turn rows over which a token mean and the dense clamp are computed; independent of the number of "
-        "learners, as is ``minibatch_rows``",
+        "most turn rows over which a token mean and the dense clamp are computed, at any number of learners",
         at_least=1,
     )
     num_epochs: int = setting(1, "passes over all rows of an iteration", at_least=1)
     batch_shards: int = setting(
         8,
-        "parts of the batch, in task order, of which each minibatch takes a slice: 8 as in the published runs, "
-        "one for each data-parallel rank; 1 takes rows in task order",
+        "parts of the batch, in task order, from which each minibatch takes a slice: 8 ranks in the published runs; 1: "
+        "rows in task order",
         at_least=1,
     )
     shuffle: bool = setting(
@@ -61,8 +60,8 @@ class TrainingSettings(Settings):
     )
     reward: str = setting(
         "success",
-        'R_i: ``"success"`` (0 or 1), the environment\'s ``"score"``, or its ``"return"``; ``"per_turn"``: success, and beside it '
-        "each turn's discounted return, compared with those of the same turn of the group's other rollouts",
+        'R_i: ``"success"`` (0 or 1), the environment\'s ``"score"`` or ``"return"``; ``"per_turn"``: success, and each '
+        "turn's discounted return relative to the same turn of the group's other rollouts",
         one_of=REWARDS,
     )
     turn_coeff: float = setting(1.0, 'with ``reward="per_turn"``, weight of the turns\' advantages', at_least=0)
@@ -88,8 +87,8 @@ class TrainingSettings(Settings):
     )
     invalid_action_penalty: float = setting(
         0.1,
-        "subtracted from the scaled reward of a turn whose response lacks the required form; the turn's advantage "
-        "falls by at most as much",
+        "subtracted from the scaled reward, and at most as much from the advantage, of a turn whose response lacks the "
+        "required form",
         at_least=0,
     )
     clip_low: float = setting(0.2, "lower clip of the probability ratio is ``1 - clip_low``", within=(0, 1))
@@ -105,32 +104,32 @@ class TrainingSettings(Settings):
     adam_betas: tuple[float, float] = setting((0.9, 0.999), "of AdamW")
     max_logprob_gap: float | None = setting(
         None,
-        "limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, in nats), above "
-        "which nothing is trained and the run stops; ``None``: 0.001 where both compute in float32, else 0.1",
+        "limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, nats), above which the run "
+        "stops before it trains; ``None``: 0.001 if both compute in float32, else 0.1",
         above=0,
     )
     importance_cap: float | None = setting(
         None,
-        "TIS cap: each token of the surrogate is weighted by the ratio of the learner's to the engine's "
-        "probability, at most by this; ``None``: not weighted",
+        "TIS cap on the ratio of the learner's to the engine's probability, by which each token of the surrogate is "
+        "weighted; ``None``: not weighted",
         at_least=1,
     )
     importance_mode: ImportanceMode = setting(
         "token_truncate",
-        "with ``importance_cap``: the ratio of each ``token`` or of a turn's whole response (``sequence``); "
-        "``truncate`` lowers it to the cap, ``mask`` drops token or response",
+        "with ``importance_cap``: the ratio of each ``token`` or of a whole response (``sequence``); ``truncate`` lowers "
+        "it to the cap, ``mask`` drops token or response",
         one_of=IMPORTANCE_MODES,
     )
     ratio_level: RatioLevel = setting(
         "token",
-        'the clipped ratio to the policy before the update is that of each ``"token"`` or of a turn\'s whole '
-        'response (``"sequence"``: geometric mean of its tokens\' ratios, GSPO)',
+        'clipped ratio to the policy before the update: of each ``"token"`` or of a whole response (``"sequence"``: '
+        "geometric mean of its tokens' ratios, GSPO)",
         one_of=RATIO_LEVELS,
     )
     surrogate_mean: SurrogateMean = setting(
         "tokens",
-        'mean of the surrogate over a microbatch\'s ``"tokens"``, over its ``"rows"`` of each response\'s mean, or '
-        '``"fixed_length"``: over rows of each response\'s sum divided by ``max_response_tokens`` (Dr. GRPO)',
+        'mean of the surrogate over ``"tokens"``, over ``"rows"`` of each response\'s mean, or (``"fixed_length"``) of '
+        "each response's sum divided by ``max_response_tokens`` (Dr. GRPO)",
         one_of=SURROGATE_MEANS,
     )
     max_skipped_updates: int = setting(
@@ -138,9 +137,9 @@ class TrainingSettings(Settings):
     )
     privileged_view: str | None = setting(
         None,
-        'teacher context of a turn: ``"outcome"`` (what the action led to), ``"feedback"`` (the same as immediate '
-        'feedback), ``"skill"`` (advice on the task\'s family), ``"solution"`` (the environment\'s own), ``"peer"`` (in a failed '
-        "rollout, the actions of one of the group that succeeded), or ``None`` where the method needs none",
+        'teacher context of a turn: ``"outcome"`` of the action, ``"feedback"`` (the same as immediate feedback), '
+        '``"skill"`` (advice on the task\'s family), ``"solution"`` (the environment\'s own), ``"peer"`` (in a failed '
+        "rollout, the actions of a successful one); ``None``: none",
         one_of=PRIVILEGED_VIEWS,
     )
     max_outcome_tokens: int = setting(
@@ -164,8 +163,8 @@ class EvaluationSettings(Settings):
     )
     evaluation_split: str | dict[str, str] | None = setting(
         None,
-        "split of the tasks; in a mixture of environments also a dict from name to split, and "
-        "``evaluation_env_config`` is then a dict by name too; ``None``: no evaluation set",
+        "split of the tasks; in a mixture of environments also a dict by name, with ``evaluation_env_config`` by name "
+        "too; ``None``: no evaluation set",
     )
     evaluation_num_tasks: int = setting(128, "tasks in the evaluation set", at_least=1)
     evaluation_seed: int = setting(0, "chooses the tasks and seeds the rollouts")
@@ -180,14 +179,14 @@ class GuardSettings(Settings):
 
     guard_action: str = setting(
         "stop",
-        'what follows ``guard_patience`` consecutive violations: ``"stop"`` saves the state aside and ends the '
-        'run with exit code 1, ``"warn"`` only warns',
+        'after ``guard_patience`` consecutive violations ``"stop"`` saves the state aside and ends the run with exit code '
+        '1, ``"warn"`` only warns',
         one_of=("stop", "warn"),
     )
     guard_patience: int = setting(
         5,
-        "consecutive iterations that violate one check before ``guard_action`` follows; at most 2 where a "
-        "collapse came from one iteration to the next",
+        "consecutive iterations that violate one check before ``guard_action`` follows; at most 2 after a collapse from "
+        "one iteration to the next",
         at_least=1,
     )
     max_kl: float | None = setting(5.0, "largest ``grpo/kl``, in nats a token, each counted as 10 at most", above=0)
@@ -198,22 +197,23 @@ class GuardSettings(Settings):
     )
     min_entropy: float | None = setting(
         1e-4,
-        "smallest ``grpo/entropy``, in nats a token, once it was ten times as large",
+        "lower limit on ``grpo/entropy``, nats a token; checked once it has been ten times as large",
         above=0,
     )
     min_response_tokens: float | None = setting(
         1.5,
-        "smallest mean length of a response, stop token included, once it was twice as large",
+        "lower limit on the mean length of a response, stop token included; checked once it has been twice as large",
         above=0,
     )
     max_cut_response_rate: float | None = setting(
         1.0,
-        "share of responses at ``max_response_tokens`` that is too large once it was 0.5 or less",
+        "share of responses cut at ``max_response_tokens`` that is a violation; checked once it has been 0.5 or less",
         above=0.5,
     )
     min_valid_rate: float | None = setting(
         0.01,
-        "smallest share of valid turns (response well-formed, action understood), once it was ten times as large",
+        "lower limit on the share of valid turns (response well-formed, action understood); checked once it has been ten "
+        "times as large",
         within=(0, 0.1),
     )
 

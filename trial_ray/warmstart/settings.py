@@ -58,20 +58,20 @@ class WarmStartSettings:
     episodes_per_game: int = setting(4, "episodes of each, with different seeds of the expert", at_least=1)
     action_noise: float = setting(
         0.1,
-        "probability of executing another action (admissible or malformed) than the expert's. The example keeps "
-        "the expert's action: the policy sees what mistakes lead to and how to recover",
+        "probability of executing another action (admissible or malformed) than the expert's, which stays the example: "
+        "the policy sees what mistakes lead to and how to recover",
         within=(0, 1),
     )
     suboptimal_probability: float = setting(
         0.0,
-        "probability that the expert takes an admissible action other than the planned one, which is imitated. "
-        "The policy then wastes turns, a habit that reinforcement learning can unlearn",
+        "probability that the expert takes, and the policy imitates, an admissible action other than the planned one: a "
+        "habit that reinforcement learning can unlearn",
         within=(0, 1),
     )
     hindsight_fraction: float = setting(
         0.25,
-        "share of examples with the outcome of the executed action in the prompt and the planned action as "
-        "response; below 1. A small model has to learn to read hindsight; a large one can from the start",
+        "share of examples with the outcome of the executed action in the prompt and the planned action as response; "
+        "below 1. A small model has to learn to read hindsight",
         within=(0, 1),
     )
     hindsight_wasted_share: float = setting(
@@ -86,8 +86,7 @@ class WarmStartSettings:
     )
     optimizer: Literal["muon", "adamw"] = setting(
         "muon",
-        "``muon`` for matrices and AdamW for the rest (a model from scratch learns to copy in a third of the "
-        "steps); ``adamw`` for pretrained models",
+        "``muon`` for matrices and AdamW for the rest (from scratch), or ``adamw`` (pretrained models)",
         one_of=("muon", "adamw"),
     )
     learning_rate: float = setting(3e-3, "of AdamW, after the warm-up", above=0)

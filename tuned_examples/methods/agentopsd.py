@@ -131,7 +131,7 @@ class AgentOPSDConfig(GRPOConfig):
     privileged_view: str | None = setting("skill")
     revision_mix: float = setting(0.5, "λ, the share of the factor in the advantage", within=(0, 1))
     revision_bound: float = setting(0.2, "b, the bound of the factor", within=(0, 1))
-    belief_decay: float = setting(1.0, "γ, what is left of earlier turns' evidence after another turn", within=(0, 1))
+    belief_decay: float = setting(1.0, "γ, decay per turn of accumulated evidence", within=(0, 1))
 
 
 CONFIG = AgentOPSDConfig

@@ -45,7 +45,7 @@ class SDARConfig(GRPOConfig):
 
     privileged_view: str | None = setting("skill")
     distillation_coeff: float = setting(0.01, "μ, the weight of the gated likelihood", at_least=0)
-    gate_slope: float = setting(5.0, "β of the gate; 0 leaves every token half of μ", at_least=0)
+    gate_slope: float = setting(5.0, "β, slope of the gate; with 0 the gate is ½ for every token", at_least=0)
 
 
 class GRPOOPSDConfig(SDARConfig):

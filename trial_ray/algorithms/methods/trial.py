@@ -82,7 +82,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
 
 
 class TRIALConfig(GRPOConfig):
-    """Trajectory-relative hindsight distillation; the defaults are the paper's ALFWorld column (its Table 1)."""
+    """Trajectory-relative hindsight distillation; the paper's ALFWorld runs start λ in iteration 25 and scale rewards by 10."""
 
     method_class = TrajectoryRelative
 
@@ -105,14 +105,14 @@ class TRIALConfig(GRPOConfig):
     )
     profile: str = setting(
         "relative",
-        'how turns share a trajectory\'s dense loss: ``"relative"`` to their hindsight log-ratios (the paper), or '
-        'as controls ``"uniform"`` or ``"permuted"`` (the relative weights, dealt to other turns)',
+        'turn weights: ``"relative"`` to the turns\' hindsight log-ratios (the paper), or as controls ``"uniform"`` or '
+        '``"permuted"`` (those of other turns of the trajectory)',
         one_of=PROFILES,
     )
     value_weighting: bool = setting(
         False,
-        "multiply turn scores by step values, so that of equal turns the one from which more rollouts succeeded "
-        "weighs more (not in the paper; see ``learner.step_values``)",
+        "multiply each turn's score by its value, the discounted success rate of the group's rollouts from its "
+        "observation (not in the paper)",
     )
 
     def __init__(self, algo_class: type | None = None) -> None:
