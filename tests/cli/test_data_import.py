@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from third_party import ALFWORLD, WEBSHOP_1K
+from third_party import ALFWORLD
 from webshop_source import NOUNS, PRODUCTS, write_source
 
 from trial_envs.alfworld import importing
@@ -96,13 +96,3 @@ def test_an_imported_shop_is_opened_without_naming_a_folder(home, tmp_path, caps
     (folder / "items_shuffle.json").unlink()
     assert cli.main(["data", "webshop", "--from", str(folder)]) == 2
     assert "items_shuffle" in capsys.readouterr().err
-
-
-@pytest.mark.data
-def test_the_published_shop_is_recognised_and_imported(home, capsys):
-    assert cli.main(["data", "webshop", "--from", str(WEBSHOP_1K)]) == 0
-    text = capsys.readouterr().out
-    assert "as published" in text
-    assert "DIFFERS" not in text
-    assert cli.main(["data", "webshop"]) == 0
-    assert "1,000 products, 6,910 goals" in capsys.readouterr().out

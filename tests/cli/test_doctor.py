@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import tempfile
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -92,17 +91,6 @@ def test_room_on_disk_and_in_shared_memory(free, level, monkeypatch, tmp_path):
     assert (shared.level, "docker run --shm-size=" in shared.fix) == ((OK, False) if level is OK else (NOTE, True))
 
 
-def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch, tmp_path):
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(checks.Path, "stat", refuse)
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    check = checks.free_disk("disk", tmp_path / "inside", "export X=/elsewhere")
-    assert check.level is STOPS
-    assert "cannot be written: Permission denied" in check.found
-
-
 @pytest.mark.parametrize(
     ("driver", "cuda", "level", "words"),
     [
@@ -125,8 +113,6 @@ def test_a_gpu_needs_a_torch_and_a_driver_that_fit(driver, cuda, level, words, m
     assert check.level is level
     assert words in check.found
     headers.unlink()
-    lacks = checks.gpus()
-    assert ("Triton" in lacks.found) == (level is OK)
-    assert lacks.level is (STOPS if level is OK else level)
+    assert ("Triton" in checks.gpus().found) == (level is OK)
     program.write_text("#!/bin/sh\necho Failed to initialize NVML: Driver/library version mismatch\nexit 18\n")
     assert "version mismatch" in checks.gpus().found

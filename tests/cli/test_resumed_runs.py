@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,9 @@ from cli_fakes import EXPERIMENT, FakeAlgorithm, interrupting, iterations, read
 
 from trial_ray import cli
 from trial_ray.cli.evaluate import checkpoint_config
-from trial_ray.errors import CheckpointError, EngineError, FolderInUseError, UserInputError
+from trial_ray.errors import CheckpointError, FolderInUseError, UserInputError
 from trial_ray.reports.groups import group_runs
-from trial_ray.reports.report import report_page
-from trial_ray.reports.run import RecordedRun, open_run
+from trial_ray.reports.run import RecordedRun
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 from trial_ray.runs.config_record import load_record
 from trial_ray.runs.ownership import LOCK_FILE, folder_lock
@@ -53,7 +51,6 @@ def test_a_second_command_on_a_run_is_refused_and_changes_nothing(train, capsys)
     assert f"in use by process {os.getpid()} on {os.uname().nodename}" in error
     assert iterations(train.out) == [1, 2, 3]
     assert read(train.out / "run.json")["state"] == "done"
-    assert not list(train.out.glob(".*"))
     train.resume(4)
 
 
@@ -62,25 +59,21 @@ import os, sys, time
 from pathlib import Path
 from trial_ray.runs.ownership import folder_lock
 with folder_lock(Path(sys.argv[1]), ["trial-ray", "train", "api_key=sk-secret"]):
-    pid = os.fork() if sys.argv[2] == "forked" else -1
-    if pid <= 0:  # the fork says so itself, when it has let go of the lock
-        print(pid or os.getpid(), flush=True)
+    if os.fork() == 0:  # the fork says so itself, when it has let go of the lock
+        print(os.getpid(), flush=True)
     time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("kind", ["alone", "forked"])
-def test_a_killed_command_leaves_nothing_that_keeps_others_out(train, capsys, kind):
+def test_a_killed_command_leaves_nothing_that_keeps_others_out(train, capsys):
     train(1)
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, train.out, kind], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, train.out], stdout=subprocess.PIPE, text=True)
     try:
         forked = int(holder.stdout.readline())
         train.resume(2, code=2)
         error = capsys.readouterr().err
         assert f"in use by process {holder.pid} on" in error
-        assert "(trial-ray train " in error
         assert "sk-secret" not in error
-        assert iterations(train.out) == [1]
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait(timeout=30)
@@ -89,26 +82,21 @@ def test_a_killed_command_leaves_nothing_that_keeps_others_out(train, capsys, ki
         train.resume(2)
         assert iterations(train.out) == [1, 2]
     finally:
-        if forked > 0:
-            os.kill(forked, signal.SIGKILL)
+        os.kill(forked, signal.SIGKILL)
 
 
 SWEEP = EXPERIMENT + "from ray import tune\nconfig.training(lr=tune.grid_search([0.1, 0.2]))\n"
 
 
-@pytest.mark.parametrize("kind", ["sweep", "reproduce"])
-def test_the_folder_of_many_runs_is_written_by_one_command(tmp_path, capsys, monkeypatch, kind):
+def test_the_folder_of_many_runs_is_written_by_one_command(tmp_path, capsys, monkeypatch):
     file, out = tmp_path / "sweep.py", tmp_path / "out"
     file.write_text(SWEEP)
     # Both of two new sweeps may have found the folder empty.
     monkeypatch.setattr("trial_ray.sweeps.tuner.Sweep.require_folder", lambda *_, **__: None)
     monkeypatch.setattr("trial_ray.algorithms.inputs.require_inputs", lambda config: None)
-    command = ["sweep", str(file)] if kind == "sweep" else ["reproduce", "table3", "--scale", "tiny", "--seeds", "1"]
     with folder_lock(out, ["trial-ray", "other"]):
-        assert cli.main([*command, "--out", str(out)]) == 2
+        assert cli.main(["sweep", str(file), "--out", str(out)]) == 2
         assert [path.name for path in out.iterdir()] == [LOCK_FILE]
-        if kind == "reproduce":
-            assert cli.main([*command, "--out", str(out), "--dry-run"]) == 0
     assert f"in use by process {os.getpid()} on" in capsys.readouterr().err
     assert not out.exists()
 
@@ -147,7 +135,6 @@ def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("fcntl.flock", unknown)
     with folder_lock(tmp_path / "new", []):
         assert "has no locks" in caplog.text
-    assert not (tmp_path / "new").exists()
 
 
 # -- the settings of each iteration ------------------------------------------------------------------------------------
@@ -166,14 +153,6 @@ def changed(train):
             (checkpoint / MODEL_INSIDE_CHECKPOINT / name).write_text("{}")
         (checkpoint / "manifest.json").unlink()
     return train
-
-
-def test_every_command_and_its_settings_are_recorded_in_order(changed):
-    record = read(changed.out / "resolved_config.json")
-    commands = [*record["earlier"], record]
-    assert [(each["after_iteration"], each["settings"]["lr"]) for each in commands] == [(0, 1e-4), (2, 1e-3)]
-    assert all(each["command"] and each["began"] and each["versions"]["ray"] for each in commands)
-    assert "earlier" not in record["earlier"][0]
 
 
 def test_a_resume_says_what_differs(train, capsys):
@@ -200,30 +179,15 @@ def test_a_checkpoint_is_evaluated_with_the_settings_that_it_was_trained_with(ch
     assert list(limits.values()) == [first, first, 700, 700]
 
 
-def test_a_model_of_a_run_is_judged_with_the_settings_that_it_was_trained_with(changed, monkeypatch):
-    found = []
-
-    def judge(settings, *others):
-        found.append(settings)
-        raise UserInputError("that is enough")
-
-    monkeypatch.setattr("trial_ray.warmstart.judgement.judge_model", judge)
-    assert [cli.main(["judge", str(changed.out / name)]) for name in ("checkpoints/000001", ".")] == [2, 2]
-    assert [each.response_style for each in found] == ["tagged", "tagged"]
-    assert [each.max_prompt_tokens == 700 for each in found] == [False, True]
-    assert [Path(each.model_path).relative_to(changed.out).parts[1] for each in found] == ["000001", "000004"]
-
-
 def test_environment_and_split_of_an_evaluation_are_the_runs_unless_named(changed):
     for split, played in (("train", "train"), (None, "valid_seen")):
         config, _ = checkpoint_config(str(changed.out), None, split, [])
         assert (config.env, config.env_config["split"]) == ("trial/ALFWorld-v0", played)
     config, _ = checkpoint_config("oracle", "trial/ALFWorld-v0", "generated", ['env_config={"difficulty": "tiny"}'])
     assert config.env_config == {"split": "generated", "difficulty": "tiny"}
-    with pytest.raises(UserInputError, match="oracle shall play with --env ID; it belongs to no run"):
-        checkpoint_config("oracle", None, "valid_seen", [])
-    with pytest.raises(UserInputError, match="Name the split that oracle shall play with --split NAME"):
-        checkpoint_config("oracle", "trial/ALFWorld-v0", None, [])
+    for env, split, option in ((None, "valid_seen", "--env ID"), ("trial/ALFWorld-v0", None, "--split NAME")):
+        with pytest.raises(UserInputError, match=option):
+            checkpoint_config("oracle", env, split, [])
 
 
 def test_a_report_names_what_changed_and_keeps_the_run_apart_from_others(changed, tmp_path):
@@ -234,8 +198,6 @@ def test_a_report_names_what_changed_and_keeps_the_run_apart_from_others(changed
         (3, "max_prompt_tokens", run.config.changes[2].before, 700),
     ]
     assert run.config.settings["lr"] == 1e-3
-    page = report_page(group_runs([run]), "x")
-    assert "Settings that changed when a run was resumed" in page
     # Another run whose last part had the same settings is no second seed of it.
     other = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
     changed("--out", tmp_path / "other", "--seed", 1, *other)
@@ -247,19 +209,6 @@ def test_a_command_that_made_no_iteration_changes_no_settings_of_the_run(changed
     run = RecordedRun(changed.out)
     assert run.config.settings["lr"] == 1e-3
     assert [each.after for each in run.config.changes if (each.iteration, each.name) == (5, "lr")] == [0.5]
-
-
-def test_a_restart_records_no_second_command(train):
-    errors = [EngineError("died")]
-
-    def fail(iteration):
-        if iteration == 4 and errors:
-            raise errors.pop()
-
-    train(2)
-    train.resume(5, "--set", "lr=0.5", on_train=fail)
-    record = read(train.out / "resolved_config.json")
-    assert [each["after_iteration"] for each in (*record["earlier"], record)] == [0, 2]
 
 
 def test_settings_of_iterations_that_were_made_again_are_replaced(train):
@@ -274,19 +223,6 @@ def test_settings_of_iterations_that_were_made_again_are_replaced(train):
     train.resume(3, "--set", "lr=0.3", "--trust")
     path = train.out / "resolved_config.json"
     assert [load_record(path, iteration=each).lr for each in (0, 1, 2, 3, None)] == [0.1, 0.1, 0.3, 0.3, 0.3]
-
-
-@pytest.mark.parametrize("broken", ['{"earlier": 3}', '{"earlier": [3]}', '{"after_iteration": "x"}', "[]", "3"])
-def test_broken_records_of_commands_are_the_users_error(train, capsys, broken):
-    train(1)
-    path = train.out / "resolved_config.json"
-    record = json.loads(broken)
-    path.write_text(json.dumps({**read(path), **record} if isinstance(record, dict) else record))
-    before = contents(train.out)
-    train.resume(2, code=2)
-    assert "Traceback" not in capsys.readouterr().err
-    assert contents(train.out) == before
-    assert RecordedRun(train.out).reasons()
 
 
 # -- what a resume drops, and what it refuses --------------------------------------------------------------------------
@@ -323,7 +259,6 @@ def test_evaluations_later_than_the_checkpoint_go(train):
     train.resume(4, "--checkpoint-every", 1)
     evaluations = train.out / "evaluations"
     shutil.copy(evaluations / "after_000004.json", evaluations / "valid_unseen-full_000004.json")
-    assert sorted(path.stem for path in evaluations.iterdir())[:2] == ["after_000002", "after_000004"]
     shutil.rmtree(train.out / "checkpoints" / "000004")
     seen = []
 
@@ -332,7 +267,6 @@ def test_evaluations_later_than_the_checkpoint_go(train):
 
     train.resume(4, on_train=look)
     assert seen == [(["after_000002", "before"], False)]
-    assert sorted(path.stem for path in evaluations.iterdir()) == ["after_000002", "after_000004", "before"]
 
 
 def test_a_resume_that_could_not_begin_leaves_the_run_as_it_was(train):
@@ -345,25 +279,13 @@ def test_a_resume_that_could_not_begin_leaves_the_run_as_it_was(train):
 # -- figures over all parts --------------------------------------------------------------------------------------------
 
 
-def test_the_summary_has_the_seconds_of_all_parts(train):
-    def slow(iteration):
-        time.sleep(0.2)
-
-    train(2, on_train=slow)
-    first = read(train.out / "summary.json")["seconds"]
-    train.resume(3)
-    summary, cost = read(train.out / "summary.json"), read(train.out / "cost.json")
-    assert [part["iterations"] for part in cost["parts"]] == [2, 1]
-    assert cost["parts"][0]["wall_seconds"] == first
-    assert summary["seconds"] == cost["wall_seconds"] == sum(part["wall_seconds"] for part in cost["parts"])
-
-
 def test_a_part_that_only_played_the_panel_has_its_cost(train):
     train(on_train=interrupting(3), code=130)
     train.resume()
-    parts = read(train.out / "cost.json")["parts"]
-    assert [part["iterations"] for part in parts] == [3, 0]
-    assert parts[1]["seconds"]["evaluation"] > 0
+    cost = read(train.out / "cost.json")
+    assert [part["iterations"] for part in cost["parts"]] == [3, 0]
+    assert cost["parts"][1]["seconds"]["evaluation"] > 0
+    assert read(train.out / "summary.json")["seconds"] == cost["wall_seconds"]
 
 
 def test_a_criterion_that_was_reached_stays_so(train):
@@ -375,53 +297,27 @@ def test_a_criterion_that_was_reached_stays_so(train):
 
 # -- what only measures ends no run ------------------------------------------------------------------------------------
 
-PART = {"iterations": 1, "wall_seconds": 1.0, "seconds": {}, "counts": {}, "learner_hardware": None, "actors": {}}
-SHAPES = [
-    {"seconds": {"sampling": float("inf")}},
-    {"wall_seconds": 0},
-    {"actors": {"x": 3}},
-    {"counts": {"update_seconds": "x"}},
-]
-CARD = {"schema": "trial_ray/cost", "schema_version": 1}
-
 
 @pytest.mark.parametrize(
-    "content",
-    ["[]", "{", "[" * 100_000, "\xff", *(json.dumps({**CARD, "parts": [{**PART, **shape}]}) for shape in SHAPES)],
-    ids=range(8),
+    "content", ["{", '{"schema": "trial_ray/cost", "schema_version": 1, "parts": [{"wall_seconds": 0}]}']
 )
-def test_a_cost_file_of_another_shape_is_set_aside(train, content, capsys):
+def test_a_cost_file_of_another_shape_is_set_aside(train, content):
     train(1)
-    (train.out / "cost.json").write_bytes(content.encode("latin-1"))
+    (train.out / "cost.json").write_text(content)
     train.resume(2)
     (aside,) = train.out.glob("cost.json.unreadable-*")
-    assert aside.read_bytes() == content.encode("latin-1")
-    assert "It was set aside" in capsys.readouterr().out
+    assert aside.read_text() == content
     assert read(train.out / "cost.json")["iterations"] == 1
     assert iterations(train.out) == [1, 2]
 
 
-@pytest.mark.parametrize("rate", [RuntimeError("no such counter\nand more"), float("inf"), float("nan"), 0.0])
-def test_what_cannot_be_measured_is_not_measured(train, monkeypatch, capsys, rate):
+def test_what_cannot_be_measured_is_not_measured(train, monkeypatch, capsys):
     def measure(*_):
-        if isinstance(rate, Exception):
-            raise rate
-        return rate
+        raise RuntimeError("no such counter\nand more")
 
     monkeypatch.setattr(FakeAlgorithm, "matmul_rate", measure)
-    monkeypatch.setattr(FakeAlgorithm, "actor_reports", measure if isinstance(rate, Exception) else lambda self: {})
+    monkeypatch.setattr(FakeAlgorithm, "actor_reports", measure)
     train()
     cost = read(train.out / "cost.json")
-    assert cost["model_flops_utilisation"] is None
-    assert cost["peak_memory_bytes"] == {}
-    if isinstance(rate, Exception):
-        assert "not measured (RuntimeError: no such counter)" in capsys.readouterr().out
-
-
-def test_recorded_trajectories_are_read_with_the_largest_staleness_of_the_run(changed, monkeypatch):
-    monkeypatch.setattr("trial_ray.runs.folder.RunFolder.recorded_iterations", lambda self: [1, 2, 3, 4])
-    path = changed.out / "resolved_config.json"
-    record = read(path)
-    record["earlier"][0]["settings"]["max_staleness"] = 2
-    path.write_text(json.dumps(record))
-    assert open_run(changed.out).config.max_staleness == 2
+    assert (cost["model_flops_utilisation"], cost["peak_memory_bytes"]) == (None, {})
+    assert "RuntimeError: no such counter" in capsys.readouterr().out

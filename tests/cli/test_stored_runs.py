@@ -11,7 +11,7 @@ from failing_storage import failing_storage
 
 from trial_ray import cli
 from trial_ray.files import CACHE_VARIABLE
-from trial_ray.runs.checkpoints import CHECKPOINT_MARK, list_checkpoints
+from trial_ray.runs.checkpoints import list_checkpoints
 from trial_ray.runs.storage import StoredCopy
 from trial_ray.runs.stored_run import local_folder
 
@@ -49,26 +49,6 @@ def test_a_run_at_a_uri_is_there_whole_and_continues_on_another_machine(
     assert f"stored in {stored}" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_names_the_uri_to_continue_with(train, tmp_path, monkeypatch, capsys):
-    from cli_fakes import interrupting
-
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    uri = f"file://{tmp_path}/bucket/run"
-    train("--out", uri, on_train=interrupting(2), code=130)
-    assert f"continues with --resume {uri}" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_report_copies_no_checkpoints_and_the_page_is_where_it_says(stored, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "reader"))
-    capsys.readouterr()
-    assert cli.main(["report", stored]) == 0
-    out = "".join(capsys.readouterr().out.split())
-    (page,) = (tmp_path / "reader").rglob("report.html")
-    assert "".join(str(page).split()) in out
-    assert "größe run 1" in page.read_text()
-    assert not list((tmp_path / "reader").rglob(CHECKPOINT_MARK))
-
-
 def test_a_copy_follows_the_run_and_has_the_checkpoints_that_a_command_reads(stored, there, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "reader"))
 
@@ -95,11 +75,9 @@ def test_a_copy_follows_the_run_and_has_the_checkpoints_that_a_command_reads(sto
     ("command", "words"),
     [
         (["report", "file:///nowhere/at all"], "is not in a run: there is no run.json in it or above"),
-        (["warmstart", "--out", "s3://bucket/model"], "s3:/bucket/model was a URI"),
         (["sweep", "FILE", "--out", "s3://bucket/sweep"], "s3:/bucket/sweep was a URI; expected a path"),
         (["export", "sftp://host/run", "out"], "Expected a URI such as s3://BUCKET/FOLDER"),
         (["inspect", "s3://AKIAKEY:sec/ret@bucket/run"], "holds credentials"),
-        (["train", "FILE", "--out", "s3://AKIAKEY:secret@bucket/run"], "holds credentials"),
         (["train", "FILE", "--out", "s3://bucket/run?session_token=secret"], "holds credentials"),
         (["train", "FILE", "--resume", "file:///nowhere/run"], "is not a run folder"),
     ],
