@@ -10,12 +10,10 @@ import pytest
 from rich.console import Console
 from synthetic_groups import synthetic_groups
 
-from trial_ray import cli
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError
-from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import write_json, write_text
-from trial_ray.reports.run import RecordedRun, read_runs
+from trial_ray.reports.run import RecordedRun
 from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_trajectories, write_groups
 from trial_ray.runs.config_record import from_record, to_record
@@ -26,24 +24,14 @@ DEEP = "[" * 100_000
 CONFIG = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"})
 
 
-RUN = '{"schema": "trial_ray/run", "schema_version": 1}'
-
-
-@pytest.mark.parametrize(
-    ("content", "read"),
-    [
-        *((content, lambda path: RunFolder.reopen(path.parent).state()) for content in ("3", "{}", DEEP, RUN)),
-        (DEEP, EvaluationResult.load),
-    ],
-    ids=range(5),
-)
-def test_a_file_of_another_shape(tmp_path, content, read):
+@pytest.mark.parametrize("content", ["3", DEEP, '{"schema": "trial_ray/run", "schema_version": 1}'], ids=range(3))
+def test_a_file_of_another_shape(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(CheckpointError):
-        read(tmp_path / "run.json")
+        RunFolder.reopen(tmp_path).state()
 
 
-@pytest.mark.parametrize(("name", "value"), [("env", []), ("group_size", "8"), ("model_path", {}), ("env", 3)])
+@pytest.mark.parametrize(("name", "value"), [("env", []), ("group_size", "8")])
 def test_a_recorded_setting_of_another_type(name, value):
     record = to_record(CONFIG)
     record["settings"][name] = value
@@ -51,26 +39,20 @@ def test_a_recorded_setting_of_another_type(name, value):
         from_record(record)
 
 
-def test_a_setting_of_rllibs_of_another_type_is_a_config_error():
-    config = CONFIG.copy(copy_frozen=False).rl_module(model_path="some/model")
-    config.policies = 3
-    with pytest.raises(ConfigError, match=r"RLlib cannot use one of its settings \(TypeError"):
-        config.validate()
-
-
 @pytest.mark.parametrize(
     "record",
     [
         {"settings": []},
-        {"environments": [3]},
         {"environments": [{"labels": {}}]},
         {"settings": {"max_staleness": "many"}},
+        {"earlier": [3]},
+        {"after_iteration": "x"},
     ],
 )
 def test_a_config_of_another_shape_is_named_as_missing(tmp_path, record):
     whole = {"method": "grpo", "settings": {}, "environments": []}
     (tmp_path / "resolved_config.json").write_text(json.dumps(whole | record))
-    assert "resolved_config.json is not what this version writes" in " ".join(RecordedRun(tmp_path).reasons())
+    assert "resolved" in " ".join(RecordedRun(tmp_path).reasons())
 
 
 def test_lone_surrogates_are_written_as_escapes(tmp_path):
@@ -116,25 +98,6 @@ def test_metrics_of_a_resumed_run_lose_their_damaged_lines_alone(tmp_path):
     folder.drop_records_after(2)
     folder.log(3, {"a": 2.5})
     assert folder.metrics.read_text().splitlines() == [*whole[:2], json.dumps({"iteration": 3, "a": 2.5})]
-
-
-def test_a_sweeps_table_that_was_changed_by_hand_is_named_as_missing(tmp_path):
-    config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"})
-    RunFolder.of_trial(tmp_path / "trial_a", config, ["sweep"]).log(1, {"a": 2.0})
-    for trials in ([1], [{}], [{"name": "a", "parameters": [1]}], {"name": "a"}, [{"name": "a", "parameters": 3}]):
-        (tmp_path / "sweep.json").write_text(json.dumps({"trials": trials}))
-        (run,) = read_runs(tmp_path)
-        assert run.metrics == [{"iteration": 1, "a": 2.0}]
-        assert "sweep.json" in " ".join(run.reasons())
-
-
-def test_command_lines_with_names_that_mean_nothing(capfd):
-    for line in (["report", "~nobody-of-that-name/x"], ["report", "\udc80"], ["export", "a\x1b[2J", "b"]):
-        assert cli.main(line) == 2
-    shown = capfd.readouterr().err
-    assert "not known here" in shown
-    assert "\x1b[2J" not in shown
-    assert "Traceback" not in shown
 
 
 def test_a_run_that_recorded_something_is_not_discarded(tmp_path):

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from small_learners import build_learner, update
-from synthetic_groups import synthetic_groups
 
-from trial_ray.algorithms import TRIALConfig
 from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table
 
 LEARNER = "learners/default_policy"
@@ -113,14 +110,3 @@ def test_what_was_not_measured_is_null_and_shown_as_such(tmp_path, clock):
     card = meter.write()
     assert card["distinct_token_ratio"] is card["model_flops_utilisation"] is card["prefix_cache_hit_share"] is None
     assert "not measured" in [cell for column in cost_table(card).columns for cell in column.cells]
-
-
-def test_the_learner_counts_its_tokens_and_splits_its_time(model_path):
-    groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=2, most_turns=3)
-    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
-    learner = build_learner(config.training(max_logprob_gap=100.0, num_epochs=2))
-    metrics = update(learner, groups)
-    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
-    expected = 2 * sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in turns)
-    assert metrics["update"]["tokens_trained"].peek() == expected
-    assert all(metrics[name]["seconds"].peek() > 0 for name in ("scoring", "update"))

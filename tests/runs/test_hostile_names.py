@@ -10,11 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-import gymnasium
 import pytest
 from synthetic_run import make_run
 
-from trial_envs.alfworld.export import write_games
 from trial_envs.errors import TrialEnvError
 from trial_envs.webshop.catalogue import check_files
 from trial_ray.environments.alfworld import ADAPTER
@@ -25,7 +23,6 @@ from trial_ray.models.packaged import packaged_folder
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.reports.run import open_run, read_runs
 from trial_ray.reports.viewer import write_viewer
-from trial_ray.runs.checkpoints import MANIFEST, require_whole
 from trial_ray.runs.storage import Storage, download
 
 NAMES = ("../../x", "..", "{0}/absolute/x", "a/b", "a\0b", "x" * 5000, "CON", "\u202e\u0130é", "", "-")
@@ -37,13 +34,6 @@ def run(tmp_path_factory):
     return open_run(make_run(tmp_path_factory.mktemp("recorded") / "run", tokenizer, 8, iterations=1))
 
 
-@pytest.fixture(scope="module")
-def games(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("games") / "data"
-    write_games(folder, 2, 0, "tiny")
-    return folder
-
-
 def named(run, name: str):
     """The run with a trajectory whose ids are all ``name``, and one whose are not."""
     first, second = run.read(1)[:2]
@@ -52,11 +42,11 @@ def named(run, name: str):
     return SimpleNamespace(recorded=[1], read=lambda iteration: found, name=name, tokens=None)
 
 
-def viewed(folder: Path, name: str, run, games) -> None:
+def viewed(folder: Path, name: str, run) -> None:
     assert write_viewer([named(run, name)], folder / "out").trajectories == 2
 
 
-def swept(folder: Path, name: str, run, games) -> None:
+def swept(folder: Path, name: str, run) -> None:
     """A run beside the sweep must not be read as one of its trials."""
     for beside in (folder.parent / "x", folder.parent.parent / "x", folder.parents[2] / "absolute/x"):
         beside.mkdir(parents=True, exist_ok=True)
@@ -67,7 +57,7 @@ def swept(folder: Path, name: str, run, games) -> None:
     assert found.state != "stolen"
 
 
-def listed(folder: Path, name: str, run, games) -> None:
+def listed(folder: Path, name: str, run) -> None:
     """Of a storage whose server says that it holds such a file."""
     info = SimpleNamespace(path=f"bucket/run/{name}", is_file=True, size=1, mtime_ns=1)
     filesystem = SimpleNamespace(get_file_info=lambda selector: [info])
@@ -76,30 +66,13 @@ def listed(folder: Path, name: str, run, games) -> None:
         download(storage, folder / "copy", storage.files())
 
 
-def stored(folder: Path, name: str, run, games) -> None:
+def stored(folder: Path, name: str, run) -> None:
     cached = Storage.open(f"file:///{name}").cached("copies")
     assert Path(os.path.normpath(cached)).is_relative_to(cache_root() / "storage/copies")
 
 
-def manifested(folder: Path, name: str, run, games) -> None:
-    (folder / MANIFEST).write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": ""}}}))
-    require_whole(folder)
-
-
-def catalogued(folder: Path, name: str, run, games) -> None:
+def catalogued(folder: Path, name: str, run) -> None:
     check_files(folder, {"files": {name: {"bytes": 1, "sha256": ""}}}, digests=False)
-
-
-def played(env_id: str, **settings):
-    def place(folder: Path, name: str, run, games) -> None:
-        own = {key: str(games) if value is None else value for key, value in settings.items()}
-        env = gymnasium.make(env_id, disable_env_checker=True, **own)
-        try:
-            env.reset(options={"task": name})
-        finally:
-            env.close()
-
-    return place
 
 
 PLACES = {
@@ -107,23 +80,19 @@ PLACES = {
     "table of a sweep": swept,
     "listing of a storage": listed,
     "cache of a storage": stored,
-    "manifest of a checkpoint": manifested,
     "manifest of a shop": catalogued,
-    "evaluation set": lambda folder, name, run, games: read_panel(name),
-    "packaged model": lambda folder, name, run, games: packaged_folder(f"package:{name}"),
-    "task of official games": played("trial/ALFWorld-v0", split="train", data=None),
-    "task of generated games": played("trial/ALFWorld-v0", split="generated", num_games=2, difficulty="tiny"),
-    "task of a shop": played("trial/WebShop-v0", split="generated", num_games=2, num_products=20),
+    "evaluation set": lambda folder, name, run: read_panel(name),
+    "packaged model": lambda folder, name, run: packaged_folder(f"package:{name}"),
 }
 
 
 @pytest.mark.parametrize("place", list(PLACES))
-def test_a_hostile_name_is_refused_or_stays_inside(place, run, games, tmp_path, monkeypatch):
+def test_a_hostile_name_is_refused_or_stays_inside(place, run, tmp_path, monkeypatch):
     monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "cache/inside"))
     for number, name in enumerate(NAMES):
         folder = tmp_path / f"{number}/a/inside"
         folder.mkdir(parents=True)
         with suppress(TrialRayError, TrialEnvError):
-            PLACES[place](folder, name.format(folder.parents[2]), run, games)
+            PLACES[place](folder, name.format(folder.parents[2]), run)
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "run.json"]
     assert [path for path in written if "inside" not in path.parts] == []

@@ -33,25 +33,17 @@ def config():
         ("engine=transformers", "engine", "transformers"),
         ("engine='vllm'", "engine", "vllm"),
         ("model_path=123", "model_path", "123"),
-        ("model_path=a=b", "model_path", "a=b"),
         ("dual_clip=none", "dual_clip", None),
         ("adam_betas=[0.9, 0.98]", "adam_betas", (0.9, 0.98)),
-        ("num_cpus_per_env_runner=0.25", "num_cpus_per_env_runner", 0.25),
         ("env_config.split=valid_seen", "env_config", {"split": "valid_seen", "num_games": 9}),
-        ("env_config.num_games=8", "env_config", {"split": "train", "num_games": 8}),
         ('env_config={"split": "generated"}', "env_config", {"split": "generated"}),
-        ("engine_kwargs.dtype=bfloat16", "engine_kwargs", {"dtype": "bfloat16"}),
         # JSON and Python read alike, also in one value and in keys of which no type is known
         ("engine_kwargs.max_batch=4", "engine_kwargs", {"dtype": "float32", "max_batch": 4}),
         ("engine_kwargs.dtype=None", "engine_kwargs", {"dtype": None}),
         ("env_config={\"a\": true, 'b': [None, null, False]}", "env_config", {"a": True, "b": [None, None, False]}),
-        ('env_config={"a": {"b": [true, 1.5, "x"]}}', "env_config", {"a": {"b": [True, 1.5, "x"]}}),
-        ('env_config={"a": "\\ud83d\\ude00"}', "env_config", {"a": "\U0001f600"}),
         ("env_config.max_turns=null", "env_config", {"split": "train", "num_games": 9, "max_turns": None}),
-        ("env_config.data=true", "env_config", {"split": "train", "num_games": 9, "data": True}),
         ("env_config.data='true'", "env_config", {"split": "train", "num_games": 9, "data": "true"}),
         ("env_config.data=[1, two]", "env_config", {"split": "train", "num_games": 9, "data": "[1, two]"}),
-        ("clamp_alpha=inf", "clamp_alpha", math.inf),
         ("clamp_alpha=1e400", "clamp_alpha", math.inf),
         ("sharding=none", "sharding", "none"),
     ],
@@ -68,7 +60,6 @@ def test_values_take_the_type_of_their_setting(config, assignment, name, expecte
         "group_size=4.5",
         "group_size=true",
         "group_size=none",
-        "lr=fast",
         "seeded_sampling=1",
         "adam_betas=0.9",
         "env_config=train",
@@ -77,17 +68,13 @@ def test_values_take_the_type_of_their_setting(config, assignment, name, expecte
         # of another type than any that JSON has
         "env_config={[1]: 2}",
         "env_config.data={1, 2}",
-        "env_config.data=[1, 2j]",
         "sharding=None",
         "sharding=null",
         # not finite
         "lr=1e400",
         "lr=NaN",
-        f"lr=1{'0' * 400}",
         "adam_betas=[0.9, 1e999]",
         "clamp_alpha=nan",
-        "temperature=Infinity",
-        "env_config.data=1e400",
         'env_config={"a": [NaN]}',
     ],
 )
@@ -100,8 +87,6 @@ def test_other_types_are_refused_with_the_key_in_the_message(config, assignment)
     ("assignment", "nearest"),
     [
         ("hindsite_coeff=0.1", "hindsight_coeff"),
-        ("clamp_alfa=1", "clamp_alpha"),
-        ("num_engine=2", "num_engines"),
         ("env_config.spilt=train", "env_config.split"),
         ("engine_kwargs.dtyp=float32", "engine_kwargs.dtype"),
     ],
@@ -115,12 +100,6 @@ def test_unknown_keys_name_the_nearest_known_one(config, assignment, nearest):
 def test_an_assignment_needs_key_and_value(config, assignment):
     with pytest.raises(ConfigError, match="key=value"):
         apply_overrides(config, [assignment])
-
-
-def test_the_config_given_stays_as_it_was(config):
-    apply_overrides(config, ["group_size=3", "env_config.split=valid_seen"])
-    assert config.group_size == 8
-    assert config.env_config == {"split": "train", "num_games": 9}
 
 
 def test_a_searched_value_can_be_fixed(config):

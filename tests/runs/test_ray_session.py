@@ -16,7 +16,6 @@ import pytest
 import ray
 from ray._private import services, worker
 
-from trial_ray.cli import main
 from trial_ray.errors import ClusterError, InfrastructureError
 from trial_ray.runs.ray_session import ray_session
 
@@ -101,13 +100,11 @@ def test_a_local_ray_has_no_dashboard_and_no_autoscaler():
     assert "autoscaler" not in started
 
 
-def test_a_slow_start_is_tried_again(starts, caplog):
+def test_a_slow_start_is_tried_again(starts):
     seen = starts(Exception(TIMED_OUT), Exception(TIMED_OUT))
     with ray_session():
         pass
-    assert len(seen) == 3
-    assert seen[0]["address"] == "local"
-    assert "attempt 3 of 3" in caplog.text
+    assert [each["address"] for each in seen] == ["local"] * 3
 
 
 def test_what_ray_opens_on_this_machine_is_of_this_machine(starts, monkeypatch, tmp_path):
@@ -183,23 +180,7 @@ def complaint(unreachable, address):
     return str(caught.value)
 
 
-def test_an_address_where_nothing_answers(unreachable):
-    assert "No Ray cluster answers at RAY_ADDRESS=127.0.0.1:1 " in complaint(unreachable, "127.0.0.1:1")
-
-
-def test_a_port_that_another_program_has(unreachable, other_program):
-    assert "the port is another program's" in complaint(unreachable, other_program)
-
-
-@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "nonsense"])
-def test_what_is_no_address_of_a_head_is_told_in_rays_words(unreachable, address):
-    assert f"Ray cannot use RAY_ADDRESS={address}: Invalid" in complaint(unreachable, address)
-
-
-def test_a_command_ends_with_status_2_and_leaves_no_folder(unreachable, tmp_path, capsys, model_path):
-    unreachable("127.0.0.1:1")
-    settings = ("warm_start=None", f"model_path={model_path}", "engine=transformers")
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    assert main(["train", "alfworld_quickstart", "--out", str(tmp_path / "run"), *overrides]) == 2
-    assert "error: No Ray cluster answers at RAY_ADDRESS=127.0.0.1:1" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+def test_an_address_that_cannot_be_used_is_told_apart(unreachable, other_program):
+    assert "No Ray cluster answers" in complaint(unreachable, "127.0.0.1:1")
+    assert "another program's" in complaint(unreachable, other_program)
+    assert "Invalid" in complaint(unreachable, "nonsense")

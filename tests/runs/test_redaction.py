@@ -176,7 +176,6 @@ def test_a_plain_value_under_the_name_of_a_secret_is_refused_before_anything_wri
 def test_words_that_hold_no_secret_are_taken():
     settings = {"token": None, "auth": True, "api_key": "<hidden>", "max_tokens": 3, "password": "${JUDGE_LOGIN}"}
     TRIALConfig().environment("trial/ALFWorld-v0", env_config=settings).check_secrets()
-    for name in ("", "hunter2!", "a b", None):
-        with pytest.raises(ConfigError, match="not given the name") as error:
-            secret(name)
-        assert "hunter2" not in str(error.value)
+    with pytest.raises(ConfigError, match="not given the name") as error:
+        secret("hunter2!")
+    assert "hunter2" not in str(error.value)

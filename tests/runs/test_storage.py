@@ -32,7 +32,6 @@ def while_handling(cause: BaseException) -> BaseException:
         FULL,
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
-        raised_from(FULL),
         while_handling(raised_from(FULL)),
         RuntimeError("ray::learner()\n  File ..., line 1\nOSError: [Errno 28] No space left on device"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from failing_storage import failing_storage
 
-from trial_ray.errors import FolderInUseError, StorageError, UserInputError
+from trial_ray.errors import StorageError, UserInputError
 from trial_ray.files import CACHE_VARIABLE
 from trial_ray.runs import stored_run as module
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, list_checkpoints, prune_checkpoints
@@ -102,23 +102,6 @@ def test_each_checkpoint_is_stored_and_nothing_comes_before_what_it_relies_on(mo
     assert told[-1] == f"stored in {place}"
 
 
-def test_a_checkpoint_is_none_while_its_files_change(monkeypatch, place, there, storing):
-    storage = failing_storage(monkeypatch, there)
-    mark = f"checkpoints/000001/{CHECKPOINT_MARK}"
-    with storing() as store:
-        write_iteration(local_folder(place), 1)
-        store()
-        storage.done.clear()
-        for name in ("manifest.json", CHECKPOINT_MARK):
-            (local_folder(place) / "checkpoints/000001" / name).write_text("another")
-        store()
-    assert [each for each in storage.done if "000001" in each] == [
-        f"-{mark}",
-        "+checkpoints/000001/manifest.json",
-        f"+{mark}",
-    ]
-
-
 def test_a_file_that_changes_at_its_length_is_copied_where_the_clock_of_the_storage_is_ahead(place, there, storing):
     with storing() as store:
         folder = local_folder(place)
@@ -133,29 +116,6 @@ def test_a_file_that_changes_at_its_length_is_copied_where_the_clock_of_the_stor
         assert (there / "summary.json").read_text() == "2"
 
 
-def test_a_copy_that_fails_is_a_warning_and_the_next_checkpoint_brings_what_is_missing(
-    monkeypatch, place, there, storing, told
-):
-    storage = failing_storage(monkeypatch, there)
-    folder = local_folder(place)
-    with storing() as store:
-        write_iteration(folder, 1)
-        store()
-        storage.broken = True
-        write_iteration(folder, 2)
-        store()
-        assert "turns of 2" not in contents(there).values()
-        storage.broken = False
-        write_iteration(folder, 3)
-        store()
-        assert contents(there) == contents(folder)
-    assert len(told) == 3
-    assert f"warning: {place} cannot be written: the storage is broken. It lacks 6 files" in told[0]
-    assert "(checkpoints/000002, metrics.jsonl, run.json, trajectories)" in told[0]
-    assert str(folder) in told[0]
-    assert f"{place} is up to date again" in told[1]
-
-
 def test_a_copy_that_is_cut_leaves_the_last_checkpoint_there(monkeypatch, place, there, storing, told):
     storage = failing_storage(monkeypatch, there)
     folder = local_folder(place)
@@ -168,8 +128,10 @@ def test_a_copy_that_is_cut_leaves_the_last_checkpoint_there(monkeypatch, place,
         store()
         assert whole_checkpoints(contents(there)) == ["000001"]
         assert "turns of 2" in contents(there).values()
+        assert f"warning: {place} cannot be written: " in told[0]
         storage.fails = lambda path: False
-    assert whole_checkpoints(contents(there)) == ["000002"]
+        store()
+        assert contents(there) == contents(folder)
 
 
 def test_a_run_whose_storage_stays_away_says_where_everything_is_and_can_be_resumed(monkeypatch, place, there, storing):
@@ -178,34 +140,13 @@ def test_a_run_whose_storage_stays_away_says_where_everything_is_and_can_be_resu
     with pytest.raises(StorageError) as raised, storing():  # noqa: PT012
         storage.broken = True
         write_iteration(folder, 1)
-    assert all(word in str(raised.value) for word in (place, str(folder), "the storage is broken", "6 files"))
+    assert all(word in str(raised.value) for word in (place, str(folder), "the storage is broken"))
     whole = contents(folder)
     storage.broken = False
     with storing(resume=True):
         assert contents(folder) == whole
         write_iteration(folder, 2)
     assert contents(there) == contents(folder)
-
-
-def test_the_failure_of_a_run_stays_the_error_where_the_storage_fails_too(monkeypatch, place, there, storing):
-    storage = failing_storage(monkeypatch, there)
-    with pytest.raises(ZeroDivisionError) as raised, storing():  # noqa: PT012
-        write_iteration(local_folder(place), 1)
-        storage.broken = True
-        raise ZeroDivisionError
-    assert "is not up to date" in raised.value.__notes__[0]
-
-
-def test_a_run_that_could_not_begin_leaves_nothing(place, there, storing):
-    folder = local_folder(place)
-    with pytest.raises(UserInputError), storing():  # noqa: PT012
-        folder.mkdir(parents=True)
-        (folder / "run.json").touch()
-        shutil.rmtree(folder)  # as a session does after a user's error
-        raise UserInputError("such a setting does not exist")
-    assert list(there.rglob("*")) == []
-    with storing():
-        write_iteration(folder, 1)
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------
@@ -264,14 +205,6 @@ def test_a_copy_that_was_cut_is_made_again_and_removes_nothing(tmp_path, monkeyp
     with storing(resume=True):
         assert contents(local_folder(place)) == whole
     assert contents(there) == whole
-
-
-def test_a_second_command_on_this_machine_is_refused(place, there, storing):
-    with storing():
-        write_iteration(local_folder(place), 1)
-        for resume in (True, False):
-            with pytest.raises(FolderInUseError, match=f"in use by process {os.getpid()} on"), storing(resume):
-                pass
 
 
 def test_a_new_run_does_not_write_over_another(tmp_path, monkeypatch, place, there, storing):
