@@ -35,11 +35,3 @@ def test_each_excess_is_named_with_its_size_and_limit(repository, monkeypatch):
     assert tokens.startswith("trial_ray has 3 tokens, 1 more than the 2 ")
     assert words.startswith("README and docs have 3 words, 2 more than the 1 ")
     assert lines.startswith("trial_ray/long.py has 451 lines, expected at most 450")
-
-
-@pytest.mark.parametrize("limit", ["trial_rays=3", "trial_ray=many", "trial_ray"])
-def test_a_limit_that_is_none_is_refused(repository, monkeypatch, limit, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, limit)
-    assert stop.value.code == 2
-    assert "expected NAME=NUMBER" in capsys.readouterr().err

@@ -11,12 +11,7 @@ import pytest
 from trial_ray.planning.fit import Machine, make_plan
 from trial_ray.planning.memory import GIB, PlanRequest, learner_phases
 from trial_ray.planning.time import (
-    EVIDENCE_SHARE,
     OPTIMIZER_TRAFFIC,
-    SHARED_PREFIXES,
-    gpu_like,
-    iteration_range,
-    step_time,
 )
 from trial_ray.runs.experiment import load_experiment
 
@@ -57,20 +52,6 @@ def test_the_traffic_of_an_optimizer_step_is_the_traced_one(name):
     assert case["phases"]["step"]["moved"] == pytest.approx(OPTIMIZER_TRAFFIC * stepped, rel=0.01)
 
 
-@pytest.mark.parametrize("style", ["tagged", "conversation"])
-def test_shared_prefixes_are_those_measured_in_official_games(style):
-    measured = json.loads((ROOT / "benchmarks/results/prefixes.json").read_text())["details"]
-    assert measured["games"] == "official"
-    (case,) = (
-        each
-        for each in measured["cases"]
-        if (each["style"], each["random_actions"], each["learners"]) == (style, 0.5, 8)
-    )
-    assert SHARED_PREFIXES[style] == pytest.approx((case["scoring"], case["update"]), rel=0.05)
-    if style == "tagged":
-        assert pytest.approx(case["privileged_view"], rel=0.1) == EVIDENCE_SHARE
-
-
 # -- what else the plan counts -----------------------------------------------------------------------------------------
 
 
@@ -82,20 +63,3 @@ def test_processes_on_gpus_have_host_memory():
     needed = sum(each.count * each.total for each in found.values() if not each.on_gpu)
     assert not make_plan(request, Machine(None, None, needed + 1)).complaints
     assert make_plan(request, Machine(None, None, needed - GIB)).complaints
-
-
-def test_sharding_divides_what_is_kept_by_the_learners_of_a_copy():
-    request = request_of("Qwen3-1.7B", 8, "plain")
-    kept = learner_phases(request)["step"].items
-    nodes = learner_phases(replace(request, fsdp_size=4))["step"].items
-    assert all(nodes[name] == 2 * kept[name] for name in ("weights", "gradients", "optimizer", "reference"))
-
-
-def test_the_range_of_an_iteration_holds_its_prediction_and_leaves_sampling_alone():
-    request = request_of("Qwen3-1.7B", 1, "checkpointing")
-    phases, _ = step_time(request, gpu_like(80))
-    least, most = iteration_range(phases)
-    assert phases["sampling"] + phases["sync"] < least < sum(phases.values()) < most
-    assert iteration_range(phases | {"scoring": 0.0, "update": 0.0}) == pytest.approx(
-        (phases["sampling"] + phases["sync"],) * 2
-    )

@@ -11,7 +11,7 @@ from evaluation_samples import coin_flips, evaluation
 
 from trial_ray import cli, reproduction
 from trial_ray.algorithms.config import NAMED_CONFIG, GRPOConfig
-from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.errors import ConfigError
 from trial_ray.reproduction import STUDIES, StudySweep, evaluation_file, load_scale, scale_file, scale_names
 from trial_ray.runs.folder import RunFolder
 from trial_ray.sweeps.file import recorded_config
@@ -77,8 +77,6 @@ def test_runs_share_all_settings_but_their_methods_own(scale):
     assert (run.config.model_path, run.config.seed, run.config.rescaling_iterations) == ("models/A", 1, 5)
     assert {run.backbone for run in plan("table3", scale).runs.values()} == {"B"}
     assert [run.seed for run in plan("study", scale).runs.values() if run.method == "gigpo"] == [0]
-    assert plan("study", scale).repeats == 1
-    assert [run.seed for run in plan("pair", scale, seeds=3).runs.values() if run.method == "grpo"] == [0, 1, 2]
     with pytest.raises(ConfigError, match="rescaling_iterations"):
         plan("table2", scale, iterations=4)
 
@@ -119,13 +117,6 @@ def test_the_last_iteration_plays_the_final_sets_into_the_runs_folder(scale, tmp
     assert written["labels"] == {"method": "trial", "backbone": "B", "seed": 1, "iteration": 10}
 
 
-def test_a_callback_of_the_scales_own_is_called_too(scale):
-    scale.write_text(SCALE.replace("lr=1e-5)", "lr=1e-5).callbacks(on_train_result=print)"))
-    run = next(iter(plan("pair", scale).runs.values()))
-    assert run.config.callbacks_on_train_result[0] is print
-    assert len(run.config.callbacks_on_train_result) == 2
-
-
 def test_finished_runs_become_a_table_and_figures_without_ray(scale, tmp_path, capsys, monkeypatch):
     sweep, out = plan("table3", scale), tmp_path / "out"
     out.mkdir()
@@ -137,7 +128,6 @@ def test_finished_runs_become_a_table_and_figures_without_ray(scale, tmp_path, c
     monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", None)
     assert run_cli("reproduce", "table3", "--scale", scale, "--out", out) == 0
     printed = capsys.readouterr().out
-    assert printed.count("│ generated (20) │ done") == 8
     assert "report:" in printed
     cells = pandas.read_csv(out / "table3.csv")
     found = cells[(cells["method"] == "grpo") & (cells["column"] == "Avg.")]["mean"].item()
@@ -146,16 +136,9 @@ def test_finished_runs_become_a_table_and_figures_without_ray(scale, tmp_path, c
     assert set(differences["reference"]) == {"grpo", "uniform", "permuted"}
     assert "TRIAL" in (out / "table3.tex").read_text()
     assert (out / "figures" / "alfworld-b" / "success.png").read_bytes().startswith(b"\x89PNG")
-    assert run_cli("report", out, "--output", tmp_path / "report.html") == 0
-    assert "TRIAL" in (tmp_path / "report.html").read_text()
     # Another number of seeds is another sweep.
     (out / "sweep.json").unlink()
     assert run_cli("reproduce", "table3", "--scale", scale, "--out", out, "--seeds", 1) == 2
-
-
-def test_no_table_is_made_of_nothing(scale, tmp_path):
-    with pytest.raises(UserInputError, match="None of the 4 runs"):
-        reproduction.result_table(plan("pair", scale), tmp_path)
 
 
 @pytest.mark.parametrize("name", scale_names())
@@ -198,8 +181,6 @@ def test_dry_run_starts_and_writes_nothing(scale, tmp_path, capsys):
     [
         (["table9", "--scale", "tiny"], "table9"),
         (["table3", "--scale", "huge"], "no scale 'huge'"),
-        (["table3", "--scale", "tiny", "--set", "lrr=1"], "lrr"),
-        (["table3"], "--scale"),
         (["figure2", "--scale", "tiny"], "table3 and pair make both"),
         (["table3", "--scale", "tiny", "--minutes", "9"], "timeout -s INT"),
         (["table3", "--scale", "empty.py"], "must define `scale`"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trial_ray import cli
-from trial_ray.algorithms.methods import method_names, new_config
+from trial_ray.algorithms.methods import new_config
 from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError, UserInputError
 from trial_ray.runs.metric_files import check_metric, check_reported
 from trial_ray.sweeps import file as sweep_file
@@ -64,12 +64,9 @@ def test_every_value_of_a_grid_is_checked_before_anything_starts(load):
         ("scheduler_ = None", "Did you mean 'scheduler'"),
         ("size = 3", "Call it _size if"),
         ("num_samples = 0", "at least 1"),
-        ("max_concurrent_trials = True", "at least 1"),
         ("scheduler = 'asha'", r"expected one of Ray Tune's, such as ASHAScheduler"),
         ("search_alg = 'optuna'", r"such as OptunaSearch"),
         ("metric = 'env_runners/succes_rate'", "Did you mean 'env_runners/success_rate'"),
-        ("metric = 'env_runner/success_rate'", "Did you mean 'env_runners/success_rate'"),
-        ("metric = 'learners/default_policy/trial/turn_score'", "'learners/default_policy/trial/turn_score_mean'"),
         ("metric = 'evaluation/env_runners/success_rate'", "there is no evaluation while training"),
         ("stop = {'training_iterations': 2}", "a key of stop is 'training_iterations'"),
         (
@@ -127,9 +124,6 @@ def test_a_name_that_no_result_holds_is_told_with_its_neighbours():
 
 
 def test_metrics_of_a_users_own_method_are_left_to_its_first_result(tmp_path, monkeypatch):
-    for method in method_names():
-        check_metric("learners/default_policy/other/unknown", "metric", new_config(method))
-    check_metric("learners/default_policy/engine/logprob_gap_max", "metric", new_config("grpo"))
     with pytest.raises(ConfigError, match="dense_loss"):
         check_metric("learners/default_policy/trials/dense_loss", "metric", new_config("trial"))
     monkeypatch.setattr("trial_ray.runs.metric_files.method_of", lambda config: "mine.py")
@@ -159,6 +153,3 @@ def test_a_sweep_continues_as_it_was_started(tmp_path, capsys):
     assert "leave out --iterations and --set" in capsys.readouterr().err
     assert cli.main(arguments) == 2
     assert "holds no sweep to continue" in capsys.readouterr().err
-    (tmp_path / "tuner.pkl").write_bytes(b"cut o")  # as after a full disk
-    with pytest.raises(UserInputError, match="cannot be continued"):
-        Sweep(SweepFile.load(sweep_file.Path("tuned_examples/sweeps/lambda_alpha.py")), tmp_path)._restored()

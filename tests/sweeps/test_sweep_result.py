@@ -11,16 +11,13 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from trial_ray.algorithms import TRIAL, TRIALConfig
-from trial_ray.engines.fault_log import FAULTS
 from trial_ray.errors import CheckpointError, ConfigError, first_line
 from trial_ray.files import examples_folder
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import load_experiment
-from trial_ray.sweeps import outputs
-from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter
+from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria
 from trial_ray.sweeps.file import SweepFile
-from trial_ray.sweeps.outputs import write_outputs
+from trial_ray.sweeps.outputs import plot_map, write_outputs
 from trial_ray.sweeps.result import SweepResult, TrialRecord
 from trial_ray.sweeps.tuner import Capacity, _last_value
 
@@ -63,17 +60,14 @@ def test_points_are_means_over_seeds_with_students_interval():
     assert third.parameters == {"hindsight_coeff": 0.3}
     assert result("min").points()[0].parameters == {"hindsight_coeff": 0.1}
     assert result().best().name == "c"
-    assert SweepResult(METRIC, "max", [trial("e", 0.2, 1, None, "failed")]).best() is None
 
 
 def test_tables_put_the_best_first_and_tell_why_trials_failed():
     outcome = result()
     assert [each.name for each in outcome.trials] == ["d", "c", "b", "a", "f", "e"]
     assert (outcome.failed, outcome.unfinished) == (1, 1)
-    assert SweepResult(METRIC, "max", outcome.trials, not_started=2).unfinished == 3
     assert "[red]EngineError: died" in printed(outcome.table())
     assert "0.4 ± 0.5 (n=3)" in printed(outcome.points_table())
-    assert SweepResult(METRIC, "max", [trial("a", 0.1, 0, 0.2)]).points_table() is None
 
 
 def test_the_dataframe_has_a_row_a_trial_and_the_files_give_the_same(tmp_path):
@@ -92,14 +86,15 @@ def test_the_dataframe_has_a_row_a_trial_and_the_files_give_the_same(tmp_path):
 
 
 def test_a_folder_that_was_cut_off_or_is_another_versions_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="cut off"):
-        SweepResult.load(tmp_path)
-    (tmp_path / "sweep.json").write_text('{"schema": "trial_ray/sweep", "schema_ve')
-    with pytest.raises(CheckpointError, match="Cannot read"):
-        SweepResult.load(tmp_path)
-    (tmp_path / "sweep.json").write_text('{"schema": "trial_ray/sweep", "schema_version": 99}')
-    with pytest.raises(CheckpointError, match="another version"):
-        SweepResult.load(tmp_path)
+    for content, words in (
+        (None, "cut off"),
+        ('{"schema', "Cannot read"),
+        ('{"schema_version": 99}', "another version"),
+    ):
+        if content:
+            (tmp_path / "sweep.json").write_text(content)
+        with pytest.raises(CheckpointError, match=words):
+            SweepResult.load(tmp_path)
 
 
 def test_the_best_point_becomes_a_file_that_training_accepts(tmp_path):
@@ -113,8 +108,6 @@ def test_the_best_point_becomes_a_file_that_training_accepts(tmp_path):
     assert to_record(written.config)["settings"] == to_record(expected)["settings"]
     assert written.stop == file.stop
     written.config.validate()
-    assert "0.5" in (tmp_path / "best.py").read_text().splitlines()[0]
-    assert list(write_outputs(file, SweepResult(METRIC, "max", []), tmp_path / "none"))  # nothing was ever reported
 
 
 def test_the_best_of_a_file_with_objects_keeps_overrides_and_finds_modules_beside_the_file(tmp_path):
@@ -133,17 +126,6 @@ def test_the_best_of_a_file_with_objects_keeps_overrides_and_finds_modules_besid
     assert (written.lr, written.hindsight_coeff) == (0.002, 0.02)
 
 
-def test_values_that_differ_by_rounding_have_no_interval():
-    values = (0.1 + 0.2, 0.3, 0.3)
-    trials = [TrialRecord(str(seed), {"seed": seed}, "done", 1, value, 1.0) for seed, value in enumerate(values)]
-    assert SweepResult(METRIC, "max", trials, 3).points()[0].half_width is None
-
-
-def test_parameters_whose_keys_cannot_be_sorted_are_points():
-    outcome = SweepResult(METRIC, "max", [TrialRecord("a", {"x": {1: 2, "a": 3}}, "done", 1, 0.5, 1.0)])
-    assert len(outcome.points()) == 1
-
-
 # -- what fits ---------------------------------------------------------------------------------------------------------
 
 SMALL = {"CPU": 2.0, "memory": 14e9, "object_store_memory": 6e9}
@@ -156,20 +138,11 @@ def test_as_many_trials_run_as_have_cpus_and_memory():
     )
     found = Capacity.of(configs, SMALL)
     assert (found.by_resources, found.trials) == (1, 1)
-    assert found.describe(4, 1).startswith("4 trials, 1 at a time: each takes 1.5 of 2 CPUs, about 3.")
     with pytest.raises(ConfigError, match=r"reserves 1\.5 of 1 CPUs"):
         Capacity.of(configs, {**SMALL, "CPU": 1}).require_one(local=True)
     Capacity.of(configs, {**SMALL, "CPU": 1}).require_one(local=False)  # a cluster may grow
     configs[0].engines(num_gpus_per_engine=1)
     assert "1 of 0 GPUs" in Capacity.of(configs, SMALL).describe(4, 1)
-
-
-def test_engines_are_reserved_with_a_trial_however_the_config_is_given():
-    plain = {"env": "trial/ALFWorld-v0", "model_path": "some/model", "num_engines": 3, "num_cpus_per_engine": 0.5}
-    config = TRIALConfig().environment(plain["env"]).rl_module(model_path=plain["model_path"])
-    config.engines(num_engines=3, num_cpus_per_engine=0.5)
-    for given in (config, config.to_dict(), plain):
-        assert TRIAL.default_resource_request(given).bundles[-3:] == [{"CPU": 0.5}] * 3
 
 
 # -- beside the trials -------------------------------------------------------------------------------------------------
@@ -204,21 +177,8 @@ def test_a_copied_checkpoint_stays_until_the_copy_has_one_of_its_own(tmp_path):
 
 
 def test_stop_criteria_refuse_what_the_first_result_does_not_hold():
-    ends = StopCriteria({"training_iteration": 2}, METRIC)
-    assert not ends("a", {"training_iteration": 1, "env_runners": {"success_rate": 0.5}})
-    assert ends("a", {"training_iteration": 2, "env_runners": {"success_rate": 0.5}})
     with pytest.raises(ConfigError, match="a key of stop is 'iterations'"):
         StopCriteria({"iterations": 2}, METRIC)("a", {"env_runners": {"success_rate": 0.5}})
-
-
-def test_a_sweep_prints_a_line_where_a_trials_actors_were_replaced(capsys):
-    reporter, each = SweepReporter(), SimpleNamespace(custom_trial_name="", trial_id="a_1")
-    result = {"training_iteration": 2, "env_runners": {"success_rate": 0.5}}
-    reporter.on_trial_result(0, [], each, result)
-    reporter.on_trial_result(0, [], each, {**result, FAULTS: "replaced: engine 0 died (played again: 3, waited 2.5 s)"})
-    plain, _, replaced = capsys.readouterr().out.splitlines()
-    assert plain == "a_1  iteration 2  success 50.0%"
-    assert replaced == "a_1  replaced: engine 0 died (played again: 3, waited 2.5 s)"
 
 
 def test_of_an_actors_traceback_the_error_itself_is_kept():
@@ -228,16 +188,6 @@ def test_of_an_actors_traceback_the_error_itself_is_kept():
 
 
 # -- the edges of ranking ----------------------------------------------------------------------------------------------
-
-
-def test_only_finite_values_rank():
-    values = {"a": math.inf, "b": 0.5, "c": math.nan, "d": None, "e": -math.inf}
-    for mode in ("max", "min"):
-        trials = [trial(name, index, 0, value) for index, (name, value) in enumerate(values.items())]
-        outcome = SweepResult(METRIC, mode, trials)
-        assert outcome.trials[0].name == "b"
-        assert outcome.best().name == "b"
-        assert [point.mean for point in outcome.points()] == [0.5, None, None, None, None]
 
 
 def test_infinite_metrics_and_searched_values_leave_everything_else_written(tmp_path):
@@ -251,9 +201,7 @@ def test_infinite_metrics_and_searched_values_leave_everything_else_written(tmp_
             for index, (first, second, value) in enumerate(chosen)
         ],
     )
-    printed(outcome.table())
-    lines = "\n".join(write_outputs(file, outcome, tmp_path))
-    assert f"trial-ray train {tmp_path / 'best.py'}" in lines
+    list(write_outputs(file, outcome, tmp_path))
     assert load_experiment(tmp_path / "best.py").config.clamp_alpha == math.inf
     json.loads((tmp_path / "sweep.json").read_text(), parse_constant=pytest.fail)  # strict JSON
     assert SweepResult.load(tmp_path).best().name == "t0"
@@ -275,36 +223,14 @@ def test_failed_and_incomplete_trials_rank_behind_and_are_said_to_be_so(tmp_path
     assert [point.lacks for point in points] == ["", "1 not started", "1 failed", "1 unfinished"]
     assert outcome.best().name == "b"
     assert [each.name for each in outcome.trials] == ["g", "d", "f", "b", "a", "e", "c"]
-    assert "1 not started" in printed(outcome.points_table())
 
-    # Without a complete point the best of the others is written, and what it lacks with it.
+    # Without a complete point the best of the others is written.
     file = SweepFile.load(EXAMPLES / "sweeps" / "lambda_alpha_seeds.py")
-    chosen = [
-        TrialRecord("c", {"hindsight_coeff": 0.02, "clamp_alpha": 0.5, "seed": 0}, "failed", 2, 0.9, 9.0, "died"),
-        TrialRecord("d", {"hindsight_coeff": 0.02, "clamp_alpha": 0.5, "seed": 1}, "done", 2, 0.8, 9.0),
-    ]
-    outcome = SweepResult(METRIC, "max", chosen)
-    assert outcome.best().name == "d"
-    last = list(write_outputs(file, outcome, tmp_path))[-1]
-    assert "1 failed" in last
-    assert "1 failed" in (tmp_path / "best.py").read_text().split('"""')[1]
-    alone = SweepResult(METRIC, "max", chosen[:1])
-    assert alone.best() is None
-    assert "no best.py" in list(write_outputs(file, alone, tmp_path / "alone"))[-1]
-
-
-def test_what_cannot_be_drawn_does_not_keep_the_rest_from_being_written(tmp_path, monkeypatch):
-    file = SweepFile.load(EXAMPLES / "sweeps" / "lambda_alpha_seeds.py")
-    chosen = {"hindsight_coeff": 0.02, "clamp_alpha": 0.5, "seed": 1}
-    outcome = SweepResult(METRIC, "max", [TrialRecord("a", chosen, "done", 2, 0.5, 9.0)])
-
-    def broken(*arguments):
-        raise OSError("no space left\non the device")
-
-    monkeypatch.setattr(outputs, "plot_map", broken)
-    lines = list(write_outputs(file, outcome, tmp_path))
-    assert lines[1] == "no pictures: no space left"
-    assert (tmp_path / "best.py").is_file()
+    failed = TrialRecord("c", {"hindsight_coeff": 0.02, "clamp_alpha": 0.5, "seed": 0}, "failed", 2, 0.9, 9.0, "died")
+    done = TrialRecord("d", {**failed.parameters, "seed": 1}, "done", 2, 0.8, 9.0)
+    assert SweepResult(METRIC, "max", [failed, done]).best().name == "d"
+    alone = SweepResult(METRIC, "max", [failed])
+    assert "no best.py" in list(write_outputs(file, alone, tmp_path))[-1]
 
 
 def test_the_last_value_of_a_trial_that_diverged_is_no_earlier_one():
@@ -315,3 +241,28 @@ def test_the_last_value_of_a_trial_that_diverged_is_no_earlier_one():
     assert math.isnan(_last_value(ended, {"env_runners": {"success_rate": math.nan}}, METRIC))
     assert _last_value(ended, {"env_runners": {}}, METRIC) == 0.9  # not played in the last iteration
     assert _last_value(SimpleNamespace(metrics_dataframe=None), {}, METRIC) is None
+
+
+def words(files) -> str:
+    png, svg = files
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    return svg.read_text(encoding="utf-8")
+
+
+def grid():
+    chosen = [(coefficient, alpha) for coefficient in (0.0, 0.02) for alpha in (0.5, 1.0)]
+    return [
+        ({"hindsight_coeff": coefficient, "clamp_alpha": alpha}, coefficient + alpha, 0.125)
+        for coefficient, alpha in chosen
+    ]
+
+
+def test_a_grid_is_shown_as_cells_with_intervals(tmp_path):
+    text = words(plot_map(grid(), METRIC, tmp_path / "map"))
+    for part in ("λ (hindsight_coeff)", "α (clamp_alpha)", "success_rate", ">1.02<", ">± 0.12<", "95 % interval"):
+        assert part in text
+
+
+def test_what_forms_no_grid_has_no_map(tmp_path):
+    points = [({"a": 10.0**-index, "b": index % 7 + 0.5}, index / 20, None) for index in range(20)]
+    assert plot_map(points, METRIC, tmp_path / "none") == plot_map([], METRIC, tmp_path / "none") == []
