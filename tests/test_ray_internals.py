@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import ast
-import gc
 import inspect
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
 import ray
 from ray._private import ray_constants, utils, worker
-from ray.exceptions import ActorUnavailableError
 from ray.rllib.algorithms import algorithm
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -66,32 +61,6 @@ def test_a_group_is_kept_by_the_next_setup_and_not_by_the_one_after(ray_session)
             algorithm.EnvRunnerGroup(config=GRPOConfig().env_runners(num_env_runners=(1, 4)), _setup=False) is not group
         )
     assert algorithm.EnvRunnerGroup is made
-
-
-@pytest.mark.long
-@pytest.mark.actors
-def test_an_env_runner_joins_a_group_after_it_has_started_and_is_restarted_without_the_group(ray_session):
-    config = GRPOConfig().environment("trial/ALFWorld-v0").env_runners(num_cpus_per_env_runner=0.1)
-    group = ray_internals.RestartableGroup(config=config, num_env_runners=0, local_env_runner=False)
-    handle = ray_internals.start_env_runner(group, 7)
-    assert ray.get(handle.ping.remote(), timeout=120) == "pong"
-    assert group.healthy_env_runner_ids() == []
-    index = ray_internals.add_env_runner(group, handle)
-    assert group.healthy_env_runner_ids() == [index]
-    name = group.foreach_env_runner(lambda runner: runner.worker_index, local_env_runner=False, timeout_seconds=60)
-    assert name == [7]
-    pid = ray.get(handle.apply.remote(lambda runner: os.getpid()), timeout=60)
-    group._remote_config_obj_ref = None  # what RLlib's own group gives its env runners
-    gc.collect()
-    os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            assert ray.get(handle.apply.remote(lambda runner: os.getpid()), timeout=120) != pid
-            break
-        except ActorUnavailableError:
-            assert time.monotonic() < deadline
-    group.stop()
 
 
 @pytest.mark.actors
