@@ -7,11 +7,11 @@ import pytest
 
 from trial_ray import metrics
 from trial_ray.environments import alfworld, webshop
-from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
+from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.reports.charts import curve, windows
 from trial_ray.reports.curves import CURVES
-from trial_ray.reports.traces import Trace, TracedTurn, class_means, readable_trace
+from trial_ray.reports.traces import Trace, TracedTurn, class_means
 from trial_ray.rollout.trajectory import Trajectory, Turn
 from trial_ray.runs.metric_files import read_metrics
 
@@ -22,18 +22,13 @@ HOME, SHOP = alfworld.ADAPTER, webshop.ADAPTER
     ("adapter", "action", "expected"),
     [
         (HOME, "take apple 1 from cabinet 1", "acquisition"),
-        (HOME, "move apple 1 to fridge 1", "placement"),
         (HOME, "put apple 1 in/on fridge 1", "placement"),
-        (HOME, "go to fridge 1", "navigation"),
         (HOME, "Go To fridge 1 ", "navigation"),
         (HOME, "open fridge 1", "inspection/other"),
         (HOME, "mistake apple 1", "inspection/other"),
-        (HOME, "", "inspection/other"),
         (SHOP, "search[red shirt]", "navigation"),
-        (SHOP, "click[next >]", "navigation"),
         (SHOP, "click[back to search]", "navigation"),
         (SHOP, "click[b09qxf3v3x]", "acquisition"),
-        (SHOP, "click[gb83c00029]", "acquisition"),
         (SHOP, "click[grapefruit]", "placement"),
         (SHOP, "click[B09QXF3V3X]", "acquisition"),
         (SHOP, "click[x-large]", "placement"),
@@ -83,15 +78,6 @@ def test_errors_are_over_trajectory_means_not_over_turns():
     assert found["navigation"]["sem"] == pytest.approx(np.std([1.5, 3.0], ddof=1) / np.sqrt(2))
     assert found["navigation"]["trajectories"] == 2
     assert found["acquisition"] == {"mean": 2.0, "sem": None, "trajectories": 1}
-
-
-def test_the_example_is_readable_and_varied():
-    short = trace(*[("navigation", 1.0)] * 3)
-    dull = trace(*[("navigation", 1.0)] * 12)
-    varied = trace(*[("navigation", 1.0), ("acquisition", 1.0)] * 6)
-    long = trace(*[(name, 1.0) for name in ACTION_CLASSES] * 8)
-    assert readable_trace([short, dull, varied, long]) is varied
-    assert readable_trace([short]) is short
 
 
 METRICS = [{"iteration": number, "score": float(number), "loss": 1.0} for number in range(1, 13)]

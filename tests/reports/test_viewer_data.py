@@ -17,7 +17,6 @@ from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import UserInputError
 from trial_ray.files import visible
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports import recorded
 from trial_ray.reports.recorded import TokenTexts, TrainedTurn, disagreement
 from trial_ray.reports.run import open_run
 from trial_ray.reports.viewer import script, write_viewer
@@ -78,9 +77,6 @@ def test_disagreement_is_the_weighted_push_against_the_outcome():
     assert disagreement(turns, success=True) == pytest.approx((0.5 * 0.1 + 2.0 * 0.3) / 3)
     failed = [trained([0.2, -0.1], advantage=-0.5, weight=0.5), trained([-0.3], advantage=-0.5, weight=2.0)]
     assert disagreement(failed, success=False) == pytest.approx(0.5 * 0.2 / 3)
-    # Without an advantage, success says the direction; without a multiplier, every turn counts alike.
-    assert disagreement([trained([0.2], advantage=0.0, weight=None)], success=False) == pytest.approx(0.2)
-    assert disagreement([trained([0.2], advantage=None)], success=True) == 0.0
     assert disagreement([None, trained(None)], success=True) is None
 
 
@@ -93,17 +89,12 @@ def run_folder(tmp_path_factory, tokenizer):
 
 def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenizer):
     opened = open_run(run_folder, "trial")
-    assert opened.reasons("config", "tokens") == []
     written = write_viewer([opened], tmp_path / "viewer")
     assert (written.trajectories, written.notes) == (32, [])
     data = tmp_path / "viewer" / "data"
     about, index = read(data / "about-0.js"), read(data / "index-0.js")
-    assert (about["count"], about["runs"], len(index["rows"])) == (32, ["trial"], 32)
     found = [each for iteration in (1, 2) for each in opened.read(iteration)]
     assert [row[1:3] for row in index["rows"]] == [[each.iteration, each.number] for each in found]
-    gaps = [abs(gap) for each in found for row in each.trained for gap in row.gap]
-    assert about["scales"]["gap"] == pytest.approx(np.quantile(gaps, 0.98), rel=1e-4)
-    assert about["scales"]["ratio"] >= 0.01
     last = found[-1]
     block = len(about["blocks"]) - 1
     text, detail = read(data / f"text-{block}.js"), read(data / f"detail-{block}.js")
@@ -111,23 +102,14 @@ def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenize
     turn, row = detail["trajectories"][offset]["turns"][-1], last.trained[-1]
     shown = "".join(detail["lines"][line] for line in turn["tokens"])
     assert shown == tokenizer.decode(last.trajectory.turns[-1].response_ids)
-    before, after = ("\n".join(detail["lines"][line] for line in part) for part in turn["prompt"])
+    before, after, evidence = (
+        "\n".join(detail["lines"][line] for line in part) for part in (*turn["prompt"], turn["evidence"])
+    )
     assert before + after == tokenizer.decode(last.trajectory.turns[-1].prompt_ids)
-    assert "\n".join(detail["lines"][line] for line in turn["evidence"]) == tokenizer.decode(row.evidence_ids)
-    assert turn["gap"] == pytest.approx(row.gap, abs=1e-4)
-    assert turn["weight"] == pytest.approx(row.turn_weight, abs=1e-4)
+    assert evidence == tokenizer.decode(row.evidence_ids)
+    assert [*turn["gap"], turn["weight"]] == pytest.approx([*row.gap, row.turn_weight], abs=1e-4)
     action = "\n".join(text["lines"][line] for line in text["turns"][offset][-1][1])
     assert action == last.trajectory.turns[-1].action
-
-
-def test_blocks_end_so_that_each_is_quick_to_load(run_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("trial_ray.reports.viewer.MOST_IN_BLOCK", 5)
-    monkeypatch.setattr("trial_ray.reports.viewer.MOST_IN_INDEX", 12)
-    write_viewer([open_run(run_folder, "trial")], tmp_path / "viewer")
-    about = read(tmp_path / "viewer" / "data" / "about-0.js")
-    assert about["blocks"] == list(range(0, 32, 5))
-    assert about["index_files"] == 3
-    assert len(list((tmp_path / "viewer" / "data").glob("text-*.js"))) == 7
 
 
 def test_what_is_missing_is_said(run_folder, tmp_path, tokenizer):
@@ -139,9 +121,7 @@ def test_what_is_missing_is_said(run_folder, tmp_path, tokenizer):
     assert "no complete checkpoint" in missing[0]
     written = write_viewer([opened], tmp_path / "viewer", missing)
     assert "16 of 16 trajectories have no record of training" in written.notes[-1]
-    data = tmp_path / "viewer" / "data"
-    assert read(data / "about-0.js")["notes"] == written.notes
-    turn = read(data / "detail-0.js")["trajectories"][0]["turns"][0]
+    turn = read(tmp_path / "viewer" / "data" / "detail-0.js")["trajectories"][0]["turns"][0]
     assert (turn["prompt"], turn["tokens"], turn["gap"], turn["weight"]) == (None, None, None, None)
 
 
@@ -162,20 +142,12 @@ def test_training_records_of_another_run_are_refused(tmp_path, run_folder, token
     shutil.copytree(run_folder, tmp_path / "run")
     (other,) = (tmp_path / "run" / "training" / "iteration=00001").glob("*.parquet")
     table = pq.read_table(other, partitioning=None)
-    whole = other.read_bytes()
     shorter = table.set_column(
         table.schema.get_field_index("gap"), "gap", [[values[:-1] for values in table["gap"].to_pylist()]]
     )
-    other = rewrite(shorter, other)
-    wrong = open_run(tmp_path / "run")
+    rewrite(shorter, other)
     with pytest.raises(UserInputError, match="not of the same run"):
-        wrong.read(1)
-    other = rewrite(table.drop_columns(["gap"]), other)
-    with pytest.raises(UserInputError, match="lacks columns of schema version 2: gap"):
-        wrong.read(1)
-    other.write_bytes(whole[:-20])
-    with pytest.raises(UserInputError, match="no complete Parquet file"):
-        wrong.read(1)
+        open_run(tmp_path / "run").read(1)
 
 
 def test_a_folder_that_is_no_viewer_is_not_replaced(run_folder, tmp_path):
@@ -187,9 +159,7 @@ def test_a_folder_that_is_no_viewer_is_not_replaced(run_folder, tmp_path):
     write_viewer([run], tmp_path / "viewer")
     first = (tmp_path / "viewer" / "index.html").read_text()
     write_viewer([run], tmp_path / "viewer")
-    second = (tmp_path / "viewer" / "index.html").read_text()
-    assert first != second, "every page has a nonce of its own"
-    assert "NONCE" not in second
+    assert first != (tmp_path / "viewer" / "index.html").read_text(), "every page has a nonce of its own"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "viewer"]
 
 
@@ -203,7 +173,6 @@ def test_no_number_breaks_the_json(tmp_path):
     )
     run = recorded_run(tmp_path, recorded=[1], tokens=None)
     assert write_viewer([run], tmp_path / "viewer").trajectories == 2
-    assert read(tmp_path / "viewer" / "data" / "about-0.js")["scales"] == dict.fromkeys(("gap", "ratio", "advantage"))
     detail = read(tmp_path / "viewer" / "data" / "detail-0.js")
     assert detail["trajectories"][0]["turns"][0]["engine"] == [None, None, -1.0]
     assert detail["trajectories"][1]["error"] == "EngineError: <b>died</b>"
@@ -216,10 +185,3 @@ def test_an_iteration_without_a_whole_file_is_not_read(tmp_path, tokenizer):
     (folder / "trajectories" / "iteration=00009").mkdir()
     (folder / "trajectories" / "iteration=00009" / ".runner001-x.unfinished").write_bytes(b"PAR1")
     assert open_run(folder, "run").recorded == before
-
-
-def test_a_multiplier_that_is_no_number_is_printed_without_a_bar():
-    ids, values = np.zeros(2, np.int32), np.zeros(2, np.float32)
-    turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", 0.0, "stop")
-    shown = [str(part) for part in recorded._turn(0, turn, trained(None, weight=float("nan")), "other", None)]
-    assert "multiplier nan   score 0.1000 nats" in shown
