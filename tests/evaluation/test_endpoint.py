@@ -14,10 +14,8 @@ from riddle_env import WORDS, RiddleEnv
 from user_env import registered
 
 from trial_ray.cli import main
-from trial_ray.errors import UserInputError
 from trial_ray.evaluation import endpoint as endpoints
 from trial_ray.evaluation.comparison import paired_comparison
-from trial_ray.evaluation.endpoint import ChatEndpoint
 from trial_ray.evaluation.results import EvaluationResult
 
 KEY = "sk-of-the-test-0123456789"
@@ -75,18 +73,20 @@ def hang_up(handler):
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://host/v1", "host:8000", "http://user:password@host/v1", "https://h/v1?key=1", ""]
+    ("url", "more", "words"),
+    [
+        ("http://user:password@host/v1", "--model m", "--endpoint"),
+        ("https://h/v1?key=1", "--model m", "--endpoint"),
+        ("http://h/v1", "", "belong together"),
+        ("http://h/v1", f"--model m --api-key-env {VARIABLE}", "no such variable"),
+    ],
 )
-def test_a_url_of_another_kind_is_refused_and_not_repeated(url):
-    with pytest.raises(UserInputError, match="--endpoint") as raised:
-        ChatEndpoint(url, "riddler")
-    assert "password@" not in str(raised.value)
-
-
-def test_a_variable_that_is_not_set_is_refused(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(UserInputError, match=f"{VARIABLE}: the environment has no such variable"):
-        ChatEndpoint("http://127.0.0.1:1/v1", "riddler", VARIABLE)
+def test_what_cannot_be_asked_is_refused_and_not_repeated(url, more, words, capsys):
+    arguments = ["--endpoint", url, *more.split(), "--env", "trial/ALFWorld-v0", "--split", "generated"]
+    assert main(["evaluate", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "password@" not in error
 
 
 @pytest.fixture
@@ -163,9 +163,6 @@ JSON = {"Content-Type": "application/json"}
 NO_COMPLETIONS = {
     "down": (500, {}, b"down"),
     "a page": (200, {}, b"<html><body>Sign in</body></html>"),
-    "no choice": (200, JSON, b'{"choices": []}'),
-    "a list": (200, JSON, b"[1, 2]"),
-    "nothing": (200, JSON, b""),
     "deep": (200, JSON, b"[" * 100_000),
     "no text": (200, JSON, b'{"choices": [{"message": {"content": 5}}]}'),
     "hung up": (200, {}, hang_up),
@@ -204,25 +201,6 @@ def test_without_the_client_the_command_says_how_to_install_it(command, monkeypa
     assert "pip install 'trial-ray[endpoint]'" in " ".join(capsys.readouterr().err.split())
 
 
-def test_several_games_are_played_at_once(command, server):
-    running, most, lock, all_here = Counter(), [0], threading.Lock(), threading.Event()
-
-    def slowly(handler):
-        with lock:
-            running["now"] += 1
-            most[0] = max(most[0], running["now"])
-            if most[0] == 4:
-                all_here.set()
-        assert all_here.wait(60)
-        with lock:
-            running["now"] -= 1
-        return chat("red")
-
-    server.script = [(200, {}, slowly)] * 200
-    assert command("--games", "4") == 0
-    assert most[0] == 4
-
-
 def test_a_conversation_sends_all_earlier_messages(command, server):
     server.script = [(200, {}, chat("<action>purple</action>"))] * 3
     thinking = ("--set", 'chat_template_kwargs={"enable_thinking": true}')
@@ -232,8 +210,3 @@ def test_a_conversation_sends_all_earlier_messages(command, server):
     assert [each["role"] for each in third] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert (second[:2], third[:4]) == (first, second)
     assert second[2]["content"] == "<action>purple</action>"
-
-
-def test_endpoint_and_model_belong_together(tmp_path, capsys):
-    assert main(["evaluate", "--endpoint", "http://h/v1", "--env", "trial/ALFWorld-v0", "--split", "generated"]) == 2
-    assert "belong together" in capsys.readouterr().err

@@ -1,25 +1,20 @@
 """Evaluation results: rates, families, JSON, table; and panels that every machine chooses alike."""
 
-import io
 import json
 import logging
 import math
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from riddle_env import RiddleEnv
-from user_env import entry_of
 
 from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.algorithms.inputs import compare_initial_weights
 from trial_ray.errors import CheckpointError, EnvironmentFaultError
-from trial_ray.evaluation.panels import Panel, PanelError, instructions_digest
-from trial_ray.evaluation.results import EvaluationResult, read_episode
-from trial_ray.rollout.episode import derive_seed
+from trial_ray.evaluation.panels import Panel, PanelError
+from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.rollout.trajectory import EpisodeResult
 
 
@@ -55,25 +50,6 @@ def test_rates_leave_out_failed_episodes_and_say_so():
     assert result.overall.interval[0] < 2 / 3 < result.overall.interval[1]
 
 
-def test_tasks_and_instructions_with_lone_surrogates_have_digests():
-    class Odd(RiddleEnv):
-        def reset(self, **arguments):
-            observation, info = super().reset(**arguments)
-            return observation, {**info, "task": "guess \ud800"}
-
-    panel = Panel.choose("mine/Riddle-v0", "train", ["1\udfff", "1"])
-    assert len(panel.digest) == 64
-    assert derive_seed(0, panel.task_ids[0]) != derive_seed(0, panel.task_ids[1])
-    assert instructions_digest(entry_of(Odd), ["1"]) != instructions_digest(entry_of(RiddleEnv), ["1"])
-
-
-def test_json_round_trip(tmp_path):
-    path = sample().save(tmp_path / "deep" / "evaluation.json")
-    assert EvaluationResult.load(path) == sample()
-    assert json.loads(path.read_text())["summary"]["success_rate"] == pytest.approx(2 / 3)
-    assert [p.name for p in path.parent.iterdir()] == ["evaluation.json"]
-
-
 def test_an_empty_result_is_strict_json(tmp_path):
     empty = EvaluationResult({"env": "x"})
     assert math.isnan(empty.success_rate)
@@ -81,20 +57,17 @@ def test_an_empty_result_is_strict_json(tmp_path):
     assert summary["success_rate"] is None
 
 
-WRONG = {"success": 1, "score": None, "turns": "3", "task_id": []}
+WRONG = {"success": 1, "score": float("nan"), "turns": "3", "task_id": []}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda v: v.update(schema="other"), "another version"),
         (lambda v: v.update(schema_version=99), "another version"),
         (lambda v: v["episodes"][0].pop("score"), "Episode 0"),
-        (lambda v: v["episodes"][1].update(extra=1), "Episode 1"),
         (lambda v: v.pop("protocol"), "protocol"),
         (lambda v: v.update(labels=["seed"]), "labels"),
         (lambda v: v.update(policy={}), "policy"),
-        (lambda v: v.update(weights=None), "weights"),
         *((lambda v, pair=pair: v["episodes"][0].update([pair]), pair[0]) for pair in WRONG.items()),
     ],
 )
@@ -110,7 +83,6 @@ def test_table_shows_every_family_the_whole_and_the_failures():
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(sample().table("held-out games"))
     text = console.export_text()
-    assert "held-out games" in text
     assert "66.7%" in text
     assert "1 episode(s)" in text
     assert [line.split()[1] for line in text.splitlines() if line.strip().startswith("│")] == ["heat", "look", "all"]
@@ -138,30 +110,14 @@ def test_panel_refuses_a_size_the_split_cannot_give(count):
         Panel.choose("e", "s", TASKS, count)
 
 
-def test_a_score_beyond_any_float_is_refused():
-    episode = asdict(EpisodeResult("a", "f", True, 1.0, 1, "terminated"))
-    for score in (10**400, float("nan"), float("inf")):
-        with pytest.raises(CheckpointError, match="expected a finite number"):
-            read_episode({**episode, "score": score}, "Episode 0")
-
-
-def test_names_in_a_table_are_no_markup():
-    result = EvaluationResult({}, [EpisodeResult("a", "[red]family", True, 1.0, 1, "terminated")])
-    console = Console(width=160, file=io.StringIO())
-    console.print(result.table(title="/models/[lr=1]"))
-    assert "/models/[lr=1]" in console.file.getvalue()
-    assert "[red]family" in console.file.getvalue()
-
-
-@pytest.mark.parametrize("names", [("home",), ("home", "shop")])
-def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warning(names, caplog):
+def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warning(caplog):
     def play(panel):
         if panel == "home":
             raise EnvironmentFaultError("the power is gone")
         return sample()
 
     algorithm = SimpleNamespace(
-        panels={name: (name,) for name in names},
+        panels={"home": ("home",), "shop": ("shop",)},
         evaluate_panel=play,
         iteration=0,
         metrics=None,
@@ -174,7 +130,7 @@ def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warn
     algorithm.evaluate_panels = partial(GRPO.evaluate_panels, algorithm)
     with caplog.at_level(logging.WARNING):
         found = GRPO.evaluate(algorithm)["env_runners"]
-    assert found.keys() == set(names[1:]), "no overall rates over another set of tasks"
+    assert found.keys() == {"shop"}, "no overall rates over another set of tasks"
     assert "iteration 1: no evaluation in home: the power is gone" in caplog.text
     with pytest.raises(EnvironmentFaultError):
         algorithm.evaluate_panels()

@@ -53,13 +53,6 @@ def cell(table, method, column, block="ALFWorld Seen"):
     return found.loc[(method, block, column)]
 
 
-def test_the_average_of_a_split_is_not_the_mean_of_its_families():
-    won = np.zeros(8, bool)
-    won[[0, 2, 4, 6]] = True
-    table = ResultTable([row(evaluation(won, families=(*FAMILIES[:1], *FAMILIES[1:2] * 3)))])
-    assert table.cells["mean"].tolist() == pytest.approx([1.0, 1 / 3, 0.5])
-
-
 def lengths(*iterations):
     """A row whose seeds were trained for so many iterations."""
     rows = [row(evaluation([True, False]), seed) for seed in range(len(iterations))]
@@ -96,15 +89,9 @@ DIGESTS = {"digest": "aa", "kwargs": {}}, {"digest": "bb", "kwargs": {}}
     [
         (beside(temperature=1.0), "temperature is 0.4 in one and 1.0"),
         (beside(panel_sha256="other"), "evaluation sets.*panel_sha256"),
-        (beside(max_turns=30), "max_turns"),
         (templates("small", *DIGESTS), "chat_template is .*'aa'.* in one and .*'bb'"),
-        (
-            templates("small", {"digest": "aa", "kwargs": {}}, {"kwargs": {"enable_thinking": False}}),
-            "chat_template is",
-        ),
         (beside(families=FAMILIES[::-1]), "other tasks"),
         (beside("grpo"), "two evaluations of small grpo seed 0"),
-        (entries() + entries("valid_unseen", 134, temperature=1.0), "temperature"),
         ([], "at least one"),
         ([row(evaluation([]))], "no episodes"),
         (with_episodes(lambda both: [*both, both[0]]), "more than once"),
@@ -130,11 +117,7 @@ def test_what_belongs_together_is_not_refused():
 
 @pytest.mark.parametrize(
     ("labels", "words"),
-    [
-        ({}, "lacks the labels"),
-        *(({"backbone": "b", "method": "m", "seed": seed}, "labelled with") for seed in ("x", 1.5, [0])),
-        ({"backbone": [1], "method": "m", "seed": 0}, "labelled with"),
-    ],
+    [({}, "lacks the labels"), ({"backbone": "b", "method": "m", "seed": "x"}, "labelled with")],
 )
 def test_labels_that_say_no_row_are_refused(labels, words):
     labelled = evaluation([True])
@@ -162,7 +145,6 @@ def test_the_subject_is_compared_with_every_other_method():
     ]  # fmt: skip
     assert (found["p_holm"] >= found["p_value"]).all()
     assert list(ResultTable(results, "grpo").differences["method"]) == ["uniform", "trial"]
-    assert ResultTable(entries()[:2]).differences.empty
 
 
 def test_rows_that_were_not_evaluated_have_a_dash():
