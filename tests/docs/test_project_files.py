@@ -1,4 +1,4 @@
-"""Project files and pages agree with the repository: links, anchors, command lines, make targets, versions."""
+"""Pages agree with the repository: links, anchors, files, command lines, make targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from trial_ray.cli import build_parser
 
@@ -69,29 +68,10 @@ def written_out(line: str) -> bool:
     return not INCOMPLETE.search(line.partition(" --set ")[0])
 
 
-def nav_pages(entry: object) -> list[str]:
-    if isinstance(entry, str):
-        return [entry]
-    parts = entry.values() if isinstance(entry, dict) else entry
-    return [page for part in parts for page in nav_pages(part)]
-
-
 def test_what_finds_commands_and_links_finds_some():
     assert len(commands("trial-ray")) > 20
     assert len(commands("make")) > 5
     assert sum(len(LINK.findall(prose(read(page)))) for page in PAGES) > 60
-
-
-def test_the_site_has_every_page_once():
-    source = read(ROOT / "docsite" / "repository_pages.py")
-    outside = dict(re.findall(r'^    "([\w/]+\.md)": "([\w/]+\.md)",$', source, re.MULTILINE))
-    assert {ROOT / origin for origin in outside} == {page for page in PAGES if DOCS not in page.parents}
-    listed = nav_pages(yaml.safe_load(read(ROOT / "mkdocs.yml"))["nav"])
-    written = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
-    notebooks = {page.relative_to(DOCS).with_suffix(".md").as_posix() for page in DOCS.rglob("*.ipynb")}
-    made = notebooks | set(outside.values())
-    assert not written & made
-    assert sorted(listed) == sorted(written | made)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
