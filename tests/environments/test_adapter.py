@@ -12,6 +12,9 @@ from user_env import registered
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import new_config
 from trial_ray.environments import EnvironmentAdapter, ReportLabels, WarmStartSpec, alfworld
+from trial_ray.environments.adapter import SolutionReader, begin
+from trial_ray.environments.external import GEM, REASONING_GYM, TEXTARENA, AnswerReader
+from trial_ray.environments.registry import PACKAGED
 from trial_ray.environments.templates import PlainTemplate
 from trial_ray.errors import ConfigError
 
@@ -56,28 +59,15 @@ def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"templates": [Curt()]}, "templates = .*, expected a dict"),
         ({"templates": {"plain": "be nice"}}, "template is 'be nice', expected an object with a style"),
         ({"templates": {"tagged": PlainTemplate()}}, "one for 'plain' responses under 'tagged'"),
-        (
-            {"templates": {"plain": NoTask()}},
-            "NoTask of .* drops the task: for the task 'find the key' at step 1",
-        ),
         ({"templates": {"plain": FirstTask()}}, "FirstTask of .* drops the task.*at step 2"),
         ({"templates": {"conversation": Curt()}}, r"template is Curt\(.*conversation also a system\(task\)"),
-        (
-            {"templates": {"conversation": TaskLessSystem()}},
-            "TaskLessSystem of .* drops the task.*'play'.*system message",
-        ),
-        ({"skills": "think"}, "skills = 'think', expected a dict"),
+        ({"templates": {"conversation": TaskLessSystem()}}, "drops the task.*system message"),
         ({"skills": {"words": "spell it"}}, 'general advice in skills under the key ""'),
-        ({"skills": {"": "think", "words": None}}, r"skills\['words'\] = None"),
         ({"success": float("nan")}, "success = nan, expected a finite return"),
         ({"score": 1.0}, "score = 1.0, expected a function"),
-        ({"warm_start": WarmStartSpec(demonstrator="me")}, r"warm_start\.demonstrator = 'me', expected a function"),
-        ({"labels": ReportLabels(family_titles={"look": None})}, r"labels\.family_titles = .*a dict from names"),
         ({"max_turns": 0}, "max_turns = 0, expected at least 1, or None"),
-        ({"num_seeds": 1_000_001}, "num_seeds = 1000001"),
         (
             {"labels": ReportLabels(action_patterns=[("take", "stealing")])},
             r"labels\.action_patterns = .*class out of acquisition",
@@ -115,15 +105,12 @@ def test_an_adapter_of_the_users_replaces_this_packages():
     assert config.adapter_of("ALFWorld-v0").skills is alfworld.SKILLS
     config.environment(adapter=EnvironmentAdapter("trial/ALFWorld-v0"))
     assert config.adapter_of("ALFWorld-v0").skills is None
-    config.environment(adapter=None)
-    assert config.adapter_of("ALFWorld-v0").skills is alfworld.SKILLS
 
 
 def test_defaults_are_applied_where_the_config_still_has_its_own():
     assert GRPOConfig().environment("trial/WebShop-v0").max_prompt_tokens == 4096
     chosen = GRPOConfig().env_runners(max_prompt_tokens=300).environment("trial/WebShop-v0")
     assert chosen.max_prompt_tokens == 300
-    assert GRPOConfig().environment("trial/WebShop-v0").env_runners(max_prompt_tokens=99).max_prompt_tokens == 99
     own = EnvironmentAdapter(ENV_ID, defaults={"prompt_style": "plain", "lr": 0.5})
     config = GRPOConfig().environment(ENV_ID, adapter=own)
     assert (config.prompt_style, config.lr) == ("plain", 0.5)
@@ -136,7 +123,24 @@ def test_keywords_beside_those_of_a_mixture_are_refused():
     config.rl_module(model_path="some/model").validate()
     with pytest.raises(ConfigError, match="each with keyword arguments of its own"):
         config.copy(copy_frozen=False).environment(env_config={"split": "test"}).validate()
-    with pytest.raises(ConfigError, match="Every environment has weight 0, so that none is trained in"):
-        config.environment(environments=[(ENV_ID, {}, 0)]).validate()
-    with pytest.raises(ConfigError, match=r"environments holds 'mine', expected \(id, keyword arguments, weight\)"):
+    with pytest.raises(ConfigError, match="environments holds 'mine'"):
         config.environment(environments=["mine"])
+
+
+@pytest.mark.parametrize("adapter", [GEM, REASONING_GYM, TEXTARENA], ids=lambda adapter: adapter.env_id)
+def test_the_adapters_can_be_used(adapter):
+    adapter.check()
+    assert PACKAGED[adapter.env_id] is adapter
+    response = "<think>It is Bob.</think><action>[Bob]</action>"
+    for style in ("tagged", "conversation"):
+        assert adapter.template(style).project(response).action == "[Bob]"
+
+
+def test_the_answer_is_read_anew_in_every_episode():
+    player = AnswerReader()
+    assert isinstance(player, SolutionReader)
+    begin(player, "1 + 2 =", "", 0, lambda: ("3",))
+    assert player.act("", ()) == "3"
+    begin(player, "Write a poem.", "", 0, lambda: ())
+    with pytest.raises(ConfigError, match="no answer of its own"):
+        player.act("", ())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from faulty_env import CountingEnv
 from riddle_env import Curt, RiddleEnv
@@ -13,7 +11,6 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.inputs import list_tasks
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.environments.guarded import check_environment
-from trial_ray.environments.templates import PlainTemplate
 from trial_ray.errors import ConfigError, EnvironmentFaultError
 
 
@@ -64,16 +61,6 @@ class ListInfoEnv(RiddleEnv):
 def test_what_a_run_needs_and_does_not_get_is_named(entry, needs, told):
     with pytest.raises((ConfigError, EnvironmentFaultError), match=told):
         check(entry, **needs)
-
-
-def test_a_generic_template_is_reported_with_what_replaces_it(caplog):
-    with caplog.at_level(logging.WARNING):
-        check(entry_of(RiddleEnv, templates={"plain": PlainTemplate()}))
-        assert not caplog.text
-        check(entry_of(RiddleEnv, templates={"plain": PlainTemplate()}), style="tagged")
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith("mine/Riddle-v0 has no prompt template of its own for tagged prompts")
-    assert "EnvironmentAdapter(templates={'tagged': ...})" in told
 
 
 @registered(RiddleEnv, CountingEnv)

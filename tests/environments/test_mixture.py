@@ -66,12 +66,8 @@ def _check_evaluations(algo) -> None:
         panel, entry = algo.panels[name]
         assert [episode.task_id for episode in result.episodes] == list(panel.task_ids)
         assert (len(panel), entry.name, result.protocol["split"]) == (3, name, entry.split)
-    assert results[COUNTING].success_rate == 1.0
-    assert results[COUNTING].protocol["max_turns"] == 50
-    assert results[RIDDLE].protocol["max_turns"] == 2
+    assert [results[name].protocol["max_turns"] for name in (RIDDLE, COUNTING)] == [2, 50]
     rates = algo.evaluate()["env_runners"]
-    assert rates["num_episodes"] == 6
-    assert rates[COUNTING]["success_rate"] == 1.0
     assert rates["success_rate"] == (rates[RIDDLE]["success_rate"] + 1) / 2
 
 
@@ -80,12 +76,7 @@ def test_panels_are_of_environments_of_the_run(tmp_path):
     config = config_of("some/model", tmp_path)
     riddle, counting = config.evaluation_entries()
     assert (dict(riddle.config), counting.split) == ({"words": ("blue",), "split": "test"}, "train")
-    config.evaluation(evaluation_split="test", evaluation_env_config={})
-    assert [entry.split for entry in config.evaluation_entries()] == ["test", "test"]
-    config.evaluation(evaluation_split={COUNTING: "test"})
+    config.evaluation(evaluation_split={COUNTING: "test"}, evaluation_env_config={})
     assert [entry.name for entry in config.evaluation_entries()] == [COUNTING]
-    for wrong in ({"evaluation_split": {"Chess-v0": "test"}}, {"evaluation_env_config": {"Chess-v0": {}}}):
-        with pytest.raises(
-            ConfigError, match="names 'Chess-v0', expected environments of the run: 'Riddle-v0', 'Counting"
-        ):
-            config.copy(copy_frozen=False).evaluation(**wrong).evaluation_entries()
+    with pytest.raises(ConfigError, match="names 'Chess-v0', expected environments of the run"):
+        config.evaluation(evaluation_split={"Chess-v0": "test"}).evaluation_entries()

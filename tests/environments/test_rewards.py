@@ -8,6 +8,7 @@ import pytest
 from faulty_env import TURNS, CountingEnv
 from riddle_env import RiddleEnv
 from synthetic_groups import synthetic_groups
+from tiny_run import with_small_actors
 from user_env import registered
 
 from trial_ray.algorithms import GRPOConfig
@@ -34,19 +35,15 @@ class RewardingEnv(CountingEnv):
 def config_of(model_path, weight=0.0) -> GRPOConfig:
     environments = [(RewardingEnv.ENV_ID, {}, 1.0), (RiddleEnv.ENV_ID, {"words": ("red", "green")}, weight)]
     return (
-        GRPOConfig()
+        with_small_actors(GRPOConfig())
         .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
         .rl_module(model_path=model_path)
         .training(
             reward="per_turn", group_size=4, tasks_per_iteration=2, minibatch_rows=32, microbatch_rows=8, kl_coeff=0.0
         )
         .env_runners(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain", environment_processes=True)
-        .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-        .learners(num_learners=0, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
+        .engines(engine_kwargs={"max_model_len": 508})
         .evaluation(evaluation_split="test", evaluation_num_tasks=3)
-        .debugging(seed=1)
     )
 
 
@@ -80,10 +77,7 @@ def test_a_weight_of_0_needs_an_evaluation_set_and_another_environment():
     for split in (None, {REWARDING: "test"}):
         with pytest.raises(ConfigError, match="Riddle-v0 has weight 0 and no evaluation set"):
             config.copy(copy_frozen=False).evaluation(evaluation_split=split).validate()
-    alone = config.copy(copy_frozen=False).environment(environments=[(RewardingEnv.ENV_ID, {}, 0.0)])
-    with pytest.raises(ConfigError, match="none is trained in"):
-        alone.environment(adapter=None).validate()
-    with pytest.raises(ConfigError, match=r"weight of mine/Riddle-v0 is -1.0, expected a number of at least 0"):
+    with pytest.raises(ConfigError, match=r"weight of mine/Riddle-v0 is -1.0"):
         config_of("some/model", -1.0).validate()
 
 
@@ -97,10 +91,7 @@ def test_a_named_reward_is_a_mean_over_the_rollouts_that_were_given_it():
     counts = RolloutCounts.of(group.trajectories[:2]) + RolloutCounts.of(group.trajectories[2:])
     named = {name: value for name, value in counts.metrics().items() if name.startswith("rewards/")}
     assert named == {"rewards/form_mean": 0.25, "rewards/speed_mean": 2.0}
-    whole = RolloutCounts.of(group.trajectories)
-    assert counts.metrics() == sum([counts], RolloutCounts()).metrics() == pytest.approx(whole.metrics())
-    lengths = [len(trajectory.turns) for trajectory in group.trajectories[:3]]
-    assert (counts.metrics()["episode_len_min"], counts.metrics()["episode_len_max"]) == (min(lengths), max(lengths))
+    assert counts.metrics() == pytest.approx(RolloutCounts.of(group.trajectories).metrics())
 
 
 def test_a_turn_is_compared_with_the_same_turn_of_other_rollouts():

@@ -106,37 +106,6 @@ def test_a_model_is_made_and_cached_by_the_adapter(fields, tmp_path, monkeypatch
     assert not warm_start(SETTINGS, [replace(adapter, max_turns=2)], progress=False).cached
 
 
-class OpenRiddleEnv(RiddleEnv):
-    """Knows its solution."""
-
-    @property
-    def walkthrough(self):
-        return (self.word,)
-
-
-class Reader(Solver):
-    """Says what it was shown."""
-
-    def reset(self, task, observation, seed):
-        self.solution = ()
-
-    def show(self, solution):
-        self.solution = solution
-
-    def act(self, observation, admissible):
-        return self.solution[0]
-
-
-def test_a_demonstrator_can_read_the_solution_of_every_episode():
-    entry = entry_of(OpenRiddleEnv, **OWN, warm_start=WarmStartSpec(demonstrator=Reader))
-    said, _ = demonstrated(entry)
-    solved, _ = demonstrated(entry_of(RiddleEnv, **OWN, warm_start=WarmStartSpec(demonstrator=Solver)))
-    assert {task: [word[0] for word in words] for task, words in said.items()} == {
-        task: [word[0] for word in words] for task, words in solved.items()
-    }
-    assert len({word for words in said.values() for word in words}) > 1
-
-
 class ListingEnv(CountingEnv):
     """Lists enough tasks."""
 

@@ -31,7 +31,7 @@ from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import WarmStartSettings, cloning, warm_start
 from trial_ray.warmstart import warmstart as module
-from trial_ray.warmstart.cloning import Example, Renamer, batches, cloning_loss, collate, updates
+from trial_ray.warmstart.cloning import Example, Renamer, cloning_loss, collate, updates
 from trial_ray.warmstart.demonstrations import collect, encode_response, to_examples
 from trial_ray.warmstart.policy import HeldOutGames, Policy
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, task_set
@@ -95,23 +95,6 @@ def tiny_models_only(monkeypatch):
 
 def said(example, tokenizer) -> str:
     return tokenizer.decode(example.response_ids, skip_special_tokens=True)
-
-
-def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, builder):
-    """The opening prompt of every game follows from its first observation alone."""
-    shown = {tokenizer.decode(each.ordinary.prompt_ids) for each in demonstrations}
-    entry, tasks = task_set(SETTINGS, HOME, DEMONSTRATED)
-    with closing(entry.make()) as env:
-        for task in tasks:
-            observation, info = env.reset(options={"task": task})
-            first = builder.build(
-                task=info["task"],
-                observation=observation,
-                admissible_actions=info["admissible_actions"],
-                history=[],
-                step=1,
-            )
-            assert tokenizer.decode(first.ids) in shown
 
 
 def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, policy):
@@ -184,14 +167,6 @@ def test_padding_changes_no_loss(prompt_weight, tokenizer):
     torch.testing.assert_close(together.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_an_epoch_holds_every_example_once(tokenizer):
-    examples = [Example(_ids(3 + index % 7), np.asarray([index], dtype=np.int32)) for index in range(50)]
-    unchanged = Renamer(tokenizer, ADAPTER.warm_start.interchangeable, 0.0)
-    stream = batches(examples, 8, unchanged, np.random.default_rng(0))
-    seen = [int(token) for batch in (next(stream) for _ in range(7)) for token in batch.ids[batch.response]]
-    assert sorted(seen) == list(range(50))
-
-
 @pytest.mark.parametrize(
     ("optimizer", "compute_dtype"), [("muon", "float32"), ("adamw", "float32"), ("adamw", "bfloat16")]
 )
@@ -232,18 +207,6 @@ def test_renaming_exchanges_names_alike_in_prompt_and_response_and_leaves_the_re
     assert tokenizer.decode(table[prompt]).endswith(said)
     assert f"take {mug} 1 from " in said
     assert sorted(table.tolist()) == list(range(len(tokenizer)))
-
-
-def test_cloning_repeats_with_the_same_seed(demonstrations, policy):
-    def weights(seed):
-        pupil = policy(batch_size=4, seed=seed)
-        losses = [loss for loss, _ in islice(updates(pupil, to_examples(demonstrations, pupil.settings)), 3)]
-        return losses, pupil.model.lm_head.weight
-
-    (losses, first), (again, second), (other, _) = weights(0), weights(0), weights(1)
-    assert losses == again
-    assert torch.equal(first, second)
-    assert losses != other
 
 
 def test_games_stop_at_every_end_token_of_the_model_and_an_action_that_spells_one_is_no_end(tokenizer, policy):
