@@ -65,15 +65,6 @@ def test_recorded_episodes_of_the_stock_engine_are_repeated_word_for_word(origin
         env.close()
 
 
-@pytest.mark.data
-def test_the_release_has_all_its_games_sorted():
-    env = ALFWorldEnv("train", data=ALFWORLD)
-    sizes = {split: len(env.tasks(split)) for split in ("train", "valid_seen", "valid_unseen", "valid_train")}
-    assert sizes == {"train": 3553, "valid_seen": 140, "valid_unseen": 134, "valid_train": 200}
-    assert list(env.tasks()) == sorted(set(env.tasks()))
-    env.close()
-
-
 def test_playing_leaves_the_process_and_the_machine_as_they_were(tmp_path):
     for name in ("home", "temporary"):
         (tmp_path / name).mkdir()

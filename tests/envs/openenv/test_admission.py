@@ -57,12 +57,10 @@ async def status(port: int, request: str) -> int:
 
 CALLS = [
     ({"Host": "localhost:{port}"}, True),
-    ({"Host": "127.0.0.1"}, True),
     ({"Host": "[::1]:80"}, True),
     ({"Host": "Games.Example"}, True),
     ({"Host": "evil.example"}, False),
     ({"Host": "localhost.evil.example"}, False),
-    ({"Host": "localhost@evil.example"}, False),
     ({"Host": "[::1"}, False),
     ({"Host": ""}, False),
     ({"Host": "localhost", "Origin": "http://localhost:3000"}, True),
@@ -72,7 +70,6 @@ CALLS = [
     ({"Host": "localhost", "Origin": "https://page.example.evil.example"}, False),
     ({"Host": "localhost", "Origin": "http://games.example"}, False),
     ({"Host": "localhost", "Origin": "null"}, False),
-    ({"Host": "localhost", "Origin": "file://"}, False),
 ]
 
 

@@ -20,18 +20,6 @@ def test_a_shop_is_a_function_of_its_setting():
     assert longer[:50] == list(generate_products(setting))
 
 
-def test_products_are_complete_and_of_all_departments():
-    products = list(generate_products(ShopSetting(300, 1, 0)))
-    assert len({product.asin for product in products}) == 300
-    assert {product.category for product in products} == {"beauty", "electronics", "fashion", "garden", "grocery"}
-    assert any(len(product.price_range) == 2 for product in products)
-    assert any(product.reviews for product in products)
-    for product in products:
-        assert len(product.asin) == 10
-        assert all(len(values) >= 2 for values in product.options.values())
-        assert set(product.title_nouns) <= set(product.title.lower().replace(",", " ").split())
-
-
 def test_every_value_that_goals_can_want_matches_itself_and_no_label_has_two_meanings():
     for kind in KINDS:
         labels = [value for values in kind.options.values() for value in values]
@@ -69,12 +57,9 @@ def test_goals_are_divided_among_shops_and_are_the_same_however_they_are_reached
             *_, info = env.step(action)
         assert info["won"]
     assert len({folder for folder, _ in played.values()}) == 4
-    assert played["1"][0] == played["5"][0] != played["2"][0]
     again = pickle.loads(pickle.dumps(env))
     _, info = again.reset(options={"task": 6})
     assert (again.catalogue.folder, info["task"]) == played["6"]
-    alone = WebShopEnv("generated", num_games=3, difficulty="tiny", num_shops=4)  # no shop without a goal
-    assert len({alone.reset(options={"task": task})[1]["task"] for task in alone.tasks()}) == 3
     with pytest.raises(GeneratorSettingError, match="found num_shops 0"):
         WebShopEnv("generated", num_shops=0)
 

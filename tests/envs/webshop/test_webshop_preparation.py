@@ -28,16 +28,6 @@ def test_goals_and_prices_of_the_published_start_up_follow_from_the_products_and
     assert [built.price(n) for n in range(1000)] == [recorded.price(n) for n in range(1000)]
 
 
-def test_files_are_known_by_their_digest_and_missing_ones_are_named(tmp_path):
-    folder = write_source(tmp_path / "source", prices={product["asin"]: 9.5 for product in PRODUCTS})
-    (folder / "items_shuffle.json").unlink()
-    found = {file.role: file for file in sources.inspect_source(str(folder))}
-    assert found["prices"].known is False  # the packed set has a file of this name, and it differs
-    assert found["attributes"].known is None
-    assert found["products"].path is None
-    assert found["products"].required
-
-
 @pytest.mark.data
 def test_the_packed_set_is_recognised_by_its_digests():
     assert all(file.known for file in sources.inspect_source(WEBSHOP_1K))
@@ -71,15 +61,6 @@ def test_an_imported_shop_with_the_original_names_is_found_without_being_named(t
         *_, info = env.step(action)
     assert info["won"]
     assert WebShopEnv().split == "train"
-
-
-def test_another_seed_draws_other_prices_and_the_same_seed_the_same(tmp_path):
-    folder = write_source(tmp_path / "source")
-    shops = [open_catalogue(prepare(folder, tmp_path / f"i{n}", seed=s, tagger=tag)) for n, s in enumerate((1, 1, 2))]
-    prices = [[shop.price(n) for n in range(3)] for shop in shops]
-    assert prices[0] == prices[1] != prices[2]
-    assert all(10.5 <= price <= 20 for price in prices[0][1:])
-    assert shops[0].goal(0) == shops[1].goal(0)
 
 
 def test_what_is_missing_is_said_with_its_source_and_size(tmp_path):
