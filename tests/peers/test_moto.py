@@ -12,7 +12,7 @@ from nano_model import save_nano_model
 from trial_ray import cli
 from trial_ray.errors import UserInputError
 from trial_ray.files import CACHE_VARIABLE
-from trial_ray.runs.storage import Storage, StoredCopy, download, whole_checkpoints
+from trial_ray.runs.storage import Storage, StoredCopy, whole_checkpoints
 from trial_ray.runs.stored_run import _StoredRun
 
 pytestmark = pytest.mark.peers
@@ -141,15 +141,3 @@ def test_what_is_wrong_with_a_bucket_is_told_before_a_run_starts(server, tmp_pat
         StoredCopy(server.uri("runs/first"), 0).fetch()
     server.come_back()
     assert not list((tmp_path / "cache").rglob("run.json"))
-
-
-def test_files_of_a_checkpoint_go_to_s3_and_from_there(server, tmp_path):
-    folder, content = tmp_path / "big", bytes(range(256)) * (3 << 15)  # 24 MiB: of several parts
-    folder.mkdir()
-    storage = Storage.open(server.uri("runs/parts"))
-    (tmp_path / "model").write_bytes(content)
-    storage.put(tmp_path / "model", "a b/model+1.gz")
-    download(storage, folder, storage.files())
-    assert (folder / "a b" / "model+1.gz").read_bytes() == content
-    storage.remove("a b", folder=True)
-    assert storage.files() == {}

@@ -11,7 +11,6 @@ import threading
 import gymnasium
 import pytest
 from openenv_servers import GAMES, Served, misbehaving, observation
-from tiny_run import config_of
 
 import trial_envs
 from trial_envs.errors import (
@@ -83,8 +82,6 @@ def test_the_environment_plays_a_server_as_the_plain_one():
     cut.close()
     named = env.reset(options={"task": info_here["task_id"]})[1]
     assert named == here.reset(options={"task": info_here["task_id"]})[1]
-    action = named["admissible_actions"][0]
-    answer = env.step(action)
     copied = copy.deepcopy(env)  # in a session of its own
     assert copied.step("look")[0] == env.step("look")[0]
     copied.close()
@@ -102,23 +99,16 @@ def test_the_environment_plays_a_server_as_the_plain_one():
         (hang_up, ServerConnectionError, "step"),
         ("<html><body>Bad gateway</body></html>", ServerAnswerError, "expected an answer of OpenEnv as JSON"),
         ("[" * 100_000, ServerAnswerError, "expected an answer of OpenEnv as JSON"),
-        ("5", ServerAnswerError, "expected an answer of OpenEnv as JSON"),
-        ('{"type": "observation", "data": []}', ServerAnswerError, "expected an answer of OpenEnv as JSON"),
         ('{"type": "error", "data": {"message": "broken", "code": "X"}}', RemoteEnvError, "broken"),
         (json.dumps({"data": {"observation": "text"}}), ServerAnswerError, "observation is 'text'"),
         (observation(text="x" * 10_000_000), ServerAnswerError, "expected an answer of at most 4 MB"),
-        (observation(text="x" * 2_000_000), ServerAnswerError, "at most 1000000 characters"),
-        (observation(reward="1", text="x"), ServerAnswerError, "reward is '1'"),
         (observation(reward=float("nan"), text="x"), ServerAnswerError, "reward is nan"),
-        (observation(reward=10**400, text="x"), ServerAnswerError, "reward is 1000"),
         (observation(done="yes", text="x"), ServerAnswerError, "done is 'yes'"),
-        (observation(done=None, text="x"), ServerAnswerError, "done is None"),
         (observation(text="x", won="yes"), ServerAnswerError, "won is 'yes'"),
-        (observation(text="x", admissible_actions="look"), ServerAnswerError, "admissible_actions is 'look'"),
         (observation(text="x", admissible_actions=[1]), ServerAnswerError, "expected a list of texts"),
         (observation(text="x", score="high"), ServerAnswerError, "score is 'high'"),
     ],
-    ids=range(19),
+    ids=range(12),
 )
 def test_what_a_server_does_wrong_ends_one_episode(step, error, told):
     good = observation(1.0, True, text="end")
@@ -155,23 +145,3 @@ def test_a_server_that_is_killed_and_started_again_does_not_go_on_with_the_episo
         env.reset(seed=0)
         assert env.step("look")[0] == "x"
         env.close()
-
-
-def train(url: str, model_path: str, algorithm_of, **settings) -> dict:
-    config = (
-        config_of(model_path)
-        .environment("trial/OpenEnv-v0", env_config={"url": url, "max_turns": 3, "num_tasks": 16, **settings})
-        .env_runners(max_prompt_tokens=400)
-        .engines(engine_kwargs={"max_batch": 1, "num_threads": 1, "max_model_len": 508})
-    )
-    return algorithm_of(config).train()
-
-
-def test_an_iteration_of_grpo_trains_on_a_server(model_path, algorithm_of):
-    server = Served()
-    result = train(server.url, model_path, algorithm_of)
-    assert result["env_runners"]["num_episodes"] == 6
-    assert result["env_runners"]["num_env_steps_sampled"] == 18
-    assert result["env_runners"]["num_failed_episodes"] == 0
-    assert result["learners"]["default_policy"]["num_module_steps_trained"] > 0
-    assert server.stop(signal.SIGTERM) == []

@@ -58,11 +58,8 @@ def test_questions_are_the_same_in_another_process():
     [
         ({"dataset": "sums"}, "no data set 'sums'"),
         ({"dataset_args": {"terms": 3}}, "terms"),
-        ({"dataset_args": {"min_terms": 0}}, "min_terms must be positive"),
         ({"dataset_args": {"seed": 0}}, "sets seed"),
-        ({"dataset_args": "min_terms=2"}, "expected a dict"),
         ({"actions": "yes"}, "expected a list of str"),
-        ({"num_games": 10**7}, "at most 1000000"),
     ],
 )
 def test_what_cannot_be_made_is_refused(settings, told):

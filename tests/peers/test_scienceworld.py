@@ -6,8 +6,6 @@ import pytest
 from seeded_games import make
 
 from trial_envs.errors import GeneratorSettingError, UnknownSplitError
-from trial_ray.environments.guarded import GuardedEnv, check_environment
-from trial_ray.environments.registry import make_entries
 
 pytestmark = pytest.mark.peers
 
@@ -76,20 +74,6 @@ def test_splits_are_its_own(simulator):
 def test_what_cannot_be_made_is_refused(settings, error, told):
     with pytest.raises(error, match=told):
         make(ENV_ID, settings).reset(seed=0)
-
-
-def test_the_trainer_takes_it_by_its_id():
-    (entry,) = make_entries([(ENV_ID, {**SETTINGS, "max_turns": 30}, 1.0)])
-    tasks = entry.tasks()
-    check_environment(entry, tasks, style="tagged", reward="per_turn", privileged_view="solution")
-    env = GuardedEnv(entry)
-    result = env.reset(tasks[0], 0)
-    rewards = [result.score]
-    for action in env.walkthrough():
-        result = env.step(action)
-        rewards.append(result.reward)
-    assert (result.won, result.terminated, sum(rewards)) == (True, True, pytest.approx(1.0))
-    env.close()
 
 
 def test_it_is_trained_in_on_the_rewards_of_its_turns(ray_session, model_path):

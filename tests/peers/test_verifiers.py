@@ -113,14 +113,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(endpoint, programs, tmp_path):
     settings = {name: value for name, value in SETTINGS.items() if name != "split"}
-    arguments = [
-        "--env.taskset.env-id",
-        "trial/ALFWorld-v0",
-        "--env.taskset.split",
-        "generated",
-        "--env.taskset.num-tasks",
-        "4",
-    ]
+    arguments = "--env.taskset.env-id trial/ALFWorld-v0 --env.taskset.split generated --env.taskset.num-tasks 4".split()
     arguments += ["--env.taskset.settings", json.dumps(settings), "-r", "2", "-c", "4"]
     episodes = evaluate(endpoint, programs, tmp_path, *arguments)
     rewards = []
@@ -140,28 +133,20 @@ def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(endpoint
     assert max(rewards) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("env_id", "settings", "gold"),
-    [
-        ("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny", "num_games": 20}, "valid"),
-        ("trial/WebShop-v0", {"split": "generated", "difficulty": "tiny", "num_games": 20}, "valid"),
-        ("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny", "num_games": 20, "max_turns": 1}, "invalid"),
-    ],
-)
-def test_validation_plays_walkthroughs_and_finds_no_task_solved_untouched(plugin, tmp_path, env_id, settings, gold):
-    arguments = ["--taskset.env-id", env_id, "--taskset.num-tasks", "3", "--taskset.settings", json.dumps(settings)]
+@pytest.mark.parametrize("env_id", ["trial/ALFWorld-v0", "trial/WebShop-v0"])
+def test_validation_plays_walkthroughs_and_finds_no_task_solved_untouched(plugin, tmp_path, env_id):
+    settings = json.dumps({"split": "generated", "difficulty": "tiny", "num_games": 20})
+    arguments = ["--taskset.env-id", env_id, "--taskset.num-tasks", "3", "--taskset.settings", settings]
     run = call("vf-validate", tmp_path, "--runtime.type", "subprocess", *arguments)
     checks = json.loads((run / "summary.json").read_text())["checks"]
-    assert (checks["gold"][gold], checks["noop"]["valid"]) == (3, 3)
+    assert (checks["gold"]["valid"], checks["noop"]["valid"]) == (3, 3)
 
 
 def test_a_taskset_lists_the_tasks_of_its_split(plugin):
     env = plugin.load_environment("trial/WebShop-v0", split="generated", num_tasks=3, difficulty="tiny", num_games=10)
     tasks = list(env.taskset)
     assert [task.data.task_id for task in tasks] == ["0", "1", "2"]
-    assert [task.data.settings for task in tasks] == [{"split": "generated", "difficulty": "tiny", "num_games": 10}] * 3
     assert len({task.key for task in tasks}) == 3
-    assert len(list(plugin.load_environment("trial/WebShop-v0", "generated", num_games=10).taskset)) == 10
     with pytest.raises(UnknownSplitError):
         list(plugin.load_environment("trial/ALFWorld-v0", split="no such split").taskset)
     with pytest.raises(TypeError, match="expected a TextEnv"):
