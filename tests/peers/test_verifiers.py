@@ -113,8 +113,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(endpoint, programs, tmp_path):
     settings = {name: value for name, value in SETTINGS.items() if name != "split"}
-    arguments = "--env.taskset.env-id trial/ALFWorld-v0 --env.taskset.split generated --env.taskset.num-tasks 4".split()
-    arguments += ["--env.taskset.settings", json.dumps(settings), "-r", "2", "-c", "4"]
+    arguments = ["--env.taskset.env-id", "trial/ALFWorld-v0", "--env.taskset.split", "generated"]
+    arguments += ["--env.taskset.num-tasks", "4", "--env.taskset.settings", json.dumps(settings), "-r", "2", "-c", "4"]
     episodes = evaluate(endpoint, programs, tmp_path, *arguments)
     rewards = []
     for episode in episodes:
