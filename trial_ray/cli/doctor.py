@@ -222,7 +222,7 @@ def gpus() -> Check:
             "trial-ray train FILE --set engine=transformers",
         ),
     )
-    found_problems = (
-        Check("GPUs", f"{found}; {reason}", level, fix) for holds, level, reason, fix in problems if holds
-    )
-    return next(found_problems, Check("GPUs", found))
+    for holds, level, reason, fix in problems:
+        if holds:
+            return Check("GPUs", f"{found}; {reason}", level, fix)
+    return Check("GPUs", found)
