@@ -20,7 +20,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP
-from trial_ray.files import cache_root
 from trial_ray.models.packaged import prepare_smollm2
 from trial_ray.objectives.divergences import engine_divergences
 
@@ -58,7 +57,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
-    folder = prepare_smollm2(cache_root() / "models")
+    folder = prepare_smollm2()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     engine = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     sequences = []

@@ -28,7 +28,6 @@ from plain_loop import PlainLoop
 from quickstart_rows import Quickstart, quickstart_config, quickstart_groups
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trial_ray.files import cache_root
 from trial_ray.learner.packing import Row, score_rows
 from trial_ray.learner.update_plan import plan_update
 from trial_ray.models.packaged import prepare_smollm2
@@ -243,7 +242,7 @@ def cases(names: Sequence[str], smollm2_rows: int) -> list[Case]:
             )
         )
     if "smollm2" in names:
-        folder = prepare_smollm2(cache_root() / "models")
+        folder = prepare_smollm2()
         groups = with_tokenizer_of(folder, quickstart)
         game, config = [one_game(groups, smollm2_rows)], quickstart_config()
         shares = distinct_share(game, config), distinct_share(groups, config)

@@ -65,7 +65,7 @@ def test_packed_views_in_any_order_and_cut_equal_separate_unpadded_forwards(atte
 
 
 def test_models_with_sliding_layers_are_scored_in_padded_rows_and_that_is_said(caplog):
-    layout._measured.cache_clear()  # other tests may have heard it
+    layout._measured.clear()  # other tests may have heard it
     lm = random_model("mistral", torch.float64)
     assert layout.layout_of(lm).rows == "padded"
     rows = random_rows()

@@ -57,8 +57,8 @@ def test_values_and_gradients_are_those_of_plain_layers(lm, compiled, checkpoint
         for each in (compiled, expected_lm):
             each.zero_grad()
         sequences = packed(most)
-        found, _ = sequence_logprobs(compiled, sequences)
-        expected, _ = sequence_logprobs(expected_lm, sequences)
+        found = sequence_logprobs(compiled, sequences)
+        expected = sequence_logprobs(expected_lm, sequences)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
         found.sum().backward()
         expected.sum().backward()
@@ -73,9 +73,9 @@ def test_values_and_gradients_are_those_of_plain_layers(lm, compiled, checkpoint
 def test_flex_attention_in_compiled_layers_scores_as_sdpa_does(lm, compiled, monkeypatch):
     sequences = packed(TOKENS)
     assert len(sequences.packs) == 1
-    expected, _ = sequence_logprobs(lm, sequences)
+    expected = sequence_logprobs(lm, sequences)
     monkeypatch.setattr(logprobs, "attention_inputs", lambda _, exits: {"attention_mask": tree_block_mask(exits)})
-    found, _ = sequence_logprobs(compiled, sequences)
+    found = sequence_logprobs(compiled, sequences)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
@@ -89,10 +89,10 @@ def test_flex_attention_through_a_model_on_a_gpu_equals_sdpa_on_the_cpu(lm, chec
         module.checkpoint_layers(found_lm)
     if whole_layers:
         module.compile_layers(found_lm)
-    expected, _ = sequence_logprobs(expected_lm, packed(TOKENS))
+    expected = sequence_logprobs(expected_lm, packed(TOKENS))
     expected.sum().backward()
     with torch.autocast("cuda", torch.bfloat16):
-        found, _ = sequence_logprobs(found_lm, packed(TOKENS, device))
+        found = sequence_logprobs(found_lm, packed(TOKENS, device))
     found.sum().backward()
     torch.testing.assert_close(found.cpu(), expected, atol=0.05, rtol=0)
     for ours, theirs in zip(found_lm.parameters(), expected_lm.parameters(), strict=True):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from trial_ray.errors import ConfigError
 from trial_ray.learner.packing import Row, score_rows
 from trial_ray.models.layout import layout_of, measured_layout
-from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm
+from trial_ray.models.loading import fill, load_causal_lm
 from trial_ray.models.module import checkpoint_layers
 
 REFUSED = "llama-dynamic-rope"
@@ -51,7 +51,7 @@ def own_scores(lm, rows: list[Row]) -> torch.Tensor:
 @pytest.mark.parametrize("name", ROWS)
 def test_scores_are_those_of_transformers_own_model(name, tmp_path):
     folder = save_model(name, tmp_path)
-    lm = empty_causal_lm(folder, "float32")
+    lm = load_causal_lm(folder, "float32", weights=False)
     fill(lm, folder, torch.device("cpu"))
     # What the model's code says: SDPA leaves out what it does not know, such as a cap of the scores.
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -70,9 +70,9 @@ def test_scores_are_those_of_transformers_own_model(name, tmp_path):
 
 def test_a_model_that_no_layout_scores_rightly_is_refused_with_what_differs(tmp_path):
     folder = save_model(REFUSED, tmp_path)
-    for load in (empty_causal_lm, load_causal_lm):
+    for weights in (False, True):
         with pytest.raises(ConfigError, match="depend on the rows scored before"):
-            load(folder, "float32")
+            load_causal_lm(folder, "float32", weights=weights)
 
 
 def test_measuring_leaves_the_random_numbers_alone():

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from trial_ray.engines.arguments import check_positions
 from trial_ray.errors import ConfigError, TrialRayError
-from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm, load_tokenizer
+from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
 from trial_ray.models.model_shape import model_shape
 from trial_ray.models.vocabulary import stop_token_ids
 from trial_ray.warmstart.policy import load_policy
@@ -33,7 +33,7 @@ def test_one_tensor_is_in_the_hosts_memory_at_a_time(tmp_path, monkeypatch):
         into.copy_(whole)
 
     monkeypatch.setattr("trial_ray.models.sharding.copy_whole", copy_whole)
-    lm = empty_causal_lm(folder, "float32")
+    lm = load_causal_lm(folder, "float32", weights=False)
     fill(lm, folder, CPU)
     assert len(alive) == len(list(lm.parameters()))
     assert most <= 2  # the one that is copied, and the one before it until its name is bound again
@@ -43,7 +43,7 @@ def test_a_folder_without_weights_is_refused(model_path, tmp_path):
     AutoTokenizer.from_pretrained(model_path).save_pretrained(tmp_path)
     config_of("llama").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="No causal LM could be loaded"):
-        fill(empty_causal_lm(str(tmp_path), "float32"), str(tmp_path), CPU)
+        fill(load_causal_lm(str(tmp_path), "float32", weights=False), str(tmp_path), CPU)
     with pytest.raises(ConfigError, match="No causal LM could be loaded"):
         load_causal_lm(str(tmp_path), "float32")
 
@@ -51,7 +51,7 @@ def test_a_folder_without_weights_is_refused(model_path, tmp_path):
 LOADERS = {
     "tokenizer": load_tokenizer,
     "model": lambda folder: load_causal_lm(folder, "float32"),
-    "empty model": lambda folder: empty_causal_lm(folder, "float32"),
+    "empty model": lambda folder: load_causal_lm(folder, "float32", weights=False),
     "shape": model_shape,
     "positions": lambda folder: check_positions(folder, 1),
     "stop tokens": stop_token_ids,

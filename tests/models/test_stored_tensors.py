@@ -13,7 +13,7 @@ from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.engines.weights import pack_weights, weights_checksum
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import require_same_config, write_model
-from trial_ray.models.loading import empty_causal_lm, fill
+from trial_ray.models.loading import fill, load_causal_lm
 from trial_ray.models.lora import Adapter
 from trial_ray.models.module import CausalLMModule, merge_adapter
 from trial_ray.models.tensors import engine_tensors, stored_tensors
@@ -38,7 +38,7 @@ def test_a_model_that_was_written_is_loaded_and_sent_as_transformers_loads_it(na
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     require_same_config(lm.config, tmp_path)
     try:
-        filled = empty_causal_lm(str(tmp_path), "float32")
+        filled = load_causal_lm(str(tmp_path), "float32", weights=False)
         assert {each.device.type for each in filled.parameters()} == {"meta"}
         fill(filled, str(tmp_path), torch.device("cpu"))
     except ConfigError:  # by name, because it could not be scored
@@ -105,6 +105,6 @@ def test_checkpoints_and_engines_hold_the_buffers_of_the_policy(expert_path, lor
 
 
 def test_fused_experts_have_no_adapters(expert_path):
-    lm = empty_causal_lm(expert_path, "float32")
+    lm = load_causal_lm(expert_path, "float32", weights=False)
     with pytest.raises(ConfigError, match=r"'down_proj'.* name fused experts .*'q_a_proj'"):
         Adapter(lm, rank=2, alpha=4.0, targets=None, dtype=torch.float32, seed=0)

@@ -142,7 +142,7 @@ def score_views(
     if not sequences:
         return {name: torch.empty(0, device=lm.device) for name in views}, None
     packed = lay_out(lm, PrefixOrder(sequences), max_tokens)
-    logprobs, _ = sequence_logprobs(lm, packed, temperature=temperature)
+    logprobs = sequence_logprobs(lm, packed, temperature)
     return dict(zip(views, logprobs.chunk(len(views)), strict=True)), packed
 
 

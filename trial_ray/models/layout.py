@@ -2,29 +2,30 @@
 
 Whether a mask makes any prefix tree of a model, whether rows of unequal length may share a pass, and which implementation of
 attention computes what the model's own code says, no field of its config tells. A small model of the same config, with random
-weights, is therefore scored in each of the layouts and compared with its own forward pass, one row after the other.
+weights, is therefore scored in each of the layouts and compared with its own forward pass, one row after the other. It has few
+layers, every kind among them, and narrow ones, so that this costs the same for any model; its attention windows are shorter than
+the rows.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from trial_ray.errors import ConfigError, first_line
 from trial_ray.models import tree_attention
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, ScoredSequence, pack_padded, pack_trees
-from trial_ray.models.small_model import LONGEST, VOCABULARY, WINDOW, built, small_model
+from trial_ray.models.sharding import decoder_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -45,14 +46,10 @@ class Layout:
     Attributes:
         rows: what shares a forward pass.
         attention: ``attn_implementation`` with which the model is loaded.
-        together, alone: largest difference from the model's own log-probabilities, in nats, of all rows in one call of the scorer
-            and of one row a call.
     """
 
     rows: Rows
     attention: str
-    together: float
-    alone: float
 
 
 def layout_of(lm: PreTrainedModel) -> Layout:
@@ -84,43 +81,36 @@ def measured_layout(config: PretrainedConfig, attention: str | None = None) -> L
     """
     config = copy.deepcopy(config)
     config._attn_implementation = None  # how an earlier model of it was loaded
-    return _measured(_Key(config.to_json_string(use_diff=False), config), attention)
+    key = config.to_json_string(use_diff=False), attention
+    if key not in _measured:
+        _measured[key] = _measure(config, attention)
+    return _measured[key]
 
 
-@dataclass(frozen=True, eq=False)
-class _Key:
-    """A config by its content."""
-
-    text: str
-    config: PretrainedConfig
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.text == other.text
+_measured: dict[tuple[str, str | None], Layout] = {}
+"""What was found, by the config's content and the only attention."""
 
 
-@cache
-def _measured(key: _Key, attention: str | None) -> Layout:
+def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad(), _quiet():
-        own = small_model(key.config)
+        own = _small_model(config)
         if isinstance(own, str):
             # The model's own forward pass of rows that need no padding, which is right wherever the model is causal.
             logger.warning(
                 "%s: rows are scored one length at a time, because nothing can be measured: %s",
-                key.config.model_type,
+                config.model_type,
                 own,
             )
-            return Layout("one length", attention or _default_attention(key.config), math.nan, math.nan)
+            return Layout("one length", attention or _default_attention(config))
         rows = _rows(own.config.get_text_config().vocab_size)
         expected = _own_logprobs(own, rows)
         name = type(own).__name__
         failures: list[str] = []
-        for kind, implementation in _candidates(key.config, attention):
+        for kind, implementation in _candidates(config, attention):
             described = f"{'a prefix tree' if kind == 'tree' else f'{kind} rows'} with {implementation} attention"
             try:
-                lm = _scored_model(own, implementation)
+                lm = _built(own.config, attn_implementation=implementation)
+                lm.load_state_dict(own.state_dict())
                 alone = max(_difference(lm, kind, [row], value) for row, value in zip(rows, expected, strict=True))
                 together = _difference(lm, kind, rows, torch.cat(expected))
             except Exception as error:  # any code of the model's may raise; it is said below
@@ -129,7 +119,7 @@ def _measured(key: _Key, attention: str | None) -> Layout:
             if max(alone, together) <= TOLERANCE:
                 if kind != "tree":
                     logger.warning("Rows of %s are padded, and shared prefixes computed again: %s", name, failures[0])
-                return Layout(kind, implementation, together, alone)
+                return Layout(kind, implementation)
             failures.append(f"{described}: rows together differ by {together:.2g} nats, alone by {alone:.2g}")
     raise ConfigError(
         f"{name} cannot be scored: its log-probabilities differ from transformers' own in every layout, expected at most "
@@ -177,14 +167,19 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
 
 
-def _candidates(config: PretrainedConfig, attention: str | None) -> Iterator[tuple[Rows, str]]:
+def _candidates(config: PretrainedConfig, attention: str | None) -> list[tuple[Rows, str]]:
     default = _default_attention(config)
-    known = [tree_attention.register(), default] if attention is None else [attention]
-    yield from (("tree", implementation) for implementation in known)
     # Without a tree this package's own attention is of no use.
-    plain = [default, "eager"] if attention is None else [attention]
-    yield from itertools.product(("padded",), dict.fromkeys(plain))
-    yield from itertools.product(("one length",), dict.fromkeys(plain))
+    known: dict[Rows, list[str]] = {
+        "tree": [tree_attention.register(), default],
+        "padded": [default, "eager"],
+        "one length": [default, "eager"],
+    }
+    return [
+        (kind, implementation)
+        for kind in known
+        for implementation in dict.fromkeys([attention] if attention else known[kind])
+    ]
 
 
 def pack_rows(lm: PreTrainedModel, rows: Rows, order: PrefixOrder, max_tokens: int) -> PackedSequences:
@@ -195,7 +190,7 @@ def pack_rows(lm: PreTrainedModel, rows: Rows, order: PrefixOrder, max_tokens: i
 
 
 def _difference(lm: PreTrainedModel, kind: Rows, rows: Sequence[ScoredSequence], expected: torch.Tensor) -> float:
-    found, _ = sequence_logprobs(lm, pack_rows(lm, kind, PrefixOrder(rows), max_tokens=LONGEST * len(rows)))
+    found = sequence_logprobs(lm, pack_rows(lm, kind, PrefixOrder(rows), max_tokens=LONGEST * len(rows)))
     difference = (found - expected).abs().max().item()
     return difference if difference == difference else float("inf")
 
@@ -214,11 +209,161 @@ def _rows(vocabulary: int) -> list[ScoredSequence]:
 
 def _default_attention(config: PretrainedConfig) -> str:
     with torch.device("meta"):
-        return str(built(config).config._attn_implementation)
+        return str(_built(config).config._attn_implementation)
 
 
-def _scored_model(own: PreTrainedModel, attention: str) -> PreTrainedModel:
-    """The model as it is loaded for scoring, with the weights of ``own``."""
-    lm = built(own.config, attn_implementation=attention)
-    lm.load_state_dict(own.state_dict())
+VOCABULARY = 64
+LONGEST = 24
+"""Tokens of the longest compared row."""
+WINDOW = 8
+"""What attention windows, chunks and original context lengths become, so that short rows exceed them."""
+_NARROW, _HEAD = 64, 8
+"""Least hidden size, as a whole and for each attention head, to which models are narrowed."""
+_MOST_PARAMETERS = 2**29
+_GAIN = 1.5
+"""Scale of random matrices, beyond what keeps the size of activations: caps and sinks of attention must show."""
+
+
+def _built(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
+    """A float32 model of a config, which is not changed; ``settings`` go to ``from_config``."""
+    from transformers import AutoModelForCausalLM
+
+    lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False, **settings
+    )
+    lm.eval()
     return lm
+
+
+def _small_model(config: PretrainedConfig) -> PreTrainedModel | str:
+    """A random model of the smallest config of this kind that transformers can build and run; or why there is none."""
+    configs, failure = _small_configs(config), ""
+    while True:
+        try:
+            if (small := next(configs, None)) is None:
+                return failure
+            if (size := sum(math.prod(shape) for shape in _shapes(small).values())) > _MOST_PARAMETERS:
+                failure = f"{size:,} parameters are too many for a comparison"
+            elif (lm := _running(small)) is not None:
+                return _with_short_windows(lm)
+            else:
+                failure = "logits are not finite"
+        except Exception as error:  # of transformers' code, which makes the configs, too; said by the caller
+            failure = f"{type(error).__name__}: {first_line(error)}"
+
+
+def _running(config: PretrainedConfig) -> PreTrainedModel | None:
+    """A random model with plain attention, if it gives finite logits."""
+    lm = _built(config, attn_implementation="eager")
+    _randomise(lm)
+    ids = torch.arange(LONGEST)[None] % config.get_text_config().vocab_size
+    return lm if bool(lm(input_ids=ids, use_cache=False).logits.isfinite().all()) else None
+
+
+def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """Configs of few layers, every kind among them, and narrow ones first; at last the config itself."""
+    text = config.get_text_config()
+    layers, hidden = int(text.num_hidden_layers), int(text.hidden_size)
+    # Heads whose size no setting gives share the hidden size.
+    heads = 1 if vars(text).get("head_dim") else int(getattr(text, "num_attention_heads", None) or 1)
+    factor = 2 ** min(4, int(math.log2(max(1, hidden // max(_NARROW, _HEAD * heads)))))
+    for count in dict.fromkeys((_layers_of_every_kind(config), layers)):
+        # Of widths whose product is another width only one may be divided; sums want all of them divided.
+        for least in (_NARROW + 1, _NARROW, _NARROW // 2) if factor > 1 else ():
+            yield _smaller(config, count, factor, least)
+        yield _smaller(config, count)
+    yield copy.deepcopy(config)
+
+
+def _smaller(config: PretrainedConfig, count: int, factor: int = 1, least: int = 0) -> PretrainedConfig:
+    """The config with fewer tokens and ``count`` layers, and its numbers of at least ``least`` divided by the factor."""
+    small = copy.deepcopy(config)
+    text = small.get_text_config()
+    vocabulary, layers = min(VOCABULARY, text.vocab_size), text.num_hidden_layers
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == layers:
+            setattr(text, name, value[:count])
+        elif name.endswith("_token_id"):
+            if isinstance(value, int) and value >= vocabulary:
+                setattr(text, name, 0)
+        elif type(value) is int and value >= least:
+            setattr(text, name, value // factor)
+    text.vocab_size, text.num_hidden_layers = vocabulary, count
+    for name in cast("dict[str, Any]", small.sub_configs):
+        part: Any = getattr(small, name, None)
+        if part is not text and hasattr(part, "num_hidden_layers"):  # of images and sounds
+            part.num_hidden_layers = 1
+    return small
+
+
+def _layers_of_every_kind(config: PretrainedConfig) -> int:
+    """The fewest first layers among which all kinds of the decoder's layers are, at least two."""
+    count = int(config.get_text_config().num_hidden_layers)
+    with torch.device("meta"):
+        decoder = decoder_of(_built(config))
+    stacks = [each for each in decoder.modules() if isinstance(each, nn.ModuleList) and len(each) == count]
+    firsts = [0]
+    for stack in stacks:
+        kinds = [_kind(layer) for layer in stack]
+        firsts += [kinds.index(kind) for kind in kinds]
+    return min(count, max(2, max(firsts) + 1)) if stacks else count
+
+
+def _kind(layer: nn.Module) -> str:
+    """What a layer is made of, its settings included, its number left out."""
+    parts: list[Any] = []
+    for name, module in layer.named_modules():
+        settings = {
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, (bool, int, float, str)) and not key.startswith("_") and "layer" not in key
+        }
+        shapes = [(key, tuple(each.shape)) for key, each in module.named_parameters(recurse=False)]
+        parts.append((name, type(module).__name__, sorted(settings.items()), shapes))
+    return repr(parts)
+
+
+def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
+    """The model with attention windows, chunks and original context lengths so small that short rows exceed them.
+
+    They are the larger numbers of a config that change no tensor's shape.
+    """
+    config = copy.deepcopy(lm.config)
+    config._attn_implementation = None
+    shapes = _shapes(config)
+
+    def fields(settings: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+        for name, value in settings.items():
+            if isinstance(value, dict):
+                yield from fields(value)
+            elif type(value) is int and value > WINDOW and not name.endswith("_token_id"):
+                yield settings, name
+
+    for settings, name in list(fields(vars(config.get_text_config()))):
+        value, settings[name] = settings[name], WINDOW
+        try:
+            changed = _running(config) if _shapes(config) == shapes else None
+        except Exception:  # a value that the model does not allow is left as it is
+            changed = None
+        lm, settings[name] = (lm, value) if changed is None else (changed, WINDOW)
+    return lm
+
+
+def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        lm = _built(config)
+    return {name: tuple(each.shape) for name, each in [*lm.named_parameters(), *lm.named_buffers()]}
+
+
+def _randomise(lm: PreTrainedModel) -> None:
+    """Random values for all that is learned, biases, sinks and corrections of routers included, so that each matters."""
+    generator = torch.Generator().manual_seed(0)
+    unstored = {id(buffer) for _, buffer in lm.named_non_persistent_buffers()}
+    learned_buffers = [each for each in lm.buffers() if each.ndim == 1 and id(each) not in unstored]
+    for tensor in (*lm.parameters(), *learned_buffers):
+        if tensor.is_floating_point():
+            count = tensor.numel()
+            noise = torch.randn(min(count, 2**20 + 1), generator=generator)
+            noise = noise.repeat(-(-count // len(noise)))[:count].view(tensor.shape)
+            # Vectors keep what they are centred on: scales of norms, decay rates.
+            tensor.copy_(noise * (_GAIN / tensor.shape[-1] ** 0.5) if tensor.ndim > 1 else tensor + 0.3 * noise)

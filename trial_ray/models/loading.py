@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trial_ray.errors import ConfigError, first_line
-from trial_ray.models.folders import load_tensors, model_folder, tensor_names
+from trial_ray.models.folders import load_tensors, model_folder, tensor_headers
 from trial_ray.models.layout import measured_layout, set_layout
 from trial_ray.models.sharding import copy_whole
 from trial_ray.models.tensors import kept_in_float32, stored_tensors
@@ -34,29 +34,13 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
         raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {first_line(error)}") from error
 
 
-def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
-    """Load a causal LM in evaluation mode at ``dtype`` (torch's name of it), without dropout: of a folder or a hub name.
+def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreTrainedModel:
+    """Load a causal LM in evaluation mode, without dropout: of a folder or a hub name.
 
-    Raises:
-        ConfigError: there is none at ``model_path``.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
-    try:
-        layout = measured_layout(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-        lm: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation=layout.attention, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
-    _switch_off_dropout(lm)
-    set_layout(lm, layout)
-    return lm
-
-
-def empty_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
-    """The model of :func:`load_causal_lm` without memory for its weights (on torch's ``meta`` device); see :func:`fill`.
+    Args:
+        model_path: the folder or name.
+        dtype: torch's name of the type.
+        weights: ``False``: without memory for them (on torch's ``meta`` device), until :func:`fill`.
 
     Raises:
         ConfigError: there is none at ``model_path``.
@@ -67,19 +51,19 @@ def empty_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         layout = measured_layout(config)
-        with torch.device("meta"):
-            lm: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config,
-                dtype=getattr(torch, dtype),
-                attn_implementation=layout.attention,
-                trust_remote_code=False,
-            ).eval()
-        kept = kept_in_float32(lm)
-        for name, buffer in lm.named_buffers():
-            if name in kept and lm.dtype in (torch.bfloat16, torch.float16):  # as transformers loads them
-                buffer.data = buffer.data.float()
-        if (Path(folder) / "generation_config.json").is_file():
-            lm.generation_config = GenerationConfig.from_pretrained(folder)
+        settings = {"dtype": getattr(torch, dtype), "attn_implementation": layout.attention, "trust_remote_code": False}
+        lm: PreTrainedModel
+        if weights:
+            lm = AutoModelForCausalLM.from_pretrained(folder, **settings)
+        else:
+            with torch.device("meta"):
+                lm = AutoModelForCausalLM.from_config(config, **settings).eval()
+            kept = kept_in_float32(lm)
+            for name, buffer in lm.named_buffers():
+                if name in kept and lm.dtype in (torch.bfloat16, torch.float16):  # as transformers loads them
+                    buffer.data = buffer.data.float()
+            if (Path(folder) / "generation_config.json").is_file():
+                lm.generation_config = GenerationConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:  # the last where attention cannot be chosen
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
     _switch_off_dropout(lm)
@@ -93,7 +77,7 @@ _MARK = "_is_hf_initialized"
 
 @torch.no_grad()
 def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
-    """Give a model of :func:`empty_causal_lm`, whole or sharded, its memory on the device and the weights of its folder.
+    """Give a model that was loaded without weights, whole or sharded, its memory on the device and the weights of its folder.
 
     The host's memory holds one tensor at a time; all of them where the folder's files name them in another way than the model
     does (which transformers then converts).
@@ -109,7 +93,7 @@ def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
     lm.initialize_weights()  # the rest, which no file holds: rotary frequencies, multipliers
     tensors = {name.replace(".base_layer.", "."): each for name, each in stored.items() if ".lora_" not in name}
     folder = Path(model_folder(model_path))
-    if tensors.keys() <= tensor_names(folder):
+    if tensors.keys() <= tensor_headers(folder).keys():
         load_tensors(tensors, folder)
         return
     converted = stored_tensors(load_causal_lm(model_path, str(lm.dtype).removeprefix("torch.")))

@@ -6,7 +6,7 @@ tokens at a time, and the backward pass computes each chunk's logits again inste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -157,23 +157,15 @@ def output_head(lm: PreTrainedModel) -> Head:
     return cast(nn.Module, lm.get_output_embeddings()) if plain else TransformingHead(lm)
 
 
-def _chunk_logprobs(
-    hidden: torch.Tensor,
-    head: Head,
-    short: torch.Tensor | None,
-    targets: torch.Tensor,
-    temperature: float,
-    with_entropy: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = _logits(hidden, head, short)
-    if temperature != 1.0:
-        logits = logits / temperature
-    normalizer = torch.logsumexp(logits, dim=-1)
-    logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
-    if not with_entropy:
-        return logprobs, logprobs.new_empty(0)
-    all_logprobs = logits - normalizer.unsqueeze(-1)
-    return logprobs, -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
+def _in_chunks(function: Callable[..., Any], tensors: Sequence[torch.Tensor], chunk_tokens: int) -> Iterator[Any]:
+    """Results of a function of rows of the tensors, so many at a time; the backward pass computes each of them again."""
+    # An empty input still passes once, so that data-parallel backward finds every parameter in the graph.
+    for start in range(0, max(1, len(tensors[0])), chunk_tokens):
+        inputs = [tensor[start : start + chunk_tokens] for tensor in tensors]
+        if torch.is_grad_enabled():
+            yield checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+        else:
+            yield function(*inputs)
 
 
 def gather_logprobs(
@@ -197,27 +189,21 @@ def gather_logprobs(
 
     Returns:
         ``(logprobs [N], entropy [N] or None)`` in nats; float32, or float64 for a float64 model.
-
-    Raises:
-        ValueError: shapes disagree, or ``temperature`` or ``chunk_tokens`` is not positive.
     """
-    if hidden.ndim != 2 or targets.shape != hidden.shape[:1]:
-        raise ValueError(f"hidden must be [N, H] and targets [N]; got {list(hidden.shape)} and {list(targets.shape)}")
-    if temperature <= 0 or chunk_tokens < 1:
-        raise ValueError(f"temperature and chunk_tokens must be positive; got {temperature} and {chunk_tokens}")
-    logprobs, entropies = [], []
     short = _short_weight(head, hidden.device.type)
-    # An empty input still passes once, so that data-parallel backward finds every parameter in the graph.
-    for start in range(0, max(1, len(targets)), chunk_tokens):
-        inputs = (hidden[start : start + chunk_tokens], head, short, targets[start : start + chunk_tokens])
-        if torch.is_grad_enabled():
-            chunk = checkpoint(
-                _chunk_logprobs, *inputs, temperature, with_entropy, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            chunk = _chunk_logprobs(*inputs, temperature, with_entropy)
-        logprobs.append(chunk[0])
-        entropies.append(chunk[1])
+
+    def scored(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = _logits(hidden, head, short)
+        if temperature != 1.0:
+            logits = logits / temperature
+        normalizer = torch.logsumexp(logits, dim=-1)
+        logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
+        if not with_entropy:
+            return logprobs, logprobs.new_empty(0)
+        all_logprobs = logits - normalizer.unsqueeze(-1)
+        return logprobs, -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
+
+    logprobs, entropies = zip(*_in_chunks(scored, (hidden, targets), chunk_tokens), strict=True)
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
 
@@ -249,11 +235,7 @@ def gather_divergence(
             teacher_logits = _logits(teacher, teacher_head, teacher_short)
         return generalised_jsd(_logits(student, head, short), teacher_logits, mix, temperature)
 
-    chunks = range(0, max(1, len(hidden)), chunk_tokens)
-    parts = [(hidden[start : start + chunk_tokens], teacher_hidden[start : start + chunk_tokens]) for start in chunks]
-    if not torch.is_grad_enabled():
-        return torch.cat([divergence(*part) for part in parts])
-    return torch.cat([checkpoint(divergence, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
+    return torch.cat([*_in_chunks(divergence, (hidden, teacher_hidden), chunk_tokens)])
 
 
 def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[torch.Tensor, slice]]:
@@ -276,22 +258,13 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tupl
         yield states, slice(start, stop)
 
 
-def sequence_logprobs(
-    lm: PreTrainedModel,
-    packed: PackedSequences,
-    *,
-    temperature: float = 1.0,
-    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
-    with_entropy: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences, temperature: float = 1.0) -> torch.Tensor:
     """Log-probabilities of the targets of packed sequences under a transformers causal language model.
 
     Args:
         lm: a ``...ForCausalLM`` with a decoder and an output embedding (tied or not).
         packed: the sequences.
         temperature: as in :func:`gather_logprobs`.
-        chunk_tokens: as there.
-        with_entropy: as there.
 
     Returns:
         As :func:`gather_logprobs`, ``[T]``, in the order of the sequences.
@@ -299,17 +272,7 @@ def sequence_logprobs(
     head = output_head(lm)
     dtype = torch.float64 if lm.dtype == torch.float64 else torch.float32
     # Made first: results of each pack would lie between the blocks that it frees, and keep them from being used again as a whole.
-    results = [torch.zeros(len(packed.targets), dtype=dtype, device=lm.device) for _ in range(1 + with_entropy)]
+    logprobs = torch.zeros(len(packed.targets), dtype=dtype, device=lm.device)
     for states, nodes in hidden_states(lm, packed):
-        values = gather_logprobs(
-            states,
-            head,
-            packed.targets[nodes],
-            temperature=temperature,
-            chunk_tokens=chunk_tokens,
-            with_entropy=with_entropy,
-        )
-        for result, value in zip(results, filter(torch.is_tensor, values), strict=True):
-            result[nodes] = value
-    logprobs, *entropy = (result[packed.tokens] for result in results)
-    return logprobs, entropy[0] if entropy else None
+        logprobs[nodes], _ = gather_logprobs(states, head, packed.targets[nodes], temperature=temperature)
+    return logprobs[packed.tokens]

@@ -71,10 +71,10 @@ class Adapter:
         except ValueError as error:
             raise ConfigError(f"lora_targets: {error}") from error
         if self.config.target_parameters:  # peft takes the names for those of the experts, too
+            left = set(self.config.target_modules or ())
             raise ConfigError(
-                f"lora_targets: {sorted(wanted - set(self.config.target_modules or ()))} name fused experts of "
-                f"{type(lm).__name__}, which cannot have adapters. Set lora_targets to some of "
-                f"{sorted(self.config.target_modules or ())}."
+                f"lora_targets: {sorted(wanted - left)} name fused experts of {type(lm).__name__}, which cannot have adapters. "
+                f"Set lora_targets to some of {sorted(left)}."
             )
         self.scaling = alpha / rank
         self._seed = seed

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import ConfigError
-from trial_ray.models.folders import config_file
+from trial_ray.models.folders import model_folder
 from trial_ray.models.vocabulary import vocabulary_size
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ def model_shape(model_path: str) -> ModelShape:
     if model_path in PUBLISHED and not Path(model_path).is_dir():
         sizes = dict(PUBLISHED[model_path])
         return ModelShape.of_config(getattr(transformers, sizes.pop("architecture"))(**sizes))
-    file = config_file(model_path)
+    folder = model_folder(model_path, weights=False)
     try:
-        return ModelShape.of_config(transformers.AutoConfig.from_pretrained(file.parent, trust_remote_code=False))
+        return ModelShape.of_config(transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model_path: {file} describes no causal language model: {error}") from error
+        raise ConfigError(f"model_path: {folder} describes no causal language model: {error}") from error

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.folders import load_tensors, require_same_config, restore_tensors, write_model
-from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm, load_tokenizer
+from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
 from trial_ray.models.logprobs import gather_divergence, gather_logprobs, hidden_states, output_head
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.prefix_tree import PackedSequences
@@ -48,7 +48,7 @@ class CausalLMModule(TorchRLModule):
     def setup(self) -> None:
         """Make the model without its weights (see :meth:`load`), and the frozen reference where a KL term asks for one."""
         settings = self.model_config
-        self.lm = empty_causal_lm(settings["model_path"], settings["model_dtype"])
+        self.lm = load_causal_lm(settings["model_path"], settings["model_dtype"], weights=False)
         if settings["gradient_checkpointing"]:
             checkpoint_layers(self.lm)
         self.tokenizer = load_tokenizer(settings["model_path"])
@@ -62,7 +62,7 @@ class CausalLMModule(TorchRLModule):
     def _frozen(self) -> PreTrainedModel:
         """A model that is not trained and gets the policy's first weights."""
         settings = self.model_config
-        return empty_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+        return load_causal_lm(settings["model_path"], settings["model_dtype"], weights=False).requires_grad_(False)
 
     def load(self, device: torch.device, *, sharded: bool, fsdp_size: int | None = None) -> None:
         """Read the weights, one tensor after the other, to where they stay; the optimizer must be made afterwards.
@@ -142,12 +142,6 @@ class CausalLMModule(TorchRLModule):
         return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
-        outputs = self._forward(batch, **kwargs)
-        if self.sharded is not None and torch.is_grad_enabled():
-            outputs["logprobs"] = outputs["logprobs"] + self.sharded.before_backward()
-        return outputs
-
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         """Score response tokens.
 
         Args:
@@ -177,6 +171,8 @@ class CausalLMModule(TorchRLModule):
                 outputs["divergence"] = gather_divergence(
                     hidden[packed.tokens], head, theirs, output_head(teacher), **batch["divergence"]
                 )
+        if self.sharded is not None and torch.is_grad_enabled():
+            outputs["logprobs"] = outputs["logprobs"] + self.sharded.before_backward()
         return outputs
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
-import tempfile
 from pathlib import Path
 
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError
-from trial_ray.files import PACKAGE, cache_root
+from trial_ray.files import PACKAGE, get_or_build
 
 PREFIX = "package:"
 ALFWORLD_TINY = f"{PREFIX}alfworld-tiny"
@@ -34,7 +32,7 @@ def packaged_folder(name: str) -> Path:
     if name == ALFWORLD_TINY:
         return alfworld_tiny()
     if name == SMOLLM2:
-        return prepare_smollm2(cache_root() / "models")
+        return prepare_smollm2()
     raise ConfigError(f"There is no model {name!r}; expected {ALFWORLD_TINY} or {SMOLLM2}.")
 
 
@@ -46,41 +44,18 @@ DTYPE = "float32"
 """Four-bit blocks times their scale are not all bfloat16 numbers."""
 
 
-def prepare_smollm2(folder: str | Path) -> Path:
-    """Write the model under ``folder`` unless it is there already, and return its path.
-
-    The model's folder appears whole or not at all, so that several processes may ask for it at once.
-
-    Args:
-        folder: where prepared models are kept; made where missing.
+def prepare_smollm2() -> Path:
+    """The model's folder in the cache, made unless it is there already.
 
     Returns:
-        ``folder/SmolLM2-135M-Instruct`` with config, safetensors, tokenizer, chat template and generation config.
+        ``models/SmolLM2-135M-Instruct`` with config, safetensors, tokenizer, chat template and generation config.
 
     Raises:
         MissingDependencyError: a package that this needs is not installed.
         ChatTemplateError: the GGUF file carries no chat template.
     """
-    target = Path(folder) / FOLDER_NAME
-    if target.is_dir():
-        return target
-    source = _gguf_path()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{FOLDER_NAME}-", dir=target.parent))
-    try:
-        _write_model(source, unfinished)
-        # Temporary folders, and files that safetensors writes, are readable by their owner alone.
-        unfinished.chmod(0o755)
-        for file in unfinished.iterdir():
-            file.chmod(0o644)
-        try:
-            unfinished.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return target
+    folder, _ = get_or_build("models", FOLDER_NAME, lambda folder: _write_model(_gguf_path(), folder))
+    return folder
 
 
 def _gguf_path() -> Path:
@@ -121,3 +96,5 @@ def _write_model(source: Path, target: Path) -> None:
     )
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+    for file in target.iterdir():  # safetensors writes files that their owner alone may read
+        file.chmod(0o644)

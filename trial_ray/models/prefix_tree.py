@@ -112,8 +112,6 @@ class PrefixOrder:
 
         A sequence that is longer gets a range of its own.
         """
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be positive; got {max_tokens}")
         # The tree of start..stop-1 has shared[start] + grown[stop] - grown[start] nodes, which falls as start rises.
         grown = np.concatenate(([0], np.cumsum(self.lengths - self.shared)))
         size = self.shared - grown[:-1]
@@ -145,13 +143,14 @@ class PrefixOrder:
 
         A sequence that is longer stands alone. Not ``mixed``: only sequences of one length stand together.
         """
-        by_length = np.argsort([-len(sequence.inputs) for sequence in self.sequences], kind="stable")
+        lengths = np.array([len(sequence.inputs) for sequence in self.sequences])
+        by_length = np.argsort(-lengths, kind="stable")
         packs, start = [], 0
         while start < len(by_length):
-            width = max(1, len(self.sequences[by_length[start]].inputs))
+            width = int(lengths[by_length[start]])
             members = by_length[start : start + max(1, max_tokens // width)]
             if not mixed:
-                members = members[[max(1, len(self.sequences[each].inputs)) == width for each in members]]
+                members = members[lengths[members] == width]
             packs.append((members, width))
             start += len(members)
         return packs
@@ -171,14 +170,10 @@ def pack_trees(
     packs, nodes = [], [np.empty(0, np.int64)] * len(order.sequences)
     offset = 0
     for start, stop in order.cuts(max_tokens):
-        ids, depths, exits = _tree(order, start, stop, nodes, offset)
-        filled = -len(ids) % multiple_of
-        ids, depths = np.pad(ids, (0, filled)), np.pad(depths, (0, filled))
-        exits = np.concatenate((exits, np.arange(len(exits), len(ids)) + 1))
-        arrays = ids[None], depths[None], exits
+        arrays = _tree(order, start, stop, nodes, offset, multiple_of)
         packs.append(Pack(*(torch.from_numpy(array).to(device) for array in arrays)))
-        offset += len(ids)
-    return _finish(packs, order.sequences, nodes, offset, order.num_distinct, device)
+        offset += arrays[-1].size
+    return _finish(packs, order, nodes, device)
 
 
 def pack_padded(
@@ -195,21 +190,23 @@ def pack_padded(
         for row, index in enumerate(members):
             inputs = order.sequences[index].inputs
             ids[row, : len(inputs)] = inputs
-            first = offset + row * width + len(inputs) - order.sequences[index].num_targets
-            nodes[index] = np.arange(first, first + order.sequences[index].num_targets)
+            end = offset + row * width + len(inputs)
+            nodes[index] = np.arange(end - order.sequences[index].num_targets, end)
         packs.append(Pack(torch.from_numpy(ids).to(device)))
         offset += ids.size
-    return _finish(packs, order.sequences, nodes, offset, order.num_distinct, device)
+    return _finish(packs, order, nodes, device)
 
 
 def _tree(
-    order: PrefixOrder, start: int, stop: int, nodes: list[NDArray[np.int64]], offset: int
+    order: PrefixOrder, start: int, stop: int, nodes: list[NDArray[np.int64]], offset: int, multiple_of: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Ids, depths and exits of one tree, int64 ``[L]`` each; fills in the predicting nodes of its sequences."""
+    """Ids and depths ``[1, L]`` and exits ``[L]`` of one tree, int64; fills in the predicting nodes of its sequences."""
     shared = order.shared[start:stop].copy()
     shared[0] = 0
     num_nodes = int((order.lengths[start:stop] - shared).sum())
-    ids, depths, exits = (np.empty(num_nodes, np.int64) for _ in range(3))
+    num_nodes += -num_nodes % multiple_of
+    ids, depths = np.zeros((2, num_nodes), np.int64)
+    exits = np.arange(num_nodes) + 1
     path = np.empty(int(order.lengths[start:stop].max()), np.int64)
     size = depth = 0
     for index, common in zip(order.order[start:stop], shared.tolist(), strict=True):
@@ -224,21 +221,16 @@ def _tree(
         size = grown
         nodes[index] = path[depth - sequence.num_targets : depth] + offset
     exits[path[:depth]] = size
-    return ids, depths, exits
+    return ids[None], depths[None], exits
 
 
 def _finish(
-    packs: Sequence[Pack],
-    sequences: Sequence[ScoredSequence],
-    nodes: Sequence[NDArray[np.int64]],
-    num_tokens: int,
-    num_distinct: int,
-    device: torch.device | str,
+    packs: Sequence[Pack], order: PrefixOrder, nodes: Sequence[NDArray[np.int64]], device: torch.device | str
 ) -> PackedSequences:
     """Find the distinct pairs of node and target: rollouts that sampled the same response share them."""
     empty = np.empty(0, np.int64)
     predecessors = np.concatenate([empty, *nodes])
-    ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in sequences)
+    ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in order.sequences)
     targets = np.concatenate([empty, *ends]).astype(np.int64)
     _, firsts, tokens = np.unique(predecessors << 32 | targets, return_index=True, return_inverse=True)
     return PackedSequences(
@@ -246,13 +238,12 @@ def _finish(
         nodes=torch.from_numpy(predecessors[firsts]).to(device),
         targets=torch.from_numpy(targets[firsts]).to(device),
         tokens=torch.from_numpy(tokens.astype(np.int64)).to(device),
-        num_tokens=num_tokens,
-        num_distinct=num_distinct,
+        num_tokens=sum(pack.input_ids.numel() for pack in packs),
+        num_distinct=order.num_distinct,
     )
 
 
 def _common_prefix(one: Ids, other: Ids) -> int:
     length = min(len(one), len(other))
-    different = one[:length] != other[:length]
-    first = int(different.argmax()) if length else 0
-    return first if length and different[first] else length
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -23,22 +23,13 @@ POSITIONS = 4096
 """Tokens of prompt and response together, more than the default settings ask for."""
 
 
-@dataclass(frozen=True, slots=True)
-class TinyShape:
-    """Shape of a tiny model. ``head_dim`` is one that vLLM's CPU attention supports (32, 64, 80, ...)."""
-
-    hidden: int
-    layers: int
-    heads: int
-    head_dim: int
-    intermediate: int
-
-
-SHAPES = {
-    "nano": TinyShape(hidden=64, layers=2, heads=2, head_dim=32, intermediate=160),
-    "mini": TinyShape(hidden=96, layers=3, heads=3, head_dim=32, intermediate=256),
-    "tiny": TinyShape(hidden=128, layers=4, heads=4, head_dim=32, intermediate=352),
-    "small": TinyShape(hidden=256, layers=6, heads=8, head_dim=32, intermediate=704),
+HEAD_DIM = 32
+"""One that vLLM's CPU attention supports (32, 64, 80, ...)."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "nano": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 160},
+    "mini": {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 256},
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 352},
+    "small": {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 704},
 }
 
 
@@ -72,15 +63,11 @@ def tiny_config(tokenizer: PreTrainedTokenizerBase, size: str) -> Qwen3Config:
     """Configuration of a tiny model; arguments and errors as :func:`build_tiny_model`."""
     if size not in SHAPES:
         raise ConfigError(f"Unknown tiny model size {size!r}; choose one of {', '.join(SHAPES)}.")
-    shape = SHAPES[size]
     return Qwen3Config(
+        **SHAPES[size],
         vocab_size=len(tokenizer),
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
-        head_dim=shape.head_dim,
+        num_key_value_heads=SHAPES[size]["num_attention_heads"],
+        head_dim=HEAD_DIM,
         max_position_embeddings=POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
@@ -116,15 +103,15 @@ MARKS = (".", ",", ":", '"', "'", "(", ")", "-", ">", "[", "]", "/", "=", "?", "
 LINE_BREAKS = ("\n", "\n\n")
 
 
-def build_tokenizer(
-    vocabulary: Sequence[str] = (), texts: Iterable[str] = (), most_words: int = 1024
-) -> PreTrainedTokenizerFast:
+MOST_WORDS = 1024
+
+
+def build_tokenizer(vocabulary: Sequence[str] = (), texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
     """Build the tokenizer: bytes, the words of an environment and of prompts, and the pieces that are frequent in ``texts``.
 
     Args:
         vocabulary: words that become tokens, with and without a blank before them.
-        texts: text whose frequent pieces become tokens too.
-        most_words: at most so many pieces are taken from ``texts`` (most frequent first, ties in alphabetical order).
+        texts: text whose frequent pieces become tokens too, :data:`MOST_WORDS` at most (ties in alphabetical order).
 
     Returns:
         A fast tokenizer with a chat template whose turns are ``<|user|>…<|assistant|>…<|end|>``; ``<|end|>`` is its
@@ -132,12 +119,26 @@ def build_tokenizer(
     """
     pieces = dict.fromkeys(_known_pieces(vocabulary))
     counts = Counter(piece for text in texts for piece in re.findall(PIECE, text) if piece not in pieces)
-    pieces.update(dict.fromkeys(sorted(counts, key=lambda piece: (-counts[piece], piece))[:most_words]))
+    pieces.update(dict.fromkeys(sorted(counts, key=lambda piece: (-counts[piece], piece))[:MOST_WORDS]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     ids = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
     for piece in pieces:
         ids.setdefault(_spell(piece), len(ids))
-    return _wrap(ids)
+    core = Tokenizer(models.BPE(vocab=ids, merges=[], ignore_merges=True))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(PIECE), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=POSITIONS,
+    )
 
 
 def _known_pieces(vocabulary: Sequence[str]) -> Iterator[str]:
@@ -153,21 +154,3 @@ def _known_pieces(vocabulary: Sequence[str]) -> Iterator[str]:
 def _spell(piece: str) -> str:
     """Write a piece in the byte-level alphabet (one visible character per UTF-8 byte)."""
     return "".join(token for token, _ in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(piece))
-
-
-def _wrap(vocabulary: dict[str, int]) -> PreTrainedTokenizerFast:
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PIECE), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
-    )
-    core.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token=PAD,
-        eos_token=END,
-        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
-        chat_template=CHAT_TEMPLATE,
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        model_max_length=POSITIONS,
-    )

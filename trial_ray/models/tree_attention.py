@@ -110,19 +110,15 @@ def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torc
         keys, visible = tree_blocks(exits)
         # Every layer would make its own of a bool mask, or of one for a single query head.
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else lm.dtype
-        mask = _added_mask(visible, dtype, -torch.inf).repeat(1, 1, _heads_per_key_head(lm), 1)
+        config = lm.config.get_text_config()
+        heads: int = config.num_attention_heads
+        group = heads // (getattr(config, "num_key_value_heads", None) or heads)  # query heads that share a key head
+        mask = _added_mask(visible, dtype, -torch.inf).repeat(1, 1, group, 1)
         return {"attention_mask": mask, "tree_keys": keys}
     visible = tree_mask(exits)
     if lm.config._attn_implementation != "eager":
         return {"attention_mask": visible}
     return {"attention_mask": _added_mask(visible, lm.dtype, torch.finfo(lm.dtype).min)}
-
-
-def _heads_per_key_head(lm: PreTrainedModel) -> int:
-    """Query heads that share a key head."""
-    config = lm.config.get_text_config()
-    heads: int = config.num_attention_heads
-    return heads // (getattr(config, "num_key_value_heads", None) or heads)
 
 
 def _added_mask(visible: torch.Tensor, dtype: torch.dtype, hidden: float) -> torch.Tensor:

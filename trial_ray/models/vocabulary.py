@@ -47,8 +47,10 @@ def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: 
         generation_config: with ``eos_token_id``, or ``None``.
         tokenizer: with ``eos_token_id``, or ``None``.
     """
+    # The text's only where the whole names none, because its class may have others as default.
+    named = config if getattr(config, "eos_token_id", None) is not None else config.get_text_config()
     found: set[int] = set()
-    for source in (_with_end(config), generation_config, tokenizer):
+    for source in (named, generation_config, tokenizer):
         ends = getattr(source, "eos_token_id", None)
         found |= set(ends) if isinstance(ends, (list, tuple)) else set() if ends is None else {ends}
     return sorted(found)
@@ -61,8 +63,3 @@ def spell_unknown(token_id: int) -> str:
     nothing, and an action in which one was sampled would look like another.
     """
     return f"⟨id {token_id}⟩"
-
-
-def _with_end(config: PretrainedConfig) -> PretrainedConfig:
-    """The part that names end tokens: the text's only where the whole names none, because its class may have others as default."""
-    return config if getattr(config, "eos_token_id", None) is not None else config.get_text_config()
