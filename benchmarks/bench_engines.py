@@ -78,7 +78,7 @@ async def serve(client: EngineClient, prompts: list[np.ndarray], args: argparse.
 
 def measure(engine: str, folder: str, model: torch.nn.Module, args: argparse.Namespace) -> dict[str, float | str | int]:
     began = time.perf_counter()
-    pool = EnginePool.create(
+    pool = EnginePool(
         engine=engine,
         model_path=folder,
         num_engines=1,

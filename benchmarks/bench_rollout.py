@@ -50,6 +50,7 @@ from trial_ray.engines.weights import pack_weights
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.environments.guarded import StepResult
 from trial_ray.models.loading import load_causal_lm
+from trial_ray.models.tensors import engine_tensors
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.process import MOST_EVENTS, STEP
 from trial_ray.rollout.engines import create_engines
@@ -266,7 +267,7 @@ def iteration(config: Any, num_groups: int) -> tuple[list[GroupRequest], SampleS
 
 def send_weights(config: Any, pool: EnginePool) -> None:
     model = load_causal_lm(str(config.model_path), config.model_dtype)
-    pool.sync(pack_weights(model.named_parameters(), 0, dtype=getattr(torch, config.engine_dtype())))
+    pool.sync(pack_weights(engine_tensors(model, getattr(torch, config.engine_dtype())), 0))
 
 
 def cpu_seconds(process: psutil.Process) -> float:

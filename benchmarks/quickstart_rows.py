@@ -16,8 +16,8 @@ from typing import Any
 import trial_ray.rollout.trajectory
 from trial_ray.algorithms.inputs import initial_policy
 from trial_ray.algorithms.task_sampler import TaskSampler
-from trial_ray.engines.local import LocalEngine
 from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.transformers import LocalEngine
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.files import content_key, files_digest, get_or_build
 from trial_ray.models.loading import load_causal_lm, load_tokenizer

@@ -33,13 +33,8 @@ ALLOWED = {
     ("algorithms/learner_group.py", "_cause", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_group.py", "ask", "result.get"): "RLlib's result of a call that has ended",
     ("algorithms/config.py", "build_learner_group", "LEARNERS_PLACED.get"): "a context variable",
-    (
-        "engines/batching.py",
-        "_take",
-        "self._inbox.get",
-    ): "an idle engine's thread waits for work; None ends it",
-    ("engines/admission.py", "_until_open", "self._open.wait"): "the client's request has a deadline",
-    ("engines/admission.py", "_drain", "self._idle.wait"): "inside asyncio.wait_for",
+    ("engines/batching.py", "_work", "self._inbox.get"): "an idle engine's thread waits for work, or for the shutdown",
+    ("engines/admission.py", "held", "self._idle.wait"): "inside asyncio.wait_for",
     ("rollout/background_groups.py", "__init__", "running.result"): "set by the thread's first statement",
     ("rollout/background_groups.py", "_run", "self._stop.wait"): "a daemon thread's loop, until close() ends it",
     (

@@ -9,15 +9,14 @@ import torch
 
 from trial_ray.engines.admission import Request
 from trial_ray.engines.arguments import MOST_ROWS
-from trial_ray.engines.decoding_cache import free_memory, rows_that_fit
+from trial_ray.engines.decoding import Batch, by_length, sample_tokens
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.transformers import (
     JOINING_SHARE,
     MOST_STEPS_WAITED,
-    DecodingBatch,
     TransformersEngine,
-    by_length,
-    sample_tokens,
+    free_memory,
+    rows_that_fit,
     try_cache,
 )
 from trial_ray.errors import EngineError
@@ -42,14 +41,14 @@ def make_requests(count, seed=0, longest=120):
 
 
 def test_the_cache_stays_small_however_long_rows_keep_coming(model):
-    batch, requests = DecodingBatch(model, frozenset()), make_requests(16, longest=40)
+    batch, requests = Batch(model, frozenset()), make_requests(16, longest=40)
     rooms = set()
     while requests or len(batch):
         if len(batch):
             batch.step()
         if requests and len(batch) < 4:
             batch.admit([requests.pop()])
-        rooms.add(batch._cache.room)
+        rooms.add(batch.cache.room)
     most = 40 + 40  # tokens of the longest row
     assert max(columns for _, columns in rooms) <= 2 * most
     assert len(rooms) <= 12  # it grows by steps, not by tokens

@@ -7,9 +7,10 @@ import pytest
 from architectures import VOCABULARY, random_model, save_model
 
 from trial_ray.engines.admission import Request
-from trial_ray.engines.agreement import own_logprobs
+from trial_ray.engines.decoding import Batch
 from trial_ray.engines.protocol import SamplingParams
-from trial_ray.engines.transformers import RecomputingBatch, TransformersEngine, make_batch, try_cache
+from trial_ray.engines.transformers import TransformersEngine, try_cache
+from trial_ray.engines.weights import own_logprobs
 from trial_ray.errors import ConfigError
 
 LONGEST = 64
@@ -34,7 +35,7 @@ def test_rows_that_come_and_go_report_the_models_own_logprobs(name):
     model, requests = random_model(name), make_requests()
     cached = try_cache(model, LONGEST) is not None
     assert cached or name not in CACHED
-    batch = make_batch(model, frozenset(), cached=cached)
+    batch = Batch(model, frozenset(), cached=cached)
     batch.admit(requests[:2])
     batch.step()
     batch.admit(requests[2:])
@@ -49,7 +50,7 @@ def test_rows_that_come_and_go_report_the_models_own_logprobs(name):
 def test_an_engine_decodes_without_a_cache_where_that_is_right(tmp_path):
     engine = TransformersEngine(save_model("qwen3.5", tmp_path), max_model_len=LONGEST, device="cpu", max_batch=2)
     assert engine._open()["vocab_size"] == VOCABULARY
-    assert isinstance(engine._batch, RecomputingBatch)
+    assert engine._batch.cache is None
     requests = make_requests()
     finished = engine._step(requests)
     while len(finished) < len(requests):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,9 +23,7 @@ VLLM = pytest.mark.vllm
 
 def create(engine, **engine_kwargs):
     """Refused arguments are told before Ray is asked for anything: no test here starts it."""
-    EnginePool.create(
-        engine=engine, model_path="folder", num_engines=1, engine_kwargs={"max_model_len": 64, **engine_kwargs}
-    )
+    EnginePool(engine=engine, model_path="folder", num_engines=1, engine_kwargs={"max_model_len": 64, **engine_kwargs})
 
 
 @pytest.mark.parametrize(
@@ -50,9 +49,7 @@ def test_arguments_that_an_engine_does_not_take_are_refused_with_what_it_takes(e
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=VLLM)])
 def test_contexts_longer_than_the_models_positions_are_refused_before_any_actor_starts(engine, tiny_qwen3):
     with pytest.raises(ConfigError, match=r"max_model_len: 513 found, .* has 512 positions; lower max_prompt_tokens"):
-        EnginePool.create(
-            engine=engine, model_path=str(tiny_qwen3), num_engines=1, engine_kwargs={"max_model_len": 513}
-        )
+        EnginePool(engine=engine, model_path=str(tiny_qwen3), num_engines=1, engine_kwargs={"max_model_len": 513})
     with pytest.raises(ConfigError, match="has 512 positions"):
         TransformersEngine(str(tiny_qwen3), max_model_len=513)._open()
     check_positions(str(tiny_qwen3), 512)
@@ -89,7 +86,7 @@ def test_a_cache_of_given_size_needs_no_share_of_the_gpu_to_be_free(monkeypatch)
 def test_vllm_for_gpus_is_refused_without_one(monkeypatch):
     """Ray 2.60 shows every GPU to actors that asked for none: the engine would take one unseen."""
     require_engine("vllm", 0)
-    monkeypatch.setattr(metadata, "version", lambda name: "0.32.0")
+    monkeypatch.setattr(metadata, "distributions", lambda name: [SimpleNamespace(version="0.32.0")])
     with pytest.raises(ConfigError, match=r"num_gpus_per_engine is 0.*Set \.engines\(num_gpus_per_engine=1\)"):
         require_engine("vllm", 0)
     require_engine("vllm", 0.5)

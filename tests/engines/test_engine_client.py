@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError
 
 from trial_ray.engines import admission as outbox_module
 from trial_ray.engines import batching as batching_engine
-from trial_ray.engines.client import ATTEMPTS, EngineClient, EngineLink
+from trial_ray.engines.client import ATTEMPTS, EngineClient
 from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
 from trial_ray.errors import EngineError
 
@@ -172,10 +172,10 @@ def test_a_late_answer_to_an_earlier_event_loop_leaves_requests_of_another_alone
             calls.append(asyncio.get_running_loop().create_future())
             return calls[-1]
 
-    link = EngineLink(SimpleNamespace(exchange=Late()))
+    client = EngineClient([SimpleNamespace(exchange=Late())])
 
     async def begun():
-        asked = asyncio.create_task(link.ask(PROMPT, PARAMS, 60.0))
+        asked = asyncio.create_task(client.generate(PROMPT, PARAMS, 0))
         await asyncio.sleep(0.01)
         return asked
 

@@ -14,11 +14,10 @@ import ray
 import torch
 
 from trial_ray.engines import weights as weights_module
-from trial_ray.engines.agreement import TextLogprobs, own_logprobs
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
-from trial_ray.engines.weights import pack_weights
+from trial_ray.engines.weights import TextLogprobs, own_logprobs, pack_weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 
 pytestmark = pytest.mark.actors
@@ -86,7 +85,7 @@ def started(request, ray_session, tiny_qwen3):
     on_cuda = "CUDA" in request.param
     if on_cuda and not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
-    pool = EnginePool.create(
+    pool = EnginePool(
         engine=request.param.split()[0],
         model_path=str(tiny_qwen3),
         num_engines=1,

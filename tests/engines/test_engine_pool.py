@@ -32,7 +32,7 @@ def create(folder, **changes):
         "engine_kwargs": {"max_model_len": 64, "dtype": "bfloat16", "num_threads": 1},
         "num_cpus_per_engine": 0.2,
     }
-    return EnginePool.create(**(arguments | changes))
+    return EnginePool(**(arguments | changes))
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,10 @@ def infos(pool):
     return pool.start(timeout_s=200)
 
 
+def halves(parameters):
+    return [(name, parameter.bfloat16()) for name, parameter in parameters]
+
+
 def kill(pid):
     os.kill(pid, signal.SIGKILL)
     psutil.Process(pid).wait(timeout=20) if psutil.pid_exists(pid) else None
@@ -85,7 +89,7 @@ def test_an_engine_of_other_bits_is_named_and_a_killed_one_replaced_with_the_sam
     shards = pack_weights(parameters, 6)  # float32 sent, bfloat16 held
     with pytest.raises(WeightSyncError, match=f"engine 0 .*{shards.checksum}"):
         pool.sync(shards)
-    pool.sync(pack_weights(parameters, 8, dtype=torch.bfloat16))
+    pool.sync(pack_weights(halves(parameters), 8))
     [before] = ask(EngineClient(pool.handles[1:]), [0])
     kill(infos[1]["pid"])
     survivor, _ = pool.handles
@@ -100,7 +104,7 @@ def test_an_engine_of_other_bits_is_named_and_a_killed_one_replaced_with_the_sam
 @pytest.mark.long
 @pytest.mark.parametrize("asks", ["probe_and_restart", "sync"])
 def test_an_engine_that_ray_killed_for_its_memory_is_replaced(pool, infos, parameters, monkeypatch, asks):
-    shards = pack_weights(parameters, 9, dtype=torch.bfloat16)
+    shards = pack_weights(halves(parameters), 9)
     pool.sync(shards)
     get, killed = ray.get, []
 
@@ -121,7 +125,7 @@ def test_an_engine_that_ray_killed_for_its_memory_is_replaced(pool, infos, param
 
 @pytest.mark.long
 def test_a_replacement_that_dies_with_its_node_is_started_once_more(pool, infos, parameters, monkeypatch):
-    shards = pack_weights(parameters, 10, dtype=torch.bfloat16)
+    shards = pack_weights(halves(parameters), 10)
     pool.sync(shards)
     spawn, spawned = pool._spawn, []
 
@@ -139,7 +143,7 @@ def test_a_replacement_that_dies_with_its_node_is_started_once_more(pool, infos,
 
 
 def test_engines_that_sleep_refuse_requests_and_serve_the_same_weights_when_awake(pool, infos, parameters):
-    pool.sync(pack_weights(parameters, 11, dtype=torch.bfloat16))
+    pool.sync(pack_weights(halves(parameters), 11))
     client = EngineClient(pool.handles, timeout_s=60)
     before = ask(client, range(4))
     pool.sleep()
@@ -152,7 +156,7 @@ def test_engines_that_sleep_refuse_requests_and_serve_the_same_weights_when_awak
 
 
 def test_weights_that_were_dropped_in_sleep_are_served_only_after_a_whole_load(pool, infos, parameters):
-    shards = pack_weights(parameters, 12, dtype=torch.bfloat16)
+    shards = pack_weights(halves(parameters), 12)
     pool.sync(shards)
     client = EngineClient(pool.handles, timeout_s=60)
     before = ask(client, range(4))
@@ -170,12 +174,12 @@ def test_weights_that_were_dropped_in_sleep_are_served_only_after_a_whole_load(p
 
 @pytest.mark.long
 def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights_sent_again(pool, infos, parameters):
-    pool.sync(pack_weights(parameters, 13, dtype=torch.bfloat16))
+    pool.sync(pack_weights(halves(parameters), 13))
     pool.sleep()
     kill(infos[1]["pid"])
     pool.wake("weights")
-    next_weights, asked = pack_weights(parameters, 14, dtype=torch.bfloat16), []
-    pool.sync(next_weights, send_again=lambda: asked.append(1) or pack_weights(parameters, 14, dtype=torch.bfloat16))
+    next_weights, asked = pack_weights(halves(parameters), 14), []
+    pool.sync(next_weights, send_again=lambda: asked.append(1) or pack_weights(halves(parameters), 14))
     pool.wake("cache")
     assert asked == [1]
     assert [response.weight_version for response in ask(EngineClient(pool.handles[1:]), range(2))] == [14, 14]

@@ -37,7 +37,7 @@ def gpu_ray(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pool(gpu_ray, tiny_qwen3):
     """One vLLM engine on half of a GPU, the other half being this process's, which stands for the learner."""
-    pool = EnginePool.create(
+    pool = EnginePool(
         engine="vllm",
         model_path=str(tiny_qwen3),
         num_engines=1,
@@ -75,7 +75,7 @@ def changed(model, seed):
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_sleeping_engine_frees_its_memory_and_wakes_with_the_weights_it_is_sent(pool, learner, level):
-    shards = pack_weights(learner.named_parameters(), level, dtype=torch.bfloat16)
+    shards = pack_weights(engine_tensors(learner, torch.bfloat16), level)
     pool.sync(shards)
     before = greedy(pool)
     free = torch.cuda.mem_get_info()[0]
@@ -91,10 +91,10 @@ def test_a_sleeping_engine_frees_its_memory_and_wakes_with_the_weights_it_is_sen
 
 def test_ipc_brings_the_very_weights_that_the_object_store_brings(pool, learner):
     changed(learner, 1)
-    pool.sync(pack_weights(learner.named_parameters(), 10, dtype=torch.bfloat16))
+    pool.sync(pack_weights(engine_tensors(learner, torch.bfloat16), 10))
     through_store = greedy(pool)
     changed(learner, 2)
-    pool.sync(pack_weights(learner.named_parameters(), 11, dtype=torch.bfloat16))
+    pool.sync(pack_weights(engine_tensors(learner, torch.bfloat16), 11))
     changed(learner, 2)
     other = greedy(pool)
     sender = weight_sender("ipc", rank=0, workers_per_engine=1)
@@ -119,7 +119,7 @@ def test_ipc_brings_the_very_weights_that_the_object_store_brings(pool, learner)
 def test_nccl_brings_the_weights_to_an_engine_on_another_gpu(gpu_ray, tiny_qwen3, learner):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    pool = EnginePool.create(
+    pool = EnginePool(
         engine="vllm",
         model_path=str(tiny_qwen3),
         num_engines=1,

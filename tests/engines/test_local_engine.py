@@ -9,9 +9,9 @@ import pytest
 import torch
 from fake_engines import passes
 
-from trial_ray.engines.local import LocalEngine
+from trial_ray.engines.decoding import Batch
 from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
-from trial_ray.engines.transformers import DecodingBatch
+from trial_ray.engines.transformers import LocalEngine
 
 PARAMS = SamplingParams(max_tokens=12, seed=1)
 
@@ -65,7 +65,7 @@ def test_a_forward_pass_that_fails_fails_what_waits_and_nothing_later(model, mon
         tasks = [asyncio.ensure_future(engine.generate(prompt, PARAMS)) for prompt in prompts(3)]
         await passes(4)
         with monkeypatch.context() as patch:
-            patch.setattr(DecodingBatch, "_forward", lambda *args: 1 / 0)
+            patch.setattr(Batch, "_forward", lambda *args: 1 / 0)
             return await asyncio.gather(*tasks, return_exceptions=True)
 
     assert {type(error) for error in asyncio.run(break_once())} == {ZeroDivisionError}

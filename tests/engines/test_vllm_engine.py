@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from trial_ray.engines import vllm as module
-from trial_ray.engines.agreement import own_logprobs
 from trial_ray.engines.arguments import LOG_LEVEL
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.vllm import VLLMEngine
-from trial_ray.engines.weights import WeightsChecksum, WeightShards
+from trial_ray.engines.weights import Weights, WeightsChecksum, own_logprobs
 from trial_ray.errors import ConfigError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -77,7 +76,7 @@ def test_batch_invariance_is_refused_where_vllm_has_none(gpu, monkeypatch):
     with refused:
         VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
     with refused:  # before any actor starts
-        EnginePool.create(
+        EnginePool(
             engine="vllm", model_path="m", num_engines=1, engine_kwargs={"max_model_len": 64, "batch_invariant": True}
         )
 
@@ -93,7 +92,7 @@ from trial_ray.runs.terminal import library_log
 model, log = sys.argv[1], Path(sys.argv[2])
 console = terminal.output()
 with library_log(log, console), ray_session(show=True):
-    pool = EnginePool.create(
+    pool = EnginePool(
         engine="vllm", model_path=model, num_engines=1, engine_kwargs={"max_model_len": 64, "kv_cache_gib": 0.1}
     )
     pool.start()
@@ -160,7 +159,7 @@ def test_experts_that_are_sent_are_those_that_are_computed_with(tmp_path, monkey
             for name, tensor in tensors.items():
                 sent.add(name, tensor)
             monkeypatch.setattr(module, "iter_shards", lambda _, tensors=tensors: [tensors])
-            held = engine._replace_weights(WeightShards(1, sent.hexdigest, sent.arrangement, []))
+            held = engine._replace_weights(Weights(1, sent.hexdigest, sent.arrangement, []))
             assert held == (sent.hexdigest, sent.arrangement)
         np.testing.assert_allclose(engine._score(text), own_logprobs(model, text), atol=1e-4)
     finally:

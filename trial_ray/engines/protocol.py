@@ -1,14 +1,13 @@
 """The contract between rollouts and engines: token ids in, token ids out, every sample stamped with its weights.
 
 An engine is a Ray actor with the methods of :class:`~trial_ray.engines.batching.BatchingEngine`; ``engines.vllm`` and
-``engines.transformers`` are such, and pass one conformance suite.
+``engines.transformers`` are such, and pass one conformance suite. A message holds many requests, or what became of them, as bytes:
+Ray's own pickler runs Python for every array and every dataclass in it.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -71,75 +70,7 @@ def is_whole(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def prompt_digest(prompt_ids: np.ndarray) -> int:
-    """Digest of a prompt; a response carries it so that the client can match them."""
-    return zlib.crc32(np.ascontiguousarray(prompt_ids, np.int32).tobytes())
-
-
-@dataclass(frozen=True, slots=True)
-class RequestBatch:
-    """The requests of one message; their arrays are joined, because many small ones are slow to send.
-
-    Attributes:
-        numbers: the client's own, by which it knows each response.
-        prompt_ids: int32, the prompts one after the other.
-        lengths: of each prompt, in tokens.
-        params: of each request.
-    """
-
-    numbers: tuple[int, ...] = ()
-    prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
-    lengths: tuple[int, ...] = ()
-    params: tuple[SamplingParams, ...] = ()
-
-    @classmethod
-    def join(cls, requests: Sequence[tuple[int, np.ndarray, SamplingParams]]) -> RequestBatch:
-        """One batch of requests, each (number, prompt ids, params)."""
-        if not requests:
-            return cls()
-        numbers, prompts, params = zip(*requests, strict=True)
-        joined = np.concatenate(prompts, dtype=np.int32, casting="same_kind")
-        return cls(numbers, joined, tuple(map(len, prompts)), params)
-
-    def split(self) -> list[tuple[int, np.ndarray, SamplingParams]]:
-        """Inverse of :meth:`join`."""
-        return list(zip(self.numbers, _cut(self.prompt_ids, self.lengths), self.params, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseBatch:
-    """The responses of one message, arrays joined as in :class:`RequestBatch`.
-
-    Attributes:
-        numbers: of the requests that were answered.
-        response_ids: int32, the responses one after the other.
-        logprobs: float32, beside ``response_ids``.
-        lengths: of each response, in tokens.
-        weight_versions: of each response.
-        finish_reasons: of each response.
-        prompt_digests: :func:`prompt_digest` of the prompt that each response continues.
-        failed: what became of the other requests, by number.
-    """
-
-    numbers: tuple[int, ...]
-    response_ids: np.ndarray
-    logprobs: np.ndarray
-    lengths: tuple[int, ...]
-    weight_versions: tuple[int, ...]
-    finish_reasons: tuple[str, ...]
-    prompt_digests: tuple[int, ...]
-    failed: dict[int, EngineError]
-
-    def split(self) -> list[tuple[int, Response]]:
-        """The responses, each with its number."""
-        arrays = zip(_cut(self.response_ids, self.lengths), _cut(self.logprobs, self.lengths), strict=True)
-        rest = zip(self.numbers, arrays, self.weight_versions, self.finish_reasons, strict=True)
-        return [(number, Response(*pair, version, reason)) for number, pair, version, reason in rest]
-
-
-def _cut(joined: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
-    parts, start = [], 0
-    for length in lengths:
-        parts.append(joined[start : start + length])
-        start += length
-    return parts
+SentRequest = tuple[int, np.ndarray, SamplingParams]
+"""A request in a message: the client's number of it, prompt ids, how to sample."""
+SentAnswer = tuple[int, Response | EngineError]
+"""What became of the request of this number."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import ray
 import torch
 from ray.actor import ActorHandle
 
-from trial_ray.engines.weights import DeviceWeights, Weights, WeightsChecksum, pack_weights
+from trial_ray.engines.weights import Weights, WeightsChecksum, pack_weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 
 if TYPE_CHECKING:
@@ -60,24 +61,20 @@ def merge_offers(offers: Sequence[Weights | None]) -> Weights:
     """The offers of all learners as one.
 
     Raises:
-        WeightSyncError: there is none, or learners offer different weights.
+        WeightSyncError: learners offer different weights.
     """
-    given = [offer for offer in offers if offer is not None]
-    if not given:
-        raise WeightSyncError("No learner offered weights to the engines; expected one at least.")
-    first = given[0]
-    if differing := {(offer.checksum, offer.arrangement) for offer in given} - {(first.checksum, first.arrangement)}:
+    first, *others = given = [offer for offer in offers if offer is not None]
+    if differing := {(offer.checksum, offer.arrangement) for offer in others} - {(first.checksum, first.arrangement)}:
         raise WeightSyncError(
             f"Learners hold different weights: checksum {first.checksum} on the first (arrangement {first.arrangement}), "
             f"{sorted(differing)} on others. "
             "Resume from the last checkpoint."
         )
-    if not isinstance(first, DeviceWeights) or first.backend != "ipc":
+    if first.backend != "ipc":
         return first
     # Each tensor lies on every learner's GPU; an engine takes the handle of its own.
-    per_tensor = zip(*(offer.update["ipc_handles"] for offer in given if isinstance(offer, DeviceWeights)), strict=True)
-    handles = [{gpu: args for of_learner in each for gpu, args in of_learner.items()} for each in per_tensor]
-    return replace(first, update={**first.update, "ipc_handles": handles})
+    per_tensor = zip(*(offer.update["ipc_handles"] for offer in given), strict=True)
+    return replace(first, update={**first.update, "ipc_handles": [dict(ChainMap(*each)) for each in per_tensor]})
 
 
 def contiguous_weights(weights: NamedWeights) -> Iterator[tuple[str, torch.Tensor]]:
@@ -117,19 +114,14 @@ class IPCSender(WeightSender):
         """Make the copies; the offer holds their IPC handles under the GPU's UUID."""
         from torch.multiprocessing.reductions import reduce_tensor
 
-        self._offered = []
-        checksum = WeightsChecksum()
-        update: dict[str, list[Any]] = {"names": [], "dtype_names": [], "shapes": [], "ipc_handles": []}
-        for name, tensor in contiguous_weights(weights):
-            checksum.add(name, tensor)
-            self._offered.append(tensor)
-            update["names"].append(name)
-            update["dtype_names"].append(_dtype_name(tensor.dtype))
-            update["shapes"].append(list(tensor.shape))
-            gpu = torch.cuda.get_device_properties(tensor.device).uuid
-            update["ipc_handles"].append({str(gpu): reduce_tensor(tensor)[1]})
+        named = list(contiguous_weights(weights))
+        checksum = WeightsChecksum(named)
+        self._offered = [tensor for _, tensor in named]
+        gpu = str(torch.cuda.get_device_properties(self._offered[0].device).uuid)
+        handles = [{gpu: reduce_tensor(tensor)[1]} for tensor in self._offered]
         torch.cuda.synchronize(self._offered[0].device)
-        return DeviceWeights(version, checksum.hexdigest, checksum.arrangement, "ipc", update)
+        update = _update(named) | {"ipc_handles": handles}
+        return Weights(version, checksum.hexdigest, checksum.arrangement, backend="ipc", update=update)
 
     def withdraw(self) -> None:
         """Free the copies."""
@@ -169,12 +161,8 @@ class NCCLSender(WeightSender):
         self._source.declared = metadata
         if list(engines) != self._members:
             self._meet(engines)
-        update = {
-            "names": [each.name for each in metadata],
-            "dtype_names": [_dtype_name(each.dtype) for each in metadata],
-            "shapes": [list(each.shape) for each in metadata],
-        }
-        return DeviceWeights(version, checksum.hexdigest, checksum.arrangement, "nccl", update)
+        update = _update([(each.name, each) for each in metadata])
+        return Weights(version, checksum.hexdigest, checksum.arrangement, backend="nccl", update=update)
 
     def transmit(self) -> None:
         """Broadcast; every learner takes part in gathering what the first one sends."""
@@ -280,5 +268,8 @@ class _EngineCalls:
         pass
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _update(named: Iterable[tuple[str, torch.Tensor | ParamMeta]]) -> dict[str, Any]:
+    """What vLLM's receiving side is told of tensors, by their names, whatever the backend."""
+    names, tensors = zip(*named, strict=True)
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    return {"names": list(names), "dtype_names": dtypes, "shapes": [list(tensor.shape) for tensor in tensors]}

@@ -1,26 +1,24 @@
-"""The transformers engine: sampling, one decoding step for all rows, and the actor around them."""
+"""The transformers engine: the actor around a model, and one for a model of this process."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import torch
 
-from trial_ray.engines.admission import Request
-from trial_ray.engines.agreement import own_logprobs
-from trial_ray.engines.arguments import MOST_ROWS, PREFILL_TOKENS, check_positions, engine_dtype
+from trial_ray.engines.admission import Request, check_request
+from trial_ray.engines.arguments import MEMORY_SHARE, MOST_ROWS, SLACK, check_positions, engine_dtype
 from trial_ray.engines.batching import BatchingEngine
-from trial_ray.engines.decoding_cache import DecodingCache, free_memory, rows_that_fit
-from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, EnginePart, SamplingParams
-from trial_ray.engines.weights import Weights, WeightsChecksum, WeightShards, iter_weights
+from trial_ray.engines.decoding import Batch
+from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, EnginePart, Response, SamplingParams
+from trial_ray.engines.weights import Weights, WeightsChecksum, iter_weights, own_logprobs
 from trial_ray.errors import ConfigError, EngineError
+from trial_ray.models.model_shape import max_positions
 from trial_ray.models.tensors import stored_tensors
 from trial_ray.models.vocabulary import stop_token_ids, vocabulary_size
 
@@ -29,210 +27,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
-def sample_tokens(
-    logits: torch.Tensor, temperatures: torch.Tensor, top_ps: torch.Tensor, uniforms: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the next token of every row of a batch by inverting its cumulative distribution, independently of other rows.
-
-    Args:
-        logits: ``[B, V]``.
-        temperatures: ``[B]``; 0 takes the most probable token.
-        top_ps: ``[B]`` in (0, 1]: the smallest set of most probable tokens whose mass reaches it.
-        uniforms: float64 ``[B]`` in [0, 1), one draw per row.
-
-    Returns:
-        Token ids int64 ``[B]`` and their log-probabilities float32 ``[B]``, in nats, under the distribution that each was
-        drawn from: ``logits / temperature``, renormalised over the nucleus. A greedy row's are those of the model as it
-        is: the distribution that it was drawn from has only one token.
-    """
-    greedy = temperatures <= 0
-    # float64: a cumulative sum over a large vocabulary in float32 would drift by more than a rare token's mass.
-    scaled = logits.double() / torch.where(greedy, 1.0, temperatures)[:, None]
-    if bool((top_ps < 1).any()):
-        scaled = _keep_nucleus(scaled, torch.where(greedy, 1.0, top_ps))
-    logprobs = torch.log_softmax(scaled, dim=-1)
-    cumulative = logprobs.exp().cumsum(-1)
-    drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(-1)
-    # Rounding can put the draw on or past the last bound.
-    drawn = drawn.clamp_(max=logits.shape[-1] - 1)
-    tokens = torch.where(greedy, logits.argmax(-1), drawn)
-    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1).float()
-
-
-def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """Put every logit outside the nucleus to minus infinity."""
-    ordered, index = logits.sort(dim=-1, descending=True)
-    probs = torch.softmax(ordered, dim=-1)
-    # A token stays while the mass before it is still short of top_p; the first always stays.
-    outside = probs.cumsum(-1) - probs >= top_ps[:, None]
-    outside[:, 0] = False
-    return torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(outside, -torch.inf))
-
-
-MOST_PADDING = 512
-"""Padding tokens above which prompts are rather prefilled in two forward passes."""
-
-
-class _Row:
-    """A request in the batch, with its own source of randomness."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.random = Random(request.params.seed)
-
-    def take(self, token: int, logprob: float, stop_ids: frozenset[int]) -> None:
-        """Append one sampled token and note whether it ends the response."""
-        request = self.request
-        request.response_ids.append(token)
-        request.logprobs.append(logprob)
-        if not math.isfinite(logprob):
-            request.finish_reason = "overflow"
-        elif token in stop_ids:
-            request.finish_reason = "stop"
-        elif len(request.response_ids) >= request.params.max_tokens:
-            request.finish_reason = "length"
-
-
-class Batch(ABC):
-    """Rows of unequal length, decoded together; a row leaves when its response has ended.
-
-    Args:
-        model: a transformers causal language model in evaluation mode.
-        stop_ids: tokens that end a response.
-    """
-
-    def __init__(self, model: torch.nn.Module, stop_ids: frozenset[int]) -> None:
-        self._model = model
-        self._stop_ids = stop_ids
-        self._device = next(model.parameters()).device
-        self._rows: list[_Row] = []
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @abstractmethod
-    def admit(self, requests: list[Request]) -> list[Request]:
-        """Take in new rows and sample their first token; return those that are already finished."""
-
-    @abstractmethod
-    def step(self) -> list[Request]:
-        """Sample one more token for every row; return the requests that finished."""
-
-    def _sample(self, rows: list[_Row], logits: torch.Tensor) -> None:
-        params = [row.request.params for row in rows]
-        tokens, logprobs = sample_tokens(
-            logits,
-            torch.tensor([p.temperature for p in params], device=self._device),
-            torch.tensor([p.top_p for p in params], device=self._device),
-            torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=self._device),
-        )
-        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            row.take(token, logprob, self._stop_ids)
-
-
-class DecodingBatch(Batch):
-    """A batch with a cache, for models of which :func:`try_cache` says so.
-
-    Args:
-        model: as in :class:`Batch`.
-        stop_ids: the same.
-        max_rows: most rows that will ever run together, where that is known; memory is not taken for more.
-    """
-
-    def __init__(self, model: torch.nn.Module, stop_ids: frozenset[int], max_rows: int | None = None) -> None:
-        super().__init__(model, stop_ids)
-        self._cache = DecodingCache(max_rows)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the keys and values of one token over all layers, once a row was admitted."""
-        return self._cache.token_bytes
-
-    @torch.inference_mode()
-    def admit(self, requests: list[Request]) -> list[Request]:
-        """Prefill new rows."""
-        for part in by_length(requests):
-            rows = [_Row(request) for request in part]
-            lengths = [len(request.prompt_ids) for request in part]
-            self._cache.add_rows(lengths)
-            ids = np.zeros((len(part), max(lengths)), np.int64)
-            for row, (request, length) in enumerate(zip(part, lengths, strict=True)):
-                ids[row, ids.shape[1] - length :] = request.prompt_ids
-            self._sample(rows, self._forward(ids, lengths))
-            self._rows += rows
-        return self._drop_finished()
-
-    @torch.inference_mode()
-    def step(self) -> list[Request]:
-        """Compute one column."""
-        self._cache.add_column()
-        ids = np.array([[row.request.response_ids[-1]] for row in self._rows])
-        lengths = [self._cache.end - start for start in self._cache.starts]
-        self._sample(self._rows, self._forward(ids, lengths))
-        return self._drop_finished()
-
-    def _forward(self, ids: np.ndarray, lengths: list[int]) -> torch.Tensor:
-        """Logits ``[B, V]`` after the last of ``ids`` ``[B, n]``, of rows that then hold ``lengths`` tokens each."""
-        seen = self._cache.columns.stop - self._cache.first
-        # Of every column that is seen, the number of the row's token there; below 0 where the row has none.
-        positions = torch.arange(-seen, 0)[None] + torch.tensor(lengths)[:, None]
-        out = self._model(
-            input_ids=torch.from_numpy(ids).to(self._device),
-            attention_mask=(positions >= 0).long().to(self._device),
-            position_ids=positions[:, -ids.shape[1] :].clamp(min=0).to(self._device),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: torch.Tensor = out.logits[:, -1]
-        return logits
-
-    def _drop_finished(self) -> list[Request]:
-        finished = [index for index, row in enumerate(self._rows) if row.request.finish_reason]
-        requests = [self._rows[index].request for index in finished]
-        if finished:
-            for source, target in self._cache.drop_rows(finished):
-                self._rows[target] = self._rows[source]
-            del self._rows[len(self._rows) - len(finished) :]
-        return requests
-
-
-class RecomputingBatch(Batch):
-    """A batch without a cache: every token costs a forward pass over the whole row, which rows of the same length share."""
-
-    def admit(self, requests: list[Request]) -> list[Request]:
-        """Compute the prompts."""
-        rows = [_Row(request) for request in requests]
-        self._rows += rows
-        return self._advance(rows)
-
-    def step(self) -> list[Request]:
-        """Compute all rows again."""
-        return self._advance(self._rows)
-
-    @torch.inference_mode()
-    def _advance(self, rows: list[_Row]) -> list[Request]:
-        by_length: dict[int, list[_Row]] = defaultdict(list)
-        for row in rows:
-            by_length[len(row.request.prompt_ids) + len(row.request.response_ids)].append(row)
-        for length, equal in by_length.items():
-            size = max(1, PREFILL_TOKENS // length)
-            for part in (equal[first : first + size] for first in range(0, len(equal), size)):
-                ids = np.array([[*row.request.prompt_ids, *row.request.response_ids] for row in part])
-                inputs = torch.from_numpy(ids).to(self._device)
-                self._sample(part, self._model(input_ids=inputs, use_cache=False, logits_to_keep=1).logits[:, -1])
-        finished = [row.request for row in self._rows if row.request.finish_reason]
-        self._rows = [row for row in self._rows if not row.request.finish_reason]
-        return finished
-
-
 TRIED_TOKENS = 6
 """Tokens of a response when the cache is tried."""
 
 
 def try_cache(model: PreTrainedModel, longest: int) -> int | None:
-    """Bytes of a token in the cache of a :class:`DecodingBatch`; ``None`` where it gives other log-probabilities than the model.
+    """Bytes of a token in the cache of a :class:`Batch`; ``None`` where it gives other log-probabilities than the model.
 
     State-space and other recurrent layers keep no keys and values of single tokens, and rotary frequencies may follow the longest
     row of a batch: it is measured, on a long and a short random row, against the model's own forward pass over each alone.
@@ -278,7 +78,7 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
 def _gap_with_cache(model: PreTrainedModel, prompts: list[np.ndarray], most: int) -> tuple[int, float]:
     """Bytes of a token in the cache, and by how many nats responses that are sampled with it differ from the model's own."""
     requests = [Request(prompt, SamplingParams(most, seed=0)) for prompt in prompts]
-    batch = DecodingBatch(model, frozenset())
+    batch = Batch(model, frozenset())
     for request in requests:
         batch.admit([request])
     while len(batch):
@@ -287,27 +87,37 @@ def _gap_with_cache(model: PreTrainedModel, prompts: list[np.ndarray], most: int
     for request in requests:
         row = np.array([*request.prompt_ids, *request.response_ids], np.int32)
         gaps.append(np.abs(own_logprobs(model, row, len(request.response_ids)) - request.logprobs))
-    return batch.token_bytes, float(np.concatenate(gaps).mean())
+    assert batch.cache is not None
+    return batch.cache.token_bytes, float(np.concatenate(gaps).mean())
 
 
-def make_batch(model: PreTrainedModel, stop_ids: frozenset[int], *, cached: bool, max_rows: int | None = None) -> Batch:
-    """An empty batch, with a cache or without."""
-    return DecodingBatch(model, stop_ids, max_rows) if cached else RecomputingBatch(model, stop_ids)
+def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
+    """Rows of full length whose keys and values take :data:`MEMORY_SHARE` of the memory, :data:`MOST_ROWS` at most.
+
+    Args:
+        token_bytes: of the keys and values of one token over all layers.
+        max_model_len: most tokens in a row.
+        free_bytes: memory that is free.
+
+    Raises:
+        EngineError: not even one row fits.
+    """
+    row_bytes = int(max_model_len * token_bytes * (1 + 2 / SLACK))
+    rows = int(free_bytes * MEMORY_SHARE) // row_bytes
+    if rows < 1:
+        raise EngineError(
+            f"max_model_len: {max_model_len} found, of which one row takes {row_bytes / 2**20:.0f} MiB; {MEMORY_SHARE:.0%} of "
+            f"the free memory, {free_bytes / 2**20:.0f} MiB, expected to hold it. Lower max_prompt_tokens or "
+            "max_response_tokens, free memory, or set max_batch=1 to try all the same"
+        )
+    return min(rows, MOST_ROWS)
 
 
-def by_length(requests: Sequence[Request]) -> Iterator[list[Request]]:
-    """Parts of similar length, each for one forward pass, the longest first."""
-    part: list[Request] = []
-    padding = 0
-    for request in sorted(requests, key=lambda request: len(request.prompt_ids), reverse=True):
-        if part:
-            longest = len(part[0].prompt_ids)
-            padding += longest - len(request.prompt_ids)
-            if padding > MOST_PADDING or longest * (len(part) + 1) > PREFILL_TOKENS:
-                yield part
-                part, padding = [], 0
-        part.append(request)
-    yield part
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a CUDA device, or on this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 JOINING_SHARE = 2 / 3
@@ -370,7 +180,6 @@ class TransformersEngine(BatchingEngine):
         self._recover()
         return {
             "engine": "transformers",
-            "model": self._model_path,
             "vocab_size": vocabulary_size(model.config),
             "stop_token_ids": self._stop_ids,
         }
@@ -395,7 +204,7 @@ class TransformersEngine(BatchingEngine):
         return taken
 
     def _replace_weights(self, weights: Weights) -> tuple[str, str]:
-        if not isinstance(weights, WeightShards):
+        if weights.backend != "object_store":
             raise EngineError(f"the transformers engine takes weights from the object store, not by {weights.backend}")
         self._recover()  # nothing that other weights computed is there when these serve
         held = stored_tensors(self._model)
@@ -410,9 +219,7 @@ class TransformersEngine(BatchingEngine):
             tensor.data.copy_(sent)
         if missing:
             raise EngineError(f"weights: {sorted(missing)} were not sent")
-        checksum = WeightsChecksum()
-        for name, tensor in held.items():
-            checksum.add(name, tensor)
+        checksum = WeightsChecksum(held.items())
         return checksum.hexdigest, checksum.arrangement
 
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
@@ -441,8 +248,70 @@ class TransformersEngine(BatchingEngine):
 
     def _recover(self) -> None:
         self._waiting = []
-        self._batch = make_batch(self._model, frozenset(self._stop_ids), cached=self._cached, max_rows=self._room)
+        self._batch = Batch(self._model, frozenset(self._stop_ids), cached=self._cached, max_rows=self._room)
 
     def _close(self) -> None:
         del self._model
         self.__dict__.pop("_batch", None)  # an engine that sleeps has none
+
+
+TRIED_LENGTH = 64
+"""Tokens of the row on which it is tried whether the model decodes with a cache."""
+
+
+class LocalEngine:
+    """Continuous batching with a live model; the requests of all coroutines that wait are decoded together.
+
+    Args:
+        model: a transformers causal language model in evaluation mode.
+        stop_ids: tokens that end a response.
+    """
+
+    def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int]) -> None:
+        self._model = model
+        self._stop_ids = stop_ids
+        self._cached = try_cache(model, min(max_positions(model.config) or TRIED_LENGTH, TRIED_LENGTH)) is not None
+        self._joining: list[Request] = []
+        self._done: dict[Request, asyncio.Future[None]] = {}
+        self._decoding: asyncio.Task[None] | None = None
+
+    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+        """Sample one response; a fixed seed in ``params`` gives the same one again, up to rounding in the batch.
+
+        Raises:
+            InvalidRequestError: the request itself is wrong.
+            EngineError: the model gives no probabilities after this prompt.
+        """
+        config = self._model.config
+        check_request(prompt_ids, params, max_model_len=max_positions(config), vocab_size=vocabulary_size(config))
+        request = Request(prompt_ids, params)
+        done = self._done[request] = asyncio.get_running_loop().create_future()
+        self._joining.append(request)
+        if self._decoding is None:
+            self._decoding = asyncio.create_task(self._decode())
+        try:
+            await done
+        finally:
+            self._done.pop(request, None)  # else it was cancelled, and takes no further part
+            request.finish_reason = request.finish_reason or "cancelled"
+        return request.response()
+
+    async def _decode(self) -> None:
+        # Nothing is left of an earlier one, whatever ended it.
+        batch = Batch(self._model, self._stop_ids, cached=self._cached)
+        try:
+            while self._done:
+                joining, self._joining = [request for request in self._joining if request in self._done], []
+                finished = batch.step() if len(batch) else []
+                if joining:
+                    finished += batch.admit(joining)
+                for request in finished:
+                    if (done := self._done.get(request)) and not done.done():
+                        done.set_result(None)
+                await asyncio.sleep(0)  # coroutines that were answered act and ask again before the next token
+        except Exception as error:  # every coroutine that waits hears of it
+            for done in self._done.values():
+                if not done.done():
+                    done.set_exception(error)
+        finally:
+            self._decoding = None

@@ -10,6 +10,7 @@ import itertools
 import os
 import secrets
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from trial_ray.engines.arguments import (
 )
 from trial_ray.engines.batching import DRAIN_TIMEOUT_S, BatchingEngine
 from trial_ray.engines.protocol import EnginePart
-from trial_ray.engines.weights import Weights, WeightShards, iter_shards
+from trial_ray.engines.weights import Weights, iter_shards
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError, first_line
 from trial_ray.models.vocabulary import stop_token_ids
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, TokensPrompt
 
 LEAST_UTILIZATION = 0.01
-_TAGS = {"weights": "weights", "cache": "kv_cache"}
-"""vLLM's names of the parts that sleep."""
 CAPTURED_SIZES = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}
 """Fields of vLLM's ``EngineArgs`` that may say for which batches CUDA graphs are captured."""
 MOST_CAPTURED_ROWS = 512
@@ -186,7 +185,6 @@ class VLLMEngine(BatchingEngine):
         self._requests: dict[str, Request] = {}
         return {
             "engine": "vllm",
-            "model": self._model_path,
             "vocab_size": self._engine.model_config.get_vocab_size(),
             "stop_token_ids": self._stop_ids,
         }
@@ -209,10 +207,9 @@ class VLLMEngine(BatchingEngine):
 
     def _step(self, joining: list[Request]) -> list[Request]:
         for request in joining:
-            request_id = str(next(self._ids))
+            params = asdict(request.params)
+            request_id = self._add(request.prompt_ids, **params, stop_token_ids=self._stop_ids, logprobs=0)
             self._requests[request_id] = request
-            prompt: TokensPrompt = {"prompt_token_ids": request.prompt_ids.tolist()}
-            self._engine.add_request(request_id, prompt, self._sampling_params(request))
         # At most: vLLM computes fewer where the cache has no room, or a prefill takes a step of its own.
         self._batch_size = min(len(self._requests), self._arguments["max_num_seqs"])
         finished = []
@@ -220,29 +217,29 @@ class VLLMEngine(BatchingEngine):
         for output in outputs:
             if output.finished:
                 request = self._requests.pop(output.request_id)
-                _fill(request, output.outputs[0])
+                response: Any = output.outputs[0]  # whole, with what was asked for
+                request.response_ids = list(response.token_ids)
+                request.logprobs = [
+                    step[token].logprob for step, token in zip(response.logprobs, request.response_ids, strict=True)
+                ]
+                request.finish_reason = response.finish_reason
                 request.cached_tokens = output.num_cached_tokens
                 finished.append(request)
         return finished
 
-    def _sampling_params(self, request: Request) -> Any:
+    def _add(self, prompt_ids: np.ndarray, **params: Any) -> str:
+        """Ask vLLM for a response, which it gives when it is whole; returns the request's id."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        return SamplingParams(
-            max_tokens=request.params.max_tokens,
-            temperature=request.params.temperature,
-            top_p=request.params.top_p,
-            seed=request.params.seed,
-            stop_token_ids=self._stop_ids,
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        request_id = str(next(self._ids))
+        prompt: TokensPrompt = {"prompt_token_ids": prompt_ids.tolist()}
+        params |= {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
+        self._engine.add_request(request_id, prompt, SamplingParams(**params))
+        return request_id
 
     def _replace_weights(self, weights: Weights) -> tuple[str, str]:
-        backend = "object_store" if isinstance(weights, WeightShards) else weights.backend
-        self._engine.collective_rpc("begin_update", args=(backend,))
+        self._engine.collective_rpc("begin_update", args=(weights.backend,))
         for update in _updates(weights):
             try:
                 self._engine.collective_rpc("update_weights", args=(update,))
@@ -259,14 +256,7 @@ class VLLMEngine(BatchingEngine):
         return found.pop()
 
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-        )
-        prompt: TokensPrompt = {"prompt_token_ids": token_ids.tolist()}
-        self._engine.add_request(str(next(self._ids)), prompt, params)
+        self._add(token_ids, max_tokens=1, temperature=0.0, prompt_logprobs=0)
         outputs: list[RequestOutput] = []
         while self._engine.has_unfinished_requests():
             outputs += self._engine.step()  # type: ignore[arg-type]  # or poolings, which are not asked for
@@ -282,10 +272,7 @@ class VLLMEngine(BatchingEngine):
             EngineError: the engine cannot serve.
         """
         self._check_alive()
-        await self._in_thread(self._join_transfer, backend, info)
-
-    def _join_transfer(self, backend: str, info: dict[str, Any]) -> None:
-        self._engine.collective_rpc("join_transfer", args=(backend, info))
+        await self._in_thread(self._engine.collective_rpc, "join_transfer", None, (backend, info))
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Free the device's memory; see ``BatchingEngine``.
@@ -301,7 +288,7 @@ class VLLMEngine(BatchingEngine):
         self._engine.sleep(level)
 
     def _wake(self, part: EnginePart) -> None:
-        self._engine.wake_up([_TAGS[part]])
+        self._engine.wake_up(["kv_cache" if part == "cache" else part])
 
     def _recover(self) -> None:
         raise EngineError("vLLM cannot go on after a failed step; replace the engine")
@@ -312,7 +299,7 @@ class VLLMEngine(BatchingEngine):
 
 def _updates(weights: Weights) -> Iterator[dict[str, Any]]:
     """Messages to the workers, one update after the other."""
-    if not isinstance(weights, WeightShards):
+    if weights.backend != "object_store":
         yield weights.update
         return
     for tensors in iter_shards(weights):
@@ -325,9 +312,3 @@ def _updates(weights: Weights) -> Iterator[dict[str, Any]]:
             yield {"path": f"/proc/{os.getpid()}/fd/{memory}"}
         finally:
             os.close(memory)
-
-
-def _fill(request: Request, output: Any) -> None:
-    request.response_ids = list(output.token_ids)
-    request.logprobs = [step[token].logprob for step, token in zip(output.logprobs, request.response_ids, strict=True)]
-    request.finish_reason = output.finish_reason

@@ -135,7 +135,11 @@ class WeightLoadingExtension:
     def begin_update(self, backend: str) -> None:
         """Prepare the model for weights that come by ``backend``; what an update that was cut short left is cleared."""
         if getattr(self, "_update_begun", False):
-            self._clear_unfinished()
+            from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+            # Layers that wait for the rest of a cut transfer would mix it with the next one.
+            finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
+            self._weight_update_active = False
         self._choose_transfer(backend)
         self._update_begun = True
         model = self.model_runner.get_model()
@@ -156,13 +160,6 @@ class WeightLoadingExtension:
         if self.parallel_config.tensor_parallel_size == 1:
             values = weights_checksum(self.model_runner.get_model().named_parameters())
         return values, self._received.arrangement
-
-    def _clear_unfinished(self) -> None:
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-        # Layers that wait for the rest of a cut transfer would mix it with the next one.
-        finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
-        self._weight_update_active = False
 
     def _choose_transfer(self, backend: str) -> None:
         engines = self.__dict__.setdefault("_transfers", {})

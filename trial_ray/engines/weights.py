@@ -2,7 +2,8 @@
 
 Through the object store, they go as shards of numpy integer views (bfloat16 has no numpy type, its bit pattern has), so that
 readers on the same host map them without a copy. Checksums travel along; an engine serves only where those of what it received
-or holds are the same.
+or holds are the same. A checksum confirms the numbers that an engine holds, not what it does with them (kernels may want them in
+another layout): log-probabilities of a fixed text, the learner's beside the engine's, tell whether it computes that policy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import ray
 import torch
 from ray import ObjectRef
 
-from trial_ray.engines.agreement import TextLogprobs
+from trial_ray.errors import WeightSyncError
 
 #: Name of a tensor -> (integer view ``[elements]``, torch dtype name such as ``"bfloat16"``, shape).
 Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
@@ -36,68 +37,57 @@ _CHUNK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class _Version:
-    """One version of the policy's weights.
+class TextLogprobs:
+    """Log-probabilities of a text under the weights that are sent, as their sender computes them.
+
+    Attributes:
+        token_ids: int32 ``[P]``.
+        logprobs: float32 ``[P - 1]``, of every token but the first after those before it, in nats.
+        limit: mean difference from which on an engine's are those of another policy, in nats.
+        model: class of the model, for messages.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    limit: float
+    model: str
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One version of the policy's weights, for engines to load.
 
     Attributes:
         version: number that the learner gave to these weights, 0 or more.
         checksum: :func:`weights_checksum` of the tensors as sent.
         arrangement: ``WeightsChecksum.arrangement`` of the tensors as sent.
+        refs: in the object store: one reference per :data:`Shard`, owned by the learner's process.
+        backend: ``"object_store"``, or vLLM's transfer engine ``"ipc"`` or ``"nccl"``, for weights that stay on the learner's
+            device, where engines read or receive them.
+        update: arguments of vLLM's receiving side of that backend (names, shapes, handles).
         text: what they say of a fixed text, which an engine must say, too; ``None`` compares nothing.
-
-    Raises:
-        ValueError: ``version`` is no whole number of at least 0.
     """
 
     version: int
     checksum: str
     arrangement: str
-    text: TextLogprobs | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        _require_version(self.version)
-
-
-@dataclass(frozen=True)
-class WeightShards(_Version):
-    """Weights in the object store.
-
-    Attributes:
-        refs: one reference per :data:`Shard`, owned by the learner's process.
-    """
-
-    refs: list[ObjectRef[Shard]]
-
-
-@dataclass(frozen=True)
-class DeviceWeights(_Version):
-    """Weights that stay on the learner's device, where engines read or receive them.
-
-    Attributes:
-        backend: of vLLM's transfer engine, ``"ipc"`` or ``"nccl"``.
-        update: arguments of vLLM's receiving side of that backend (names, shapes, handles).
-    """
-
-    backend: str
-    update: dict[str, Any]
-
-
-Weights = WeightShards | DeviceWeights
-"""A request to load weights."""
-
-
-def _require_version(version: object) -> None:
-    if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-        raise ValueError(f"version: {version!r} found, a whole number of at least 0 expected")
+    refs: list[ObjectRef[Shard]] = field(default_factory=list)
+    backend: str = "object_store"
+    update: dict[str, Any] = field(default_factory=dict)
+    text: TextLogprobs | None = None
 
 
 class WeightsChecksum:
-    """Sums up tensors one by one, in two ways: their values alone, and their values with names, shapes and places."""
+    """Sums up tensors one by one, in two ways: their values alone, and their values with names, shapes and places.
 
-    def __init__(self) -> None:
-        self._values = 0
-        self._nonzero = 0
-        self._arrangement = 0
+    Args:
+        named_tensors: the first of them.
+    """
+
+    def __init__(self, named_tensors: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
+        self._values = self._nonzero = self._arrangement = 0
+        for name, tensor in named_tensors:
+            self.add(name, tensor)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Take in one tensor of any shape, dtype and device."""
@@ -146,45 +136,26 @@ def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     Returns:
         ``"<16 hex digits>-<non-zero elements>"``.
     """
-    checksum = WeightsChecksum()
-    for name, tensor in named_tensors:
-        checksum.add(name, tensor)
-    return checksum.hexdigest
+    return WeightsChecksum(named_tensors).hexdigest
 
 
 def pack_weights(
-    named_tensors: Iterable[tuple[str, torch.Tensor]],
-    version: int,
-    *,
-    dtype: torch.dtype | None = None,
-    text: TextLogprobs | None = None,
-) -> WeightShards:
+    named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, text: TextLogprobs | None = None
+) -> Weights:
     """Put weights into the object store; call it inside the learner's process.
 
     Args:
         named_tensors: checkpoint names and tensors, a tied tensor once (``model.named_parameters()``); may be a
             generator that gathers one tensor at a time, no more than one shard is held.
         version: 0 or more.
-        dtype: what floating-point tensors are cast to before they are sent (the engines' dtype); ``None`` sends them
-            as they are.
         text: what these weights say of a fixed text.
-
-    Raises:
-        ValueError: no tensors, a name twice, or no version.
     """
-    _require_version(version)
     checksum = WeightsChecksum()
     refs: list[ObjectRef[Shard]] = []
-    names: set[str] = set()
     shard: Shard = {}
     size = 0
     for name, tensor in named_tensors:
-        if name in names:
-            raise ValueError(f"named_tensors: {name!r} comes twice")
-        names.add(name)
         tensor = tensor.detach()
-        if dtype is not None and tensor.is_floating_point():
-            tensor = tensor.to(dtype)
         checksum.add(name, tensor)
         shard[name] = (_integer_view(tensor), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         size += tensor.nbytes
@@ -193,12 +164,10 @@ def pack_weights(
             shard, size = {}, 0
     if shard:
         refs.append(ray.put(shard))
-    if not refs:
-        raise ValueError("named_tensors: at least one tensor expected, none found")
-    return WeightShards(version, checksum.hexdigest, checksum.arrangement, refs, text=text)
+    return Weights(version, checksum.hexdigest, checksum.arrangement, refs, text=text)
 
 
-def iter_shards(shards: WeightShards) -> Iterator[dict[str, torch.Tensor]]:
+def iter_shards(shards: Weights) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the tensors shard by shard; they share the object store's memory and must only be read.
 
     Raises:
@@ -209,7 +178,7 @@ def iter_shards(shards: WeightShards) -> Iterator[dict[str, torch.Tensor]]:
         yield {name: _to_tensor(*entry) for name, entry in shard.items()}
 
 
-def iter_weights(shards: WeightShards) -> Iterator[tuple[str, torch.Tensor]]:
+def iter_weights(shards: Weights) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield ``(name, tensor)``; like :func:`iter_shards`, only to be read (``parameter.copy_(tensor)``)."""
     for shard in iter_shards(shards):
         yield from shard.items()
@@ -240,3 +209,59 @@ def _to_tensor(array: np.ndarray, dtype: str, shape: tuple[int, ...]) -> torch.T
         # Torch warns that the store's memory cannot be written; readers of this module promise not to.
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
+
+
+TEXT = (
+    "You are in the middle of a room. Looking around you, you see a cabinet 2, a cabinet 1, a drawer 1, a fridge 1 and a "
+    "countertop 1. Your task is to: put a clean mug on the desk.\n> go to cabinet 1\nThe cabinet 1 is closed."
+)
+"""Ordinary text, of ordinary log-probabilities: those of random tokens would differ more by rounding alone."""
+MOST_TOKENS = 48
+TEXT_FACTOR = 3
+"""Multiple of the limit on sampled tokens: others are less probable, and differ more by rounding (SmolLM2-135M in bfloat16 by 0.05
+nats instead of 0.03)."""
+
+
+def text_ids(tokenizer: Any) -> np.ndarray:
+    """The tokens of the text, int32 ``[P]``, two at least."""
+    ids = np.asarray(tokenizer.encode(TEXT, add_special_tokens=False)[:MOST_TOKENS], np.int32)
+    return ids if len(ids) > 1 else np.zeros(2, np.int32)
+
+
+@torch.no_grad()
+def own_logprobs(model: Any, token_ids: np.ndarray, last: int | None = None) -> np.ndarray:
+    """Log-probabilities by a transformers model's own forward pass, without cache.
+
+    Args:
+        model: in evaluation mode.
+        token_ids: int32 ``[P]``.
+        last: of so many tokens at the end; ``None``: of all but the first.
+
+    Returns:
+        float32 ``[last]``, in nats.
+    """
+    last = len(token_ids) - 1 if last is None else last
+    ids = torch.from_numpy(token_ids).long().to(model.device)[None]
+    logits = model(input_ids=ids, use_cache=False, logits_to_keep=last + 1).logits[0, -last - 1 : -1]
+    logprobs = torch.log_softmax(logits.float(), -1).gather(-1, ids[0, -last:, None])
+    found: np.ndarray = logprobs[:, 0].cpu().numpy()
+    return found
+
+
+def require_agreement(expected: TextLogprobs, logprobs: np.ndarray, engine: str) -> None:
+    """Compare an engine's log-probabilities, of the first tokens at least, with the sender's.
+
+    Where those of the sender are no numbers, its weights are broken: others say so.
+
+    Raises:
+        WeightSyncError: the engine computes another policy.
+    """
+    theirs = expected.logprobs[: len(logprobs)]
+    gap = float(np.abs(logprobs - theirs).mean())
+    if np.isfinite(theirs).all() and not gap <= expected.limit:
+        advice = "; set engine='transformers'" if engine == "vllm" else ""
+        raise WeightSyncError(
+            f"the engine holds the weights that were sent, but computes another policy of them: log-probabilities of a fixed text "
+            f"differ by {gap:.3g} nats a token on average (limit {expected.limit:g}, {TEXT_FACTOR} times max_logprob_gap). The "
+            f"engine {engine!r} cannot take new weights of {expected.model}{advice}"
+        )

@@ -12,9 +12,15 @@ import torch
 
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import fewest_and_most
-from trial_ray.engines.agreement import TEXT_FACTOR, TextLogprobs, own_logprobs, text_ids
 from trial_ray.engines.protocol import SamplingParams
-from trial_ray.engines.weights import pack_weights, weights_checksum
+from trial_ray.engines.weights import (
+    TEXT_FACTOR,
+    TextLogprobs,
+    own_logprobs,
+    pack_weights,
+    text_ids,
+    weights_checksum,
+)
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError, UserInputError

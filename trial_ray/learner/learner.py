@@ -23,9 +23,8 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import nn
 
 from trial_ray.config.run import RunSettings
-from trial_ray.engines.agreement import TEXT_FACTOR, TextLogprobs, text_ids
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
-from trial_ray.engines.weights import Weights
+from trial_ray.engines.weights import TEXT_FACTOR, TextLogprobs, Weights, text_ids
 from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError, refusing
 from trial_ray.learner.connectors import TURN_ROWS, UPDATE_PLAN, UpdateRows, plan_rows
 from trial_ray.learner.exchange import GradientSums, GroupFetcher, LearnerExchange, TrainingGroups

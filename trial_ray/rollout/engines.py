@@ -12,18 +12,18 @@ from trial_ray.engines.pool import EnginePool
 
 
 def create_engines(config: RunSettings, group: PlacementGroup | None = None, offset: int | None = None) -> EnginePool:
-    """Create the engines that ``config`` describes, without waiting for them; errors as ``EnginePool.create``.
+    """Create the engines that ``config`` describes, without waiting for them; errors as ``EnginePool``.
 
     Args:
         config: of the run.
         group: placement group of the engines; ``None`` takes the one of this process.
         offset: index of the first engine's bundle in it; ``None`` takes any.
     """
-    return EnginePool.create(**pool_arguments(config), placement_group=group, placement_group_bundle_offset=offset)
+    return EnginePool(**pool_arguments(config), placement_group=group, placement_group_bundle_offset=offset)
 
 
 def pool_arguments(config: RunSettings) -> dict[str, Any]:
-    """Arguments of ``EnginePool.create`` that ``config`` decides: engines of equal ones answer alike, given the same weights."""
+    """Arguments of ``EnginePool`` that ``config`` decides: engines of equal ones answer alike, given the same weights."""
     arguments = {"max_model_len": config.row_tokens(), **config.engine_kwargs, "dtype": config.engine_dtype()}
     if config.colocate and config.engine == "vllm":
         arguments["enable_sleep_mode"] = True

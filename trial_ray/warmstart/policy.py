@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from trial_ray.config.recorded import require_data
 from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
-from trial_ray.engines.local import LocalEngine
 from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.transformers import LocalEngine
 from trial_ray.environments.adapter import Demonstrator, RandomPlay, begin
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import EnvironmentEntry

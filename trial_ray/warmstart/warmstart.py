@@ -55,7 +55,7 @@ CODE = (
     "warmstart/*.py",
     "models/tiny.py",
     "models/vocabulary.py",
-    "engines/local.py",
+    "engines/decoding.py",
     "engines/transformers.py",
     "learner/packing.py",
     "objectives/allocation.py",

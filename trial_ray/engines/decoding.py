@@ -1,0 +1,335 @@
+"""Decoding with a transformers model: sampling, and one step for all rows, with a key-value cache or without."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from trial_ray.engines.admission import Request
+from trial_ray.engines.arguments import PREFILL_TOKENS, SLACK
+
+
+def sample_tokens(
+    logits: torch.Tensor, temperatures: torch.Tensor, top_ps: torch.Tensor, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the next token of every row of a batch by inverting its cumulative distribution, independently of other rows.
+
+    Args:
+        logits: ``[B, V]``.
+        temperatures: ``[B]``; 0 takes the most probable token.
+        top_ps: ``[B]`` in (0, 1]: the smallest set of most probable tokens whose mass reaches it.
+        uniforms: float64 ``[B]`` in [0, 1), one draw per row.
+
+    Returns:
+        Token ids int64 ``[B]`` and their log-probabilities float32 ``[B]``, in nats, under the distribution that each was
+        drawn from: ``logits / temperature``, renormalised over the nucleus. A greedy row's are those of the model as it
+        is: the distribution that it was drawn from has only one token.
+    """
+    greedy = temperatures <= 0
+    # float64: a cumulative sum over a large vocabulary in float32 would drift by more than a rare token's mass.
+    scaled = logits.double() / torch.where(greedy, 1.0, temperatures)[:, None]
+    if bool((top_ps < 1).any()):
+        scaled = _keep_nucleus(scaled, torch.where(greedy, 1.0, top_ps))
+    logprobs = torch.log_softmax(scaled, dim=-1)
+    cumulative = logprobs.exp().cumsum(-1)
+    drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(-1)
+    # Rounding can put the draw on or past the last bound.
+    drawn = drawn.clamp_(max=logits.shape[-1] - 1)
+    tokens = torch.where(greedy, logits.argmax(-1), drawn)
+    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1).float()
+
+
+def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+    """Put every logit outside the nucleus to minus infinity."""
+    ordered, index = logits.sort(dim=-1, descending=True)
+    probs = torch.softmax(ordered, dim=-1)
+    # A token stays while the mass before it is still short of top_p; the first always stays.
+    outside = probs.cumsum(-1) - probs >= top_ps[:, None]
+    outside[:, 0] = False
+    return torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(outside, -torch.inf))
+
+
+MOST_PADDING = 512
+"""Padding tokens above which prompts are rather prefilled in two forward passes."""
+
+
+class Batch:
+    """Rows of unequal length, decoded together; a row leaves when its response has ended.
+
+    Args:
+        model: a transformers causal language model in evaluation mode.
+        stop_ids: tokens that end a response.
+        cached: whether keys and values are kept, for models of which ``try_cache`` says so; else every token costs a forward pass
+            over the whole row, which rows of the same length share.
+        max_rows: most rows that will ever run together, where that is known; memory is not taken for more.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, stop_ids: frozenset[int], *, cached: bool = True, max_rows: int | None = None
+    ) -> None:
+        self._model = model
+        self._stop_ids = stop_ids
+        self._device = next(model.parameters()).device
+        self._rows: list[Request] = []
+        self.cache = DecodingCache(max_rows) if cached else None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @torch.inference_mode()
+    def admit(self, requests: list[Request]) -> list[Request]:
+        """Take in new rows and sample their first token; return those that are already finished."""
+        if self.cache is None:
+            self._recompute(requests)
+            self._rows += requests
+            return self._drop_finished()
+        for part in by_length(requests):
+            lengths = [len(request.prompt_ids) for request in part]
+            self.cache.add_rows(lengths)
+            ids = np.zeros((len(part), max(lengths)), np.int64)
+            for row, request in zip(ids, part, strict=True):
+                row[-len(request.prompt_ids) :] = request.prompt_ids
+            self._sample(part, self._forward(self.cache, ids, lengths))
+            self._rows += part
+        return self._drop_finished()
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """Sample one more token for every row; return the requests that finished."""
+        if self.cache is None:
+            self._recompute(self._rows)
+        else:
+            self.cache.add_column()
+            ids = np.array([[row.response_ids[-1]] for row in self._rows])
+            lengths = [self.cache.end - start for start in self.cache.starts]
+            self._sample(self._rows, self._forward(self.cache, ids, lengths))
+        return self._drop_finished()
+
+    def _forward(self, cache: DecodingCache, ids: np.ndarray, lengths: list[int]) -> torch.Tensor:
+        """Logits ``[B, V]`` after the last of ``ids`` ``[B, n]``, of rows that then hold ``lengths`` tokens each."""
+        seen = cache.columns.stop - cache.first
+        # Of every column that is seen, the number of the row's token there; below 0 where the row has none.
+        positions = torch.arange(-seen, 0)[None] + torch.tensor(lengths)[:, None]
+        out = self._model(
+            input_ids=torch.from_numpy(ids).to(self._device),
+            attention_mask=(positions >= 0).long().to(self._device),
+            position_ids=positions[:, -ids.shape[1] :].clamp(min=0).to(self._device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
+
+    def _recompute(self, rows: list[Request]) -> None:
+        of_length: dict[int, list[Request]] = defaultdict(list)
+        for row in rows:
+            of_length[len(row.prompt_ids) + len(row.response_ids)].append(row)
+        for length, equal in of_length.items():
+            size = max(1, PREFILL_TOKENS // length)
+            for part in (equal[first : first + size] for first in range(0, len(equal), size)):
+                ids = torch.from_numpy(np.array([[*row.prompt_ids, *row.response_ids] for row in part])).to(
+                    self._device
+                )
+                self._sample(part, self._model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1])
+
+    def _sample(self, rows: list[Request], logits: torch.Tensor) -> None:
+        params = [row.params for row in rows]
+        tokens, logprobs = sample_tokens(
+            logits,
+            torch.tensor([p.temperature for p in params], device=self._device),
+            torch.tensor([p.top_p for p in params], device=self._device),
+            torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=self._device),
+        )
+        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.take(token, logprob, self._stop_ids)
+
+    def _drop_finished(self) -> list[Request]:
+        finished = [index for index, row in enumerate(self._rows) if row.finish_reason]
+        requests = [self._rows[index] for index in finished]
+        if self.cache is None:
+            self._rows = [row for row in self._rows if not row.finish_reason]
+        elif finished:
+            for source, target in self.cache.drop_rows(finished):
+                self._rows[target] = self._rows[source]
+            del self._rows[len(self._rows) - len(finished) :]
+        return requests
+
+
+def by_length(requests: Sequence[Request]) -> Iterator[list[Request]]:
+    """Parts of similar length, each for one forward pass, the longest first."""
+    part: list[Request] = []
+    padding = 0
+    for request in sorted(requests, key=lambda request: len(request.prompt_ids), reverse=True):
+        if part:
+            longest = len(part[0].prompt_ids)
+            padding += longest - len(request.prompt_ids)
+            if padding > MOST_PADDING or longest * (len(part) + 1) > PREFILL_TOKENS:
+                yield part
+                part, padding = [], 0
+        part.append(request)
+    yield part
+
+
+class DecodingCache(Cache):
+    """A cache for transformers' models in which all rows end in the same column, and each begins where its length demands.
+
+    A token is written into the next column of every row, a prompt into the columns left of the last one: neither copies what
+    is there already. A row that leaves is replaced by the last one. Where columns or rows run out, those in use are
+    moved once to where there is room again.
+
+    Left of its first token every row holds zeros. The mask alone would not keep out what another row left there, or what a
+    model computes of padding: masked attention weighs it by 0, and 0 times NaN is NaN.
+
+    Args:
+        max_rows: most rows that will ever be needed; ``None`` if unknown.
+
+    Attributes:
+        starts: column of each row's first token.
+        end: column after the last token of every row.
+        rows: rows that the next forward pass writes to.
+        columns: columns that it writes to.
+        first: first column that it sees.
+        padding: bool ``[rows, columns]``, which of those that it writes to are no tokens; ``None`` where all are.
+    """
+
+    layers: list[_Layer]  # type: ignore[assignment]  # made as below
+
+    def __init__(self, max_rows: int | None = None) -> None:
+        super().__init__(layer_class_to_replicate=lambda: _Layer(self))  # type: ignore[arg-type]  # called, never looked at
+        self.starts: list[int] = []
+        self.end = 0
+        self.rows = self.columns = slice(0, 0)
+        self.first = 0
+        self.padding: torch.Tensor | None = None
+        self.room = (0, 0)
+        self._max_rows = max_rows
+
+    def add_rows(self, lengths: list[int]) -> None:
+        """Make room for rows of these lengths; a forward pass with their left-padded prompts must follow."""
+        longest, before = max(lengths), len(self.starts)
+        if not before:
+            self.end = 0
+        self._make_room(before + len(lengths), longest)
+        self.starts += [self.end - length for length in lengths]
+        self.rows, self.columns = slice(before, len(self.starts)), slice(self.end - longest, self.end)
+        self.first = self.columns.start
+        absent = longest - torch.tensor(lengths)
+        self.padding = torch.arange(longest) < absent[:, None] if bool(absent.any()) else None
+
+    def add_column(self) -> None:
+        """Make room for one more token in every row; a forward pass with those tokens must follow."""
+        if self.end == self.room[1]:
+            self._make_room(len(self.starts), 0)
+        self.rows, self.columns = slice(0, len(self.starts)), slice(self.end, self.end + 1)
+        self.first = min(self.starts)
+        self.padding = None
+        self.end += 1
+
+    def drop_rows(self, rows: list[int]) -> list[tuple[int, int]]:
+        """Forget these rows; returns (from, to) of every row that changed its index."""
+        gone, left = set(rows), len(self.starts) - len(rows)
+        moved = [row for row in range(left, len(self.starts)) if row not in gone]
+        moves = list(zip(moved, (row for row in rows if row < left), strict=True))
+        if moves:
+            seen = slice(min(self.starts), self.end)
+            for layer in self.layers:
+                layer.copy_rows(moves, seen)
+        for source, target in moves:
+            self.starts[target] = self.starts[source]
+        del self.starts[left:]
+        return moves
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token over all layers that have been written to."""
+        return sum(layer.token_bytes for layer in self.layers)
+
+    def _make_room(self, rows: int, longest_prompt: int) -> None:
+        """So many rows, columns for a prompt left of ``end``, and at least one column right of it."""
+        if rows <= self.room[0] and longest_prompt <= self.end < self.room[1]:
+            return
+        before = slice(min(self.starts, default=self.end), self.end)
+        width = before.stop - before.start
+        slack = max(16, max(width, longest_prompt) // SLACK)
+        end = max(width, longest_prompt) + slack
+        if rows > self.room[0]:
+            rows = max(rows, min(self.room[0] * 3 // 2, self._max_rows or rows * 2))
+        self.room = (max(rows, self.room[0]), max(end + slack, self.room[1]))
+        for layer in self.layers:
+            layer.move(len(self.starts), before, slice(end - width, end))
+        self.starts = [start + end - self.end for start in self.starts]
+        self.end = end
+
+
+class _Layer(CacheLayerMixin):
+    """Buffers ``[rows, heads, columns, width]`` of one layer, made when the model first writes to them."""
+
+    is_sliding = False
+
+    def __init__(self, cache: DecodingCache) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        self._cache = cache
+        self.buffers: list[torch.Tensor] = []
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.keys, self.values = self.buffers = [self._buffer(each) for each in (key_states, value_states)]
+        self.is_initialized = True
+
+    def _buffer(self, like: torch.Tensor) -> torch.Tensor:
+        rows, columns = self._cache.room
+        return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        cache, seen = self._cache, []
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            if cache.padding is not None:
+                cache.padding = cache.padding.to(states.device)  # moved by the first layer
+                states = states.masked_fill(cache.padding[:, None, :, None], 0)
+            buffer[cache.rows, :, cache.columns] = states
+            if cache.first == cache.columns.start:
+                buffer[cache.rows, :, : cache.first] = 0
+                seen.append(states)
+            else:
+                seen.append(buffer[cache.rows, :, cache.first : cache.columns.stop])
+        keys, values = seen
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self._cache.columns.start - self._cache.first
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    @property
+    def token_bytes(self) -> int:
+        return sum(each.shape[1] * each.shape[3] * each.element_size() for each in self.buffers)
+
+    def copy_rows(self, moves: list[tuple[int, int]], columns: slice) -> None:
+        for buffer in self.buffers:
+            sources, targets = torch.tensor(moves, device=buffer.device).T
+            seen = buffer[:, :, columns]
+            seen.index_copy_(0, targets, seen.index_select(0, sources))
+
+    def move(self, rows: int, before: slice, after: slice) -> None:
+        """Put columns ``before`` to ``after``, into new buffers where the room has grown."""
+        for index, buffer in enumerate(self.buffers):
+            used = buffer[:rows, :, before]
+            if (buffer.shape[0], buffer.shape[2]) == self._cache.room:
+                used = used.clone()  # the two may overlap
+                buffer[:rows, :, : after.start] = 0
+            else:
+                buffer = self.buffers[index] = self._buffer(buffer)
+            buffer[:rows, :, after] = used
+        self.keys, self.values = self.buffers
