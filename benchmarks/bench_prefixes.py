@@ -57,7 +57,7 @@ class Explorer:
         self._vocabulary = len(tokenizer)
 
     async def act(self, result: Any, history: Any, step: int) -> Any:
-        from trial_ray.rollout.episode import Decision
+        from trial_ray.rollout.trajectory import Turn
 
         if step == 1:
             self._expert.reset(result.task, result.observation, self._seed)
@@ -68,7 +68,7 @@ class Explorer:
         self._expert.carried_out(action)
         length = self._random.randint(self._length // 2, 3 * self._length // 2)
         response = np.array([self._random.randrange(self._vocabulary) for _ in range(length)], np.int32)
-        return Decision(
+        return Turn(
             action=action,
             valid=True,
             prompt_ids=prompt.ids,
@@ -107,15 +107,17 @@ def play(config: Any, tokenizer: Any, random_actions: float) -> list[Any]:
 def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
     """Tokens of the rows, and of the learners' passes over them, cut and filled up as on a GPU."""
     from trial_ray.learner import packing
-    from trial_ray.learner.connectors import encode_views, group_turn_rows, plan_rows
     from trial_ray.learner.loss import WeightedMeans
     from trial_ray.learner.passes import MicrobatchPasses
+    from trial_ray.learner.rows import group_turn_rows
+    from trial_ray.learner.scoring import encode_views
+    from trial_ray.learner.update_plan import plan_rows
     from trial_ray.models import tree_attention
     from trial_ray.models.prefix_tree import PrefixOrder
 
     rows = group_turn_rows(groups, config)
     trajectories = [each for group in groups for each in group.survivors]
-    rows.evidence = encode_views(trajectories, config, tokenizer)
+    rows.evidence = encode_views(groups, config, tokenizer)
     plan = plan_rows(groups, config, ITERATION)
     limit = config.max_tokens_per_forward
 
@@ -124,10 +126,9 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
 
     ordinary = both = update = 0
     for share in plan.scoring:
-        views = rows.model_rows(share, with_evidence=True)
-        own = [row.sequence for row in views]
+        own = rows.sequences(share)
         ordinary += forwarded(own)
-        both += forwarded([*own, *(row.hindsight_row.sequence for row in views)])
+        both += forwarded([*own, *rows.sequences(share, hindsight=True)])
     module = SimpleNamespace(lm=SimpleNamespace(device=SimpleNamespace(type="cuda")))
     passes = MicrobatchPasses(module, config.method_class(config), config, WeightedMeans())
     passes._table = rows
@@ -141,7 +142,7 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
             for learner in range(len(plan.scoring)):
                 for group in passes._groups([each for each in step if each.learner == learner]):
                     for part in passes._parts(np.concatenate([each.rows for each in group])):
-                        update += forwarded([row.sequence for row in rows.model_rows(part)])
+                        update += forwarded(rows.sequences(part))
     tokens = sum(len(turn.prompt_ids) + len(turn.response_ids) - 1 for turn in rows.turns)
     return {
         "rows": len(rows),

@@ -55,8 +55,9 @@ from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.process import MOST_EVENTS, STEP
 from trial_ray.rollout.engines import create_engines
 from trial_ray.rollout.env_runner import TextEnvRunner
-from trial_ray.rollout.episode import Decision, History, PolicyPlayer, derive_seed
+from trial_ray.rollout.episode import History, PolicyPlayer, derive_seed
 from trial_ray.rollout.groups import GroupRequest, SampleSettings
+from trial_ray.rollout.trajectory import Turn
 
 QUICKSTART = Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py"
 WORKLOADS = ("quickstart", "official")
@@ -78,7 +79,7 @@ class DrawnPlayer:
     def __init__(self, player: PolicyPlayer) -> None:
         self._player = player
 
-    async def act(self, result: StepResult, history: History, step: int) -> Decision:
+    async def act(self, result: StepResult, history: History, step: int) -> Turn:
         decision = await self._player.act(result, history, step)
         drawn = random.Random(derive_seed(self._player.seed or 0, step)).choice(sorted(result.admissible_actions))
         return replace(decision, action=drawn)
@@ -116,15 +117,13 @@ class MeasuredRunner(TextEnvRunner):
         self.begin_groups(requests, settings)
         while self.wait_for_groups(1.0, len(requests)) < len(requests):
             pass
-        samples = self.take_groups(settings.iteration)
+        samples = self.take_groups(0)
         seconds = time.perf_counter() - began
         errors = [error for sample in samples for error in sample.errors]
         assert not errors, errors[0]
-        groups = [sample.refs.header for sample in samples]
+        groups = [ray.get(sample.group) for sample in samples]
         lengths = [
-            sum(turn.num_response_tokens for turn in rollout.turns)
-            for group in groups
-            for rollout in group.trajectories
+            sum(len(turn.response_ids) for turn in rollout.turns) for group in groups for rollout in group.trajectories
         ]
         self.longest = max(lengths)
         return seconds, sum(lengths)
@@ -258,8 +257,6 @@ def iteration(config: Any, num_groups: int) -> tuple[list[GroupRequest], SampleS
     settings = SampleSettings(
         env_configs=(dict(entry.config),),
         params=SamplingParams(config.max_response_tokens),
-        iteration=0,
-        keep_trajectories=True,
         seeded=True,
     )
     return [GroupRequest(index, task, config.group_size, seed=index) for index, task in enumerate(chosen)], settings

@@ -28,7 +28,7 @@ from plain_loop import PlainLoop
 from quickstart_rows import Quickstart, quickstart_config, quickstart_groups
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trial_ray.learner.packing import Row, score_rows
+from trial_ray.learner.packing import score_views, scored_turn
 from trial_ray.learner.update_plan import plan_update
 from trial_ray.models.packaged import prepare_smollm2
 from trial_ray.rollout.prompts import PromptBuilder
@@ -96,18 +96,16 @@ def measure(case: Case) -> tuple[list[Measure], dict[str, Any]]:
 
 
 def tokens_forwarded(case: Case, config: Any, learner: BenchLearner, update: Update) -> list[Measure]:
-    rows = update.rows.model_rows(range(len(update.rows)), with_evidence=True)
+    table, rows = update.rows, range(len(update.rows))
+    views = {"ordinary": table.sequences(rows), "hindsight": table.sequences(rows, hindsight=True)}
     with counted_tokens(learner.lm) as count:
-        score_rows(learner.lm, rows, max_tokens=config.max_tokens_per_forward)
-    scored, distinct = count(), distinct_prefixes(input_ids(rows, two_views=True))
-    plain = sum(map(len, input_ids(rows, two_views=True)))
-    ordinary = update.rows.model_rows(range(len(update.rows)))
+        score_views(learner.lm, views, max_tokens=config.max_tokens_per_forward)
+    both, ordinary = (input_ids(table, rows, two_views=each) for each in (True, False))
+    scored, distinct, plain = count(), distinct_prefixes(both), sum(map(len, both))
     minibatches = [np.concatenate([each.rows for each in step]) for step in update.plan.steps]
     trained = sum(update.tokens)
-    train_plain = sum(map(len, input_ids(ordinary, two_views=False)))
-    train_distinct = sum(
-        distinct_prefixes(input_ids([ordinary[row] for row in step], two_views=False)) for step in minibatches
-    )
+    train_plain = sum(map(len, ordinary))
+    train_distinct = sum(distinct_prefixes([ordinary[row] for row in step]) for step in minibatches)
     return [
         Measure(
             f"{case.name}: tokens forwarded / distinct, scoring both views",
@@ -210,14 +208,10 @@ def one_game(groups: Sequence[TrajectoryGroup], most_rows: int) -> TrajectoryGro
 
 def distinct_share(groups: Sequence[TrajectoryGroup], config: Any) -> float:
     """Distinct tokens among those in rows, within the minibatches of an update."""
-    rows = [
-        Row(turn.prompt_ids, turn.insert_at, turn.response_ids)
-        for group in groups
-        for trajectory in group.survivors
-        for turn in trajectory.turns
-    ]
-    lengths = iter([len(row.prompt_ids) + len(row.response_ids) - 1 for row in rows])
-    tokens = [[next(lengths) for _ in trajectory.turns] for group in groups for trajectory in group.survivors]
+    played = [trajectory for group in groups for trajectory in group.survivors]
+    rows = [scored_turn(turn).inputs for trajectory in played for turn in trajectory.turns]
+    lengths = iter(map(len, rows))
+    tokens = [[next(lengths) for _ in trajectory.turns] for trajectory in played]
     plan = plan_update(
         tokens,
         minibatch_rows=config.minibatch_rows,
@@ -225,7 +219,7 @@ def distinct_share(groups: Sequence[TrajectoryGroup], config: Any) -> float:
         batch_shards=config.batch_shards,
     )
     steps = [[rows[row] for each in step for row in each.rows] for step in plan.steps]
-    return sum(distinct_prefixes(input_ids(step, two_views=False)) for step in steps) / sum(map(sum, tokens))
+    return sum(distinct_prefixes(step) for step in steps) / sum(map(sum, tokens))
 
 
 def cases(names: Sequence[str], smollm2_rows: int) -> list[Case]:

@@ -42,7 +42,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from trial_ray import TRIALConfig
 from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.learner.packing import Row
 from trial_ray.metrics import LEARNER
 from trial_ray.models.prefix_tree import PrefixOrder
 from trial_ray.models.tiny import build_tokenizer
@@ -225,9 +224,8 @@ def utilisation(setup: Setup, name: str, bench: BenchLearner, tasks: int, peak: 
     found: list[Update] = []
     setup.seconds(lambda: found.append(bench.update(groups)), repeats=3)
     update = min(found, key=lambda each: each.seconds)
-    rows = update.rows.model_rows(range(len(update.rows)))
-    forwarded, in_rows = sum(update.tokens), sum(map(len, input_ids(rows, two_views=False)))
-    flops = tree_flops(bench.lm.config, update, rows)
+    in_rows = sum(map(len, input_ids(update.rows, range(len(update.rows)), two_views=False)))
+    forwarded, flops = sum(update.tokens), tree_flops(bench.lm.config, update)
     memory = torch.cuda.max_memory_allocated() / 1e9 if setup.cuda else 0.0
     measure = Measure(
         f"{name}: utilisation of the learner's passes",
@@ -240,7 +238,7 @@ def utilisation(setup: Setup, name: str, bench: BenchLearner, tasks: int, peak: 
     return measure, {"seconds": update.seconds, "tokens": forwarded, "tokens_in_rows": in_rows, "flops": flops}
 
 
-def tree_flops(config: PretrainedConfig, update: Update, rows: list[Row]) -> float:
+def tree_flops(config: PretrainedConfig, update: Update) -> float:
     """Operations of forward and backward passes (6 a weight and token) over the distinct prefixes of each minibatch.
 
     Matrix products, attention of each token to as many keys as it is deep, output head.
@@ -250,7 +248,7 @@ def tree_flops(config: PretrainedConfig, update: Update, rows: list[Row]) -> flo
     weights = 2 * hidden * heads * size + 2 * hidden * kv_heads * size + 3 * hidden * config.intermediate_size
     total = 0.0
     for step in update.plan.steps:
-        chosen = [rows[row].sequence for each in step for row in each.rows]
+        chosen = [sequence for each in step for sequence in update.rows.sequences(each.rows)]
         order = PrefixOrder(chosen)
         spans = zip(order.lengths.tolist(), order.shared.tolist(), strict=True)
         keys = sum((length * (length + 1) - shared * (shared + 1)) // 2 for length, shared in spans)
@@ -353,8 +351,8 @@ class PhaseMemory:
         self._setup = setup
         self._device_peak = 0
         self.peaks: dict[str, dict[str, int]] = {}
-        for phase, method in (("scoring", "_finished_rows"), ("update", "_optimizer_steps")):
-            setattr(learner, method, self._measured(getattr(learner, method), phase))
+        learner.scoring.finished_rows = self._measured(learner.scoring.finished_rows, "scoring")
+        learner._optimizer_steps = self._measured(learner._optimizer_steps, "update")
 
     def _measured(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from trial_ray.learner.packing import Row
 from trial_ray.learner.rows import TurnRows
 from trial_ray.learner.update_plan import Minibatch, UpdatePlan
 from trial_ray.rollout.env_runner import TextEnvRunner
@@ -66,7 +65,7 @@ class BenchLearner:
         self.learner = build_learner(config)
         self.lm = self.learner.policy_module.lm
         self._names = {id(parameter): name for name, parameter in self.lm.named_parameters()}
-        self._finished_rows = self.learner._finished_rows
+        self._finished_rows = self.learner.scoring.finished_rows
         self._optimizer_step = self.learner._optimizer_step
         self.learner.apply_gradients = lambda gradients: None
 
@@ -92,7 +91,7 @@ class BenchLearner:
                 found.gradients.append({self._names[id(ref)]: value.clone() for ref, value in gradients.items()})
             return gradients
 
-        self.learner._finished_rows = finished_rows
+        self.learner.scoring.finished_rows = finished_rows
         self.learner._optimizer_step = optimizer_step
         self.learner.postprocess_gradients = keep
         metrics = self.learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})
@@ -125,12 +124,10 @@ def distinct_prefixes(sequences: Iterable[np.ndarray]) -> int:
     return len(children)
 
 
-def input_ids(rows: Iterable[Row], two_views: bool) -> Iterator[np.ndarray]:
+def input_ids(table: TurnRows, rows: Iterable[int], two_views: bool) -> list[np.ndarray]:
     """Ids that the model must see to score each row; a response's last token predicts nothing."""
-    for row in rows:
-        yield np.concatenate([row.prompt_ids, row.response_ids[:-1]])
-        if two_views:
-            yield np.concatenate([row.hindsight_prompt_ids, row.response_ids[:-1]])
+    views = (False, True) if two_views else (False,)
+    return [sequence.inputs for hindsight in views for sequence in table.sequences(rows, hindsight)]
 
 
 def relative_difference(found: Gradient, expected: Gradient) -> float:

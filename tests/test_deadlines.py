@@ -27,7 +27,6 @@ TIMED = {
 ALLOWED = {
     ("rollout/env_runner.py", "outside_loop", "(...).result"): "the caller's own work, in a thread of its own",
     ("rollout/workers.py", "_answers", "ray.get"): "of calls that ray.wait found ready",
-    ("rollout/workers.py", "_stream", "ray.get"): "of an item that ray.wait found ready",
     ("engines/pool.py", "answers", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_group.py", "update", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_group.py", "_cause", "ray.get"): "of calls that ray.wait found ready",
@@ -44,8 +43,11 @@ ALLOWED = {
     ): "held for a start or a load, and by no thread that waits for another lock here",
     ("alfworld/engine.py", "__init__", "LIBRARIES.acquire"): "takes a copy of a library, and waits for nothing",
     ("learner/exchange.py", "finish", "each.wait"): "a collective, which the process group's own timeout ends",
-    ("learner/exchange.py", "swap", "each.wait"): "a message, which the process group's own timeout ends",
-    ("rollout/env_runner.py", "_play_groups", "slots.acquire"): "freed by rollouts, whose requests have deadlines",
+    (
+        "rollout/background_groups.py",
+        "_play_groups",
+        "self._slots.acquire",
+    ): "freed by rollouts, whose requests have deadlines",
 }
 
 

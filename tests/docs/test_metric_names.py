@@ -75,7 +75,7 @@ def driver_names() -> set[str]:
     (group,) = synthetic_groups(vocab_size=400, num_groups=1)
     group.trajectories[0].rewards = {"NAME": 1.0}
     request = GroupRequest(0, group.task_id, len(group.trajectories), seed=0)
-    sample = GroupSample.from_group(request, group, None, "success", 0.0)
+    sample = GroupSample.from_group(request, group, "success")
     driver = SimpleNamespace(
         metrics=MetricsLogger(),
         sampler=SimpleNamespace(

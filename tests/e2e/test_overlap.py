@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import ray
 from tiny_run import with_small_actors, with_small_games
 
 from trial_ray.algorithms import GRPOConfig
@@ -34,7 +35,7 @@ class TrainedGroups:
 
     def update(self, samples) -> None:
         self.versions.append(self._algo.weight_version)
-        self.groups.append([sample.refs.header for sample in samples])
+        self.groups.append([ray.get(sample.group) for sample in samples])
         self._update(samples)
 
     @property

@@ -20,8 +20,8 @@ from user_env import entry_of
 
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits
-from trial_ray.rollout.episode import Decision, play_episode
-from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.rollout.episode import play_episode
+from trial_ray.rollout.trajectory import Trajectory, Turn
 
 STEP_TIMEOUT_S = 30.0
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ class Counts:
     """Says "count" until the episode ends."""
 
     async def act(self, result, history, step):
-        return Decision("count")
+        return Turn(action="count")
 
 
 class GivesUp:

@@ -14,7 +14,7 @@ from user_env import registered
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import ConfigError, TrainingDivergedError
-from trial_ray.learner.connectors import group_turn_rows
+from trial_ray.learner.rows import group_turn_rows
 from trial_ray.rollout.groups import RolloutCounts
 from trial_ray.rollout.recording import read_trajectories
 

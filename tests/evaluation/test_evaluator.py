@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,8 +47,7 @@ def panel_of(config: GRPOConfig, size: int = TASKS) -> Panel:
 
 def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
     """Ids of every response, which tell far more than an episode's result does."""
-    settings, environment = player._settings(entry_of(player._config), 0)
-    settings = replace(settings, keep_trajectories=True)
+    settings, environment = player._settings(entry_of(player._config))
     requests = [player._request(panel, index, environment) for index in range(len(panel))]
     workers = player._workers
     runners = {*workers.begin_groups(requests, settings).values()}
@@ -58,7 +56,7 @@ def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
         taken, _ = workers.take_groups(runners, 1, player._config.sample_timeout_s, together=True)
         assert taken
         played += taken
-    rollouts = [ray.get(ray.get(sample.refs.parts)[0])[0] for sample in played]
+    rollouts = [ray.get(sample.group).trajectories[0] for sample in played]
     return {rollout.task_id: [turn.response_ids for turn in rollout.turns] for rollout in rollouts}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from small_learners import config_of, learner_of, update, weights
-from synthetic_groups import rows_of, synthetic_groups
+from synthetic_groups import synthetic_groups
 from transformers import AutoModelForCausalLM
 
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.learner.packing import score_rows
+from trial_ray.learner.packing import score_views, scored_turn
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, export_model
 
@@ -61,12 +61,16 @@ def test_only_adapters_are_trained_and_held_by_the_optimizer(trained):
 
 
 def test_the_reference_is_the_base_model(trained, model_path, groups):
-    rows = rows_of(groups)
-    expected, _ = score_rows(load_causal_lm(model_path, "float32"), rows, max_tokens=10_000)
+    turns = [scored_turn(turn) for group in groups for trajectory in group.survivors for turn in trajectory.turns]
+
+    def scores(lm) -> torch.Tensor:
+        return score_views(lm, {"own": turns}, max_tokens=10_000)[0]["own"]
+
+    expected = scores(load_causal_lm(model_path, "float32"))
     module = trained[0].policy_module
     with module.reference_model() as reference:
-        assert torch.equal(score_rows(reference, rows, max_tokens=10_000)[0], expected)
-    assert not torch.allclose(score_rows(module.lm, rows, max_tokens=10_000)[0], expected, atol=1e-4)
+        assert torch.equal(scores(reference), expected)
+    assert not torch.allclose(scores(module.lm), expected, atol=1e-4)
 
 
 def test_the_merged_model_and_the_adapter_are_exported(trained, checkpoint, model_path, tmp_path):

@@ -11,9 +11,9 @@ from synthetic_groups import synthetic_groups
 from torch import nn
 
 from trial_ray.algorithms.methods import new_config
-from trial_ray.learner.connectors import group_turn_rows
 from trial_ray.learner.loss import WeightedMeans
 from trial_ray.learner.passes import MicrobatchPasses
+from trial_ray.learner.rows import group_turn_rows
 from trial_ray.learner.update_plan import Microbatch
 
 TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8}

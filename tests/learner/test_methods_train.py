@@ -16,9 +16,9 @@ from synthetic_groups import synthetic_groups
 from trial_ray.algorithms.methods import config_class, method_names, method_of, new_config, with_method
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import ConfigError, MethodError
-from trial_ray.learner.connectors import group_turn_rows
 from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.method import Method
+from trial_ray.learner.rows import group_turn_rows
 from trial_ray.models.tiny import build_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
@@ -190,7 +190,7 @@ def test_a_hook_that_returns_the_wrong_shape_is_refused(old, new, message, tmp_p
     sys.modules.pop("trial_ray_method_wrong_shape_of_this_test", None)
 
 
-@pytest.mark.parametrize(("wrong", "hook"), [("surogate", "surrogate"), ("need_whole_groups", "needs_whole_groups")])
+@pytest.mark.parametrize(("wrong", "hook"), [("surogate", "surrogate"), ("need_action_spans", "needs_action_spans")])
 def test_a_misspelt_hook_is_refused(wrong, hook):
     with pytest.raises(MethodError, match=f"Mine defines '{wrong}', which is no hook.*Did you mean '{hook}'"):
         type("Mine", (Method,), {"name": "mine", wrong: True})

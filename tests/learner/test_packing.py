@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from architectures import VOCABULARY, random_model
+from scored_rows import Row, score_rows
 
-from trial_ray.learner.packing import Row, score_rows
 from trial_ray.models import layout, tree_attention
 
 
@@ -79,7 +79,7 @@ def test_models_with_sliding_layers_are_scored_in_padded_rows_and_that_is_said(c
 @pytest.mark.parametrize("insert_at", [4, -1])
 def test_an_insertion_point_outside_the_prompt_is_refused(insert_at):
     with pytest.raises(ValueError, match="insert_at"):
-        Row(np.arange(3, dtype=np.int32), insert_at, np.arange(2, dtype=np.int32))
+        Row(np.arange(3, dtype=np.int32), insert_at, np.arange(2, dtype=np.int32)).view(hindsight=True)
 
 
 def test_no_rows_give_no_tokens():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 import small_learners
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -24,7 +25,6 @@ from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import read_training
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.sharding import decoder_layers
-from trial_ray.rollout.groups import GroupRefs
 
 NUM_LEARNERS = 2
 
@@ -36,7 +36,7 @@ def config_of(model_path: str, num_learners: int, sharding: str = "none", fsdp_s
         .rl_module(model_path=model_path, model_dtype="float64", sharding=sharding, fsdp_size=fsdp_size)
         .training(
             lr=1e-3, minibatch_rows=10, microbatch_rows=8, kl_coeff=0.01, entropy_coeff=0.001, max_logprob_gap=100.0,
-            hindsight_coeff=0.3, hindsight_start_iteration=1, clamp_scope="minibatch", max_tokens_per_forward=60,
+            hindsight_coeff=0.3, hindsight_start_iteration=1, max_tokens_per_forward=60,
         )
         .learners(num_learners=num_learners, num_cpus_per_learner=0.5)
     )  # fmt: skip
@@ -81,7 +81,7 @@ def optimizer_elements(learners: LearnerGroup) -> list[int]:
 
 def train(learners: LearnerGroup, groups, iteration: int = 1) -> list[dict]:
     """Each learner's metrics."""
-    data = TrainingGroups(episodes_refs=[GroupRefs.put(group, len(group.trajectories)) for group in groups])
+    data = TrainingGroups(episodes_refs=[ray.put(group) for group in groups])
     results = learners.update(training_data=data, timesteps={"training_iteration": iteration})
     return [each[DEFAULT_MODULE_ID] for each in results]
 

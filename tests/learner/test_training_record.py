@@ -9,9 +9,10 @@ from snippets import snippets
 from synthetic_groups import synthetic_groups
 
 from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.learner.connectors import encode_views, group_turn_rows
-from trial_ray.learner.packing import score_rows
+from trial_ray.learner.packing import score_views
 from trial_ray.learner.recording import UpdateRecord, read_training
+from trial_ray.learner.rows import group_turn_rows
+from trial_ray.learner.scoring import encode_views
 from trial_ray.rollout.recording import read_turns, write_groups
 from trial_ray.rollout.trajectory import Trajectory
 
@@ -41,11 +42,11 @@ def recorded(groups, model_path, tmp_path_factory):
     config = recording_config("trial", model_path, run / "training")
     learner = build_learner(config)
     module = learner.policy_module
-    survivors = [trajectory for group in groups for trajectory in group.survivors]
-    evidence = encode_views(survivors, config, module.tokenizer)
-    rows, _ = learner._finished_rows(groups)
+    evidence = encode_views(groups, config, module.tokenizer)
+    rows = group_turn_rows(groups, config)
     rows.evidence = evidence
-    scores = score_rows(module.lm, rows.model_rows(range(len(rows)), with_evidence=True), max_tokens=10_000)
+    views = {str(hindsight): rows.sequences(range(len(rows)), hindsight) for hindsight in (False, True)}
+    scores = tuple(score_views(module.lm, views, max_tokens=10_000)[0].values())
     return run, update(learner, groups, iteration=3), evidence, scores, config
 
 
@@ -130,8 +131,8 @@ def test_the_record_of_an_update_comes_back_and_a_broken_one_is_a_clear_error(tm
     text = path.read_text()
     for broken in (text[:40], "[]", text.replace('"group_ids"', '"groups"')):
         path.write_text(broken)
-        with pytest.raises(CheckpointError, match="Cannot read the record of an update"):
+        with pytest.raises(CheckpointError, match="Cannot read"):
             UpdateRecord.read(tmp_path, 2)
     path.write_text(text.replace('"schema_version": 1', '"schema_version": 9'))
-    with pytest.raises(CheckpointError, match="version 9; expected"):
+    with pytest.raises(CheckpointError, match="another version; expected trial_ray/update 1"):
         UpdateRecord.read(tmp_path, 2)

@@ -32,7 +32,6 @@ TRAINING = {
     "lr": 1e-3,
 }
 VERSION = 7
-CLAMP_SCOPES = ("microbatch", "minibatch")
 ACTIVE = {"hindsight_coeff": 1.5, "clamp_alpha": 1.0, "hindsight_start_iteration": 1}
 
 
@@ -206,7 +205,7 @@ def test_importance_weights_of_every_mode_do_not_depend_on_cuts(mode, model_path
 @pytest.mark.parametrize(
     ("method", "own"),
     [
-        *[("trial", {**ACTIVE, "clamp_scope": scope}) for scope in CLAMP_SCOPES],
+        ("trial", ACTIVE),
         ("grpo", {"ratio_level": "sequence", "surrogate_mean": "rows"}),
         ("grpo", {"surrogate_mean": "fixed_length"}),
     ],
@@ -259,14 +258,6 @@ def test_rollouts_without_a_gradient_are_not_carried_through_the_model(method, o
     assert split(groups, entropy_coeff=0.001)[1] > 2 * needed, "with an entropy term all rows have a gradient"
     nothing, last = split(groups[:2])
     assert (last, any(bool(gradient.any()) for gradient in nothing.values())) == (1, False)
-
-
-def test_the_clamp_of_a_minibatch_compares_the_scalars_of_all_its_rows(model_path, groups):
-    """One microbatch of all rows is the minibatch, so both scopes must then agree; with several they differ."""
-    for rows, differ in ((1000, False), (7, True)):
-        own = {**ACTIVE, "microbatch_rows": rows}
-        found = [gradients(exact_learner("trial", model_path, clamp_scope=s, **own), groups) for s in CLAMP_SCOPES]
-        assert worst(*found) > 1e-6 if differ else worst(*found) < 1e-12
 
 
 # --- what must not be trained on

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, VOCABULARY, config_of, random_model, save_model
+from scored_rows import Row, score_rows
 from transformers import AutoModelForCausalLM
 
 from trial_ray.errors import ConfigError
-from trial_ray.learner.packing import Row, score_rows
 from trial_ray.models.layout import layout_of, measured_layout
 from trial_ray.models.loading import fill, load_causal_lm
 from trial_ray.models.module import checkpoint_layers
@@ -37,12 +37,12 @@ def rows_with_forks() -> list[Row]:
     ]
 
 
-def own_scores(lm, rows: list[Row]) -> torch.Tensor:
+def own_scores(lm, rows: list[Row], hindsight: bool) -> torch.Tensor:
     """Each response alone, by the model's own forward pass."""
     scores = []
     with torch.no_grad():
         for row in rows:
-            ids = torch.from_numpy(np.concatenate((row.prompt_ids, row.response_ids))).long()
+            ids = torch.from_numpy(row.view(hindsight).ids).long()
             logs = lm(input_ids=ids[None, :-1]).logits[0].log_softmax(-1)
             scores.append(logs.gather(-1, ids[1:, None])[-len(row.response_ids) :, 0])
     return torch.cat(scores)
@@ -56,7 +56,7 @@ def test_scores_are_those_of_transformers_own_model(name, tmp_path):
     # What the model's code says: SDPA leaves out what it does not know, such as a cap of the scores.
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     rows = rows_with_forks()
-    expected = own_scores(stock, rows), own_scores(stock, [row.hindsight_row for row in rows])
+    expected = [own_scores(stock, rows, hindsight) for hindsight in (False, True)]
     together = score_rows(lm, rows, max_tokens=1000)
     alone = [torch.cat(each) for each in zip(*(score_rows(lm, [row], max_tokens=1000) for row in rows), strict=True)]
     differences = [

@@ -26,7 +26,8 @@ from trial_ray.files import CACHE_VARIABLE
 from trial_ray.models.packaged import alfworld_tiny, prepare_smollm2
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.conversation import prompt_writer
-from trial_ray.rollout.episode import Decision, play_episode
+from trial_ray.rollout.episode import play_episode
+from trial_ray.rollout.trajectory import Turn
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.warmstart.policy import HeldOutGames, load_policy, recorded_settings, success_figures
 from trial_ray.warmstart.settings import EVALUATED
@@ -55,9 +56,9 @@ class DrawnActions:
     def __init__(self, writer) -> None:
         self.writer, self.random, self.prompts = writer, random.Random(0), []
 
-    async def act(self, result, history, step) -> Decision:
+    async def act(self, result, history, step) -> Turn:
         self.prompts.append(self.writer.write(result, history).ids)
-        return Decision(self.random.choice(result.admissible_actions))
+        return Turn(action=self.random.choice(result.admissible_actions))
 
 
 def prompts(config, tokenizer) -> list[list[int]]:

@@ -81,7 +81,7 @@ def requests(count: int, size: int = 2, first: int = 0) -> list[GroupRequest]:
 
 
 def settings(**env_config) -> SampleSettings:
-    return SampleSettings(({"split": "train", **env_config},), SamplingParams(4), 1, keep_trajectories=True)
+    return SampleSettings(({"split": "train", **env_config},), SamplingParams(4))
 
 
 def play(runner, size=2, groups=2, **env_config):
@@ -194,7 +194,7 @@ def test_what_a_callback_changes_is_trained_on_and_travels_as_a_trajectory(runne
 
     (sample,) = play(runner_of(GRPOConfig().callbacks(on_episode_end=double)), groups=1)
     assert sample.counts.returns == 2 * 2
-    (part,) = sample.refs.parts
+    part = sample.group.trajectories
     assert [type(each) for each in part] == [Trajectory] * 2
     assert [each.episode_return for each in part] == [2.0] * 2
 
@@ -269,7 +269,7 @@ def test_groups_are_played_while_the_runner_answers_and_new_ones_join_them(runne
     assert sorted(sample.request.index for sample in samples) == [0, 1, 2, 3]
     assert client.most_under_way == 4, "max_episodes_in_flight holds for all groups together"
     assert all((sample.num_survivors, sample.num_rows) == (2, 2 * TURNS) for sample in samples)
-    assert [sample.refs.header.task_id for sample in samples] == ["two"] * 4
+    assert [sample.group.task_id for sample in samples] == ["two"] * 4
 
 
 def test_abandoned_groups_end_at_once_and_give_their_environments_back(runner_of):
@@ -296,16 +296,17 @@ def test_an_error_of_the_runner_itself_reaches_the_next_call(runner_of):
         runner.wait_for_groups(WAIT_S)
 
 
-def test_runners_whose_streams_end_no_group_in_time_are_replaced(monkeypatch):
+def test_runners_that_end_no_group_of_an_evaluation_in_time_are_replaced(monkeypatch):
     workers, replaced = object.__new__(RolloutWorkers), []
     workers._config = SimpleNamespace(sample_timeout_s=5.0)
+    workers._unfinished, workers._waits, workers._logged, workers._leaving = {}, {}, {}, set()
     monkeypatch.setattr(workers, "_await_runners", lambda: [3, 4, 5])
     monkeypatch.setattr(workers, "_local", lambda: None)
     monkeypatch.setattr(workers, "_actor", lambda runner_id: MagicMock())
     monkeypatch.setattr(workers, "_replace", lambda runner_id, reason: replaced.append((runner_id, reason)))
-    monkeypatch.setattr("trial_ray.rollout.workers.ray.wait", lambda streams, **limits: ([], streams))
+    monkeypatch.setattr("trial_ray.rollout.workers.ray.wait", lambda calls, **limits: ([], calls))
     assert list(workers.stream_groups(requests(2), settings())) == []
-    assert replaced == [(runner_id, "ended no group within sample_timeout_s=5 s") for runner_id in (3, 4)]
+    assert sorted(replaced) == [(runner_id, "ended no group within sample_timeout_s=5 s") for runner_id in (3, 4)]
 
 
 def test_groups_that_never_end_in_this_process_are_given_up(monkeypatch):

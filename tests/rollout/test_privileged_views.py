@@ -13,30 +13,30 @@ from synthetic_groups import synthetic_groups
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.environments import alfworld
 from trial_ray.errors import ConfigError
-from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.rows import TurnRows
+from trial_ray.learner.scoring import encode_views
 from trial_ray.rollout.hindsight import (
     OUTCOME,
     PrivilegedView,
-    TurnContext,
     encode_evidence,
     outcome_view,
     privileged_view,
     require_room,
 )
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.rollout.trajectory import Trajectory, Turn
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
-WON = TurnContext(
-    environment="trial/ALFWorld-v0",
-    family="pick_and_place_simple",
-    outcome="You move the mug 1 to the shelf 1.",
-    terminal=True,
-    success=True,
-    solution=("go to desk 1", "take mug 1 from desk 1"),
-    skills=alfworld.SKILLS,
-    peer=("go to bed 1", "take mug 1 from bed 1"),
-)
+FAMILY, OUTCOME_OF_TURN = "pick_and_place_simple", "You move the mug 1 to the shelf 1."
+SOLUTION, PEER = ("go to desk 1", "take mug 1 from desk 1"), ("go to bed 1", "take mug 1 from bed 1")
+
+
+def won(turn: Turn, solution=SOLUTION) -> Trajectory:
+    return Trajectory("1", FAMILY, 0, [turn], success=True, ended="terminated", solution=solution)
+
+
+def shown(view, outcome=OUTCOME_OF_TURN, solution=SOLUTION, skills=alfworld.SKILLS, peer=PEER) -> PrivilegedView:
+    adapter = replace(alfworld.ADAPTER, skills=skills)
+    return privileged_view(view, won(Turn(outcome=outcome), solution), 0, adapter, peer)
 
 
 @pytest.mark.parametrize(
@@ -64,36 +64,28 @@ def test_every_view_has_its_methods_lead_and_place(model, view, expected):
     prompt = builder.build(
         task="put a mug", observation="You see a mug.", admissible_actions=["look"], history=[], step=1
     )
-    turn = Turn(
-        prompt.ids,
-        response_ids=np.array([1], np.int32),
-        logprobs=np.zeros(1, np.float32),
-        weight_version=1,
-        insert_at=prompt.insert_at,
-        observation="You see a mug.",
-        action="look",
-        valid=True,
-        outcome=WON.outcome,
-        reward=1.0,
-        finish_reason="stop",
-    )
-    won = Trajectory("1", WON.family, 0, [turn], success=True, ended="terminated", solution=WON.solution)
+    turn = Turn(prompt.ids, np.array([1], np.int32), insert_at=prompt.insert_at, outcome=OUTCOME_OF_TURN)
+    group = TrajectoryGroup("1", [won(turn)])
+    if view == "peer":
+        group.trajectories = [
+            replace(won(turn), success=False),
+            replace(won(turn), turns=[Turn(action=action) for action in PEER]),
+        ]
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(privileged_view=view)
-    views = encode_views([won], config, tokenizer, peers=[WON.peer])
-    rows = TurnRows([turn], torch.zeros(1, dtype=torch.int64), torch.zeros(1), views)
-    (row,) = rows.model_rows([0], with_evidence=True)
+    rows = TurnRows([turn], torch.zeros(1, dtype=torch.int64), torch.zeros(1), encode_views([group], config, tokenizer))
+    (row,) = rows.sequences([0], hindsight=True)
     parts = {"message": prompt.ids[: prompt.insert_at], "opening": prompt.ids[prompt.insert_at :]}
     texts = {name: tokenizer.decode(ids) for name, ids in parts.items()}
-    assert tokenizer.decode(row.hindsight_prompt_ids) == expected.format(text=privileged_view(view, WON).text, **texts)
-    (ordinary,) = rows.model_rows([0])
-    assert np.array_equal(ordinary.hindsight_prompt_ids, prompt.ids)
+    assert tokenizer.decode(row.ids[:-1]) == expected.format(text=shown(view).text, **texts)
+    (ordinary,) = rows.sequences([0])
+    assert np.array_equal(ordinary.ids[:-1], prompt.ids)
 
 
 @pytest.mark.parametrize("view", ["outcome", "feedback", "skill", "solution", "peer"])
 def test_what_says_what_a_view_is_survives_a_cut(view):
     tokenizer = chat_tokenizer("qwen3")
     long = " ".join(f"shelf {index}" for index in range(500))
-    found = privileged_view(view, replace(WON, outcome=long, skills={"": long}, solution=(long,), peer=(long,)))
+    found = shown(view, long, (long,), {"": long}, (long,))
     ids = encode_evidence(found, tokenizer, limit := 160)
     text = tokenizer.decode(ids)
     assert len(ids) == limit
@@ -108,8 +100,7 @@ def test_what_says_what_a_view_is_survives_a_cut(view):
 
 @pytest.mark.parametrize("view", ["feedback", "peer"])
 def test_nothing_to_show_adds_nothing_to_the_prompt(view):
-    shown = privileged_view(view, replace(WON, outcome=" \n", peer=()))
-    assert encode_evidence(shown, chat_tokenizer("qwen3")).tolist() == []
+    assert encode_evidence(shown(view, " \n", peer=()), chat_tokenizer("qwen3")).tolist() == []
 
 
 def test_a_failed_rollout_is_shown_the_first_that_succeeded():
@@ -126,9 +117,9 @@ def test_a_failed_rollout_is_shown_the_first_that_succeeded():
 
 
 def test_the_solution_view_lists_the_actions_and_needs_some():
-    assert privileged_view("solution", WON).text == "go to desk 1, take mug 1 from desk 1"
+    assert shown("solution").text == "go to desk 1, take mug 1 from desk 1"
     with pytest.raises(ConfigError, match=r"`walkthrough`.*trial/ALFWorld-v0 gave none"):
-        privileged_view("solution", replace(WON, solution=()))
+        shown("solution", solution=())
 
 
 def test_only_a_terminal_turn_carries_its_consequence():
@@ -139,7 +130,7 @@ def test_only_a_terminal_turn_carries_its_consequence():
     assert won == "You move it.\nThe episode ended: the task succeeded."
     assert lost == "You move it.\nThe episode ended: the task failed."
     assert outcome_view("", terminal=True, success=True).text == "The episode ended: the task succeeded."
-    assert privileged_view("feedback", WON).text == WON.outcome, "the answer alone"
+    assert shown("feedback").text == OUTCOME_OF_TURN, "the answer alone"
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -16,10 +16,10 @@ from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.templates import GENERIC
 from trial_ray.errors import ConfigError, PromptTooLongError
 from trial_ray.rollout.conversation import ConversationBuilder
-from trial_ray.rollout.episode import Decision, play_episode
+from trial_ray.rollout.episode import play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.rollout.trajectory import TrajectoryGroup, Turn
 
 
 class LadderEnv(RiddleEnv):
@@ -47,7 +47,7 @@ class Climber:
 
     async def act(self, result, history, step):
         if step <= self.turns:
-            return Decision("climb")
+            return Turn(action="climb")
         if self.ends == "gives up":
             return None
         raise PromptTooLongError("the prompt has 99 tokens")
@@ -83,7 +83,7 @@ def test_the_error_tells_the_length_that_would_fit(builder):
 def test_only_a_first_prompt_speaks_of_its_task(turns, told):
     played = asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, "is too long")))
     request = GroupRequest(0, "7", 2, 0)
-    sample = GroupSample.from_group(request, TrajectoryGroup("7", [played, played]), None, "score", 0.0)
+    sample = GroupSample.from_group(request, TrajectoryGroup("7", [played, played]), "score")
     assert (sample.too_long, sample.num_survivors) == (told, 2 * turns)
 
 

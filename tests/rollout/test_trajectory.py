@@ -9,7 +9,7 @@ import pytest
 from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.learner.connectors import group_turn_rows
+from trial_ray.learner.rows import group_turn_rows
 
 
 @pytest.mark.parametrize("differing", ["success", "score", "return", None])

@@ -10,9 +10,8 @@ import torch
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.methods import new_config
-from trial_ray.learner.connectors import group_turn_rows
-from trial_ray.learner.loss import loss_terms, microbatch_loss
-from trial_ray.learner.rows import TokenBatch, TurnRows
+from trial_ray.learner.loss import microbatch_loss
+from trial_ray.learner.rows import TokenBatch, TurnRows, group_turn_rows
 from trial_ray.models.logprobs import gather_divergence
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
@@ -151,8 +150,8 @@ def learner_losses(method: str, update: Update, iteration: int, training: dict, 
     for start in range(0, len(rows), MICROBATCH_ROWS):
         numbers = np.arange(start, min(start + MICROBATCH_ROWS, len(rows)))
         part = {name: value[rows.token_positions(numbers)] for name, value in whole.items()}
-        terms = loss_terms(rule, config, TokenBatch.from_rows(rows, numbers, "cpu"), part, iteration)
-        losses.append(microbatch_loss(rule, terms, iteration))
+        tokens = TokenBatch.from_rows(rows, numbers, "cpu")
+        losses.append(microbatch_loss(rule, config, tokens, part, iteration)[0])
     return torch.stack(losses), outputs
 
 

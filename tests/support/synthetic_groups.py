@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trial_ray.learner.packing import Row
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 OUTCOMES = ("You pick up the apple 1 from the cabinet 2.", "Nothing happens.", "On the shelf 1, you see a mug 3.")
@@ -61,8 +60,3 @@ def _turn(rng: np.random.Generator, vocab_size: int, responses: Sequence[np.ndar
         reward=0.0,
         finish_reason="stop",
     )
-
-
-def rows_of(groups: Sequence[TrajectoryGroup]) -> list[Row]:
-    turns = [turn for group in groups for trajectory in group.survivors for turn in trajectory.turns]
-    return [Row(turn.prompt_ids, turn.insert_at, turn.response_ids) for turn in turns]

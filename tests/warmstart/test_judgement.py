@@ -16,8 +16,9 @@ from trial_ray import cli
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import make_entries
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
-from trial_ray.rollout.episode import Decision, play_episode
+from trial_ray.rollout.episode import play_episode
 from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.trajectory import Turn
 from trial_ray.warmstart import judgement as module
 from trial_ray.warmstart.demonstrations import outcome_evidence
 from trial_ray.warmstart.judgement import auc, judge
@@ -72,7 +73,7 @@ def scripted(entry):
             async def act(result, history, step, env=env):
                 action = "inventory" if step % 2 else env.walkthrough()[(step - 1) // 2]
                 ids = np.array([5, 6, 7], np.int32)
-                return Decision(action, prompt_ids=ids, insert_at=2, response_ids=ids)
+                return Turn(action=action, prompt_ids=ids, insert_at=2, response_ids=ids)
 
             found.append(asyncio.run(play_episode(env, task, watch(task, SimpleNamespace(act=act), env))))
             env.close()

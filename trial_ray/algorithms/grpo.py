@@ -287,7 +287,7 @@ class GRPO(RLlibCalls):
             "training_iteration": self.iteration + 1,
             "weight_version": self.weight_version,
         }
-        data = TrainingGroups(episodes_refs=[sample.refs for sample in samples])
+        data = TrainingGroups(episodes_refs=[sample.group for sample in samples])
         results = self.learner_group.update(training_data=data, timesteps=timesteps)
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         if (size := peek(self.metrics, EFFECTIVE_SAMPLE_SIZE)) is not None:
@@ -364,7 +364,7 @@ class GRPO(RLlibCalls):
             InfrastructureError: episodes could not be played.
         """
         self.sampler.finish()
-        return PanelPlayer(self.config, self.workers).play(panel, entry, self.iteration)
+        return PanelPlayer(self.config, self.workers).play(panel, entry)
 
     def panel_protocol(self, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
         """The protocol of what :meth:`evaluate_panel` would find, without playing."""

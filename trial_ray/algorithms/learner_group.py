@@ -66,9 +66,9 @@ class PolicyLearnerGroup(LearnerGroup):
         """
         if self.is_local:
             return list(super().update(training_data=training_data, timesteps=timesteps))
-        # Not through RLlib's update, which waits for all learners when one has failed. References are packed once for all learners.
-        packed = ray.put(training_data)
-        calls = [worker.update.remote(training_data=packed, timesteps=timesteps) for worker in learner_actors(self)]
+        # Not through RLlib's update, which waits for all learners when one has failed.
+        learners = learner_actors(self)
+        calls = [worker.update.remote(training_data=training_data, timesteps=timesteps) for worker in learners]
         pending, results = list(calls), {}
         while pending:
             ready, pending = ray.wait(pending, num_returns=1, timeout=_LOOK_S)

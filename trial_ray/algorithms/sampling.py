@@ -290,8 +290,6 @@ class GroupSampler:
         return SampleSettings(
             env_configs=tuple(dict(entry.config) for entry in config.environment_entries()),
             params=SamplingParams(config.max_response_tokens, config.temperature),
-            iteration=self._iteration,
-            keep_trajectories=True,
             seeded=config.seeded_sampling,
         )
 

@@ -29,6 +29,8 @@ _ORIGINS = {typing.Literal: str, Mapping: dict, Sequence: list}
 """Plain types of generic annotations."""
 _ACCEPTED: dict[type, Any] = {float: numbers.Real, int: numbers.Integral, tuple: tuple | list, dict: Mapping}
 """What is accepted for a plain type; NumPy registers its scalars as numbers."""
+REMOVED_SETTINGS = {"clamp_scope": "Eq. 8 clamps each microbatch"}
+"""Settings that were removed in this version, and what holds in their place."""
 _SEARCHED = ("ray.tune.search.sample", "Domain")
 _METADATA = "trial_ray"
 
@@ -337,6 +339,8 @@ def _is_infinite(value: Any) -> bool:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence that names the nearest known name, with a space before it; empty where none is near."""
+    if name in REMOVED_SETTINGS:
+        return f" It was removed: {REMOVED_SETTINGS[name]}."
     known = list(known)
     longer = [each for each in known if each.endswith(f"_{name}")]
     nearest = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)

@@ -66,7 +66,6 @@ class Sections:
         hindsight_coeff: float | Search = ...,
         hindsight_start_iteration: int | Search = ...,
         clamp_alpha: float | Search = ...,
-        clamp_scope: Literal["microbatch", "minibatch"] | Search = ...,
         gap_clip: float | Search = ...,
         profile: Literal["relative", "uniform", "permuted"] | Search = ...,
         value_weighting: bool | Search = ...,
@@ -152,8 +151,6 @@ class Sections:
             hindsight_coeff: λ, the weight of the dense hindsight loss (Eq. 8).
             hindsight_start_iteration: first iteration (from 1) in which λ applies; 25 in the published runs.
             clamp_alpha: α, the bound of the dense term relative to the GRPO loss (Eq. 8).
-            clamp_scope: rows over which Eq. 8 clamps: each ``"microbatch"`` (the paper) or the whole ``"minibatch"``,
-                which costs one more forward pass.
             gap_clip: c, the bound on each token's hindsight log-ratio, in nats (Eq. 4).
             profile: turn weights: ``"relative"`` to the turns' hindsight log-ratios (the paper), or as controls
                 ``"uniform"`` or ``"permuted"`` (those of other turns of the trajectory).

@@ -20,7 +20,6 @@ from trial_ray.config.training import (
     GuardSettings,
     RecoverySettings,
     TrainingSettings,
-    require_plannable,
 )
 from trial_ray.engines.admission import MIN_TEMPERATURE
 from trial_ray.engines.arguments import NO_SLEEP
@@ -287,7 +286,11 @@ class RunSettings(
         Raises:
             ConfigError: names both.
         """
-        require_plannable(self.minibatch_rows, self.microbatch_rows, self.batch_shards, self.microbatch_weighting)
+        if self.minibatch_rows < self.microbatch_rows:
+            raise ConfigError(
+                f"minibatch_rows is {self.minibatch_rows}, below microbatch_rows, which is {self.microbatch_rows}. A minibatch is "
+                "made of microbatches: raise minibatch_rows, or lower microbatch_rows."
+            )
         if self.max_refills and not self.drop_zero_variance_groups:
             raise ConfigError("max_refills is set, but nothing is left out: set drop_zero_variance_groups too.")
         if self.importance_mode != "token_truncate" and self.importance_cap is None:

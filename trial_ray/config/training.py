@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from trial_ray.config.declare import Section, Settings, setting
-from trial_ray.errors import ConfigError
 from trial_ray.objectives.choices import (
     IMPORTANCE_MODES,
     RATIO_LEVELS,
@@ -237,22 +236,3 @@ class RecoverySettings(Settings):
     )
 
     fault_tolerance = Section("Set how a run recovers from failures.")
-
-
-def require_plannable(minibatch_rows: int, microbatch_rows: int, batch_shards: int, weighting: str) -> None:
-    """Refuse settings that no plan can follow, before any trajectory is known.
-
-    Raises:
-        ConfigError: names the setting, what was found and what is expected.
-    """
-    settings = {"minibatch_rows": minibatch_rows, "microbatch_rows": microbatch_rows, "batch_shards": batch_shards}
-    for name, value in settings.items():
-        if value < 1:
-            raise ConfigError(f"{name} is {value}, expected at least 1.")
-    if minibatch_rows < microbatch_rows:
-        raise ConfigError(
-            f"minibatch_rows is {minibatch_rows}, below microbatch_rows, which is {microbatch_rows}. A minibatch is made of "
-            "microbatches: raise minibatch_rows, or lower microbatch_rows."
-        )
-    if weighting not in MICROBATCH_WEIGHTINGS:
-        raise ConfigError(f"microbatch_weighting is {weighting!r}, expected 'rows' or 'equal'.")

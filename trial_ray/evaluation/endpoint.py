@@ -27,9 +27,9 @@ from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.player import prompt_protocol
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import HIDDEN, redacted
-from trial_ray.rollout.episode import Decision, History, derive_seed, play_episode
+from trial_ray.rollout.episode import History, derive_seed, play_episode
 from trial_ray.rollout.prompts import records
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.rollout.trajectory import EpisodeResult, Turn
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -134,7 +134,7 @@ class EndpointPlayer:
         self._seed = seed
         self._conversation: list[dict[str, str]] = []
 
-    async def act(self, result: StepResult, history: History, step: int) -> Decision:
+    async def act(self, result: StepResult, history: History, step: int) -> Turn:
         """Send the messages of the turn and read the action; see :class:`~trial_ray.rollout.episode.Player`.
 
         Raises:
@@ -180,7 +180,7 @@ class EndpointPlayer:
         self._conversation.append({"role": "assistant", "content": text})
         projection = self._template.project(text)
         finish_reason = "length" if choice.finish_reason == "length" else "stop"
-        return Decision(projection.action, projection.valid, finish_reason=finish_reason)
+        return Turn(action=projection.action, valid=projection.valid, finish_reason=finish_reason)
 
     def _messages(self, result: StepResult, history: History, step: int) -> list[dict[str, str]]:
         template, window = self._template, self._config.history_window

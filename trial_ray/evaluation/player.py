@@ -31,10 +31,10 @@ from trial_ray.models.tensors import engine_tensors
 from trial_ray.rollout.chat_template import describe_chat_template
 from trial_ray.rollout.conversation import template_options
 from trial_ray.rollout.engines import create_engines
-from trial_ray.rollout.episode import Decision, History, derive_seed, play_episode
+from trial_ray.rollout.episode import History, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.rollout.trajectory import EpisodeResult, Turn
 from trial_ray.rollout.workers import RolloutWorkers
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,6 @@ class PanelPlayer:
         self,
         panel: Panel,
         entry: EnvironmentEntry,
-        iteration: int = 0,
         known: Mapping[str, EpisodeResult] | None = None,
         on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
     ) -> EvaluationResult:
@@ -95,7 +94,6 @@ class PanelPlayer:
         Args:
             panel: the tasks.
             entry: the environment of the config that they are played in, with the evaluation set's keyword arguments.
-            iteration: for the records.
             known: episodes by task that need not be played.
             on_episode: called with every episode as it ends, in any order.
 
@@ -106,7 +104,7 @@ class PanelPlayer:
             InfrastructureError: episodes failed on every attempt; ``on_episode`` has those that ended before.
             EnvironmentFaultError: the same, where nothing but the environment failed.
         """
-        settings, environment = self._settings(entry, iteration)
+        settings, environment = self._settings(entry)
         episodes = dict(known or {})
         failed: dict[str, GroupSample] = {}
         losses: list[str] = []
@@ -121,15 +119,16 @@ class PanelPlayer:
                 break
             if attempt:
                 self._workers.repair(len(pending))
-            for sample in self._workers.stream_groups(pending, settings):
-                counts += sample.counts
-                episode = sample.episodes[0]
-                if episode.failed:
-                    failed[episode.task_id] = sample
-                else:
-                    failed.pop(episode.task_id, None)
-                    episodes[episode.task_id] = episode
-                    on_episode(episode)
+            with closing(self._workers.stream_groups(pending, settings)) as samples:
+                for sample in samples:
+                    counts += sample.counts
+                    episode = sample.episodes[0]
+                    if episode.failed:
+                        failed[episode.task_id] = sample
+                    else:
+                        failed.pop(episode.task_id, None)
+                        episodes[episode.task_id] = episode
+                        on_episode(episode)
             if failed:
                 first = next(iter(failed.values())).errors[0]
                 logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(pending), first)
@@ -141,16 +140,15 @@ class PanelPlayer:
         protocol = policy_protocol(self._config, panel, entry)
         return EvaluationResult(protocol, ordered, str(self._config.model_path), counts=counts)
 
-    def _settings(self, entry: EnvironmentEntry, iteration: int) -> tuple[SampleSettings, int]:
+    def _settings(self, entry: EnvironmentEntry) -> tuple[SampleSettings, int]:
         """How the evaluation set is played, and the index of its environment among the run's."""
         config = self._config
         entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
         settings = SampleSettings(
             env_configs=tuple(dict(other.config) for other in entries),
             params=SamplingParams(config.max_response_tokens, config.evaluation_temperature, config.evaluation_top_p),
-            iteration=iteration,
-            keep_trajectories=False,
             seeded=True,
+            in_evaluation=True,
         )
         return settings, entries.index(entry)
 
@@ -215,7 +213,7 @@ class WalkthroughPlayer:
     def __init__(self, env: GuardedEnv) -> None:
         self._env = env
 
-    async def act(self, result: StepResult, history: History, step: int) -> Decision | None:
+    async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
         """The next action of the solution.
 
         Raises:
@@ -225,7 +223,7 @@ class WalkthroughPlayer:
             self._actions = self._env.walkthrough()
             if not self._actions:
                 raise UserInputError(f"{self._env.name} has no walkthrough, so there is no oracle for it.")
-        return Decision(self._actions[step - 1]) if step <= len(self._actions) else None
+        return Turn(action=self._actions[step - 1]) if step <= len(self._actions) else None
 
 
 def evaluate_oracle(

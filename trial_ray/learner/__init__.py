@@ -1,1 +1,1 @@
-"""The learner: connectors, packing, losses, checkpoints, weight export."""
+"""The learner: scoring, packing, losses, checkpoints, weight export."""

@@ -1,15 +1,12 @@
-"""Exchange between data-parallel learners: sums of tensors, small objects of each learner, and each one's share of the groups."""
+"""Exchange between data-parallel learners: sums of tensors, small objects of each learner, and the groups that all of them have."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, TypeVar
 
-import numpy as np
 import ray
 import torch
 from ray import ObjectRef
@@ -18,12 +15,8 @@ from ray.rllib.core.learner.training_data import TrainingData
 from torch import distributed, nn
 
 from trial_ray.errors import InfrastructureError
-from trial_ray.learner.update_plan import UpdatePlan
-from trial_ray.rollout.groups import GroupRefs, part_bounds
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, pack, unpack
+from trial_ray.rollout.trajectory import TrajectoryGroup
 
-T = TypeVar("T")
-Key = TypeVar("Key")
 AnyTensor = TypeVar("AnyTensor", bound=torch.Tensor)
 
 logger = logging.getLogger(__name__)
@@ -48,8 +41,6 @@ class LearnerExchange:
         self.num_learners = max(1, num_learners)
         self.rank = distributed.get_rank() if self.num_learners > 1 else 0
         self._device = torch.device(device)
-        # Objects stay on the CPU, whatever tensors are exchanged by.
-        self._objects = distributed.new_group(backend="gloo") if self.num_learners > 1 else None
 
     @torch.no_grad()
     def add_up(self, tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup | None = None) -> None:
@@ -75,32 +66,6 @@ class LearnerExchange:
         values: list[Any] = [None] * self.num_learners
         distributed.all_gather_object(values, value)
         return values
-
-    def swap(self, values: Mapping[int, bytes], senders: Sequence[int]) -> list[bytes]:
-        """Send bytes to other learners.
-
-        Args:
-            values: what to send, by the rank of the learner that expects it.
-            senders: ranks of those that send something here.
-
-        Returns:
-            What they sent, in the order of ``senders``.
-        """
-        sent = {rank: torch.frombuffer(bytearray(each), dtype=torch.uint8) for rank, each in values.items()}
-        under_way = [
-            distributed.isend(tensor, rank, self._objects)
-            for rank, data in sent.items()
-            for tensor in (torch.tensor([len(data)]), data)
-        ]
-        received = []
-        for rank in senders:
-            distributed.recv(size := torch.zeros(1, dtype=torch.int64), rank, self._objects)
-            distributed.recv(data := torch.empty(int(size), dtype=torch.uint8), rank, self._objects)
-            received.append(data.numpy().tobytes())
-        for each in under_way:
-            if each is not None:  # as for processes outside the group
-                each.wait()
-        return received
 
 
 class GradientSums:
@@ -155,10 +120,10 @@ class GradientSums:
 
 
 class TrainingGroups(TrainingData):
-    """Headers of the groups of an update and where their rollouts lie: :class:`GroupRefs` in ``episodes_refs``.
+    """The groups of an update, in the object store: references to them in ``episodes_refs``.
 
-    RLlib would deal the references out to the learners. Here the plan of the update deals out rows, for which every
-    learner makes the same plan from the headers of all.
+    RLlib would deal the references out to the learners. Here the plan of the update deals out rows, for which every learner
+    makes the same plan from all of them.
     """
 
     def shard(self, num_shards: int, *args: Any, **kwargs: Any) -> list[tuple[TrainingGroups, dict[str, Any]]]:
@@ -166,110 +131,37 @@ class TrainingGroups(TrainingData):
         return [(self, {}) for _ in range(num_shards)]
 
     def solve_refs(self) -> None:
-        """Nothing yet: learners must agree on what is lost, see :class:`GroupFetcher`."""
+        """Nothing yet: learners must agree on what is lost, see :func:`fetch_groups`."""
 
 
-Plan = Callable[[list[TrajectoryGroup]], UpdatePlan]
+def fetch_groups(refs: Sequence[ObjectRef[TrajectoryGroup]], exchange: LearnerExchange) -> list[TrajectoryGroup]:
+    """The groups that no learner misses, in order, the same on every one of them.
 
+    One is lost when the env runner that sampled it has died since.
 
-class GroupFetcher:
-    """Fetches of the groups of an update what one learner needs: the rollouts that it scores. It has headers of all.
-
-    The few turns that it trains and another one scores come from that learner. A group is lost when the env runner that sampled
-    it has died since. One of which any learner misses something is left out by all, and the others are planned again.
-
-    Args:
-        data: the same on every learner.
-        exchange: the other learners.
-        plan: makes the plan of the update from the groups' headers.
-        whole: whether this learner needs all rollouts, whatever its share.
+    Raises:
+        InfrastructureError: one did not arrive in time.
     """
+    found = _found(refs)
+    own = {index for index, group in enumerate(found) if group is None}
+    if lost := set[int]().union(*exchange.gather(own)):
+        logger.warning("%d of %d groups were lost with the env runner that sampled them", len(lost), len(refs))
+    return [group for index, group in enumerate(found) if group is not None and index not in lost]
 
-    def __init__(self, data: TrainingGroups, exchange: LearnerExchange, plan: Plan, *, whole: bool = False) -> None:
-        self._refs: list[GroupRefs] = data.episodes_refs
-        self._exchange = exchange
-        self._plan = plan
-        self._whole = whole
-        self._part_refs: dict[int, list[ObjectRef[list[Trajectory]]]] = {}
-        self._parts: dict[tuple[int, int], list[Trajectory]] = {}
 
-    def fetch(self) -> tuple[list[TrajectoryGroup], UpdatePlan]:
-        """The groups that no learner misses, in order, and their plan; rollouts that were not fetched are headers.
-
-        Raises:
-            InfrastructureError: all groups are lost, or one did not arrive in time.
-        """
-        headers = [refs.header for refs in self._refs]
-        kept = list(range(len(headers)))
-        while kept:
-            plan = self._plan([headers[index] for index in kept])
-            if not (lost := self._agreed(self._fetch_parts(kept, headers, plan))):
-                groups = [self._merged(index, headers[index]) for index in kept]
-                if self._exchange.num_learners > 1 and not self._whole:
-                    self._swap_turns(groups, plan)
-                return groups, plan
-            kept = [index for index in kept if index not in lost]
+def _found(refs: Sequence[ObjectRef[TrajectoryGroup]]) -> list[TrajectoryGroup | None]:
+    """The groups, ``None`` for those that are lost."""
+    try:
+        return list(ray.get([*refs], timeout=FETCH_TIMEOUT_S))
+    except ObjectLostError:
+        if len(refs) > 1:
+            return [group for ref in refs for group in _found([ref])]
+        logger.warning("a group of rollouts is lost", exc_info=True)
+        return [None]
+    except GetTimeoutError as error:
         raise InfrastructureError(
-            f"All {len(self._refs)} groups of the update were lost before they could be trained on."
-        )
-
-    def _agreed(self, lost: set[int]) -> set[int]:
-        """Numbers of the groups that any learner misses."""
-        agreed: set[int] = set().union(*self._exchange.gather(lost))
-        if agreed:
-            logger.warning(
-                "%d of %d groups were lost with the env runner that sampled them", len(agreed), len(self._refs)
-            )
-        return agreed
-
-    def _fetch_parts(self, kept: list[int], headers: list[TrajectoryGroup], plan: UpdatePlan) -> set[int]:
-        """Get what is needed and not here yet; returns the numbers of the groups that are lost."""
-        needed = self._needed_parts(kept, headers, plan)
-        groups = {index: self._refs[index].parts for index, _ in needed if index not in self._part_refs}
-        self._part_refs |= _found(groups)
-        wanted = [each for each in needed if each[0] in self._part_refs and each not in self._parts]
-        self._parts |= _found({(index, part): self._part_refs[index][part] for index, part in wanted})
-        return {index for index, part in needed if (index, part) not in self._parts}
-
-    def _needed_parts(self, kept: list[int], headers: list[TrajectoryGroup], plan: UpdatePlan) -> list[tuple[int, int]]:
-        """Group and part, each once, in order."""
-        if self._whole or self._exchange.num_learners == 1:
-            return [(index, part) for index in kept for part in range(self._refs[index].num_parts)]
-        parts, turns = [], []
-        for index in kept:
-            rollouts = headers[index].trajectories
-            bounds = part_bounds(len(rollouts), self._refs[index].num_parts)
-            for part, (start, end) in enumerate(pairwise(bounds)):
-                parts.append((index, part))
-                turns.append(sum(len(each.turns) for each in rollouts[start:end] if each.survived))
-        part_of_row = np.repeat(np.arange(len(parts)), turns)
-        return [parts[number] for number in np.unique(part_of_row[plan.scoring[self._exchange.rank]])]
-
-    def _merged(self, index: int, header: TrajectoryGroup) -> TrajectoryGroup:
-        rollouts = list(header.trajectories)
-        bounds = part_bounds(len(rollouts), self._refs[index].num_parts)
-        for part, (start, end) in enumerate(pairwise(bounds)):
-            rollouts[start:end] = self._parts.get((index, part), rollouts[start:end])
-        return replace(header, trajectories=rollouts)
-
-    def _swap_turns(self, groups: list[TrajectoryGroup], plan: UpdatePlan) -> None:
-        """Put the turns that this learner trains and does not score into their trajectories."""
-        rank, strays = self._exchange.rank, plan.strays()
-        places = [
-            (trajectory.turns, index)
-            for group in groups
-            for trajectory in group.survivors
-            for index in range(len(trajectory.turns))
-        ]
-        given: dict[int, bytes] = {}
-        for (scorer, trainer), rows in strays.items():
-            if scorer == rank:
-                given[trainer] = pack([turns[index] for turns, index in (places[row] for row in rows)])
-        senders = [scorer for scorer, trainer in strays if trainer == rank]
-        for sender, taken in zip(senders, self._exchange.swap(given, senders), strict=True):
-            for row, turn in zip(strays[sender, rank], unpack(taken), strict=True):
-                turns, index = places[row]
-                turns[index] = turn
+            f"Groups of rollouts did not reach a learner within {FETCH_TIMEOUT_S:.0f} s."
+        ) from error
 
 
 def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
@@ -283,18 +175,3 @@ def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
         buckets[-1].append(tensor)
         size += tensor.numel()
     return buckets
-
-
-def _found(refs: Mapping[Key, ObjectRef[T]]) -> dict[Key, T]:
-    """The values that are not lost."""
-    try:
-        return dict(zip(refs, ray.get([*refs.values()], timeout=FETCH_TIMEOUT_S), strict=True))
-    except ObjectLostError:
-        if len(refs) > 1:
-            return {key: value for each in refs.items() for key, value in _found(dict([each])).items()}
-        logger.warning("a group of rollouts is lost", exc_info=True)
-        return {}
-    except GetTimeoutError as error:
-        raise InfrastructureError(
-            f"Groups of rollouts did not reach a learner within {FETCH_TIMEOUT_S:.0f} s."
-        ) from error

@@ -1,4 +1,4 @@
-"""The learner of every method: connectors, optimizer steps, checkpoints, weight export."""
+"""The learner of every method: updates, checkpoints, weight export."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ from torch import nn
 
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
-from trial_ray.engines.weights import TEXT_FACTOR, TextLogprobs, Weights, text_ids
+from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError, refusing
-from trial_ray.learner.connectors import TURN_ROWS, UPDATE_PLAN, UpdateRows, plan_rows
-from trial_ray.learner.exchange import GradientSums, GroupFetcher, LearnerExchange, TrainingGroups
-from trial_ray.learner.loss import MinibatchClamp, WeightedMeans, loss_terms, means, microbatch_loss, minibatch_clamp
+from trial_ray.learner.exchange import GradientSums, LearnerExchange, TrainingGroups, fetch_groups
+from trial_ray.learner.loss import WeightedMeans, means, microbatch_loss
 from trial_ray.learner.method import Method
-from trial_ray.learner.packing import score_views
 from trial_ray.learner.passes import MicrobatchPasses, TokenCounts
 from trial_ray.learner.recording import write_training
 from trial_ray.learner.rows import TokenBatch, TurnRows
-from trial_ray.learner.state import load_optimizers, save_optimizers, save_shards, state_tensors
-from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
+from trial_ray.learner.scoring import Scoring
+from trial_ray.learner.state import load_optimizers, new_optimizer, save_optimizers, save_shards, state_tensors
+from trial_ray.learner.update_plan import Minibatch, UpdatePlan
 from trial_ray.metrics import LEARNER, log, log_time
 from trial_ray.models.module import CausalLMModule, compute_dtype, matmul_rate
-from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.models.sharding import gathered, local_part
 from trial_ray.models.tensors import from_arrays, require_fitting, to_arrays
 from trial_ray.process import ProcessEvents, announce, event, peak_memory, process_events
@@ -55,15 +53,15 @@ class GRPOLearner(TorchLearner):
 
     An update scores all rows once, then takes the optimizer steps that its plan (:mod:`trial_ray.learner.update_plan`)
     lists. A minibatch is made of microbatches of ``microbatch_rows`` turn rows; each contributes its token mean, weighed
-    by its rows. With several learners each of them has the turns of its share, scores its trajectories and computes its
-    share of the microbatches; scores and gradients are added up over the learners. The gradients are exchanged here, once
+    by its rows. With several learners each of them scores the trajectories of its share and computes its share of the
+    microbatches; scores and gradients are added up over the learners. The gradients are exchanged here, once
     a step, and not by torch's DDP, which would average over learners whatever each of them had to do.
     """
 
     config: RunSettings
 
     def build(self) -> None:
-        """Build the module, the optimizer and the connector piece."""
+        """Build the module, the optimizer and what an update takes."""
         super().build()
         self.method: Method[Any] = self.config.method_class(self.config)
         self.iteration = 0
@@ -85,8 +83,7 @@ class GRPOLearner(TorchLearner):
         self.passes = MicrobatchPasses(
             self.policy_module, self.method, self.config, self.means, before_last=self.gradient_sums.begin
         )
-        self.update_rows = UpdateRows(self.config, self.method, self.exchange)
-        self._learner_connector.append(self.update_rows)
+        self.scoring = Scoring(self.config, self.method, self.policy_module, self.exchange, self.metrics)
         announce(self.config.stall_timeout_s)
 
     def _make_modules_ddp_if_necessary(self) -> None:
@@ -113,14 +110,8 @@ class GRPOLearner(TorchLearner):
     def configure_optimizers_for_module(self, module_id: str, config: RunSettings) -> None:
         """AdamW, as in the published runs."""
         parameters = self.get_parameters(self.module[module_id])
+        optimizer = new_optimizer(parameters, config.adam_betas, config.weight_decay)
         # The rate is set on registration, and again after each update where lr is a schedule over environment steps.
-        beta1, beta2 = config.adam_betas
-        optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=config.weight_decay, fused=True)
-        for parameter in parameters:
-            # Now, and not at the first step, out of blocks that activations have left: those could never be given back.
-            step = torch.zeros((), dtype=torch.float32, device=local_part(parameter).device)
-            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[parameter] = {"step": step, **moments}
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )
@@ -137,8 +128,6 @@ class GRPOLearner(TorchLearner):
         if period and (self.iteration - 1) // period != (self.teacher_renewed_in - 1) // period:
             self.policy_module.renew_teacher()
             self.teacher_renewed_in = self.iteration
-
-    # -- the update ------------------------------------------------------------------------------------------------
 
     def update(
         self,
@@ -169,53 +158,26 @@ class GRPOLearner(TorchLearner):
         self._check_is_built()
         self.before_gradient_based_update(timesteps=timesteps or {})
         self._weights_seq_no += 1
-        if episodes is not None:
-            groups, plan, num_lost = episodes, None, 0
-        elif training_data is not None:
-            groups, plan = self._fetch(training_data)
-            num_lost = len(training_data.episodes_refs) - len(groups)
-        else:
-            raise ValueError("update() was given neither training_data nor episodes; expected one of them.")
-        if not groups:
-            raise InfrastructureError("The update was given no groups to train on.")
+        refs = training_data.episodes_refs if training_data is not None else []
+        if not (groups := episodes or fetch_groups(refs, self.exchange)):
+            raise InfrastructureError(f"All {len(refs)} groups of the update were lost before they were trained on.")
+        num_lost = max(0, len(refs) - len(groups))
         with log_time(self.metrics, f"{LEARNER}scoring/seconds"), event("scoring"):
-            rows, plan = self._finished_rows(groups, plan)
+            # Connectors of the user's, in RLlib's pipeline, may change the groups.
+            self._learner_connector(rl_module=self.module, batch={}, episodes=groups, metrics=self.metrics)
+            rows, plan = self.scoring.finished_rows(groups, self.iteration, self.weight_version)
         with log_time(self.metrics, f"{LEARNER}update/seconds"):
             losses, num_rows = self._optimizer_steps(rows, plan)
         self._require_finite_weights()
         self._log_update(losses, num_rows, num_lost)
         self.trained_groups = [group.group_id for group in groups]
-        self._record(groups, rows, plan)
+        # The learners together have scored each turn once.
+        folder, share = self.config.training_folder, plan.scoring[self.exchange.rank]
+        if folder is not None and len(share) and len(rows.turn_ids) <= self.config.max_recorded_tokens:
+            write_training(folder, self.iteration, groups, rows, share, f"learner{self.exchange.rank:03d}")
         self.after_gradient_based_update(timesteps=timesteps or {})
         metrics: dict[str, Any] = self.metrics.reduce()
         return metrics
-
-    def _fetch(self, data: TrainingGroups) -> tuple[list[TrajectoryGroup], UpdatePlan]:
-        """The groups that were not lost, of which this learner holds what it scores and trains, and the plan of the update."""
-
-        def plan(groups: list[TrajectoryGroup]) -> UpdatePlan:
-            return plan_rows(groups, self.config, self.iteration)
-
-        # The view "peer" shows the actions of another rollout of the group.
-        whole = self.method.needs_whole_groups or self.config.privileged_view == "peer"
-        return GroupFetcher(data, self.exchange, plan, whole=whole).fetch()
-
-    def _finished_rows(
-        self, groups: list[TrajectoryGroup], plan: UpdatePlan | None = None
-    ) -> tuple[TurnRows, UpdatePlan]:
-        shared: dict[str, Any] = {}
-        self.update_rows.iteration, self.update_rows.weight_version = self.iteration, self.weight_version
-        self.update_rows.plan = plan
-        self._learner_connector(
-            rl_module=self.module, batch={}, episodes=groups, shared_data=shared, metrics=self.metrics
-        )
-        return shared[TURN_ROWS], shared[UPDATE_PLAN]
-
-    def _record(self, groups: list[TrajectoryGroup], rows: TurnRows, plan: UpdatePlan) -> None:
-        """Write what the update did to the turns that this learner scored; the learners together scored each turn once."""
-        folder, share = self.config.training_folder, plan.scoring[self.exchange.rank]
-        if folder is not None and len(share) and int(rows.lengths.sum()) <= self.config.max_recorded_tokens:
-            write_training(folder, self.iteration, groups, rows, share, f"learner{self.exchange.rank:03d}")
 
     def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], dict[str, int]]:
         """Take the steps of the plan; returns this learner's part of each loss, and its rows that were trained or skipped."""
@@ -241,26 +203,12 @@ class GRPOLearner(TorchLearner):
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
         mine = [each for each in minibatch if each.learner == self.exchange.rank]
-        clamp = self._minibatch_clamp(rows, mine)
-        loss = self.passes.backward(rows, mine, self.iteration, clamp)
+        loss = self.passes.backward(rows, mine, self.iteration)
         self.policy_module.finish_passes()
         gradients = self._exchanged_gradients()
         if applied := self._finite(gradients):
             self.apply_gradients(self.postprocess_gradients(gradients))
         return loss, applied
-
-    def _minibatch_clamp(self, rows: TurnRows, mine: Sequence[Microbatch]) -> MinibatchClamp | None:
-        """With ``clamp_scope="minibatch"``, and where it acts, the clamp of Eq. 8 for all microbatches together.
-
-        The scalars of the whole minibatch must be known before the first backward pass, at the price of a forward pass.
-        """
-        if not self.method.clamps("minibatch", self.iteration):
-            return None
-        scalars = self.passes.clamp_scalars(rows, mine, self.iteration)
-        self.policy_module.finish_passes()
-        self.exchange.add_up([scalars])
-        surrogate, dense = scalars
-        return minibatch_clamp(self.method, surrogate, dense, self.iteration)
 
     def _exchanged_gradients(self) -> dict[Any, torch.Tensor]:
         """Gradients added up over all learners; one that had nothing to compute adds zeros."""
@@ -292,21 +240,13 @@ class GRPOLearner(TorchLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: RunSettings, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Loss of one whole microbatch, shape (), which RLlib requires a learner to define.
-
-        Updates compute the same in parts that fit into memory (:class:`MicrobatchPasses`) and do not come through here: to
-        change a loss, change the hooks of a :class:`Method`.
-
-        Raises:
-            MethodError: a hook of the method returned something else than its interface says.
-        """
-        terms = loss_terms(self.method, config, batch, fwd_out, self.iteration)
-        return microbatch_loss(self.method, terms, self.iteration)
+        """Loss of one whole microbatch, shape (), as RLlib asks for; updates compute it beside (:class:`MicrobatchPasses`)."""
+        return microbatch_loss(self.method, config, batch, fwd_out, self.iteration)[0]
 
     def _log_update(self, losses: list[float], num_rows: dict[str, int], num_lost: int) -> None:
         """Log what the rows came to; means are those of all learners, the same number on each."""
-        for (prefix, name), value in means(self.exchange.gather(self.means.take())).items():
-            log(self.metrics, f"{LEARNER}{prefix}/{name}", value)
+        for name, value in means(self.exchange.gather(self.means.take())).items():
+            log(self.metrics, f"{LEARNER}{name}", value)
         tokens, self.passes.counts = self.passes.counts, TokenCounts()
         counts: dict[str, float] = {
             NUM_MODULE_STEPS_TRAINED: num_rows["trained"],
@@ -321,10 +261,8 @@ class GRPOLearner(TorchLearner):
         for name, count in counts.items():
             log(self.metrics, f"{LEARNER}{name}", count)
         # RLlib reads those over all modules, of which there is one.
-        self.metrics.log_value((ALL_MODULES, NUM_MODULE_STEPS_TRAINED), num_rows["trained"], reduce="sum")
-        self.metrics.log_value(
-            (ALL_MODULES, NUM_MODULE_STEPS_TRAINED_LIFETIME), num_rows["trained"], reduce="lifetime_sum"
-        )
+        for name, kind in ((NUM_MODULE_STEPS_TRAINED, "sum"), (NUM_MODULE_STEPS_TRAINED_LIFETIME, "lifetime_sum")):
+            self.metrics.log_value((ALL_MODULES, name), num_rows["trained"], reduce=kind)
 
     def _finite(self, gradients: dict[Any, torch.Tensor]) -> bool:
         """Whether all gradients are finite; counts and limits the updates that are skipped because they are not.
@@ -381,8 +319,6 @@ class GRPOLearner(TorchLearner):
                 group |= {"betas": tuple(self.config.adam_betas), "weight_decay": self.config.weight_decay}
             self._set_optimizer_lr(optimizer, lr=self._optimizer_lr_schedules[optimizer].update(timestep=env_steps))
 
-    # -- what it costs -----------------------------------------------------------------------------------------------
-
     def report(self) -> dict[str, Any]:
         """Peak memory of this process: the keys of ``peak_memory``."""
         return peak_memory()
@@ -395,8 +331,6 @@ class GRPOLearner(TorchLearner):
         """Floating-point operations per second of a large matrix product here, in the dtype of the passes."""
         dtype = compute_dtype(self.config.compute_dtype, self.device.type) or self.policy_module.lm.dtype
         return matmul_rate(self.device, dtype)
-
-    # -- weights and checkpoints -----------------------------------------------------------------------------------
 
     def export_weights(
         self, version: int, dtype: str | None = None, engines: Sequence[ActorHandle[Any]] = (), lasting: bool = False
@@ -414,25 +348,12 @@ class GRPOLearner(TorchLearner):
         """
         sender = ObjectStoreSender(self.exchange.rank) if lasting else self.sender
         weights = partial(self.policy_module.named_weights, getattr(torch, dtype) if dtype else None)
-        text = self._text_logprobs()
+        text = self.scoring.text_logprobs()
         offer = sender.offer(weights, version, engines)
         return None if offer is None else replace(offer, text=text)
 
-    def _text_logprobs(self) -> TextLogprobs:
-        """What the policy says of a fixed text, by the same passes as in training; learners that share weights take part."""
-        module, config, ids = self.policy_module, self.config, text_ids(self.policy_module.tokenizer)
-        views = {"text": [ScoredSequence(ids, len(ids) - 1)]}
-        with module.autocast():
-            scores, _ = score_views(module.lm, views, max_tokens=config.max_tokens_per_forward)
-        module.finish_passes()
-        found, limit = scores["text"].float().cpu().numpy(), TEXT_FACTOR * config.logprob_gap_limit()
-        return TextLogprobs(ids, found, limit, type(module.lm).__name__)
-
     def free_memory(self) -> None:
-        """Give the device's memory that an update needs, and the next one takes again, to the engine beside this learner.
-
-        Weights, reference and the optimizer's state stay.
-        """
+        """Give the engine beside this learner the device's memory that updates alone need."""
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":

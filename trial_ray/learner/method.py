@@ -30,19 +30,6 @@ Metrics = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Clamp:
-    """The clamp of Eq. 8: λ · dense is bounded by α · |L_GRPO|.
-
-    Attributes:
-        alpha: α.
-        scope: the rows over which it is taken: ``"microbatch"`` or ``"minibatch"``.
-    """
-
-    alpha: float
-    scope: str = "microbatch"
-
-
-@dataclass(frozen=True, slots=True)
 class Divergence:
     """The generalised Jensen-Shannon divergence of both views over the whole vocabulary.
 
@@ -64,16 +51,12 @@ class Method(Generic[Config]):
         name: prefix of the method's metrics.
         needs_privileged_view: whether a config without ``privileged_view`` is refused.
         needs_action_spans: whether ``prepare`` wants ``TurnRows.action_mask``.
-        needs_whole_groups: whether ``prepare`` reads tokens or texts of any turn. Else a learner fetches only the rollouts of its
-            share, and the turns of others are :class:`TurnHeader` objects. A class that defines ``prepare`` needs them unless it
-            says otherwise.
         config: the algorithm's config, which holds the method's settings.
     """
 
     name: ClassVar[str] = "grpo"
     needs_privileged_view: ClassVar[bool] = False
     needs_action_spans: ClassVar[bool] = False
-    needs_whole_groups: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Refuse names that are nearly those of hooks, which would never be called.
@@ -90,8 +73,6 @@ class Method(Generic[Config]):
                     f"{cls.__name__} defines {name!r}, which is no hook of a method. Did you mean {near[0]!r}? Call it "
                     f"_{name} if it is the method's own."
                 )
-        if "prepare" in vars(cls) and "needs_whole_groups" not in vars(cls):
-            cls.needs_whole_groups = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -103,8 +84,8 @@ class Method(Generic[Config]):
         return None
 
     @property
-    def clamp(self) -> Clamp | None:
-        """The bound on λ · dense (Eq. 8); ``None`` bounds nothing."""
+    def clamp(self) -> float | None:
+        """α: in each microbatch, λ · dense is bounded by α · |L_GRPO| (Eq. 8); ``None`` bounds nothing."""
         return None
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
@@ -169,20 +150,13 @@ class Method(Generic[Config]):
         """λ, the coefficient of the dense term."""
         return 1.0
 
-    # -- what the learner asks; no method needs to change it ------------------------------------------------------------
+    def adds_up(self, iteration: int) -> bool:
+        """Whether the loss is known to be a mean over tokens, so that parts of a microbatch can be added up.
 
-    def clamps(self, scope: str, iteration: int) -> bool:
-        """Whether the clamp of Eq. 8 acts over such rows in this iteration."""
-        clamp = self.clamp
-        return (
-            clamp is not None
-            and clamp.scope == scope
-            and math.isfinite(clamp.alpha)
-            and self.dense_coefficient(iteration) > 0
-        )
-
-    def has_token_mean(self) -> bool:
-        """Whether the surrogate is known to be a mean over tokens, so that parts of a microbatch can be added up."""
+        The learner asks this; no method needs to change it.
+        """
+        if self.clamp is not None and math.isfinite(self.clamp) and self.dense_coefficient(iteration) > 0:
+            return False
         changed = type(self).surrogate is not Method.surrogate or type(self).log_ratios is not Method.log_ratios
         return not changed and _is_token_mean(self.config)
 

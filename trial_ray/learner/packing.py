@@ -1,9 +1,8 @@
-"""From rows of turns to model inputs: which sequences a forward pass scores, and how they are packed for a model."""
+"""From turns to model inputs: which sequences a forward pass scores, and how they are packed for a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,57 +13,22 @@ from trial_ray.models.layout import layout_of, pack_rows
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, ScoredSequence
 from trial_ray.models.tree_attention import block_size, takes_blocks
-from trial_ray.rollout.hindsight import augment
+from trial_ray.rollout.hindsight import Evidence, augment
+from trial_ray.rollout.trajectory import Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_NO_TOKENS = np.empty(0, np.int32)
 _CPU_TOKENS = 4096
 """On a CPU larger packs leave the caches: a tenth slower with 16,384 tokens and the quickstart's model."""
 _TOKENS_PER_HIDDEN = 2
 _MIN_TOKENS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One turn as the learner sees it.
-
-    Attributes:
-        prompt_ids: int ``[P]``, at least one token.
-        insert_at: index in ``prompt_ids`` before which the evidence goes; in ``0..P``.
-        response_ids: int ``[y]``.
-        evidence_ids: int ``[z]``, possibly empty.
-
-    Raises:
-        ValueError: the prompt is empty or ``insert_at`` is out of range.
-    """
-
-    prompt_ids: np.ndarray
-    insert_at: int
-    response_ids: np.ndarray
-    evidence_ids: np.ndarray = field(default_factory=lambda: _NO_TOKENS)
-
-    def __post_init__(self) -> None:
-        if not len(self.prompt_ids):
-            raise ValueError("prompt_ids are empty; expected at least one token")
-        if not 0 <= self.insert_at <= len(self.prompt_ids):
-            raise ValueError(f"insert_at must lie in 0..{len(self.prompt_ids)} (the prompt); got {self.insert_at}")
-
-    @property
-    def hindsight_prompt_ids(self) -> np.ndarray:
-        """P_k⁺ of Eq. 3, int32 ``[P + z]``."""
-        return augment(self.prompt_ids, self.insert_at, self.evidence_ids)
-
-    @property
-    def hindsight_row(self) -> Row:
-        """The hindsight view as a row of its own."""
-        return Row(self.hindsight_prompt_ids, self.insert_at, self.response_ids)
-
-    @property
-    def sequence(self) -> ScoredSequence:
-        """The ordinary view, its response scored."""
-        return ScoredSequence(np.concatenate((self.prompt_ids, self.response_ids)), len(self.response_ids))
+def scored_turn(turn: Turn, evidence: Evidence | None = None) -> ScoredSequence:
+    """A turn's response, scored behind its prompt P_k, or behind P_k⁺ of Eq. 3, the prompt with evidence inserted."""
+    prompt = turn.prompt_ids if evidence is None else augment(turn.prompt_ids, evidence.insert_at, evidence.ids)
+    return ScoredSequence(np.concatenate((prompt, turn.response_ids)), len(turn.response_ids))
 
 
 def lay_out(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedSequences:
@@ -144,12 +108,3 @@ def score_views(
     packed = lay_out(lm, PrefixOrder(sequences), max_tokens)
     logprobs = sequence_logprobs(lm, packed, temperature)
     return dict(zip(views, logprobs.chunk(len(views)), strict=True)), packed
-
-
-def score_rows(
-    lm: PreTrainedModel, rows: Sequence[Row], *, max_tokens: int, temperature: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of every response token in the ordinary and in the hindsight view, as :func:`score_views`."""
-    views = {"ordinary": [row.sequence for row in rows], "hindsight": [row.hindsight_row.sequence for row in rows]}
-    scores, _ = score_views(lm, views, max_tokens=max_tokens, temperature=temperature)
-    return scores["ordinary"], scores["hindsight"]

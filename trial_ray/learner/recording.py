@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,9 @@ import pyarrow as pa
 import torch
 
 from trial_ray.errors import CheckpointError
-from trial_ray.files import write_json
+from trial_ray.files import checked_content, read_json, write_json
 from trial_ray.learner.rows import TurnRows
-from trial_ray.rollout.partitions import (
-    FLOATS,
-    IDS,
-    columns_table,
-    new_schema,
-    partition,
-    partitions,
-    read_rows,
-    write_rows,
-)
+from trial_ray.rollout.partitions import FLOATS, IDS, new_schema, partition, partitions, read_rows, write_rows
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 TRAINING_SCHEMA_VERSION = 2
@@ -158,11 +148,6 @@ def read_training(folder: str | os.PathLike[str], iteration: int | None = None) 
     return read_rows(folder, iteration, TRAINING_SCHEMA, "record of training", advice)
 
 
-def training_schema_table() -> str:
-    """The columns as a Markdown table, for the documentation."""
-    return columns_table(TRAINING_SCHEMA)
-
-
 @dataclass(frozen=True, slots=True)
 class UpdateRecord:
     """Inputs of an update besides trajectories and state, and its results.
@@ -197,22 +182,12 @@ class UpdateRecord:
             CheckpointError: it is missing, broken, or of another version.
         """
         path = partition(folder, iteration) / UPDATE_FILE
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            head = values.pop("schema"), values.pop("schema_version")
-            if head != (UPDATE_SCHEMA, UPDATE_SCHEMA_VERSION):
-                raise CheckpointError(
-                    f"{path} is of schema {head[0]} version {head[1]}; expected {UPDATE_SCHEMA} version "
-                    f"{UPDATE_SCHEMA_VERSION}. Read it with the release that wrote it."
-                )
-            return cls(**values)
-        except FileNotFoundError as error:
+        if not path.exists():
             found = ", ".join(map(str, partitions(folder))) or "none"
             raise CheckpointError(
                 f"{path} does not exist: iteration {iteration} was not trained, trained nothing, or was trained by a release "
                 f"that did not record updates. Recorded iterations: {found}."
-            ) from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"Cannot read the record of an update {path}: {error}.") from error
+            )
+        with checked_content(path):
+            values = read_json(path, UPDATE_SCHEMA, UPDATE_SCHEMA_VERSION)
+            return cls(**{each.name: values[each.name] for each in fields(cls)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trial_ray.config.run import RunSettings
 from trial_ray.environments.templates import PromptStyle
-from trial_ray.errors import MethodError
-from trial_ray.learner.packing import Row
-from trial_ray.objectives.advantages import discounted_returns, group_means
+from trial_ray.errors import MethodError, TrainingDivergedError
+from trial_ray.learner.packing import scored_turn
+from trial_ray.models.prefix_tree import ScoredSequence
+from trial_ray.objectives.advantages import (
+    discounted_returns,
+    group_means,
+    group_relative_advantages,
+    penalised_advantages,
+)
 from trial_ray.rollout.hindsight import Evidence
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
@@ -24,10 +32,10 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 @dataclass
 class TurnRows:
-    """K turns of one update, in task order, T response tokens laid end to end; the connector pieces fill the fields.
+    """K turns of one update, in task order, T response tokens laid end to end; scoring fills the fields.
 
     Attributes:
-        turns: the K turns; with several learners, those that this one neither scores nor trains are :class:`TurnHeader` objects.
+        turns: the K turns.
         trajectory_ids: int64 ``[K]``, index of each turn's trajectory.
         advantages: float ``[K]``, group-relative advantage of the turn's trajectory, less the penalty for a response without
             the required form, with ``reward="per_turn"`` plus the turn's own.
@@ -64,7 +72,7 @@ class TurnRows:
     @cached_property
     def lengths(self) -> torch.Tensor:
         """Response tokens of each turn, int64 ``[K]``."""
-        return torch.tensor([turn.num_response_tokens for turn in self.turns], dtype=torch.int64)
+        return torch.tensor([len(turn.response_ids) for turn in self.turns], dtype=torch.int64)
 
     @cached_property
     def turn_ids(self) -> torch.Tensor:
@@ -83,15 +91,9 @@ class TurnRows:
             np.concatenate([_NO_TOKENS, *(np.arange(starts[row], starts[row] + lengths[row]) for row in rows)])
         ).long()
 
-    def model_rows(self, rows: Sequence[int] | np.ndarray, with_evidence: bool = False) -> list[Row]:
-        """Some turns as model inputs; ``with_evidence`` for those whose hindsight view is wanted too."""
-        turns = self.turns
-        if not with_evidence:
-            return [Row(turns[row].prompt_ids, turns[row].insert_at, turns[row].response_ids) for row in rows]
-        return [
-            Row(turns[row].prompt_ids, self.evidence[row].insert_at, turns[row].response_ids, self.evidence[row].ids)
-            for row in rows
-        ]
+    def sequences(self, rows: Iterable[int], hindsight: bool = False) -> list[ScoredSequence]:
+        """Some turns as model inputs, their responses scored, in the ordinary or in the hindsight view."""
+        return [scored_turn(self.turns[row], self.evidence[row] if hindsight else None) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,23 +129,26 @@ class TokenBatch:
     @classmethod
     def from_rows(cls, table: TurnRows, rows: Sequence[int] | np.ndarray, device: torch.device | str) -> TokenBatch:
         """The tokens of some rows on ``device``; floats in the dtype of the log-probabilities."""
-        positions = table.token_positions(rows)
-        index = torch.as_tensor(np.asarray(rows, np.int64))
-        dtype = table.logprobs.dtype
+        positions, index = table.token_positions(rows), torch.as_tensor(np.asarray(rows, np.int64))
+        lengths, dtype = table.lengths[index], table.logprobs.dtype
 
-        def turns(values: torch.Tensor) -> torch.Tensor:
-            return torch.repeat_interleave(values[index].to(dtype), table.lengths[index]).to(device)
+        def of_tokens(values: torch.Tensor | None) -> Any:
+            return None if values is None else values[positions].to(device)
 
-        optional = ("hindsight_logprobs", "reference_logprobs", "importance_weights", "action_mask")
-        given = {name: values for name in optional if (values := getattr(table, name)) is not None}
+        def of_turns(values: torch.Tensor | None) -> Any:
+            return None if values is None else torch.repeat_interleave(values[index].to(dtype), lengths).to(device)
+
         return cls(
-            old_logprobs=table.logprobs[positions].to(device),
-            advantages=turns(table.advantages),
-            mask=table.mask[positions].to(device),
-            turn_ids=torch.repeat_interleave(torch.arange(len(index)), table.lengths[index]).to(device),
+            old_logprobs=of_tokens(table.logprobs),
+            advantages=of_turns(table.advantages),
+            mask=of_tokens(table.mask),
+            turn_ids=torch.repeat_interleave(torch.arange(len(index)), lengths).to(device),
             trajectory_ids=table.trajectory_ids[index].to(device),
-            weights=None if table.weights is None else turns(table.weights),
-            **{name: values[positions].to(device) for name, values in given.items()},
+            hindsight_logprobs=of_tokens(table.hindsight_logprobs),
+            reference_logprobs=of_tokens(table.reference_logprobs),
+            importance_weights=of_tokens(table.importance_weights),
+            weights=of_turns(table.weights),
+            action_mask=of_tokens(table.action_mask),
         )
 
 
@@ -161,6 +166,72 @@ def required(values: torch.Tensor | None) -> torch.Tensor:
     return values
 
 
+def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> TurnRows:
+    """The turns of all completed rollouts end to end, in task order, each with its advantage (Eq. 1, and what is its own).
+
+    Raises:
+        TrainingDivergedError: a reward is not finite.
+    """
+    survivors = [(index, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
+    turns = [turn for _, trajectory in survivors for turn in trajectory.turns]
+    turns_per_trajectory = torch.tensor([len(trajectory.turns) for _, trajectory in survivors], dtype=torch.int64)
+    trajectory_ids = torch.repeat_interleave(torch.arange(len(survivors)), turns_per_trajectory)
+    group_ids = torch.tensor([index for index, _ in survivors], dtype=torch.int64)
+    rewards = [config.reward_scale * trajectory.outcome_reward(config.reward) for _, trajectory in survivors]
+    returns = torch.tensor(rewards, dtype=torch.float64)
+    if not bool(returns.isfinite().all()):
+        task_id, reward = next(
+            (each.task_id, earned)
+            for (_, each), earned in zip(survivors, rewards, strict=True)
+            if not math.isfinite(earned)
+        )
+        raise TrainingDivergedError(
+            f"A rollout of task {task_id!r} earned {reward} ({config.reward} times reward_scale={config.reward_scale:g}), expected "
+            "a finite number; nothing was trained. Check the rewards of the environment, or lower reward_scale."
+        )
+    penalties = form_penalties(turns, config)
+    if config.advantage_statistics == "rows":
+        advantages = normalised_returns(returns[trajectory_ids] - penalties, group_ids[trajectory_ids], config)
+    else:
+        by_deviation = config.advantage_norm == "mean_std_norm"
+        advantages = penalised_advantages(
+            returns, group_ids, penalties, trajectory_ids, config.advantage_epsilon, by_deviation=by_deviation
+        )
+    if config.reward == "per_turn":
+        advantages = advantages + config.turn_coeff * turn_advantages(groups, config)
+    return TurnRows(turns, trajectory_ids, advantages)
+
+
+def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> torch.Tensor:
+    """Advantage of each turn's discounted return over those of the same turn of its group's rollouts, float64 ``[K]``.
+
+    A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}, where turn k is compared with turn k of the rollouts that
+    took as many; all of them began in the same state.
+
+    Raises:
+        TrainingDivergedError: a return is not finite.
+    """
+    returns = config.reward_scale * step_returns(groups, config.reward, config.turn_discount)
+    if not bool(returns.isfinite().all()):
+        raise TrainingDivergedError(
+            f"Rewards of turns, added up and times reward_scale={config.reward_scale:g}, are not finite; nothing was trained. "
+            "Check the rewards of the environment, or lower reward_scale."
+        )
+    return normalised_returns(returns, turn_index_ids(groups), config)
+
+
+def form_penalties(turns: Sequence[Turn], config: RunSettings) -> torch.Tensor:
+    """Penalty of each turn whose response lacks the required form, float64 ``[K]`` in units of the scaled reward."""
+    charges = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
+    return torch.tensor(charges, dtype=torch.float64)
+
+
+def normalised_returns(returns: torch.Tensor, group_ids: torch.Tensor, config: RunSettings) -> torch.Tensor:
+    """Returns ``[N]`` as advantages over those of their group, by the config's ``advantage_norm``."""
+    by_deviation = config.advantage_norm == "mean_std_norm"
+    return group_relative_advantages(returns, group_ids, config.advantage_epsilon, by_deviation=by_deviation)
+
+
 VALUE_DISCOUNT = 0.95
 """γ of :func:`step_values`, as GiGPO chooses it."""
 
@@ -170,7 +241,7 @@ def anchor_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
 
     Turns share a number where their task group and their raw observation are the same.
     """
-    return _numbered((group, turn.observation_digest) for group, _, turn in _placed_turns(groups))
+    return _numbered((group, turn.observation) for group, _, turn in _placed_turns(groups))
 
 
 def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trial_ray.errors import CheckpointError
+from trial_ray.models.sharding import local_part
 
 OPTIMIZER_FILE = "optimizer.pt"
 SHARDS_FOLDER = "optimizer"
@@ -17,6 +18,20 @@ SHARDS_FOLDER = "optimizer"
 Optimizers = Mapping[str, torch.optim.Optimizer]
 Names = Mapping[torch.Tensor, str]
 """Names of the parameters, the same on every learner."""
+
+
+def new_optimizer(
+    parameters: Sequence[torch.nn.Parameter], betas: tuple[float, float], weight_decay: float
+) -> torch.optim.Optimizer:
+    """AdamW with its state."""
+    beta1, beta2 = betas
+    optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=weight_decay, fused=True)
+    for parameter in parameters:
+        # Now, and not at the first step, out of blocks that activations have left: those could never be given back.
+        step = torch.zeros((), dtype=torch.float32, device=local_part(parameter).device)
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": step, **moments}
+    return optimizer
 
 
 def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sharded: bool) -> None:
@@ -49,8 +64,7 @@ def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
     # Not at the top: a config imports this, and the package takes half a second.
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    if tensors := state_tensors(optimizers, names):  # none before the first step
-        save(tensors, checkpoint_id=folder / SHARDS_FOLDER)
+    save(state_tensors(optimizers, names), checkpoint_id=folder / SHARDS_FOLDER)
 
 
 def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -> int:
@@ -78,9 +92,9 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         raise CheckpointError(
             f"{file} was written with sharding={found!r}, but the run has {expected!r}. Set .rl_module(sharding={found!r})."
         )
-    if names is not None and (folder / SHARDS_FOLDER).is_dir():
+    if was_sharded:
         for name, state in states.items():
-            state["state"] = _load_shards(name, optimizers[name], names, folder / SHARDS_FOLDER)
+            state["state"] = optimizers[name].state_dict()["state"]
     before = {name: dict(vars(optimizer)) for name, optimizer in optimizers.items()}
     try:
         for name, state in states.items():
@@ -89,6 +103,10 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         for name, attributes in before.items():  # torch sets a state before it looks at all of it
             vars(optimizers[name]).update(attributes)
         raise _damaged(file, error) from error
+    if names is not None and (folder / SHARDS_FOLDER).is_dir():
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        load(state_tensors(optimizers, names), checkpoint_id=folder / SHARDS_FOLDER)
     return iteration
 
 
@@ -97,26 +115,3 @@ def _damaged(file: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{file} is damaged, or of other optimizers ({type(error).__name__}: {reason:.200}). Resume from another checkpoint."
     )
-
-
-def _load_shards(
-    name: str, optimizer: torch.optim.Optimizer, names: Names, folder: Path
-) -> dict[int, dict[str, torch.Tensor]]:
-    """This learner's part of an optimizer's state, by the numbers of the parameters."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
-    keys = {key.rsplit("/", 1)[1] for key in saved if key.startswith(f"{name}/")}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {
-        index: {key: torch.zeros(()) if key == "step" else torch.zeros_like(parameter) for key in sorted(keys)}
-        for index, parameter in enumerate(parameters)
-    }
-    tensors = {
-        f"{name}/{names[parameters[index]]}/{key}": tensor
-        for index, values in state.items()
-        for key, tensor in values.items()
-    }
-    load(tensors, checkpoint_id=folder)
-    return state

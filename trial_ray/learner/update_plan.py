@@ -8,15 +8,15 @@ on the number of learners; what a learner does is only its share of the work.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trial_ray.config.training import MicrobatchWeighting, require_plannable
-from trial_ray.errors import ConfigError
+from trial_ray.config.run import RunSettings
+from trial_ray.config.training import MicrobatchWeighting
+from trial_ray.rollout.trajectory import TrajectoryGroup
 
 MOST_IMBALANCE = 1.15
 """Load of the most loaded learner in a minibatch, over the least that cuts allow, up to which a learner trains what it scores."""
@@ -58,17 +58,6 @@ class UpdatePlan:
         trained = [each.rows for minibatch in self.steps for each in minibatch if each.learner == learner]
         return np.unique(np.concatenate([self.scoring[learner], *trained]))
 
-    def strays(self) -> dict[tuple[int, int], list[int]]:
-        """Rows, ascending, that one learner scores and another one trains, by both; the same order on every learner."""
-        scorers = np.empty(sum(map(len, self.scoring)), np.int64)
-        for learner, rows in enumerate(self.scoring):
-            scorers[rows] = learner
-        found: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-        for each in (each for minibatch in self.steps for each in minibatch):
-            for row in each.rows[scorers[each.rows] != each.learner].tolist():
-                found[int(scorers[row]), each.learner].add(row)
-        return {pair: sorted(rows) for pair, rows in sorted(found.items())}
-
 
 def plan_update(
     trajectory_tokens: Sequence[Sequence[int]],
@@ -97,14 +86,7 @@ def plan_update(
         num_epochs: passes over all rows.
         shuffle_seed: seeds a random order of rows, another one for each epoch, in place of shards; ``None``: no shuffling.
         weighting: a microbatch counts by its ``"rows"``, or all of a minibatch ``"equal"``.
-
-    Raises:
-        ConfigError: a number below 1, ``minibatch_rows`` below ``microbatch_rows``, or an unknown weighting.
     """
-    require_plannable(minibatch_rows, microbatch_rows, batch_shards, weighting)
-    for name, value in (("num_learners", num_learners), ("num_epochs", num_epochs)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}, expected at least 1.")
     tokens = np.array([length for lengths in trajectory_tokens for length in lengths], np.int64)
     owners = _even_shares(trajectory_tokens, num_learners)
     steps: list[Minibatch] = []
@@ -120,6 +102,21 @@ def plan_update(
             steps.append(tuple(Microbatch(*each) for each in zip(pieces, learners, weights, strict=True)))
     scoring = tuple(np.flatnonzero(owners == learner) for learner in range(num_learners))
     return UpdatePlan(scoring, tuple(steps))
+
+
+def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration: int) -> UpdatePlan:
+    """The plan of the update from the lengths of all rows; every learner makes the same plan."""
+    trajectories = [trajectory for group in groups for trajectory in group.survivors]
+    return plan_update(
+        [[turn.num_tokens for turn in each.turns] for each in trajectories],
+        minibatch_rows=config.minibatch_rows,
+        microbatch_rows=config.microbatch_rows,
+        num_learners=max(1, config.num_learners),
+        batch_shards=config.batch_shards,
+        num_epochs=config.num_epochs,
+        shuffle_seed=(config.seed or 0, iteration) if config.shuffle else None,
+        weighting=config.microbatch_weighting,
+    )
 
 
 def _interleaved(num_rows: int, num_shards: int) -> NDArray[np.int64]:

@@ -8,13 +8,13 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from trial_ray.rollout.groups import GroupRequest
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.rollout.groups import GroupRequest, SampleSettings
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
@@ -22,18 +22,22 @@ STOP_TIMEOUT_S = 30.0
 """How long the thread may take to end; only an environment that does not return keeps it."""
 
 Played = tuple[GroupRequest, TrajectoryGroup]
-Play = Callable[[Callable[[GroupRequest, TrajectoryGroup], None], asyncio.Semaphore], Coroutine[Any, Any, Any]]
-"""Makes the coroutine that plays groups, from a callback for each finished group and the slots for rollouts."""
+Play = Callable[[GroupRequest, int, SampleSettings], Coroutine[Any, Any, Trajectory]]
+"""Plays one rollout of a request, by its index."""
 
 
 class BackgroundGroups:
     """An event loop in a daemon thread, and the groups that have ended in it.
 
     Args:
+        play: plays a rollout.
+        end: called when no rollout of a request is played any more.
         max_episodes_in_flight: rollouts that are played at once, of all groups together.
     """
 
-    def __init__(self, max_episodes_in_flight: int) -> None:
+    def __init__(self, play: Play, end: Callable[[GroupRequest], None], max_episodes_in_flight: int) -> None:
+        self._play = play
+        self._end = end
         self._ended: queue.SimpleQueue[Played | BaseException] = queue.SimpleQueue()
         self._waited_for: list[Played] = []
         self._slots = asyncio.Semaphore(max_episodes_in_flight)
@@ -43,10 +47,35 @@ class BackgroundGroups:
         self._thread.start()
         self._loop = running.result()
 
-    def begin(self, play: Play) -> None:
-        """Start ``play(on_end, slots)`` behind what is played already, and return at once."""
-        playing = play(lambda request, group: self._ended.put((request, group)), self._slots)
-        asyncio.run_coroutine_threadsafe(playing, self._loop).add_done_callback(self._note_error)
+    def begin(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
+        """Start to play the requests behind what is played already, and return at once."""
+        playing = asyncio.run_coroutine_threadsafe(self._play_groups(requests, settings), self._loop)
+        playing.add_done_callback(self._note_error)
+
+    async def _play_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
+        """Start the rollouts one after the other, so that engines work on the first while later environments still load."""
+        groups = []
+        try:
+            for request in requests:
+                rollouts = []
+                for rollout in range(request.group_size):
+                    await self._slots.acquire()
+                    playing = self._play(request, rollout, settings)
+                    rollouts.append(asyncio.create_task(playing, name=f"group {request.index} rollout {rollout}"))
+                    rollouts[-1].add_done_callback(lambda _: self._slots.release())
+                    await asyncio.sleep(0)
+                groups.append(asyncio.create_task(self._end_group(request, rollouts)))
+            await asyncio.gather(*groups)
+        finally:  # also of a group that is abandoned while its rollouts wait for slots, before the task that ends it runs
+            for request in requests:
+                self._end(request)
+
+    async def _end_group(self, request: GroupRequest, rollouts: Sequence[asyncio.Task[Trajectory]]) -> None:
+        try:
+            group = TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
+        finally:  # also of a group that fails
+            self._end(request)
+        self._ended.put((request, group))
 
     def wait(self, timeout_s: float, number: int = 1) -> int:
         """Wait until :meth:`take` has so many groups, at most ``timeout_s`` seconds; returns how many it has.
@@ -58,7 +87,9 @@ class BackgroundGroups:
         with suppress(queue.Empty):
             while len(self._waited_for) < number:
                 ended = self._ended.get(timeout=max(0.0, deadline - time.monotonic()))
-                self._waited_for.append(self._checked(ended))
+                if isinstance(ended, BaseException):
+                    raise ended
+                self._waited_for.append(ended)
         return len(self._waited_for)
 
     def take(self) -> list[Played]:
@@ -83,9 +114,3 @@ class BackgroundGroups:
     def _note_error(self, playing: Future[Any]) -> None:
         if not playing.cancelled() and (error := playing.exception()) is not None:
             self._ended.put(error)
-
-    @staticmethod
-    def _checked(item: Played | BaseException) -> Played:
-        if isinstance(item, BaseException):
-            raise item
-        return item

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.env_runner import EnvRunner
@@ -19,6 +18,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.processes import ProcessEnv
 from trial_ray.errors import CallbackError
+from trial_ray.rollout.response_texts import ResponseTexts
 from trial_ray.rollout.trajectory import Trajectory
 
 RUNNER_HOOKS = (
@@ -60,19 +60,6 @@ def hooks_of(made: Iterable[Any], config: Any, names: Iterable[str]) -> dict[str
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeTexts:
-    """Ids to text.
-
-    Attributes:
-        prompt: of a prompt's ids.
-        response: of a prompt's ids, where evidence would be inserted into it, and the response's ids.
-    """
-
-    prompt: Callable[[np.ndarray], str]
-    response: Callable[[np.ndarray, int, np.ndarray], str]
-
-
 @dataclass(slots=True, eq=False)
 class TextEpisode(Trajectory):
     """The episode that callbacks are given: its trajectory so far, under RLlib's names for episodes, too.
@@ -93,7 +80,7 @@ class TextEpisode(Trajectory):
     max_turns: int = 0
     custom_data: dict[Any, Any] = field(default_factory=dict)
     now: StepResult | None = None
-    texts: EpisodeTexts | None = field(default=None, repr=False)
+    texts: ResponseTexts | None = field(default=None, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Trajectory, tuple(getattr(self, each.name) for each in fields(Trajectory))
@@ -115,13 +102,13 @@ class TextEpisode(Trajectory):
     def prompts(self) -> list[str]:
         """What the policy was shown in each turn, with the special tokens."""
         assert self.texts is not None  # set by the watch
-        return [self.texts.prompt(turn.prompt_ids) for turn in self.turns]
+        return [self.texts.decode(turn.prompt_ids.tolist()) for turn in self.turns]
 
     @property
     def responses(self) -> list[str]:
         """What the policy answered in each turn, as it is read for the action."""
         assert self.texts is not None
-        return [self.texts.response(turn.prompt_ids, turn.insert_at, turn.response_ids) for turn in self.turns]
+        return [self.texts.text(turn.prompt_ids, turn.insert_at, turn.response_ids) for turn in self.turns]
 
     @property
     def is_reset(self) -> bool:
@@ -256,7 +243,7 @@ class EpisodeWatch:
     env: GuardedEnv | ProcessEnv
     env_config: Mapping[str, Any]
     in_evaluation: bool
-    texts: EpisodeTexts
+    texts: ResponseTexts
     _place: dict[str, Any] = field(init=False)
     """Arguments that are the same in every call."""
 

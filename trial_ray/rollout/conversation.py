@@ -14,10 +14,9 @@ from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import ConversationPrompt, PromptContext
 from trial_ray.errors import ChatTemplateError, PromptTooLongError
 from trial_ray.models.vocabulary import stop_token_ids
-from trial_ray.rollout.chat_template import DEFAULT_OPTIONS, TemplateOptions, encode_head, split_conversation
+from trial_ray.rollout.chat_template import TemplateOptions, encode_head, split_conversation
 from trial_ray.rollout.hindsight import encode_untrusted
 from trial_ray.rollout.prompts import Prompt, PromptBuilder, PromptWriter, too_long
-from trial_ray.rollout.response_texts import ResponseTexts
 from trial_ray.rollout.trajectory import Turn
 
 
@@ -43,7 +42,7 @@ def template_options(config: RunSettings) -> TemplateOptions:
     return TemplateOptions(config.chat_template_kwargs, config.chat_template_date)
 
 
-class ConversationBuilder:
+class ConversationBuilder(PromptWriter):
     """Writes prompts that hold the whole episode: role, task and form of responses, then observations and responses in turn.
 
     The first are the system message; where the chat template delimits none, they stand at the head of the user's first message.
@@ -55,37 +54,16 @@ class ConversationBuilder:
 
     A prompt over the limit starts the conversation again: with role, task and form of responses and the last
     ``history_window`` turns, or as many of them as fit, whole and with their ids. What follows is appended to it.
-
-    Args:
-        tokenizer: a ``transformers`` tokenizer with a chat template.
-        template: writes the messages and reads the responses.
-        max_prompt_tokens: most ids in a prompt.
-        history_window: turns that are kept, at most, where the conversation starts again.
-        options: what the chat template is rendered with.
-
-    Raises:
-        ChatTemplateError: see :func:`~trial_ray.rollout.chat_template.split_conversation`.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        template: ConversationPrompt,
-        max_prompt_tokens: int,
-        history_window: int = 2,
-        options: TemplateOptions = DEFAULT_OPTIONS,
-    ) -> None:
-        self.template = template
-        self.max_prompt_tokens = max_prompt_tokens
-        self.history_window = history_window
-        self.responses = ResponseTexts(tokenizer)
-        self._tokenizer = tokenizer
-        self._parts = split_conversation(tokenizer, options)
+    template: ConversationPrompt
+
+    def _split(self, options: TemplateOptions) -> None:
+        self._parts = split_conversation(self._tokenizer, options)
         # What opens the user's message stands before the head, where the first message begins with one.
         folded = self._parts.system is None
-        self._lead_in = np.asarray(encode_untrusted(tokenizer, self._parts.first.lead_in) if folded else [], np.int32)
-        # No token spells more characters than its vocabulary entry has, see PromptBuilder.
-        self._most_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
+        ids = encode_untrusted(self._tokenizer, self._parts.first.lead_in) if folded else []
+        self._lead_in = np.asarray(ids, np.int32)
 
     def require_end(self, stop_ids: Sequence[int]) -> None:
         """Refuse a model that does not stop where the chat template ends a response.
@@ -106,15 +84,7 @@ class ConversationBuilder:
             )
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """The prompt of the next decision.
-
-        Args:
-            result: what the environment shows and offers now.
-            turns: the turns so far, oldest first, with prompts that this class wrote.
-
-        Raises:
-            PromptTooLongError: system message and the user's message alone exceed the limit.
-        """
+        """See :class:`PromptWriter`; system message and the user's message are never cut."""
         context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), len(turns) + 1)
         message = self.template.render(context).strip()
         if len(message) > self._most_characters:
@@ -160,7 +130,9 @@ class ConversationBuilder:
         return np.concatenate([turn.response_ids, np.asarray(glue[written:], np.int32)])
 
     def _prompt(self, ids: np.ndarray, num_cut: int) -> Prompt:
-        return Prompt(ids.astype(np.int32, copy=False), len(ids) - len(self._parts.suffix_ids), num_cut, False)
+        return Prompt(
+            ids.astype(np.int32, copy=False), len(ids) - len(self._parts.suffix_ids), "history" if num_cut else "none"
+        )
 
     def _too_long(self, result: StepResult, length: int | None) -> PromptTooLongError:
         return too_long(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,17 +28,15 @@ from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLi
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EngineError, UnsupportedError, refusing
 from trial_ray.process import EPISODE, RESPONSE, ProcessEvents, announce, note_event, peak_memory, process_events
-from trial_ray.rollout.background_groups import BackgroundGroups, Played
-from trial_ray.rollout.callbacks import EpisodeTexts, EpisodeWatch, RunnerCallbacks
+from trial_ray.rollout.background_groups import BackgroundGroups
+from trial_ray.rollout.callbacks import EpisodeWatch, RunnerCallbacks
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
-from trial_ray.rollout.groups import GroupRefs, GroupRequest, GroupSample, SampleSettings, parts_per_group
+from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.prompts import PromptWriter
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+from trial_ray.rollout.trajectory import Trajectory
 
 Result = TypeVar("Result")
-WAIT_S = 1.0
-"""How long groups that are played are waited for at a time, between which signals are handled."""
 
 
 def run_quietly(loop: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -131,22 +129,35 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
         A rollout that an engine or the environment fails is kept as ``failed``; it never ends the others.
         """
-        self._background().begin(partial(_play_groups, self, requests, settings))
+        self._background().begin(requests, settings)
 
     def wait_for_groups(self, timeout_s: float, number: int = 1) -> int:
         """Wait until so many groups of :meth:`begin_groups` have ended, at most ``timeout_s`` seconds; returns how many have."""
         return self._background().wait(timeout_s, number)
 
-    def take_groups(self, iteration: int) -> list[GroupSample]:
+    def take_groups(self, iteration: int | None) -> list[GroupSample]:
         """The groups of :meth:`begin_groups` that have ended since the last call, in the order of their requests.
 
         Args:
-            iteration: in which they are recorded, and counted by the driver.
+            iteration: in which they are recorded, and counted by the driver; ``None``: nothing of them is kept.
         """
+        keep, by_rows = iteration is not None, self.config.advantage_statistics == "rows"
+        penalty = self.config.invalid_action_penalty / self.config.reward_scale if by_rows else 0.0
         played = sorted(self._background().take(), key=lambda ended: ended[0].index)
-        samples = self._samples(played, keep=True)
-        if played:
-            self._record([group for _, group in played], iteration)
+        if self._callbacks and played:
+            rollouts = [rollout for _, group in played for rollout in group.trajectories]
+            self._callbacks.call("on_sample_end", not keep, samples=rollouts)
+        samples = [
+            GroupSample.from_group(request, group, self.config.reward, penalty, keep=keep) for request, group in played
+        ]
+        if self._callbacks and samples:  # the first tells what callbacks have logged
+            samples[0] = replace(samples[0], logged=self._callbacks.take_logged(not keep))
+        if iteration is not None and played and self.config.trajectories_folder is not None:
+            from trial_ray.rollout.recording import write_groups
+
+            writer = f"runner{self.worker_index:03d}-{self._num_batches:05d}"
+            write_groups(self.config.trajectories_folder, iteration, [group for _, group in played], writer)
+            self._num_batches += 1
         return samples
 
     def abandon_groups(self) -> None:
@@ -154,24 +165,6 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if self._in_background is not None:
             self._in_background.close()
             self._in_background = None
-
-    def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
-        """Play every request; yield each group as soon as it has ended, in any order, and keep nothing of it."""
-        for played in self._play(requests, settings):
-            yield self._samples([played], keep=False)[0]
-
-    def _play(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[Played]:
-        """Every request with its group, as soon as it has ended."""
-        playing, left = BackgroundGroups(self.config.max_episodes_in_flight), len(requests)
-        try:
-            playing.begin(partial(_play_groups, self, requests, settings))
-            while left:
-                playing.wait(WAIT_S)
-                ended = playing.take()
-                left -= len(ended)
-                yield from ended
-        finally:
-            playing.close()
 
     def apply(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Call a function with this env runner; RLlib's own ends the process where it raises, with all that is played."""
@@ -228,46 +221,18 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             )
         return self._client
 
-    @property
-    def _row_penalty(self) -> float:
-        by_rows = self.config.advantage_statistics == "rows"
-        return self.config.invalid_action_penalty / self.config.reward_scale if by_rows else 0.0
-
-    def _samples(self, played: Sequence[Played], keep: bool) -> list[GroupSample]:
-        """What is handed over of groups, after the callbacks for it; the first tells what callbacks have logged."""
-        if self._callbacks and played:
-            rollouts = [rollout for _, group in played for rollout in group.trajectories]
-            self._callbacks.call("on_sample_end", not keep, samples=rollouts)
-        samples = [self._sample(request, group, keep) for request, group in played]
-        if self._callbacks and samples:
-            samples[0] = replace(samples[0], logged=self._callbacks.take_logged(not keep))
-        return samples
-
     def watch(self, env: EpisodeEnv, environment: int, settings: SampleSettings) -> EpisodeWatch | None:
         """What tells the user's callbacks of an episode; ``None`` where there are none."""
         if not self._callbacks:
             return None
         config, writer = settings.env_configs[environment], self._prompt_writer(environment)
-        texts = EpisodeTexts(self._tokenizer.decode, writer.responses.text)
-        return EpisodeWatch(self._callbacks, env, config, not settings.keep_trajectories, texts)
-
-    def _sample(self, request: GroupRequest, group: TrajectoryGroup, keep: bool) -> GroupSample:
-        refs = GroupRefs.put(group, parts_per_group(self.config)) if keep and group.survivors else None
-        return GroupSample.from_group(request, group, refs, self.config.reward, self._row_penalty)
+        return EpisodeWatch(self._callbacks, env, config, settings.in_evaluation, writer.responses)
 
     def _background(self) -> BackgroundGroups:
         if self._in_background is None:
-            self._in_background = BackgroundGroups(self.config.max_episodes_in_flight)
+            play, end = partial(_play_rollout, self), lambda request: self.client.end_group(request)
+            self._in_background = BackgroundGroups(play, end, self.config.max_episodes_in_flight)
         return self._in_background
-
-    def _record(self, groups: Sequence[TrajectoryGroup], iteration: int) -> None:
-        """Record the groups where that is asked for."""
-        if self.config.trajectories_folder is not None:
-            from trial_ray.rollout.recording import write_groups
-
-            writer = f"runner{self.worker_index:03d}-{self._num_batches:05d}"
-            write_groups(self.config.trajectories_folder, iteration, groups, writer)
-        self._num_batches += 1
 
     # -- what RLlib asks of an env runner --------------------------------------------------------------------------
 
@@ -323,50 +288,6 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 env.close()
         self._free_envs.clear()
         self._processes.close()
-
-
-async def _play_groups(
-    runner: TextEnvRunner,
-    requests: Sequence[GroupRequest],
-    settings: SampleSettings,
-    on_end: Callable[[GroupRequest, TrajectoryGroup], None],
-    slots: asyncio.Semaphore,
-) -> None:
-    """Start the rollouts one after the other, so that engines work on the first while later environments still load."""
-
-    async def play(request: GroupRequest, rollout: int) -> Trajectory:
-        try:
-            return await _play_rollout(runner, request, rollout, settings)
-        finally:
-            slots.release()
-
-    groups = []
-    try:
-        for request in requests:
-            rollouts = []
-            for rollout in range(request.group_size):
-                await slots.acquire()
-                name = f"group {request.index} rollout {rollout}"
-                rollouts.append(asyncio.create_task(play(request, rollout), name=name))
-                await asyncio.sleep(0)
-            groups.append(asyncio.create_task(_end_group(runner, request, rollouts, on_end)))
-        await asyncio.gather(*groups)
-    finally:  # also of a group that is abandoned while its rollouts wait for slots, before the task that ends it runs
-        for request in requests:
-            runner.client.end_group(request)
-
-
-async def _end_group(
-    runner: TextEnvRunner,
-    request: GroupRequest,
-    rollouts: Sequence[asyncio.Task[Trajectory]],
-    on_end: Callable[[GroupRequest, TrajectoryGroup], None],
-) -> None:
-    try:
-        group = TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
-    finally:  # also of a group that fails
-        runner.client.end_group(request)
-    on_end(request, group)
 
 
 async def _play_rollout(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongEr
 from trial_ray.files import text_digest
 from trial_ray.process import advance
 from trial_ray.rollout.prompts import PromptWriter, located
-from trial_ray.rollout.trajectory import Ending, PromptCut, Trajectory, Turn
+from trial_ray.rollout.trajectory import Ending, Trajectory, Turn
 
 if TYPE_CHECKING:
     from trial_ray.rollout.callbacks import EpisodeWatch
@@ -27,31 +27,10 @@ History = Sequence[Turn]
 """The turns so far, oldest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """An agent's action in one turn; fields are those of :class:`~trial_ray.rollout.trajectory.Turn`.
-
-    A player that writes no prompts and no responses, such as an oracle, leaves all but the action at their defaults.
-    """
-
-    action: str
-    valid: bool = True
-    prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
-    response_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
-    logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
-    weight_version: int = 0
-    insert_at: int = 0
-    finish_reason: str = "stop"
-    prompt_cut: PromptCut = "none"
-
-
-_DECIDED = tuple(each.name for each in fields(Decision))
-
-
 class Player(Protocol):
     """Decides the turns of one episode."""
 
-    async def act(self, result: StepResult, history: History, step: int) -> Decision | None:
+    async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
         """Decide.
 
         Args:
@@ -60,7 +39,7 @@ class Player(Protocol):
             step: number of this decision, from 1.
 
         Returns:
-            The decision; ``None`` gives up, which ends the episode like a limit on turns.
+            The turn, without what the environment answers; ``None`` gives up, which ends the episode like a limit on turns.
 
         Raises:
             PromptTooLongError: the prompt does not fit; the episode ends.
@@ -118,23 +97,23 @@ async def _play(
     while not (now.terminated or now.truncated or len(trajectory.turns) >= env.max_turns):
         step = len(trajectory.turns) + 1
         try:
-            decision = await player.act(now, trajectory.turns, step)
+            turn = await player.act(now, trajectory.turns, step)
         except PromptTooLongError as error:
             cut, trajectory.error = "prompt_limit", located(error, env.name, trajectory.task_id, step)
             break
-        if decision is None:
+        if turn is None:
             break
-        before, now = now, await _resolved(env.step(decision.action))
+        before, now = now, await _resolved(env.step(turn.action))
         advance()
         for name, value in now.rewards.items():
             trajectory.rewards[name] = trajectory.rewards.get(name, 0.0) + value
         trajectory.turns.append(
-            Turn(
+            replace(
+                turn,
                 observation=before.observation,
                 outcome=now.observation,
                 reward=now.reward,
                 invalid_action=now.invalid_action,
-                **{name: getattr(decision, name) for name in _DECIDED},
             )
         )
         if watch is not None:
@@ -165,14 +144,14 @@ class PolicyPlayer:
     generate: Generate
     seed: int | None = None
 
-    async def act(self, result: StepResult, history: History, step: int) -> Decision:
+    async def act(self, result: StepResult, history: History, step: int) -> Turn:
         """Write the prompt, sample the response, read the action; see :class:`Player`."""
         prompt = self.prompts.write(result, history)
         params = self.params if self.seed is None else replace(self.params, seed=derive_seed(self.seed, step))
         response = await self.generate(prompt.ids, params)
         text = self.prompts.responses.text(prompt.ids, prompt.insert_at, response.response_ids)
         projection = self.prompts.template.project(text)
-        return Decision(
+        return Turn(
             action=projection.action,
             valid=projection.valid,
             prompt_ids=prompt.ids,

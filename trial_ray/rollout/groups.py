@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from operator import add
+from typing import Any
 
 import ray
 from ray import ObjectRef
@@ -25,14 +25,10 @@ from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 
-if TYPE_CHECKING:
-    from trial_ray.config.run import RunSettings
-
 NamedReward = tuple[float, int]
 """Sum of a named reward, and the number of rollouts that were given it."""
-Range = tuple[float, float]
-"""The smallest and the largest."""
-NO_RANGE: Range = (math.inf, -math.inf)
+_MERGED: dict[str, Callable[[Any, Any], Any]] = {"_min": min, "_max": max}
+"""How figures are merged that are no sums, by the ends of their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +51,7 @@ class RolloutCounts:
         cut_histories: turns whose prompt lost history records.
         cut_observations: turns whose prompt lost a part of the observation as well.
         rewards: of the sums of each named reward, and the rollouts that were given it.
-        return_range: of the rollouts.
-        length_range: of the rollouts, in turns.
+        return_min, return_max, length_min, length_max: of the rollouts; lengths in turns.
     """
 
     episodes: int = 0
@@ -74,8 +69,10 @@ class RolloutCounts:
     cut_histories: int = 0
     cut_observations: int = 0
     rewards: Mapping[str, NamedReward] = field(default_factory=dict)
-    return_range: Range = NO_RANGE
-    length_range: Range = NO_RANGE
+    return_min: float = math.inf
+    return_max: float = -math.inf
+    length_min: float = math.inf
+    length_max: float = -math.inf
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> RolloutCounts:
@@ -83,13 +80,14 @@ class RolloutCounts:
         every = list(trajectories)
         played = [each for each in every if not each.failed]
         turns = [turn for each in played for turn in each.turns]
+        returns, lengths = [each.episode_return for each in played], [len(each.turns) for each in played]
         return cls(
             episodes=len(played),
             failed=len(every) - len(played),
             turns=len(turns),
             prompt_tokens=sum(len(turn.prompt_ids) for turn in turns),
             response_tokens=sum(len(turn.response_ids) for turn in turns),
-            returns=sum(each.episode_return for each in played),
+            returns=sum(returns),
             successes=sum(bool(each.success) for each in played),
             scores=sum(float(each.score) for each in played),
             truncated=sum(each.ended != "terminated" for each in played),
@@ -99,22 +97,19 @@ class RolloutCounts:
             cut_histories=sum(turn.prompt_cut != "none" for turn in turns),
             cut_observations=sum(turn.prompt_cut == "observation" for turn in turns),
             rewards=_added({name: (value, 1)} for each in played for name, value in each.rewards.items()),
-            return_range=_range(each.episode_return for each in played),
-            length_range=_range(len(each.turns) for each in played),
+            return_min=min(returns, default=math.inf),
+            return_max=max(returns, default=-math.inf),
+            length_min=min(lengths, default=math.inf),
+            length_max=max(lengths, default=-math.inf),
         )
 
     def __add__(self, other: RolloutCounts) -> RolloutCounts:
         numbers = {
-            each.name: getattr(self, each.name) + getattr(other, each.name)
+            each.name: _MERGED.get(each.name[-4:], add)(getattr(self, each.name), getattr(other, each.name))
             for each in fields(self)
-            if each.name not in ("rewards", "return_range", "length_range")
+            if each.name != "rewards"
         }
-        return RolloutCounts(
-            **numbers,
-            rewards=_added((self.rewards, other.rewards)),
-            return_range=_wider(self.return_range, other.return_range),
-            length_range=_wider(self.length_range, other.length_range),
-        )
+        return RolloutCounts(**numbers, rewards=_added((self.rewards, other.rewards)))
 
     def episode_metrics(self) -> dict[str, float]:
         """Figures over rollouts, by the names under ``env_runners/``; means are left out where there is no rollout."""
@@ -125,11 +120,11 @@ class RolloutCounts:
             "success_rate": self.successes / self.episodes,
             "score_mean": self.scores / self.episodes,
             EPISODE_RETURN_MEAN: self.returns / self.episodes,
-            EPISODE_RETURN_MIN: self.return_range[0],
-            EPISODE_RETURN_MAX: self.return_range[1],
+            EPISODE_RETURN_MIN: self.return_min,
+            EPISODE_RETURN_MAX: self.return_max,
             EPISODE_LEN_MEAN: self.turns / self.episodes,
-            EPISODE_LEN_MIN: self.length_range[0],
-            EPISODE_LEN_MAX: self.length_range[1],
+            EPISODE_LEN_MIN: self.length_min,
+            EPISODE_LEN_MAX: self.length_max,
             "truncated_rate": self.truncated / self.episodes,
             **{f"rewards/{name}_mean": total / rollouts for name, (total, rollouts) in self.rewards.items()},
         }
@@ -156,15 +151,6 @@ class RolloutCounts:
             "cut_history_rate": self.cut_histories / self.turns,
             "cut_observation_rate": self.cut_observations / self.turns,
         }
-
-
-def _range(values: Iterable[float]) -> Range:
-    found = list(values)
-    return min(found, default=math.inf), max(found, default=-math.inf)
-
-
-def _wider(one: Range, other: Range) -> Range:
-    return min(one[0], other[0]), max(one[1], other[1])
 
 
 def _added(parts: Iterable[Mapping[str, NamedReward]]) -> dict[str, NamedReward]:
@@ -202,61 +188,14 @@ class SampleSettings:
     Attributes:
         env_configs: keyword arguments of each of the run's environments.
         params: sampling of responses.
-        iteration: in which the requests are made, for the records; 0 before training.
-        keep_trajectories: put trajectories into the object store and record them (training), or only count (evaluation).
         seeded: give every response a seed that follows from the group's.
+        in_evaluation: whether the tasks are an evaluation set's.
     """
 
     env_configs: tuple[dict[str, Any], ...]
     params: SamplingParams
-    iteration: int
-    keep_trajectories: bool
     seeded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRefs:
-    """A group in the object store of the process that played or read it.
-
-    Attributes:
-        packed_header: ``TrajectoryGroup.pack_header``; every learner makes the plan of the update from those of all groups.
-        num_parts: into how many parts its rollouts are cut, at :func:`part_bounds`.
-        parts: reference to the references of the parts, so that a learner receives those of its share, and the driver one a group.
-    """
-
-    packed_header: bytes
-    num_parts: int
-    parts: ObjectRef[list[ObjectRef[list[Trajectory]]]]
-
-    @classmethod
-    def put(cls, group: TrajectoryGroup, num_parts: int = 1) -> GroupRefs:
-        """Put a group into the object store, in at most ``num_parts`` parts."""
-        rollouts = group.trajectories
-        bounds = part_bounds(len(rollouts), min(num_parts, len(rollouts)))
-        parts = [ray.put(rollouts[start:end]) for start, end in pairwise(bounds)]
-        return cls(group.pack_header(), len(parts), ray.put(parts))
-
-    @property
-    def header(self) -> TrajectoryGroup:
-        """The group with a ``TurnHeader`` in place of each turn."""
-        return TrajectoryGroup.from_header(self.packed_header)
-
-
-def part_bounds(num_rollouts: int, num_parts: int) -> list[int]:
-    """The first rollout of each of consecutive parts that are as even as whole rollouts allow, and their number."""
-    return [part * num_rollouts // num_parts for part in range(num_parts + 1)]
-
-
-PARTS_PER_LEARNER = 40
-"""Parts of groups that fall to a learner at least, where groups have rollouts enough; of those at the ends of its share it needs
-only some rollouts."""
-
-
-def parts_per_group(config: RunSettings) -> int:
-    """Into how many parts env runners cut each group: few, because each is an object of its own."""
-    if config.num_learners <= 1:
-        return 1
-    return math.ceil(PARTS_PER_LEARNER * config.num_learners / config.tasks_per_iteration)
+    in_evaluation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +204,7 @@ class GroupSample:
 
     Attributes:
         request: what was asked for.
-        refs: where the group lies; ``None`` when trajectories are not kept.
+        group: in the object store of the process that played it; ``None`` where nothing of it is trained on.
         episodes: result of every rollout, failed ones included.
         errors: what ended the failed ones.
         num_survivors: rollouts that can be trained on.
@@ -279,7 +218,7 @@ class GroupSample:
     """
 
     request: GroupRequest
-    refs: GroupRefs | None
+    group: ObjectRef[TrajectoryGroup] | None
     episodes: list[EpisodeResult]
     errors: list[str]
     num_survivors: int
@@ -296,16 +235,20 @@ class GroupSample:
         cls,
         request: GroupRequest,
         group: TrajectoryGroup,
-        refs: GroupRefs | None,
         reward: str,
-        row_penalty: float,
+        row_penalty: float = 0.0,
+        *,
+        keep: bool = False,
     ) -> GroupSample:
-        """Count what was played; ``reward`` and ``row_penalty`` as in :meth:`TrajectoryGroup.has_variance`."""
+        """Count what was played, and put it into the object store where it is to be kept for an update.
+
+        ``reward`` and ``row_penalty`` are those of :meth:`TrajectoryGroup.has_variance`.
+        """
         survivors = group.survivors
         versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
         return cls(
             request=request,
-            refs=refs,
+            group=ray.put(group) if keep and survivors else None,
             episodes=[EpisodeResult.from_trajectory(trajectory) for trajectory in group.trajectories],
             errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
             num_survivors=len(survivors),

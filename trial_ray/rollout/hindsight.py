@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,7 +12,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import ConfigError
+from trial_ray.rollout.trajectory import Trajectory
 
 REASONING_TAGS = frozenset({"<think>", "</think>"})
 """Tokens of their own in many tokenizers, special ones in some; they delimit no message."""
@@ -209,31 +211,6 @@ def augment(prompt_ids: ArrayLike, insert_at: int, evidence_ids: ArrayLike) -> N
     return np.concatenate([prompt[:insert_at], evidence, prompt[insert_at:]])
 
 
-@dataclass(frozen=True, slots=True)
-class TurnContext:
-    """One turn, as the views see it.
-
-    Attributes:
-        environment: id of the environment.
-        family: the task's family.
-        outcome: what the environment answered to the action.
-        terminal: the environment ended the episode with this turn (not: a limit did).
-        success: whether the episode was won.
-        solution: actions that solve the task from its beginning; empty where the environment knows none.
-        skills: advice by family, under ``""`` for all others; empty where there is none.
-        peer: actions of a successful rollout of the task, where this one failed; else empty.
-    """
-
-    environment: str
-    family: str
-    outcome: str
-    terminal: bool
-    success: bool
-    solution: tuple[str, ...] = ()
-    skills: Mapping[str, str] = field(default_factory=dict)
-    peer: tuple[str, ...] = ()
-
-
 # As ``trial_ray.config.training.PRIVILEGED_VIEWS`` names the views.
 FRAMES: dict[str, Frame] = {
     "outcome": OUTCOME,
@@ -249,25 +226,37 @@ FRAMES: dict[str, Frame] = {
 }
 
 
-def privileged_view(name: str, context: TurnContext) -> PrivilegedView:
+def privileged_view(
+    name: str, trajectory: Trajectory, index: int, adapter: EnvironmentAdapter, peer: Sequence[str] = ()
+) -> PrivilegedView:
     """The view of one turn.
+
+    Args:
+        name: of the view.
+        trajectory: whose turn.
+        index: of the turn.
+        adapter: of the environment, with its advice.
+        peer: actions of a successful rollout of the task, where this one failed; else empty.
 
     Raises:
         KeyError: no view has that name.
         ConfigError: the environment gave no solution, or there is no advice.
     """
-    frame, answer = FRAMES[name], context.outcome.strip()
+    frame, outcome = FRAMES[name], trajectory.turns[index].outcome
     if name == "outcome":
-        return outcome_view(context.outcome, terminal=context.terminal, success=context.success)
+        # Not where a limit ended the episode.
+        terminal = trajectory.ended == "terminated" and index == len(trajectory.turns) - 1
+        return outcome_view(outcome, terminal=terminal, success=trajectory.success)
     if name in ("feedback", "peer"):
-        shown = answer if name == "feedback" else ", ".join(context.peer)
+        shown = outcome.strip() if name == "feedback" else ", ".join(peer)
         return PrivilegedView(shown, frame if shown else Frame(""))
     if name == "skill":
-        needed, text = "advice of the adapter", context.skills.get(context.family) or context.skills.get("")
+        skills = adapter.skills or {}
+        needed, text = "advice of the adapter", skills.get(trajectory.family) or skills.get("")
     else:
-        needed, text = "the environment's own solution (its `walkthrough`)", ", ".join(context.solution)
+        needed, text = "the environment's own solution (its `walkthrough`)", ", ".join(trajectory.solution)
     if not text:
         raise ConfigError(
-            f"The {name!r} view needs {needed}; {context.environment} gave none. Choose another privileged_view."
+            f"The {name!r} view needs {needed}; {adapter.env_id} gave none. Choose another privileged_view."
         )
     return PrivilegedView(text, frame)

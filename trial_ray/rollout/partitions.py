@@ -1,7 +1,7 @@
 """Parquet files in ``iteration=00012/`` folders, which pyarrow, pandas, DuckDB and Spark read as a partition column.
 
 Many processes write side by side: every file has a name of its own and appears whole or not at all. The version of its schema
-is in its metadata. Its name ends in the checksum of its bytes, since Parquet's own cover neither headers of pages nor the footer.
+is in its metadata, and its name ends in the checksum of its bytes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 
 from trial_ray.errors import UserInputError, first_line
+from trial_ray.files import partial_of
 
 VERSION_KEY = b"trial_ray.schema_version"
 """Key of the schema's version in a file's metadata."""
-ROWS_KEY = b"trial_ray.rows"
-"""Key of the number of rows, which no checksum of Parquet's covers."""
-
 SINCE = "since"
 """Key of the version that a column came with in the column's metadata; 0 for those that every file has."""
 
@@ -32,11 +29,7 @@ IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
 """Errors that pyarrow raises for damaged files."""
-_CHECKED = pds.ParquetFileFormat(
-    default_fragment_scan_options=pds.ParquetFragmentScanOptions(page_checksum_verification=True)
-)
 _CHECKSUM = re.compile(r"-crc([0-9a-f]{8})\.parquet$")
-_PARTITION = pds.partitioning(pa.schema([("iteration", pa.int32())]), flavor="hive")
 
 
 def new_schema(
@@ -95,15 +88,14 @@ def write_rows(
     """
     if not writer_id or not writer_id.replace("-", "").replace("_", "").isalnum():
         raise UserInputError(f"writer_id must be letters, digits, '-' and '_'; got {writer_id!r}.")
-    marked = schema.with_metadata({**(schema.metadata or {}), ROWS_KEY: str(len(rows)).encode()})
-    table, sink = pa.Table.from_pylist(list(rows), schema=marked), pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", use_dictionary=_repeating(schema), write_page_checksum=True)
+    table, sink = pa.Table.from_pylist(list(rows), schema=schema), pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", use_dictionary=_repeating(schema))
     content = sink.getvalue()
     # A process that was restarted counts from zero again, so its own name would not be unique.
     stem = f"{writer_id}-{uuid.uuid4().hex[:12]}-crc{zlib.crc32(content):08x}"
     target = partition(folder, iteration) / f"{stem}.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{stem}.unfinished")
+    unfinished = partial_of(target)
     try:
         unfinished.write_bytes(content)
         unfinished.replace(target)
@@ -144,47 +136,32 @@ def read_rows(
         UserInputError: nothing was recorded there, or a file is cut, damaged, of another version of the schema, or lacks columns.
     """
     folder = Path(folder).expanduser()
-    pattern = "iteration=*" if iteration is None else partition(folder, iteration).name
-    folders = partitions(folder)
-    chosen = list(folders.values()) if iteration is None else [folders[iteration]] if iteration in folders else []
-    files = [file for each in chosen for file in sorted(each.glob("*.parquet"))]
+    files = [
+        (number, file)
+        for number, each in partitions(folder).items()
+        if iteration in (None, number)
+        for file in sorted(each.glob("*.parquet"))
+    ]
     if not files:
+        pattern = "iteration=*" if iteration is None else partition(folder, iteration).name
         raise UserInputError(f"No {what} in {folder / pattern}; expected Parquet files. {advice}")
-    for file in files:
-        _require_schema(file, schema)
-        _require_whole(file)
-    dataset = pds.dataset(
-        [str(file) for file in files],
-        schema=schema.append(pa.field("iteration", pa.int32())),
-        partitioning=_PARTITION,
-        format=_CHECKED,
-        partition_base_dir=str(folder),
-    )
-    try:
-        return dataset.to_table()
-    except _UNREADABLE as error:
-        raise UserInputError(
-            f"A file below {folder / pattern} is damaged ({first_line(error)}). Copy the folder again from where it was "
-            "written."
-        ) from error
+    return pa.concat_tables([_read(file, number, schema) for number, file in files])
 
 
-def _require_whole(file: Path) -> None:
+def _read(file: Path, iteration: int, schema: pa.Schema) -> pa.Table:
+    """The rows of a file; columns that came with later versions are null."""
+    content = file.read_bytes()
     checksum = _CHECKSUM.search(file.name)  # files of earlier releases have none
-    if checksum and zlib.crc32(file.read_bytes()) != int(checksum[1], 16):
+    if checksum and zlib.crc32(content) != int(checksum[1], 16):
         raise UserInputError(f"{file} is damaged: its bytes are not those that were written. Copy it again.")
-
-
-def _require_schema(file: Path, schema: pa.Schema) -> None:
     try:
-        with pq.ParquetFile(file) as opened:
-            found, rows = opened.schema_arrow, opened.metadata.num_rows
+        table = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
     except _UNREADABLE as error:
         raise UserInputError(
             f"{file} is no complete Parquet file ({first_line(error)}). Copy it again from where it was written, or remove it."
         ) from error
     version, expected = (
-        (each.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace") for each in (found, schema)
+        (each.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace") for each in (table.schema, schema)
     )
     since = {field.name: int(field.metadata[SINCE.encode()]) for field in schema}
     oldest = min((came - 1 for came in since.values() if came), default=int(expected))
@@ -192,21 +169,18 @@ def _require_schema(file: Path, schema: pa.Schema) -> None:
         raise UserInputError(
             f"{file} has schema version {version}; expected {expected}. Read it with the release that wrote it."
         )
-    if missing := [name for name, came in since.items() if came <= int(version) and name not in found.names]:
+    absent = [name for name in since if name not in table.column_names]
+    if missing := [name for name in absent if since[name] <= int(version)]:
         raise UserInputError(
             f"{file} lacks columns of schema version {version}: {', '.join(missing)}. It was changed after it was written; "
             "copy it again from where it was written."
         )
-    written = (found.metadata or {}).get(ROWS_KEY, str(rows).encode())  # files of earlier releases do not say it
-    if written != str(rows).encode():
-        raise UserInputError(f"{file} is damaged: it has {rows} rows, others were written. Copy it again.")
-
-
-def columns_table(schema: pa.Schema) -> str:
-    """The columns as a Markdown table, for the documentation."""
-    lines = ["| column | type | meaning |", "| --- | --- | --- |"]
-    lines.append("| `iteration` | int32 | training iteration, from the folder's name |")
-    for field in schema:
-        kind = str(field.type).replace("element: ", "").replace("item: ", "")
-        lines.append(f"| `{field.name}` | {kind} | {field.metadata[b'description'].decode()} |")
-    return "\n".join(lines)
+    for name in absent:
+        table = table.append_column(name, pa.nulls(len(table)))
+    try:
+        table = table.select(schema.names).cast(schema)
+    except _UNREADABLE as error:
+        raise UserInputError(
+            f"{file} is damaged ({first_line(error)}). Copy it again from where it was written."
+        ) from error
+    return table.append_column("iteration", pa.array([iteration] * len(table), pa.int32()))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,65 +26,26 @@ class Prompt:
     Attributes:
         ids: int32 ``[P]``, chat template included, up to where the response starts.
         insert_at: index in ``ids`` of the first token after the user's message (post-action evidence goes before it).
-        num_cut_records: history records left out for length: of those inside the window, or of a conversation's.
-        cut_observation: whether the middle of the observation was left out for length.
+        cut: what was left out for its length; where that is a part of the observation, no history is left.
     """
 
     ids: np.ndarray
     insert_at: int
-    num_cut_records: int
-    cut_observation: bool
-
-    @property
-    def cut(self) -> PromptCut:
-        """The part that was truncated, in one word; a truncated observation stands alone, without history."""
-        if self.cut_observation:
-            return "observation"
-        return "history" if self.num_cut_records else "none"
+    cut: PromptCut
 
 
-class PromptWriter(Protocol):
-    """Writes the prompts of an episode, for one tokenizer and one template."""
-
-    @property
-    def template(self) -> PromptTemplate:
-        """Writes the messages and reads the responses."""
-        ...
-
-    @property
-    def responses(self) -> ResponseTexts:
-        """Decodes the responses."""
-        ...
-
-    def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """The prompt of the next decision.
-
-        Args:
-            result: what the environment shows and offers now.
-            turns: the turns so far, oldest first.
-
-        Raises:
-            PromptTooLongError: the prompt exceeds the limit even with all that may be cut left out.
-        """
-        ...
-
-
-class PromptBuilder:
-    """Writes prompts that stand alone, with the last records of the history in the user's message.
-
-    The chat template is rendered once; what stands around the user's message is tokenised once, and a prompt costs one
-    tokenisation of its message. The ids equal those of the whole rendered conversation (checked on construction),
-    except that special tokens spelled in a message stay ordinary text.
+class PromptWriter(ABC):
+    """Writes the prompts of an episode, for one tokenizer and one template.
 
     Args:
         tokenizer: a ``transformers`` tokenizer with a chat template.
-        template: writes the user's message and reads the response.
+        template: writes the messages and reads the responses.
         max_prompt_tokens: most ids in a prompt.
-        history_window: (observation, action) pairs shown.
+        history_window: turns before the present one that a prompt shows, at most, where it cannot hold the whole episode.
         options: what the chat template is rendered with.
 
     Raises:
-        ChatTemplateError: no chat template, or one that alters, repeats or does not delimit the user's message.
+        ChatTemplateError: no chat template, or one that alters, repeats or does not delimit messages.
     """
 
     def __init__(
@@ -99,18 +61,46 @@ class PromptBuilder:
         self.history_window = history_window
         self.responses = ResponseTexts(tokenizer)
         self._tokenizer = tokenizer
-        self._around, self._suffix_ids = split_user_message(tokenizer, options)
         # No token spells more characters than its vocabulary entry has: a longer message need not be tokenised to see
         # that it is over the limit.
         self._most_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
+        self._split(options)
+
+    @abstractmethod
+    def _split(self, options: TemplateOptions) -> None:
+        """Find what the chat template writes around messages."""
+
+    @abstractmethod
+    def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
+        """The prompt of the next decision.
+
+        Args:
+            result: what the environment shows and offers now.
+            turns: the turns so far, oldest first, with prompts that this class wrote.
+
+        Raises:
+            PromptTooLongError: the prompt exceeds the limit even with all that may be cut left out.
+        """
+
+
+class PromptBuilder(PromptWriter):
+    """Writes prompts that stand alone, with the last records of the history in the user's message.
+
+    The chat template is rendered once; what stands around the user's message is tokenised once, and a prompt costs one
+    tokenisation of its message. The ids equal those of the whole rendered conversation (checked on construction),
+    except that special tokens spelled in a message stay ordinary text.
+    """
+
+    def _split(self, options: TemplateOptions) -> None:
+        self._around, self._suffix_ids = split_user_message(self._tokenizer, options)
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """The prompt of the next decision; see :class:`PromptWriter`."""
+        """See :class:`PromptWriter`."""
         return self.build(
             task=result.task,
             observation=result.observation,
             admissible_actions=result.admissible_actions,
-            history=records(turns[max(0, len(turns) - self.history_window) :]),
+            history=records(turns),
             step=len(turns) + 1,
         )
 
@@ -141,59 +131,48 @@ class PromptBuilder:
         window, shown = history[max(0, len(history) - self.history_window) :], observation.strip()
         for num_cut in range(len(window) + 1):
             context = PromptContext(task, shown, admissible_actions, window[num_cut:], step)
-            message_ids = self._encode(context)
-            if message_ids is not None:
-                return self._assemble(message_ids, num_cut, False)
-        return self._assemble(self._cut_observation(context), len(window), True)
+            if (prompt := self._prompt(context, "history" if num_cut else "none")) is not None:
+                return prompt
+        return self._cut_observation(context)
 
-    def _cut_observation(self, context: PromptContext) -> list[int]:
-        """The message with as much of the observation's both ends as fits; bisection over the characters kept."""
+    def _cut_observation(self, context: PromptContext) -> Prompt:
+        """The prompt with as much of the observation's both ends as fits; bisection over the characters kept."""
         observation = context.observation
 
-        def keeping(characters: int) -> list[int] | None:
+        def keeping(characters: int) -> Prompt | None:
             head, tail = characters - characters // 2, characters // 2
             kept = observation[:head] + CUT_MARK + observation[len(observation) - tail :]
-            return self._encode(replace(context, observation=kept))
+            return self._prompt(replace(context, observation=kept), "observation")
 
-        fitting = keeping(0)
-        if fitting is None:
-            raise self._too_long(replace(context, observation=min(observation, CUT_MARK, key=len)))
+        if (fitting := keeping(0)) is None:
+            ids = self._ids(replace(context, observation=min(observation, CUT_MARK, key=len)))
+            raise too_long(
+                f"the task, the {len(context.admissible_actions)} admissible actions and the instructions",
+                None if ids is None else len(ids),
+                self.max_prompt_tokens,
+            )
         low, high = 0, min(len(observation), self._most_characters)
         while high - low > 1:
             middle = (low + high) // 2
-            message_ids = keeping(middle)
-            if message_ids is not None:
-                low, fitting = middle, message_ids
+            if (longer := keeping(middle)) is not None:
+                low, fitting = middle, longer
             else:
                 high = middle
         return fitting
 
-    def _too_long(self, shortest: PromptContext) -> PromptTooLongError:
-        message = self._message(shortest)
-        length = None
-        if len(message) <= self._most_characters:
-            message_ids = self._around.encode(self._tokenizer, message)
-            length = len(self._around.ids) + len(message_ids) + len(self._suffix_ids)
-        return too_long(
-            f"the task, the {len(shortest.admissible_actions)} admissible actions and the instructions",
-            length,
-            self.max_prompt_tokens,
-        )
+    def _prompt(self, context: PromptContext, cut: PromptCut) -> Prompt | None:
+        """The prompt; ``None`` where it would exceed the limit."""
+        ids = self._ids(context)
+        if ids is None or len(ids) > self.max_prompt_tokens:
+            return None
+        return Prompt(np.asarray(ids, np.int32), len(ids) - len(self._suffix_ids), cut)
 
-    def _message(self, context: PromptContext) -> str:
-        return self.template.render(context).strip()
-
-    def _encode(self, context: PromptContext) -> list[int] | None:
-        """Ids of the message, or ``None`` when the prompt would exceed the limit."""
-        message = self._message(context)
+    def _ids(self, context: PromptContext) -> list[int] | None:
+        """Ids of a prompt of any length; ``None`` where its characters show that it exceeds the limit."""
+        message = self.template.render(context).strip()
         if len(message) > self._most_characters:
             return None
-        ids = self._around.encode(self._tokenizer, message)
-        return ids if len(self._around.ids) + len(ids) + len(self._suffix_ids) <= self.max_prompt_tokens else None
-
-    def _assemble(self, message_ids: list[int], num_cut_records: int, cut_observation: bool) -> Prompt:
-        ids = np.asarray([*self._around.ids, *message_ids, *self._suffix_ids], dtype=np.int32)
-        return Prompt(ids, len(ids) - len(self._suffix_ids), num_cut_records, cut_observation)
+        return [*self._around.ids, *self._around.encode(self._tokenizer, message), *self._suffix_ids]
 
 
 def too_long(parts: str, length: int | None, limit: int, advice: str = "") -> PromptTooLongError:

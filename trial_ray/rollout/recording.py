@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from trial_ray.errors import UserInputError
 from trial_ray.files import escaped, unescaped
-from trial_ray.rollout.partitions import FLOATS, IDS, columns_table, new_schema, partitions, read_rows, write_rows
+from trial_ray.rollout.partitions import FLOATS, IDS, new_schema, partitions, read_rows, write_rows
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 SCHEMA_VERSION = 5
@@ -131,13 +131,13 @@ def read_groups(folder: str | os.PathLike[str], group_ids: Sequence[str], iterat
         UserInputError: as :func:`read_turns`, or groups are missing.
     """
     found: dict[str, TrajectoryGroup] = {}
-    for earlier in (number for number in reversed(partitions(folder)) if number <= iteration):
-        missing = [group_id for group_id in group_ids if group_id not in found]
-        if not missing:
-            break
-        table = _read(folder, earlier)
-        found |= _groups(table.filter(pc.is_in(table["group_id"], pa.array(missing, pa.string()))))
-    if missing := [group_id for group_id in group_ids if group_id not in found]:
+    missing = [*group_ids]
+    for number in reversed(partitions(folder)):
+        if missing and number <= iteration:
+            table = _read(folder, number)
+            found |= _groups(table.filter(pc.is_in(table["group_id"], pa.array(missing, pa.string()))))
+            missing = [group_id for group_id in group_ids if group_id not in found]
+    if missing:
         raise UserInputError(
             f"{len(missing)} of the {len(group_ids)} groups of iteration {iteration} are not among the trajectories in {folder}: "
             "their files were removed, or left behind when the run was copied. Copy the whole folder."
@@ -171,8 +171,3 @@ def _read(folder: str | os.PathLike[str], iteration: int | None) -> pa.Table:
         "Record some by training with a trajectories folder, or name the folder that holds 'iteration=...' folders."
     )
     return read_rows(folder, iteration, SCHEMA, "trajectories", advice)
-
-
-def schema_table() -> str:
-    """The columns as a Markdown table, for the documentation."""
-    return columns_table(SCHEMA)

@@ -45,20 +45,21 @@ class ResponseTexts:
         texts, known = [self.opened(prompt_ids, insert_at)], list[int]()
         for each in response_ids.tolist():
             if not 0 <= each < self._size:
-                texts += [self._decode(known), spell_unknown(each)]
+                texts += [self.decode(known), spell_unknown(each)]
                 known = []
             elif each not in self._dropped:
                 known.append(each)
-        return "".join([*texts, self._decode(known)])
+        return "".join([*texts, self.decode(known)])
 
     def opened(self, prompt_ids: np.ndarray, insert_at: int) -> str:
         """The text at the end of a prompt that belongs to the response; arguments as :meth:`text`."""
         behind = np.asarray(prompt_ids[insert_at:], np.int32)
         key = behind.tobytes()
         if key not in self._opened:
-            found = _OPENED.search(self._decode(behind.tolist()))
+            found = _OPENED.search(self.decode(behind.tolist()))
             self._opened[key] = found[0] if found else ""
         return self._opened[key]
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, with special tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

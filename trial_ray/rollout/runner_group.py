@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trial_ray.errors import CallbackError, InfrastructureError, UnsupportedError, refusing
 from trial_ray.ray_internals import RestartableGroup
@@ -69,7 +68,7 @@ class TextEnvRunnerGroup(RestartableGroup):
         """
         if options.get("return_obj_refs"):
             return list(super().foreach_env_runner(func, **options))
-        guarded = [_Guarded(each) for each in func] if isinstance(func, list) else _Guarded(func)
+        guarded = [_guarded(each) for each in func] if isinstance(func, list) else _guarded(func)
         answers: list[Any] = super().foreach_env_runner(guarded, **options)
         for answer in answers:
             if isinstance(answer, _Raised):
@@ -79,8 +78,7 @@ class TextEnvRunnerGroup(RestartableGroup):
         return answers
 
 
-@dataclass(frozen=True, slots=True)
-class _Raised:
+class _Raised(NamedTuple):
     """What a function raised, as texts: an error may not be picklable.
 
     Attributes:
@@ -94,17 +92,16 @@ class _Raised:
     trace: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Guarded:
+def _guarded(func: Callable[..., Any] | str) -> Callable[..., Any]:
     """Calls a function, or a method by its name, on an env runner; what it raises becomes its result."""
 
-    func: Callable[..., Any] | str
-
-    def __call__(self, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(runner: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            if isinstance(self.func, str):
-                return getattr(runner, self.func)(*args, **kwargs)
-            return self.func(runner, *args, **kwargs)
+            if isinstance(func, str):
+                return getattr(runner, func)(*args, **kwargs)
+            return func(runner, *args, **kwargs)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             return _Raised(f"env runner {runner.worker_index}", text, traceback.format_exc())
+
+    return call

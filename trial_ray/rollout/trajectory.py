@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 import uuid
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +23,9 @@ FailedBy = Literal["environment", "engine"]
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One decision of the policy. Ids are exactly what the engine saw and answered; text is for views and records.
+
+    A player decides it, and the episode adds observation, outcome, reward and ``invalid_action``. One that writes no prompts and
+    no responses, such as an oracle, leaves all but the action at their defaults.
 
     Attributes:
         prompt_ids: int32 ``[P]``, the ordinary prompt P_k as sent to the engine.
@@ -43,17 +43,17 @@ class Turn:
         invalid_action: whether the environment did not understand the action, where it says so.
     """
 
-    prompt_ids: np.ndarray
-    response_ids: np.ndarray
-    logprobs: np.ndarray
-    weight_version: int
-    insert_at: int
-    observation: str
-    action: str
-    valid: bool
-    outcome: str
-    reward: float
-    finish_reason: str
+    prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    response_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    weight_version: int = 0
+    insert_at: int = 0
+    observation: str = ""
+    action: str = ""
+    valid: bool = True
+    outcome: str = ""
+    reward: float = 0.0
+    finish_reason: str = "stop"
     prompt_cut: PromptCut = "none"
     invalid_action: bool = False
 
@@ -63,29 +63,9 @@ class Turn:
         return _restored, (arrays, _rest(self))
 
     @property
-    def num_response_tokens(self) -> int:
-        """y."""
-        return len(self.response_ids)
-
-    @property
     def num_tokens(self) -> int:
         """Tokens of the ordinary prompt and of the response."""
         return len(self.prompt_ids) + len(self.response_ids)
-
-    @property
-    def answered(self) -> bool:
-        """Whether the environment's answer to the action is more than blanks."""
-        return bool(self.outcome.strip())
-
-    @property
-    def observation_digest(self) -> bytes:
-        """Equal for equal observations."""
-        return hashlib.blake2b(self.observation.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-
-    @property
-    def header(self) -> TurnHeader:
-        """The turn without its tokens and texts."""
-        return TurnHeader(*(getattr(self, name) for name in TurnHeader._fields))
 
 
 _ARRAYS = {"prompt_ids": np.int32, "response_ids": np.int32, "logprobs": np.float32}
@@ -95,18 +75,6 @@ _rest = attrgetter(*(each.name for each in fields(Turn) if each.name not in _ARR
 def _restored(arrays: Sequence[bytes], rest: Sequence[Any]) -> Turn:
     prompt_ids, response_ids, logprobs = map(np.frombuffer, arrays, _ARRAYS.values())
     return Turn(prompt_ids, response_ids, logprobs, *rest)
-
-
-class TurnHeader(NamedTuple):
-    """A turn as learners see it that neither score nor train it; attributes are those of :class:`Turn`."""
-
-    num_tokens: int
-    num_response_tokens: int
-    weight_version: int
-    valid: bool
-    reward: float
-    answered: bool
-    observation_digest: bytes
 
 
 @dataclass(slots=True)
@@ -155,9 +123,6 @@ class Trajectory:
     def survived(self) -> bool:
         """Whether it can be trained on: it did not fail, and took at least one turn."""
         return not self.failed and bool(self.turns)
-
-
-_BESIDE_TURNS = [each.name for each in fields(Trajectory) if each.name != "turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,33 +207,6 @@ class TrajectoryGroup:
     def survivors(self) -> list[Trajectory]:
         """Rollouts that can be trained on."""
         return [trajectory for trajectory in self.trajectories if trajectory.survived]
-
-    def pack_header(self) -> bytes:
-        """The group without its turns' tokens and texts; column by column, because objects would take several times the bytes."""
-        rollouts = [(len(each.turns), *(getattr(each, name) for name in _BESIDE_TURNS)) for each in self.trajectories]
-        columns = zip(*(turn.header for each in self.trajectories for turn in each.turns), strict=True)
-        return pack((self.task_id, self.group_id, rollouts, list(columns)))
-
-    @classmethod
-    def from_header(cls, packed: bytes) -> TrajectoryGroup:
-        """The group of :meth:`pack_header`, with a :class:`TurnHeader` in place of each turn."""
-        task_id, group_id, rollouts, columns = unpack(packed)
-        headers = cast("map[Turn]", map(TurnHeader._make, zip(*columns, strict=True)))
-        trajectories = [
-            Trajectory(turns=list(islice(headers, num_turns)), **dict(zip(_BESIDE_TURNS, values, strict=True)))
-            for num_turns, *values in rollouts
-        ]
-        return cls(task_id, trajectories, group_id)
-
-
-def pack(value: Any) -> bytes:
-    """A picklable value as compressed bytes, for :func:`unpack`."""
-    return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-
-
-def unpack(packed: bytes) -> Any:
-    """The value of :func:`pack`."""
-    return pickle.loads(zlib.decompress(packed))
 
 
 def _differ(values: Sequence[float]) -> bool:

@@ -7,11 +7,11 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
-from ray import ObjectRef, ObjectRefGenerator
+from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -83,13 +83,14 @@ class RolloutWorkers:
         self._kept = kept
         self._on_recreated = on_recreated
         self._logged: dict[bool, list[Mapping[str, Any]]] = {}
+        self._begin_with(None, kept)
         if kept:
-            self._reset()
             self.restore_runners()
-        self._connect_to_replacements()
 
-    def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
-        """Hand the requests out to the env runners, and yield every group as soon as it has ended, in any order.
+    def stream_groups(
+        self, requests: Sequence[GroupRequest], settings: SampleSettings
+    ) -> Generator[GroupSample, None, None]:
+        """Play an evaluation set's requests while no other groups are played; yield each as soon as it has ended, in any order.
 
         Where none ends within ``sample_timeout_s`` seconds, the runners that still play are replaced, and their groups are missing.
 
@@ -97,40 +98,20 @@ class RolloutWorkers:
             RayTaskError: a runner raised; it is of the class of what was raised, too.
             InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
-        for sample in self._stream(requests, settings):
-            self._note_logged([sample], in_evaluation=True)
-            yield sample
-
-    def _stream(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
-        runner_ids = self._await_runners()
-        if (local := self._local()) is not None:
-            yield from local.stream_groups(list(requests), settings)
-            return
-        streams: dict[ObjectRefGenerator, int] = {
-            self._actor(runner_id).stream_groups.remote(requests[index :: len(runner_ids)], settings): runner_id
-            for index, runner_id in enumerate(runner_ids[: len(requests)])
-        }
-        while streams:
-            ready, _ = ray.wait(list(streams), num_returns=1, timeout=self._config.sample_timeout_s)
-            if not ready:
-                self._replace_late(streams.values())
-                return
-            stream: ObjectRefGenerator = ready[0]
-            try:
-                yield ray.get(next(stream))
-            except StopIteration:
-                del streams[stream]
-            except RayTaskError:
-                raise
-            except RayError as error:
-                self._lose(streams.pop(stream), f"died: {error}")
+        self.begin_groups(requests, settings)
+        try:
+            while self._unfinished:
+                samples, dead = self.take_groups({*self._unfinished.values()}, None, self._config.sample_timeout_s)
+                if not samples and not dead:
+                    self.abandon_late()
+                yield from samples
+        finally:
+            if self._unfinished:
+                self.abandon_groups()
 
     def take_logged(self, in_evaluation: bool) -> list[Mapping[str, Any]]:
         """What callbacks on env runners have logged since the last call, as ``MetricsLogger.aggregate`` takes it."""
         return self._logged.pop(in_evaluation, [])
-
-    def _note_logged(self, samples: Sequence[GroupSample], in_evaluation: bool) -> None:
-        self._logged.setdefault(in_evaluation, []).extend(sample.logged for sample in samples if sample.logged)
 
     # -- groups that are played while this process does other things -------------------------------------------------
 
@@ -165,13 +146,13 @@ class RolloutWorkers:
         return {request.index: self._unfinished[request.index] for request in requests}
 
     def take_groups(
-        self, runner_ids: Collection[int], iteration: int, timeout_s: float, together: bool = False
+        self, runner_ids: Collection[int], iteration: int | None, timeout_s: float, together: bool = False
     ) -> tuple[list[GroupSample], list[int]]:
         """Groups that have ended since the last call; waits for some, until for ``timeout_s`` seconds no further one has ended.
 
         Args:
             runner_ids: runners that play them, or hold some that have ended.
-            iteration: in which they are recorded.
+            iteration: in which they are recorded; ``None``: of an evaluation set, of which nothing is kept.
             timeout_s: in seconds; a runner takes up to :data:`WAIT_SECONDS` to say that none of its groups has ended.
             together: a runner hands over its groups when all of them have ended, in one recording.
 
@@ -195,12 +176,13 @@ class RolloutWorkers:
             self._unfinished.pop(sample.request.index, None)
         if dead:
             self._unfinished = {index: each for index, each in self._unfinished.items() if each not in dead}
-        if (
-            local is None
-        ):  # a call that is always under way tells of a runner's death, also where it is restarted before the next
+        if local is None:
+            # A call that is always under way tells of a runner's death, also where it is restarted before the next.
             self._await_groups({*self._unfinished.values()}, together)
-        self._note_logged(samples, in_evaluation=False)
-        _warn_of_failed(samples)
+        self._logged.setdefault(iteration is None, []).extend(sample.logged for sample in samples if sample.logged)
+        if iteration is not None and (errors := [error for sample in samples for error in sample.errors]):
+            total = sum(len(sample.episodes) for sample in samples)
+            logger.warning("%d of %d rollouts failed and are left out; the first: %s", len(errors), total, errors[0])
         return samples, dead
 
     def _await_ended(
@@ -231,7 +213,9 @@ class RolloutWorkers:
             self._waits[self._actor(runner_id).wait_for_groups.remote(WAIT_SECONDS, least)] = runner_id
         return number
 
-    def _take_local(self, local: TextEnvRunner, iteration: int, timeout_s: float, together: bool) -> list[GroupSample]:
+    def _take_local(
+        self, local: TextEnvRunner, iteration: int | None, timeout_s: float, together: bool
+    ) -> list[GroupSample]:
         number, count, deadline = len(self._unfinished) if together else 1, 0, time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0 and count < number:
             # In between, signals are handled.
@@ -264,7 +248,8 @@ class RolloutWorkers:
         """Replace every env runner that has unfinished groups, without waiting; returns these groups' indices."""
         if self._local() is not None:
             return self.abandon_groups()
-        self._replace_late(self._unfinished.values())
+        for runner_id in {*self._unfinished.values()}:
+            self._replace(runner_id, f"ended no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
         indices, self._unfinished = list(self._unfinished), {}
         return indices
 
@@ -274,7 +259,8 @@ class RolloutWorkers:
             local.abandon_groups()
         for runner_id in {*self._unfinished.values()} - {LOCAL}:
             self._actor(runner_id).abandon_groups.remote()
-        indices, self._unfinished = list(self._unfinished), {}
+        # Calls that are under way tell of groups that are no more.
+        indices, self._unfinished, self._waits = list(self._unfinished), {}, {}
         return indices
 
     # -- a cluster that changes ----------------------------------------------------------------------------------------
@@ -326,7 +312,7 @@ class RolloutWorkers:
                 logger.warning("an env runner did not start and is asked for again: %s", first_line(error))
                 self._ask()
             else:
-                self._begin_with([add_env_runner(self._runners, handle)])
+                self._begin_with([add_env_runner(self._runners, handle)], self._kept)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -354,14 +340,27 @@ class RolloutWorkers:
         """Connect the env runners that Ray has restarted since; returns their ids."""
         with self._engines.faults.waiting():
             restored: list[int] = self._runners.probe_unhealthy_env_runners()
-        self._begin_with(restored)
+        if restored:
+            self._begin_with(restored, self._kept)  # Ray made them as the first ones were made
         return restored
 
-    def _begin_with(self, runner_ids: list[int]) -> None:
-        if runner_ids:
-            if self._kept:  # Ray made them as the first ones were made
-                self._reset(runner_ids)
-            self._connect(runner_ids)
+    def _begin_with(self, runner_ids: list[int] | None, reset: bool = False) -> None:
+        """Connect env runners to the engines, the named ones or all; one that cannot is lost."""
+        config, handles, vocab_size = self._config, self._engines.handles, self._engines.vocab_size
+
+        def begin(runner: TextEnvRunner) -> None:
+            if reset:
+                runner.reset(config)
+            runner.connect(handles, vocab_size)
+
+        if runner_ids is None:
+            self._connected = handles
+        self._runners.foreach_env_runner(
+            begin,
+            remote_worker_ids=runner_ids,
+            local_env_runner=runner_ids is None,
+            timeout_seconds=config.engine_start_timeout_s,
+        )
 
     def _local(self) -> TextEnvRunner | None:
         """The env runner in this process, where the config asks for no remote ones."""
@@ -398,18 +397,13 @@ class RolloutWorkers:
     def _connect_to_replacements(self) -> None:
         """Connect the env runners to the engines, where these have changed since they last connected."""
         if self._connected != self._engines.handles:
-            self._connect()
-            self._connected = self._engines.handles
+            self._begin_with(None)
 
     def _replace(self, runner_id: int, reason: str) -> None:
         """End an env runner that hangs; Ray starts another one in its place."""
         self._lose(runner_id, reason)
         self._waits = {call: other for call, other in self._waits.items() if other != runner_id}
         ray.kill(self._actor(runner_id), no_restart=False)
-
-    def _replace_late(self, runner_ids: Iterable[int]) -> None:
-        for runner_id in {*runner_ids}:
-            self._replace(runner_id, f"ended no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
 
     def _lose(self, runner_id: int, reason: str) -> None:
         logger.warning("env runner %d %s", runner_id, reason)
@@ -419,27 +413,3 @@ class RolloutWorkers:
 
     def _actor(self, runner_id: int) -> ActorHandle[TextEnvRunner]:
         return env_runner_actors(self._runners)[runner_id]
-
-    def _connect(self, worker_ids: list[int] | None = None) -> None:
-        handles, vocab_size = self._engines.handles, self._engines.vocab_size
-        self._tell(lambda runner: runner.connect(handles, vocab_size), worker_ids)
-
-    def _reset(self, worker_ids: list[int] | None = None) -> None:
-        config = self._config
-        self._tell(lambda runner: runner.reset(config), worker_ids)
-
-    def _tell(self, call: Callable[[TextEnvRunner], None], worker_ids: list[int] | None) -> None:
-        """Have env runners carry out a call: the named ones, or all; one that cannot is lost."""
-        self._runners.foreach_env_runner(
-            call,
-            remote_worker_ids=worker_ids,
-            local_env_runner=worker_ids is None,
-            timeout_seconds=self._config.engine_start_timeout_s,
-        )
-
-
-def _warn_of_failed(samples: Sequence[GroupSample]) -> None:
-    errors = [error for sample in samples for error in sample.errors]
-    if errors:
-        total = sum(len(sample.episodes) for sample in samples)
-        logger.warning("%d of %d rollouts failed and are left out; the first: %s", len(errors), total, errors[0])

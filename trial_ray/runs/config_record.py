@@ -129,6 +129,11 @@ def from_record(
     config = new_config((method_file or "grpo") if method.endswith(".py") else method)
     defaults = vars(config)
     settings = _settings(record)
+    if settings.get("clamp_scope", "microbatch") != "microbatch":
+        raise CheckpointError(
+            "The run was trained with clamp_scope='minibatch', which was removed: Eq. 8 clamps each microbatch. `trial-ray export` "
+            "takes the model out of the run."
+        )
     if not is_signed(_signed_content(record), record.get(SIGNATURE)):
         known = RLLIB | {*fields_of(type(config)), "environments"} - OF_THE_RECORDING
         settings = require_data(settings, known, finite(defaults, default=repr), source)

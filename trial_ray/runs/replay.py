@@ -22,7 +22,6 @@ from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.rollout.env_runner import SPACES
-from trial_ray.rollout.groups import GroupRefs
 from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_groups
 from trial_ray.runs.checkpoints import list_checkpoints, require_own, require_whole
@@ -147,7 +146,7 @@ class Replay:
                 steps = self._steps_before()
                 learners.ask(lambda learner: learner.take_optimizer_settings(steps))
             results = learners.update(
-                training_data=TrainingGroups(episodes_refs=[GroupRefs.put(group) for group in self.groups]),
+                training_data=TrainingGroups(episodes_refs=[ray.put(group) for group in self.groups]),
                 timesteps=self.record.timesteps,
             )
             weights = self._checksum(learners)

@@ -19,9 +19,9 @@ from trial_ray.environments.adapter import Demonstrator, begin, plan
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import checked_content, get_or_build
-from trial_ray.rollout.episode import Decision, History, play_episode
+from trial_ray.rollout.episode import History, play_episode
 from trial_ray.rollout.hindsight import augment, encode_evidence, encode_untrusted, outcome_view
-from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.rollout.trajectory import Trajectory, Turn
 from trial_ray.warmstart.cloning import Example
 from trial_ray.warmstart.policy import Policy, make_demonstrator
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
@@ -97,7 +97,7 @@ class DemonstratorPlayer:
     solution: Callable[[], Sequence[str]]
     planned: list[tuple[bool, np.ndarray]] = field(default_factory=list)
 
-    async def act(self, result: StepResult, history: History, step: int) -> Decision:
+    async def act(self, result: StepResult, history: History, step: int) -> Turn:
         """Write the prompt, ask the demonstrator, apply noise; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
             seed = int(self.random.integers(2**31))
@@ -119,7 +119,7 @@ class DemonstratorPlayer:
             for action in (chosen, planned)
         )
         self.planned.append((planned == carried_out, better))
-        return Decision(carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)
+        return Turn(action=carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
         """Demonstrations of the last episode."""

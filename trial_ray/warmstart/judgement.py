@@ -18,11 +18,12 @@ from scipy.stats import rankdata
 from trial_ray.environments.adapter import Demonstrator, begin, plan
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.learner.packing import Row, score_rows
+from trial_ray.learner.packing import score_views, scored_turn
 from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.rollout.env_runner import outside_loop
-from trial_ray.rollout.episode import Decision, History, Player, derive_seed
-from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.rollout.episode import History, Player, derive_seed
+from trial_ray.rollout.hindsight import Evidence
+from trial_ray.rollout.trajectory import Trajectory, Turn
 from trial_ray.warmstart.demonstrations import DemonstratorPlayer, outcome_evidence
 from trial_ray.warmstart.policy import HeldOutGames, Policy, Watch, computing_with, load_policy, make_demonstrator
 from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
@@ -176,17 +177,17 @@ class _Watcher:
     remaining: list[int | None] = field(default_factory=list)
     planned: list[bool] = field(default_factory=list)
 
-    async def act(self, result: StepResult, history: History, step: int) -> Decision | None:
+    async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
         """The policy's action; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
             begin(self.demonstrator, result.task, result.observation, 0, self.env.walkthrough)
         _, planned = plan(self.demonstrator, result.observation, result.admissible_actions)
         self.remaining.append(self.env.commands_to_win())  # also before a turn that the prompt limit prevents
-        decision = await self.player.act(result, history, step)
-        if decision is not None:
-            self.planned.append(decision.action in planned)
-            self.demonstrator.carried_out(decision.action)
-        return decision
+        turn = await self.player.act(result, history, step)
+        if turn is not None:
+            self.planned.append(turn.action in planned)
+            self.demonstrator.carried_out(turn.action)
+        return turn
 
     def decisive(self, trajectory: Trajectory) -> Iterator[bool | None]:
         """For each turn, whether it shortened the plan; not known of the last one of a game that ended without being won."""
@@ -198,14 +199,15 @@ class _Watcher:
 
 def _gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]:
     """Mean signed gap of every turn."""
-    rows = [
-        Row(turn.prompt_ids, turn.insert_at, turn.response_ids, evidence)
+    shown = [
+        (turn, Evidence(ids, turn.insert_at))
         for trajectory in trajectories
-        for turn, evidence in zip(trajectory.turns, outcome_evidence(trajectory, policy.tokenizer), strict=True)
+        for turn, ids in zip(trajectory.turns, outcome_evidence(trajectory, policy.tokenizer), strict=True)
     ]
-    ordinary, hindsight = score_rows(policy.model, rows, max_tokens=MAX_TOKENS)
-    gap = hindsight_gap(hindsight, ordinary, GAP_CLIP)
-    return [float(each.mean()) for each in gap.split([len(row.response_ids) for row in rows])]
+    views = {"ordinary": [scored_turn(turn) for turn, _ in shown], "hindsight": [scored_turn(*each) for each in shown]}
+    scores, _ = score_views(policy.model, views, max_tokens=MAX_TOKENS)
+    gap = hindsight_gap(scores["hindsight"], scores["ordinary"], GAP_CLIP)
+    return [float(each.mean()) for each in gap.split([len(turn.response_ids) for turn, _ in shown])]
 
 
 def _auc(turns: Sequence[JudgedTurn], name: str) -> tuple[float, float, float] | None:

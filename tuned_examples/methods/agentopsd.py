@@ -30,7 +30,6 @@ class BeliefRevisions(Method["AgentOPSDConfig"]):
 
     name = "agentopsd"
     needs_privileged_view = True
-    needs_whole_groups = False
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Scale the rows' advantages."""

@@ -26,7 +26,6 @@ class EqualSteps(RescaledAdvantages):
 
     name = "stepopsd"
     needs_action_spans = True
-    needs_whole_groups = False
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Fix the factors of the steps, and log their deviation too."""

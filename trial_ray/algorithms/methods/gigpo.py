@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.config.declare import setting
-from trial_ray.learner.connectors import form_penalties, normalised_returns
 from trial_ray.learner.method import Method, Metrics
-from trial_ray.learner.rows import TurnRows, anchor_ids, step_returns
+from trial_ray.learner.rows import TurnRows, anchor_ids, form_penalties, normalised_returns, step_returns
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 
@@ -17,7 +16,6 @@ class StepGroups(Method["GiGPOConfig"]):
     """
 
     name = "gigpo"
-    needs_whole_groups = False
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Add the step advantages to the rows'."""

@@ -20,7 +20,6 @@ class RescaledAdvantages(Method["RLSDConfig"]):
 
     name = "rlsd"
     needs_privileged_view = True
-    needs_whole_groups = False
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Log λ and the mean gap."""

@@ -20,11 +20,10 @@ class ActionRescaling(RescaledAdvantages):
 
     name = "serl"
     needs_action_spans = True
-    needs_whole_groups = False
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Leave out what the environment did not answer, and log the share of tokens that are rescaled too."""
-        answered = torch.tensor([turn.answered for turn in rows.turns])
+        answered = torch.tensor([bool(turn.outcome.strip()) for turn in rows.turns])
         rows.action_mask = required(rows.action_mask) & answered[rows.turn_ids]
         fraction = required(rows.action_mask).float().mean()
         return super().prepare(rows, groups, iteration) | {"action_token_fraction": fraction}

@@ -10,7 +10,7 @@ import torch
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.grpo import GRPO
 from trial_ray.config.declare import setting
-from trial_ray.learner.method import Clamp, Method, Metrics
+from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
 from trial_ray.objectives.allocation import (
     hindsight_gap,
@@ -23,7 +23,6 @@ from trial_ray.objectives.losses import dense_hindsight_loss
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
-CLAMP_SCOPES = ("microbatch", "minibatch")
 PROFILES = ("relative", "uniform", "permuted")
 
 
@@ -35,7 +34,6 @@ class TrajectoryRelative(Method["TRIALConfig"]):
 
     name = "trial"
     needs_privileged_view = True
-    needs_whole_groups = False
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Give every turn its weight w_k (Eq. 4 to Eq. 6)."""
@@ -63,9 +61,9 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         return relative_weights(scores, counts, trajectory_ids)
 
     @property
-    def clamp(self) -> Clamp:
+    def clamp(self) -> float:
         """As configured."""
-        return Clamp(self.config.clamp_alpha, self.config.clamp_scope)
+        return self.config.clamp_alpha
 
     def dense_coefficient(self, iteration: int) -> float:
         """λ: 0 before its first iteration."""
@@ -93,12 +91,6 @@ class TRIALConfig(GRPOConfig):
     )
     clamp_alpha: float = setting(
         1.0, "α, the bound of the dense term relative to the GRPO loss (Eq. 8)", at_least=0, infinite=True
-    )
-    clamp_scope: str = setting(
-        "microbatch",
-        'rows over which Eq. 8 clamps: each ``"microbatch"`` (the paper) or the whole ``"minibatch"``, which '
-        "costs one more forward pass",
-        one_of=CLAMP_SCOPES,
     )
     gap_clip: float = setting(
         2.0, "c, the bound on each token's hindsight log-ratio, in nats (Eq. 4)", above=0, infinite=True

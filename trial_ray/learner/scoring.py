@@ -1,0 +1,242 @@
+"""Scores of the turns of an update under the policy before it, and what the method makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from trial_ray.engines.weights import TEXT_FACTOR, TextLogprobs, text_ids
+from trial_ray.errors import ConfigError, MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
+from trial_ray.learner.exchange import LearnerExchange
+from trial_ray.learner.method import Method
+from trial_ray.learner.packing import score_views
+from trial_ray.learner.rows import TurnRows, action_mask, group_turn_rows
+from trial_ray.learner.update_plan import UpdatePlan, plan_rows
+from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
+from trial_ray.models.module import CausalLMModule
+from trial_ray.models.prefix_tree import ScoredSequence
+from trial_ray.objectives.divergences import engine_divergences
+from trial_ray.objectives.importance import effective_sample_size, importance_weights
+from trial_ray.rollout.hindsight import Evidence, encode_evidence, privileged_view
+from trial_ray.rollout.trajectory import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from trial_ray.config.run import RunSettings
+
+_NOT_NEEDED = Evidence(np.empty(0, np.int32), 0)
+_BEHAVIOUR = "behaviour_logprobs"
+
+
+class Scoring:
+    """Scores every response under the policy before the update: both views by the same weights, kernel and precision.
+
+    With a stale teacher, the teacher scores the privileged view instead. Each learner scores its share of the
+    trajectories, then all have the scores of all.
+
+    The learner's numbers, not the engine's, are the old log-probabilities. How far the engine's are from them is logged.
+    Responses of the version that is updated must agree: where they differ by more than ``max_logprob_gap``, nothing is
+    trained, because the engine then sampled from another policy. With an ``importance_cap``, each token gets the weight
+    that corrects for the difference.
+
+    Args:
+        config: says what is scored.
+        method: fixes its profile or advantages on the scored rows.
+        module: the policy.
+        exchange: the other learners.
+        metrics: the learner's.
+    """
+
+    def __init__(
+        self,
+        config: RunSettings,
+        method: Method[Any],
+        module: CausalLMModule,
+        exchange: LearnerExchange,
+        metrics: MetricsLogger,
+    ) -> None:
+        self._config = config
+        self._method = method
+        self._module = module
+        self._exchange = exchange
+        self._metrics = metrics
+
+    def finished_rows(
+        self, groups: list[TrajectoryGroup], iteration: int, version: int | None
+    ) -> tuple[TurnRows, UpdatePlan]:
+        """The turn rows of an update, as they are trained on, and its plan.
+
+        Args:
+            groups: the same on every learner.
+            iteration: of the update, counted from 1.
+            version: of the weights that are updated; ``None``: the newest one that sampled a row.
+
+        Raises:
+            PolicyBrokenError: the learner's weights give log-probabilities that are not finite.
+            WeightSyncError: engine and learner disagree on the sampled tokens.
+            MethodError: the method gave the rows a field of the wrong shape.
+            TrainingDivergedError: rewards, advantages or weights of turns are not finite.
+        """
+        config, tokenizer, rank = self._config, self._module.tokenizer, self._exchange.rank
+        rows, plan = group_turn_rows(groups, config), plan_rows(groups, config, iteration)
+        share = plan.scoring[rank]
+        if config.privileged_view is not None:
+            # The training forward of some methods scores second views too.
+            rows.evidence = encode_views(groups, config, tokenizer, set(plan.share(rank).tolist()))
+        self._score(rows, share, version)
+        if self._method.needs_action_spans:
+            own = action_mask([rows.turns[row].response_ids for row in share], tokenizer, config.prompt_style)
+            rows.action_mask = self._of_all(rows, share, own, torch.uint8).bool()
+        for name, value in self._method.prepare(rows, groups, iteration).items():
+            self._log(f"{self._method.name}/{name}", value)
+        _require_trainable(self._method, rows)
+        return rows, plan
+
+    def text_logprobs(self) -> TextLogprobs:
+        """What the policy says of a fixed text, by the same passes as in training; learners that share weights take part."""
+        module, ids = self._module, text_ids(self._module.tokenizer)
+        views = {"text": [ScoredSequence(ids, len(ids) - 1)]}
+        with module.autocast():
+            scores, _ = score_views(module.lm, views, max_tokens=self._config.max_tokens_per_forward)
+        module.finish_passes()
+        found, limit = scores["text"].float().cpu().numpy(), TEXT_FACTOR * self._config.logprob_gap_limit()
+        return TextLogprobs(ids, found, limit, type(module.lm).__name__)
+
+    def _score(self, rows: TurnRows, share: np.ndarray, version: int | None) -> None:
+        """Fill the log-probabilities of the rows, of which this learner scores a share."""
+        with self._module.autocast():
+            scores = self._scores(rows, share)
+        self._module.finish_passes()
+        sampled = [rows.turns[row].logprobs for row in share]
+        scores[_BEHAVIOUR] = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *sampled]))
+        wide = torch.float64 if self._module.lm.dtype == torch.float64 else torch.float32
+        found = {name: self._of_all(rows, share, values, wide) for name, values in scores.items()}
+        behaviour = found.pop(_BEHAVIOUR)
+        for name, values in found.items():
+            if wrong := int((~values.isfinite()).sum()):
+                raise PolicyBrokenError(
+                    f"{name} of {wrong} of {len(values)} sampled tokens are not finite: the policy's weights give no probabilities "
+                    "any more. Nothing was trained on them. Lower lr, and continue from the last checkpoint."
+                )
+            setattr(rows, name, values)
+        self._compare_with_engine(rows, behaviour, version)
+        log(self._metrics, EFFECTIVE_SAMPLE_SIZE, effective_sample_size(rows.logprobs, behaviour).item())
+        if (cap := self._config.importance_cap) is not None:
+            rows.importance_weights = importance_weights(
+                rows.logprobs, behaviour, rows.turn_ids, len(rows), cap, self._config.importance_mode
+            )
+            bounded = (rows.importance_weights >= cap) | (rows.importance_weights == 0)
+            self._log("engine/bounded_fraction", bounded.double().mean())
+
+    def _scores(self, rows: TurnRows, share: np.ndarray) -> dict[str, torch.Tensor]:
+        """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
+        module, own = self._module, {"logprobs": rows.sequences(share)}
+        scores: dict[str, torch.Tensor] = {}
+        if self._config.privileged_view is not None:
+            hindsight = {"hindsight_logprobs": rows.sequences(share, hindsight=True)}
+            if module.teacher is None:  # of the same model, both views form one tree
+                own |= hindsight
+            else:
+                scores = self._scored(module.teacher, hindsight)
+        scores |= self._scored(module.lm, own)
+        with module.reference_model() as reference:
+            if reference is not None:
+                scores |= self._scored(reference, {"reference_logprobs": own["logprobs"]})
+        return scores
+
+    def _scored(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, torch.Tensor]:
+        config = self._config
+        scores, packed = score_views(
+            lm, views, max_tokens=config.max_tokens_per_forward, temperature=config.temperature
+        )
+        if packed is not None:
+            log(self._metrics, f"{LEARNER}scoring/tokens_forwarded", packed.num_tokens)
+            log(self._metrics, f"{LEARNER}scoring/tokens_distinct", packed.num_distinct)
+        return scores
+
+    def _of_all(self, rows: TurnRows, share: np.ndarray, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What every learner has found of the tokens of its share, ``[T]`` on the CPU."""
+        whole = torch.zeros(len(rows.turn_ids), dtype=dtype)
+        whole[rows.token_positions(share)] = values.to("cpu", dtype)
+        self._exchange.add_up([whole])
+        return whole
+
+    def _log(self, name: str, value: torch.Tensor) -> None:
+        log(self._metrics, f"{LEARNER}{name}", value.item())
+
+    def _compare_with_engine(self, rows: TurnRows, behaviour: torch.Tensor, version: int | None) -> None:
+        """Log how far the engine's log-probabilities are from the learner's; refuse to train where they are another's."""
+        sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
+        staleness = (int(sampled_by.max()) if version is None else version) - sampled_by
+        # Older responses differ because the weights have changed since, which is no error.
+        found = engine_divergences(rows.logprobs, behaviour, compared=(staleness <= 0)[rows.turn_ids])
+        for name, value in found.items():
+            self._log(f"engine/{name}", value)
+        self._log("rows/staleness_mean", staleness.double().mean())
+        self._log("rows/staleness_max", staleness.max())
+        gap = math.nan if found["kl"].isnan() else found["logprob_gap"].item()
+        limit = self._config.logprob_gap_limit()
+        if not gap <= limit:  # NaN too
+            raise WeightSyncError(
+                f"Engine and learner disagree by {gap:.3g} nats a token on average (expected at most {limit:g}, "
+                "max_logprob_gap): the engine sampled from another policy than the one that is trained, so nothing was "
+                "trained on its responses. Check that both use the same dtype and temperature, and that the engine supports "
+                "reloading this model's weights."
+            )
+
+
+def encode_views(
+    groups: Iterable[TrajectoryGroup], config: RunSettings, tokenizer: Any, rows: Collection[int] | None = None
+) -> list[Evidence]:
+    """The hindsight context of every turn of the groups' survivors, in order.
+
+    Args:
+        groups: whose turns.
+        config: names the view and its limit.
+        tokenizer: the policy's.
+        rows: numbers of the turns that are wanted; the others get no ids. ``None``: all.
+
+    Raises:
+        ConfigError: the config names no view, or the environment cannot give it.
+    """
+    if (view := config.privileged_view) is None:
+        raise ConfigError("privileged_view is None, expected a view: without one turns have no evidence to encode.")
+    found: list[Evidence] = []
+    adapter_of = cache(config.adapter_of)
+    for group in groups:
+        for trajectory in group.survivors:
+            adapter, peer = adapter_of(trajectory.environment), group.peer_actions(trajectory)
+            for index, turn in enumerate(trajectory.turns):
+                if rows is not None and len(found) not in rows:
+                    found.append(_NOT_NEEDED)
+                    continue
+                shown = privileged_view(view, trajectory, index, adapter, peer)
+                ids = encode_evidence(shown, tokenizer, config.max_outcome_tokens)
+                found.append(Evidence(ids, 0 if shown.frame.in_front else turn.insert_at))
+    return found
+
+
+def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
+    """Refuse what would be taken for another turn's or token's value, and what is no number."""
+    name_of = type(method).__name__
+    for name in ("advantages", "scores", "weights", "mask"):
+        values: torch.Tensor | None = getattr(rows, name)
+        size = len(rows.turn_ids) if name == "mask" else len(rows)
+        if values is None:
+            continue
+        if values.shape != (size,):
+            raise MethodError(
+                f"{name_of}.prepare must leave rows.{name} with shape [{size}]; found {list(values.shape)}."
+            )
+        if name in ("advantages", "weights") and (wrong := int((~values.isfinite()).sum())):
+            raise TrainingDivergedError(
+                f"{name} of {wrong} of {size} turns are not finite, so nothing was trained on them. Look at what {name_of}.prepare "
+                "does with them."
+            )
