@@ -107,25 +107,20 @@ class EnginePool:
     Only the fewest are waited for. Of the others, and of those in place of lost ones, each is asked of Ray and taken in when it
     has started, wherever and whenever a node has room; what was asked for and has no room is the autoscaler's demand.
 
-    Engine ``i`` keeps its index when it is replaced. Ray never restarts or retries it: a restarted engine would answer with
-    the weights on disk.
-
-    The constructor does not wait for the actors; see :meth:`start`.
+    The constructor does not wait (:meth:`start` does). Engine ``i`` keeps its index when it is replaced. Ray never restarts or
+    retries it: a restarted engine would answer with the weights on disk.
 
     Args:
         engine: ``"vllm"`` or ``"transformers"``.
         model_path: folder in the Hugging Face format, visible to every engine's node.
         num_engines: engines without which the pool does not work, 1 or more.
         most_engines: how many there may be after :meth:`grow`; ``None``: no more than these.
-        engine_kwargs: further arguments of the engine class (``max_model_len`` is required by both); vLLM takes
-            fields of its own ``EngineArgs`` too.
+        engine_kwargs: further arguments of the engine class, ``max_model_len`` among them; fields of vLLM's ``EngineArgs``, too.
         num_cpus_per_engine: Ray CPUs of one engine.
         num_gpus_per_engine: Ray GPUs of one engine.
         custom_resources_per_engine: what else one engine takes of the resources that nodes declare.
-        placement_group: where the engines' resources are reserved; ``None`` takes the one of this process, if it
-            is in any.
-        placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``;
-            ``None`` takes any.
+        placement_group: where the engines' resources are reserved; ``None`` takes that of this process, if it is in any.
+        placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``; ``None``: any.
 
     Attributes:
         faults: engines and env runners that were lost.
