@@ -42,6 +42,7 @@ ALLOWED = {
         "(...).acquire",
     ): "held for a start or a load, and by no thread that waits for another lock here",
     ("alfworld/engine.py", "__init__", "LIBRARIES.acquire"): "takes a copy of a library, and waits for nothing",
+    ("warmstart/policy.py", "play", "free.get"): "freed by episodes of this process, which end or raise",
     ("learner/exchange.py", "finish", "each.wait"): "a collective, which the process group's own timeout ends",
     (
         "rollout/background_groups.py",
