@@ -47,8 +47,7 @@ def panel_of(config: GRPOConfig, size: int = TASKS) -> Panel:
 
 def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
     """Ids of every response, which tell far more than an episode's result does."""
-    settings, environment = player._settings(entry_of(player._config))
-    requests = [player._request(panel, index, environment) for index in range(len(panel))]
+    requests, settings = player._requests(panel, entry_of(player._config))
     workers = player._workers
     runners = {*workers.begin_groups(requests, settings).values()}
     played = []

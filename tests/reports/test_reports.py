@@ -9,9 +9,8 @@ from trial_ray import metrics
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
-from trial_ray.reports.charts import curve, windows
-from trial_ray.reports.curves import CURVES
-from trial_ray.reports.traces import Trace, TracedTurn, class_means
+from trial_ray.reports.charts import CURVES, class_means, curve, windows
+from trial_ray.reports.recorded import RecordedTrajectory, RecordedTurn
 from trial_ray.rollout.trajectory import Trajectory, Turn
 from trial_ray.runs.metric_files import read_metrics
 
@@ -59,7 +58,8 @@ def test_actions_of_an_environment_without_patterns_have_no_class():
 
 
 def trace(*turns):
-    return Trace("t", True, [TracedTurn("a", name, 0.1, weight, 3) for name, weight in turns])
+    recorded = [RecordedTurn(None, name, turn_score=0.1, turn_weight=weight) for name, weight in turns]
+    return RecordedTrajectory(1, 1, 0, None, recorded)
 
 
 def test_only_logged_metrics_are_drawn():

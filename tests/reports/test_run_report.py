@@ -24,10 +24,9 @@ from trial_ray.environments.adapter import EnvironmentAdapter, ReportLabels
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.statistics import bootstrap_mean, wilson_interval
 from trial_ray.metrics import TRAINING_SUCCESS
-from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
+from trial_ray.reports.charts import class_chart, class_means, curve_chart, profile_chart
 from trial_ray.reports.report import load_groups, report_page
 from trial_ray.reports.run import RecordedRun
-from trial_ray.reports.traces import class_means
 from trial_ray.runs.checkpoints import find_checkpoint, list_checkpoints
 from trial_ray.runs.folder import RunFolder
 
@@ -97,15 +96,15 @@ def test_multipliers_come_from_what_training_recorded(runs):
     for run in groups[1].runs:
         (file,) = run.path.glob("training/*/*.parquet")
         recorded = pq.read_table(file, columns=["turn_weight"], partitioning=None)["turn_weight"].to_pylist()
-        assert [turn.weight for trace in run.allocation.traces for turn in trace.turns] == recorded
+        played = run.read(run.recorded[-1])
+        assert [turn.turn_weight for each in played for turn in each.turns] == recorded
+        assert [each.number for each in run.allocation] == [each.number for each in played if each.trajectory.success]
     (series,) = class_chart(groups)["series"]
-    won = [trace for run in groups[1].runs for trace in run.allocation.traces if trace.success]
-    means = class_means(won)
+    means = class_means([each for run in groups[1].runs for each in run.allocation])
     assert {name: found["mean"] for name, found in series["means"].items()} == pytest.approx(
         {name: found["mean"] for name, found in means.items()}
     )
-    shown = [turn["weight"] for turn in profile_chart(groups)["turns"]]
-    assert shown in [[turn.weight for turn in trace.turns] for trace in groups[1].runs[0].allocation.traces]
+    assert profile_chart(groups)["turns"] in [each.turns for each in groups[1].runs[0].allocation]
 
 
 def test_metrics_of_any_size_end_no_report(run):
@@ -123,10 +122,10 @@ def test_groups_are_looked_for_as_far_back_as_the_run_lets_them_wait(tmp_path):
     trajectories = folder / "trajectories"
     (trajectories / "iteration=00012").rename(trajectories / "iteration=00006")
     found = RecordedRun(folder)
-    assert (found.allocation.iteration, found.reasons()) == (12, [])
+    assert (found.allocation[0].iteration, found.reasons()) == (6, [])
     shutil.rmtree(trajectories / "iteration=00006")
     found = RecordedRun(folder)
-    assert found.allocation is None
+    assert found.allocation == []
     assert "holds none of the groups" in found.reasons()[-1]
 
 
@@ -145,7 +144,7 @@ def test_an_environment_is_called_by_the_title_that_its_user_gave(tmp_path):
     assert report(folder) == 0
     said = text_of(folder / "report.html")
     assert all(part in said for part in ("My <b>Kitchen</b>", "Put away", "My kitchen's games"))
-    classes = {turn.action_class for trace in RecordedRun(folder).allocation.traces for turn in trace.turns}
+    classes = {turn.action_class for each in RecordedRun(folder).allocation for turn in each.turns}
     assert classes == {"acquisition", "completion", "inspection/other"}
 
 
@@ -166,7 +165,7 @@ DAMAGES = {
     "a list": ("run.json", lambda text: "[1]", "holds no JSON object"),
     "half an evaluation": ("evaluations/before.json", lambda text: text[:99], "before.json: JSONDecodeError"),
     "killed": ("run.json", lambda text: text.replace('"done"', '"running"'), "The run has not ended, or was killed"),
-    "no metrics": ("metrics.jsonl", None, "metrics.jsonl: FileNotFoundError"),
+    "no metrics": ("metrics.jsonl", None, "metrics.jsonl is missing"),
 }
 
 
@@ -301,8 +300,8 @@ def test_the_page_of_a_hostile_run_loads_and_runs_nothing(runs, tmp_path):
     record["settings"]["lr"] = HOSTILE
     (hostile / "resolved_config.json").write_text(json.dumps(record))
     groups = load_groups([hostile, runs[3]])
-    for trace in groups[0].runs[0].allocation.traces:
-        object.__setattr__(trace, "task_id", HOSTILE)
+    for each in groups[0].runs[0].allocation:
+        each.trajectory.task_id = HOSTILE
     source = report_page(groups, HOSTILE)
     assert html.escape(HOSTILE) in source
     tags = Tags(source).found

@@ -17,7 +17,7 @@ from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import UserInputError
 from trial_ray.files import visible
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports.recorded import TokenTexts, TrainedTurn, disagreement
+from trial_ray.reports.recorded import RecordedTrajectory, RecordedTurn, TokenTexts
 from trial_ray.reports.run import open_run
 from trial_ray.reports.viewer import script, write_viewer
 from trial_ray.rollout.recording import write_groups
@@ -69,15 +69,19 @@ def test_texts_of_tokens_add_up_to_the_text(tokenizer):
 
 
 def trained(gap, advantage=1.0, weight=1.0):
-    return TrainedTurn(advantage, 0.1, weight, gap, None, None)
+    return RecordedTurn(None, "", advantage, 0.1, weight, gap)
+
+
+def disagreement(turns, success):
+    return RecordedTrajectory(1, 1, 0, Trajectory("t", "f", 0, success=success), turns).disagreement
 
 
 def test_disagreement_is_the_weighted_push_against_the_outcome():
-    turns = [trained([0.2, -0.1], weight=0.5), trained([-0.3], weight=2.0), None]
+    turns = [trained([0.2, -0.1], weight=0.5), trained([-0.3], weight=2.0), RecordedTurn(None)]
     assert disagreement(turns, success=True) == pytest.approx((0.5 * 0.1 + 2.0 * 0.3) / 3)
     failed = [trained([0.2, -0.1], advantage=-0.5, weight=0.5), trained([-0.3], advantage=-0.5, weight=2.0)]
     assert disagreement(failed, success=False) == pytest.approx(0.5 * 0.2 / 3)
-    assert disagreement([None, trained(None)], success=True) is None
+    assert disagreement([RecordedTurn(None), trained(None)], success=True) is None
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +98,12 @@ def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenize
     data = tmp_path / "viewer" / "data"
     about, index = read(data / "about-0.js"), read(data / "index-0.js")
     found = [each for iteration in (1, 2) for each in opened.read(iteration)]
-    assert [row[1:3] for row in index["rows"]] == [[each.iteration, each.number] for each in found]
+    assert [row[1:3] for row in index] == [[each.iteration, each.number] for each in found]
     last = found[-1]
     block = len(about["blocks"]) - 1
     text, detail = read(data / f"text-{block}.js"), read(data / f"detail-{block}.js")
     offset = 31 - about["blocks"][block]
-    turn, row = detail["trajectories"][offset]["turns"][-1], last.trained[-1]
+    turn, row = detail["trajectories"][offset]["turns"][-1], last.turns[-1]
     shown = "".join(detail["lines"][line] for line in turn["tokens"])
     assert shown == tokenizer.decode(last.trajectory.turns[-1].response_ids)
     before, after, evidence = (
@@ -107,8 +111,8 @@ def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenize
     )
     assert before + after == tokenizer.decode(last.trajectory.turns[-1].prompt_ids)
     assert evidence == tokenizer.decode(row.evidence_ids)
-    assert [*turn["gap"], turn["weight"]] == pytest.approx([*row.gap, row.turn_weight], abs=1e-4)
-    action = "\n".join(text["lines"][line] for line in text["turns"][offset][-1][1])
+    assert [*turn["gap"], turn["turn_weight"]] == pytest.approx([*row.gap, row.turn_weight], abs=1e-4)
+    action = "\n".join(text["lines"][line] for line in text["trajectories"][offset][-1][1])
     assert action == last.trajectory.turns[-1].action
 
 
@@ -122,7 +126,7 @@ def test_what_is_missing_is_said(run_folder, tmp_path, tokenizer):
     written = write_viewer([opened], tmp_path / "viewer", missing)
     assert "16 of 16 trajectories have no record of training" in written.notes[-1]
     turn = read(tmp_path / "viewer" / "data" / "detail-0.js")["trajectories"][0]["turns"][0]
-    assert (turn["prompt"], turn["tokens"], turn["gap"], turn["weight"]) == (None, None, None, None)
+    assert (turn["prompt"], turn["tokens"], turn["gap"], turn["turn_weight"]) == (None, None, None, None)
 
 
 def test_an_iteration_that_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path, tokenizer):
@@ -174,7 +178,7 @@ def test_no_number_breaks_the_json(tmp_path):
     run = recorded_run(tmp_path, recorded=[1], tokens=None)
     assert write_viewer([run], tmp_path / "viewer").trajectories == 2
     detail = read(tmp_path / "viewer" / "data" / "detail-0.js")
-    assert detail["trajectories"][0]["turns"][0]["engine"] == [None, None, -1.0]
+    assert detail["trajectories"][0]["turns"][0]["logprobs"] == [None, None, -1.0]
     assert detail["trajectories"][1]["error"] == "EngineError: <b>died</b>"
 
 

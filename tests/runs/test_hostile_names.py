@@ -38,7 +38,7 @@ def named(run, name: str):
     """The run with a trajectory whose ids are all ``name``, and one whose are not."""
     first, second = run.read(1)[:2]
     hostile = dataclasses.replace(first.trajectory, task_id=name, environment=name, family=name)
-    found = [dataclasses.replace(first, group_id=name, trajectory=hostile), second]
+    found = [dataclasses.replace(first, trajectory=hostile), second]
     return SimpleNamespace(recorded=[1], read=lambda iteration: found, name=name, tokens=None)
 
 

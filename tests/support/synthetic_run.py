@@ -41,9 +41,11 @@ REASONS = (
 def recorded_run(path: Path, title: str = "", **parts: Any) -> RecordedRun:
     """A run of which some parts are given, in place of a folder that holds them."""
     config = {name: parts.pop(name) for name in RunConfig.__dataclass_fields__ if name in parts}
+    if "seed" in parts:
+        config["settings"] = {**config.get("settings", {}), "seed": parts.pop("seed")}
     run = RecordedRun(path, title)
     vars(run).update(
-        {"metrics": [], "evaluations": {}, "cost": [], "allocation": None, "about": {}, "config": RunConfig(**config)}
+        {"metrics": [], "evaluations": {}, "cost": [], "allocation": [], "about": {}, "config": RunConfig(**config)}
     )
     vars(run).update(parts)
     return run

@@ -45,7 +45,7 @@ class PairedComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "interval": list(self.interval)}
+        return asdict(self)
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -70,22 +70,23 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
             f"The evaluations hold different tasks: {len(only_before)} only before, {len(only_after)} only after "
             f"(for example {(only_before + only_after)[0]!r}). Evaluate both on the same evaluation set."
         )
-    kept = [task for task in first if not (first[task].failed or second[task].failed)]
+    pairs = [(first[task], second[task]) for task in first]
+    kept = [(one.success, other.success) for one, other in pairs if not (one.failed or other.failed)]
     if not kept:
         raise ComparisonError("No task was completed in both evaluations, so there is nothing to compare.")
-    gained = sum(second[task].success and not first[task].success for task in kept)
-    lost = sum(first[task].success and not second[task].success for task in kept)
-    rates = [sum(episodes[task].success for task in kept) / len(kept) for episodes in (first, second)]
+    gained, lost = kept.count((False, True)), kept.count((True, False))
+    rate_before, rate_after = np.mean(kept, axis=0).tolist()
+    interval = paired_difference_interval(gained, lost, len(kept))
     return PairedComparison(
-        pairs=len(kept),
-        before=rates[0],
-        after=rates[1],
-        gained=gained,
-        lost=lost,
-        difference=(gained - lost) / len(kept),
-        interval=paired_difference_interval(gained, lost, len(kept)),
-        p_value=mcnemar_exact(gained, lost),
-        excluded=len(first) - len(kept),
+        len(kept),
+        rate_before,
+        rate_after,
+        gained,
+        lost,
+        (gained - lost) / len(kept),
+        interval,
+        mcnemar_exact(gained, lost),
+        len(pairs) - len(kept),
     )
 
 

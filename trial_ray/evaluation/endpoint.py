@@ -32,7 +32,7 @@ from trial_ray.rollout.prompts import records
 from trial_ray.rollout.trajectory import EpisodeResult, Turn
 
 if TYPE_CHECKING:
-    from openai import APIStatusError, AsyncOpenAI
+    from openai import AsyncOpenAI
 
 RETRIES, LONGEST_PAUSE_S = 5, 120.0
 """Of the client, where a request fails with 408, 409, 429 or 5xx, breaks or times out. The longest pause is a ``Retry-After``."""
@@ -73,6 +73,9 @@ class ChatEndpoint:
                 f"--api-key-env {self.key_variable}: the environment has no such variable, or it is empty."
             )
 
+    def _key(self) -> str:
+        return os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
+
     def client(self) -> AsyncOpenAI:
         """A client that sends failed requests again.
 
@@ -93,108 +96,102 @@ class ChatEndpoint:
             http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
         )
 
-    def refusal(self, error: APIStatusError) -> Exception:
-        """What an answer with an error's status means: the endpoint is busy or broken, or rejects the prompt or the request."""
-        told = f"{self.url} answered with status {error.status_code}: {self.clean(error)}."
-        if error.status_code >= 500 or error.status_code in BUSY:
-            return EngineError(told)
-        if re.search("context.length", told, re.IGNORECASE):
-            return PromptTooLongError(told)
-        return UserInputError(f"{told} Check --endpoint, --model, --api-key-env and --body.")
+    async def complete(self, client: AsyncOpenAI, messages: Any, fields: Mapping[str, Any]) -> tuple[str, str]:
+        """The response to a conversation, and why it ended.
 
-    def clean(self, error: Exception) -> str:
+        Args:
+            client: of the endpoint.
+            messages: in the format of the API.
+            fields: of the request.
+
+        Raises:
+            EngineError: the endpoint is busy or broken, or its answer is no chat completion.
+            PromptTooLongError: the conversation is longer than the model's context.
+            UserInputError: the endpoint refuses the request: key, model or a field is wrong.
+        """
+        import openai
+
+        body = {name: value for name, value in {**fields, **self.body}.items() if value is not None}
+        try:
+            # The client's own deadline begins again with each byte that arrives.
+            async with asyncio.timeout((1 + RETRIES) * (self.timeout_s + LONGEST_PAUSE_S)):
+                found = await client.chat.completions.create(model=self.model, messages=messages, extra_body=body)
+            choice = found.choices[0]
+            text: Any = choice.message.content or ""
+            if not isinstance(text, str):
+                raise TypeError(f"the message's content is of type {type(text).__name__}")
+            return text, choice.finish_reason
+        except openai.APIStatusError as error:
+            told = f"{self.url} answered with status {error.status_code}: {self._clean(error)}."
+            if error.status_code >= 500 or error.status_code in BUSY:
+                raise EngineError(told) from None
+            if re.search("context.length", told, re.IGNORECASE):
+                raise PromptTooLongError(told) from None
+            raise UserInputError(f"{told} Check --endpoint, --model, --api-key-env and --body.") from None
+        except Exception as error:  # the client returns what there is of an answer that is no chat completion
+            raise EngineError(f"{self.url} gave no chat completion: {self._clean(error)}.") from None
+
+    def _clean(self, error: Exception) -> str:
         """An error's message without the key."""
         text = first_line(error)
         return redacted(text.replace(key, HIDDEN) if (key := self._key()) else text)
 
-    def _key(self) -> str:
-        return os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
 
-
+@dataclass(frozen=True, slots=True)
 class EndpointPlayer:
     """Plays one episode through chat messages of the texts that a trained policy is shown.
 
     The endpoint counts and cuts no tokens as the trainer does: prompts over ``max_prompt_tokens`` are sent whole.
 
-    Args:
+    Attributes:
         endpoint: answers.
         client: of the endpoint.
         template: writes the messages and reads the responses.
         config: sampling and history.
         seed: of the episode.
+        conversation: of an episode that is one, its messages so far.
     """
 
-    def __init__(
-        self, endpoint: ChatEndpoint, client: AsyncOpenAI, template: PromptTemplate, config: RunSettings, seed: int
-    ) -> None:
-        self._endpoint = endpoint
-        self._client = client
-        self._template = template
-        self._config = config
-        self._seed = seed
-        self._conversation: list[dict[str, str]] = []
+    endpoint: ChatEndpoint
+    client: AsyncOpenAI
+    template: PromptTemplate
+    config: RunSettings
+    seed: int
+    conversation: list[dict[str, str]] = field(default_factory=list)
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn:
         """Send the messages of the turn and read the action; see :class:`~trial_ray.rollout.episode.Player`.
 
         Raises:
-            UserInputError: the endpoint refuses the request: key, model or a field is wrong.
+            UserInputError: as :meth:`ChatEndpoint.complete`.
         """
-        import openai
-
-        config, endpoint = self._config, self._endpoint
-        messages: Any = self._messages(result, history, step)
+        config = self.config
         fields = {
             "temperature": config.evaluation_temperature,
             "top_p": config.evaluation_top_p if config.evaluation_temperature else None,
             "max_tokens": config.max_response_tokens,
-            "seed": derive_seed(self._seed, step),
+            "seed": derive_seed(self.seed, step),
             # A field that vLLM and SGLang read; other endpoints may refuse it.
             "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
-            **endpoint.body,
         }
-        body = {name: value for name, value in fields.items() if value is not None}
-        try:
-            # The client's own deadline begins again with each byte that arrives.
-            async with asyncio.timeout((1 + RETRIES) * (endpoint.timeout_s + LONGEST_PAUSE_S)):
-                found = await self._client.chat.completions.create(
-                    model=endpoint.model, messages=messages, extra_body=body
-                )
-            choice = found.choices[0]
-            text: Any = choice.message.content or ""
-            if not isinstance(text, str):
-                raise TypeError(f"the message's content is of type {type(text).__name__}")
-        except openai.APIStatusError as error:
-            raise endpoint.refusal(error) from None
-        # The client returns what there is of an answer that is no chat completion.
-        except (
-            openai.OpenAIError,
-            TimeoutError,
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            RecursionError,
-        ) as error:
-            raise EngineError(f"{endpoint.url} gave no chat completion: {endpoint.clean(error)}.") from None
-        self._conversation.append({"role": "assistant", "content": text})
-        projection = self._template.project(text)
-        finish_reason = "length" if choice.finish_reason == "length" else "stop"
+        text, ended = await self.endpoint.complete(self.client, self._messages(result, history, step), fields)
+        self.conversation.append({"role": "assistant", "content": text})
+        projection = self.template.project(text)
+        finish_reason = "length" if ended == "length" else "stop"
         return Turn(action=projection.action, valid=projection.valid, finish_reason=finish_reason)
 
     def _messages(self, result: StepResult, history: History, step: int) -> list[dict[str, str]]:
-        template, window = self._template, self._config.history_window
-        conversation = self._config.prompt_style == "conversation"
+        window, conversation = self.config.history_window, self.config.prompt_style == "conversation"
         past = [] if conversation or not window else records(history)[-window:]
         context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, tuple(past), step)
-        message = {"role": "user", "content": template.render(context).strip()}
+        message = {"role": "user", "content": self.template.render(context).strip()}
         if not conversation:
             return [message]
-        if not self._conversation:
-            system = cast(ConversationPrompt, template).system(result.task).strip()
-            self._conversation.append({"role": "system", "content": system})
-        self._conversation.append(message)
-        return list(self._conversation)
+        if not self.conversation:
+            system = cast(ConversationPrompt, self.template).system(result.task).strip()
+            self.conversation.append({"role": "system", "content": system})
+        self.conversation.append(message)
+        return list(self.conversation)
 
 
 def endpoint_protocol(

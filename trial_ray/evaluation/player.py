@@ -104,17 +104,13 @@ class PanelPlayer:
             InfrastructureError: episodes failed on every attempt; ``on_episode`` has those that ended before.
             EnvironmentFaultError: the same, where nothing but the environment failed.
         """
-        settings, environment = self._settings(entry)
+        config, (requests, settings) = self._config, self._requests(panel, entry)
         episodes = dict(known or {})
         failed: dict[str, GroupSample] = {}
         losses: list[str] = []
         counts = RolloutCounts()
-        for attempt in range(1 + self._config.max_group_redraws):
-            pending = [
-                self._request(panel, index, environment)
-                for index, task in enumerate(panel.task_ids)
-                if task not in episodes
-            ]
+        for attempt in range(1 + config.max_group_redraws):
+            pending = [request for request in requests if request.task_id not in episodes]
             if not pending:
                 break
             if attempt:
@@ -137,11 +133,10 @@ class PanelPlayer:
             message = f"{missing} of the evaluation set's {len(panel)} episodes could not be played"
             raise failure_of(message, list(failed.values()), losses)
         ordered = [episodes[task] for task in panel.task_ids]
-        protocol = policy_protocol(self._config, panel, entry)
-        return EvaluationResult(protocol, ordered, str(self._config.model_path), counts=counts)
+        return EvaluationResult(policy_protocol(config, panel, entry), ordered, str(config.model_path), counts=counts)
 
-    def _settings(self, entry: EnvironmentEntry) -> tuple[SampleSettings, int]:
-        """How the evaluation set is played, and the index of its environment among the run's."""
+    def _requests(self, panel: Panel, entry: EnvironmentEntry) -> tuple[list[GroupRequest], SampleSettings]:
+        """A request for each task of the evaluation set, and how they are played."""
         config = self._config
         entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
         settings = SampleSettings(
@@ -150,12 +145,11 @@ class PanelPlayer:
             seeded=True,
             in_evaluation=True,
         )
-        return settings, entries.index(entry)
-
-    def _request(self, panel: Panel, index: int, environment: int) -> GroupRequest:
-        task = panel.task_ids[index]
-        seed = derive_seed(self._config.evaluation_seed, panel.env_id, panel.split, task)
-        return GroupRequest(index, task, 1, seed, environment)
+        place, environment = (config.evaluation_seed, panel.env_id, panel.split), entries.index(entry)
+        return [
+            GroupRequest(index, task, 1, derive_seed(*place, task), environment)
+            for index, task in enumerate(panel.task_ids)
+        ], settings
 
 
 class Evaluator:
@@ -246,13 +240,12 @@ def evaluate_oracle(
     """
     episodes = dict(known or {})
     with closing(GuardedEnv(entry)) as env:
-        for task in panel.task_ids:
-            if task not in episodes:
-                trajectory = asyncio.run(play_episode(env, task, WalkthroughPlayer(env)))
-                if trajectory.failed:
-                    raise EnvironmentFaultError(trajectory.error)
-                episodes[task] = EpisodeResult.from_trajectory(trajectory)
-                on_episode(episodes[task])
+        for task in (task for task in panel.task_ids if task not in episodes):
+            trajectory = asyncio.run(play_episode(env, task, WalkthroughPlayer(env)))
+            if trajectory.failed:
+                raise EnvironmentFaultError(trajectory.error)
+            episodes[task] = EpisodeResult.from_trajectory(trajectory)
+            on_episode(episodes[task])
     ordered = [episodes[task] for task in panel.task_ids]
     return EvaluationResult(oracle_protocol(panel, entry), ordered, policy="walkthrough oracle")
 

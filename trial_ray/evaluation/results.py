@@ -7,9 +7,12 @@ import json
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
 
 from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
 from trial_ray.errors import CheckpointError, InfrastructureError
@@ -17,13 +20,13 @@ from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.files import checked_content, finite, read_json, require_file, write_json, writing
 from trial_ray.rollout.trajectory import EpisodeResult
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "task_id": (str,),
-    "family": (str,),
-    "success": (bool,),
-    "score": (float, int),
-    "turns": (int,),
-    "ended": (str,),
+_KINDS: dict[str, Any] = {
+    "task_id": str,
+    "family": str,
+    "success": bool,
+    "score": float | int,
+    "turns": int,
+    "ended": str,
 }
 """Types of an episode's values in JSON."""
 _TYPES = {"protocol": dict, "episodes": list, "policy": str, "weights": str, "labels": dict}
@@ -54,10 +57,9 @@ class Rate:
         """The rate over episodes that none failed; score and turns are NaN without any."""
         kept = list(episodes)
         score, turns = (
-            sum(getattr(episode, name) for episode in kept) / len(kept) if kept else math.nan
-            for name in ("score", "turns")
+            np.mean([getattr(episode, name) for episode in kept] or math.nan) for name in ("score", "turns")
         )
-        return cls(sum(episode.success for episode in kept), len(kept), score, turns)
+        return cls(sum(episode.success for episode in kept), len(kept), float(score), float(turns))
 
     @property
     def rate(self) -> float:
@@ -68,6 +70,17 @@ class Rate:
     def interval(self) -> tuple[float, float]:
         """95 % Wilson interval of the share."""
         return wilson_interval(self.successes, self.episodes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "successes": self.successes,
+            "episodes": self.episodes,
+            "success_rate": self.rate,
+            "interval_95": list(self.interval),
+            "score_mean": self.score,
+            "turns_mean": self.turns,
+        }
 
     def __str__(self) -> str:
         if not self.episodes:
@@ -132,15 +145,12 @@ class EvaluationResult:
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
-            "policy": self.policy,
-            "weights": self.weights,
-            "labels": self.labels,
-            "protocol": self.protocol,
+            **{name: getattr(self, name) for name in ("policy", "weights", "labels", "protocol")},
             "summary": finite(
                 {
-                    **_summary(self.overall),
+                    **self.overall.to_dict(),
                     "failed_episodes": self.num_failed,
-                    "per_family": {name: _summary(rate) for name, rate in self.per_family().items()},
+                    "per_family": {name: rate.to_dict() for name, rate in self.per_family().items()},
                 }
             ),
             "episodes": [asdict(episode) for episode in self.episodes],
@@ -160,9 +170,7 @@ class EvaluationResult:
         file = Path(path)
         value = {"policy": "", "weights": "", "labels": {}, **read_json(file, SCHEMA, SCHEMA_VERSION)}
         with checked_content(file):
-            for name, kind in _TYPES.items():
-                if not isinstance(value[name], kind):
-                    raise TypeError(f"{name} is {value[name]!r:.100}")
+            _require_types(value, _TYPES)
             value["episodes"] = [
                 read_episode(each, f"{file}: Episode {at}") for at, each in enumerate(value["episodes"])
             ]
@@ -171,20 +179,22 @@ class EvaluationResult:
 
     def table(self, title: str | None = None) -> Table:
         """A rich table: one row a family, and all of them together at the end."""
-        from rich.markup import escape
-        from rich.table import Table
+        from rich.table import Column, Table
+        from rich.text import Text
 
-        caption = None
-        if self.num_failed:
-            caption = f"{self.num_failed} episode(s) ended by an infrastructure error are not counted"
-        table = Table(title=escape(title) if title else None, caption=caption)
-        table.add_column("family")
-        for header in ("episodes", "success", "95 % interval", "score", "turns"):
-            table.add_column(header, justify="right")
-        for name, rate in self.per_family().items():
-            table.add_row(escape(name), *_cells(rate))
-        table.add_section()
-        table.add_row("all", *_cells(self.overall), style="bold")
+        failed = f"{self.num_failed} episode(s) ended by an infrastructure error are not counted"
+        numbers = (Column(name, justify="right") for name in ("episodes", "success", "95 % interval", "score", "turns"))
+        table = Table("family", *numbers, title=title and Text(title), caption=failed if self.num_failed else None)
+        for name, rate in {**self.per_family(), "all": self.overall}.items():
+            low, high = (f"{bound:.1%}" for bound in rate.interval)
+            cells = (
+                str(rate.episodes),
+                f"{rate.rate:.1%}",
+                f"{low} – {high}",
+                f"{rate.score:.3f}",
+                f"{rate.turns:.1f}",
+            )
+            table.add_row(Text(name), *cells)
         return table
 
 
@@ -194,14 +204,20 @@ def read_episode(value: Any, name: str) -> EpisodeResult:
     Raises:
         CheckpointError: fields are missing or unknown; the message calls the episode ``name``.
     """
-    expected = {f.name for f in fields(EpisodeResult)}
-    if not isinstance(value, dict) or set(value) != expected:
-        raise CheckpointError(f"{name} must have exactly the fields {sorted(expected)}.")
-    if wrong := [key for key, kinds in _KINDS.items() if type(value[key]) not in kinds]:
-        raise CheckpointError(f"{name} has {wrong[0]} = {value[wrong[0]]!r:.100}, which is no such value.")
-    if not abs(value["score"]) <= sys.float_info.max:  # an int may be too large for a float
-        raise CheckpointError(f"{name} has the score {value['score']!r:.100}; expected a finite number.")
-    return EpisodeResult(**value)
+    try:
+        episode = EpisodeResult(**value)
+        _require_types(value, _KINDS)
+        if not abs(episode.score) <= sys.float_info.max:  # an int may be too large for a float
+            raise ValueError(f"its score is {episode.score!r:.100}, expected a finite number")
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{name} cannot be read: {error}.") from error
+    return episode
+
+
+def _require_types(value: dict[str, Any], kinds: dict[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(value[name], kind):
+            raise TypeError(f"{name} is {value[name]!r:.100}")
 
 
 def protocol_difference(
@@ -231,24 +247,6 @@ def _completed(protocol: dict[str, Any]) -> dict[str, Any]:
     return {CHAT_TEMPLATE: {"kwargs": EARLIER_CHAT_TEMPLATE_KWARGS}, **protocol}
 
 
-def _summary(rate: Rate) -> dict[str, Any]:
-    return {
-        "successes": rate.successes,
-        "episodes": rate.episodes,
-        "success_rate": rate.rate,
-        "interval_95": list(rate.interval),
-        "score_mean": rate.score,
-        "turns_mean": rate.turns,
-    }
-
-
-def _cells(rate: Rate) -> list[str]:
-    if not rate.episodes:
-        return ["0", "-", "-", "-", "-"]
-    low, high = rate.interval
-    return [str(rate.episodes), f"{rate.rate:.1%}", f"{low:.1%} – {high:.1%}", f"{rate.score:.3f}", f"{rate.turns:.1f}"]
-
-
 # -- episodes of an unfinished evaluation -------------------------------------------------------------------------------
 
 JOURNAL_SCHEMA = "trial_ray/unfinished_evaluation"
@@ -260,7 +258,7 @@ def partial_path(target: Path) -> Path:
     return target.with_name(f"{target.name}.partial")
 
 
-class EpisodeJournal:
+class EpisodeJournal(ExitStack):
     """Partial results of an evaluation, in memory and beside the result file.
 
     ``FILE.partial`` is JSON lines: a head with protocol and weights, then an episode a line, each flushed as it is
@@ -283,6 +281,7 @@ class EpisodeJournal:
     """
 
     def __init__(self, target: Path | None, protocol: dict[str, Any], weights: str) -> None:
+        super().__init__()
         self._target = target
         self._head: dict[str, Any] = {
             "schema": JOURNAL_SCHEMA,
@@ -299,14 +298,17 @@ class EpisodeJournal:
         if target.exists():
             self.result = EvaluationResult.load(target)
             self._require_same(target, self.result.protocol, self.result.weights)
-        else:
+            return
+        try:
             self._open(partial_path(target))
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, episode: EpisodeResult) -> None:
         """Keep an episode that has ended."""
         self.episodes[episode.task_id] = episode
-        if self._file is not None:
-            self._write(asdict(episode))
+        self._write(asdict(episode))
 
     def finish(self, result: EvaluationResult) -> None:
         """Write the result in place of the journal."""
@@ -315,38 +317,30 @@ class EpisodeJournal:
             partial_path(self._target).unlink(missing_ok=True)
         self.close()
 
-    def close(self) -> None:
-        """Let go of the file; what it holds stays for the next attempt."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def __enter__(self) -> EpisodeJournal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _open(self, path: Path) -> None:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a+", encoding="utf-8", newline="")  # noqa: SIM115  closed by close()
+            file = open(path, "a+", encoding="utf-8", newline="")  # noqa: SIM115  closed with the others
+            self._file = self.enter_context(file)
         try:
-            _lock(self._file, path)
-            with checked_content(path):
-                self._file.seek(0)
-                whole, newline, rest = self._file.read().rpartition("\n")  # what follows the last newline was cut
-                if newline:
-                    self._take_in(whole.split("\n"), path)
-                elif not json.dumps(self._head).startswith(rest):
-                    raise ValueError("it is no unfinished evaluation")
-            # Nothing is changed in a file that is not known to be a journal.
-            self._file.truncate(len((whole + newline).encode()))
-            if not newline:
-                self._write(self._head)
-        except BaseException:
-            self.close()
-            raise
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InfrastructureError(f"Another process is writing {path}; wait for it to end.") from error
+        except OSError as error:
+            raise InfrastructureError(
+                f"{path} cannot be locked ({error}); name a file on another file system."
+            ) from error
+        with checked_content(path):
+            file.seek(0)
+            whole, newline, rest = file.read().rpartition("\n")  # what follows the last newline was cut
+            if newline:
+                self._take_in(whole.split("\n"), path)
+            elif not json.dumps(self._head).startswith(rest):
+                raise ValueError("it is no unfinished evaluation")
+        # Nothing is changed in a file that is not known to be a journal.
+        file.truncate(len((whole + newline).encode()))
+        if not newline:
+            self._write(self._head)
 
     def _take_in(self, lines: list[str], path: Path) -> None:
         head, *values = map(json.loads, lines)
@@ -358,9 +352,9 @@ class EpisodeJournal:
             self.episodes[episode.task_id] = episode
 
     def _write(self, value: dict[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps(value, allow_nan=False) + "\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps(value, allow_nan=False) + "\n")
+            self._file.flush()
 
     def _require_same(self, path: Path, protocol: dict[str, Any], weights: Any) -> None:
         advice = "Name another file, or delete this one to evaluate again."
@@ -368,12 +362,3 @@ class EpisodeJournal:
             raise CheckpointError(f"{path} holds an evaluation of another protocol: {difference}. {advice}")
         if weights != self._head["weights"]:
             raise CheckpointError(f"{path} holds an evaluation of another policy (other weights). {advice}")
-
-
-def _lock(file: IO[str], path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise InfrastructureError(f"Another process is writing {path}; wait for it to end.") from error
-    except OSError as error:
-        raise InfrastructureError(f"{path} cannot be locked ({error}); name a file on another file system.") from error

@@ -1,4 +1,4 @@
-"""Charts of a report as values, each with a table of its numbers, and the curves that they are made of."""
+"""Charts of a report as values, and the curves that they are made of."""
 
 from __future__ import annotations
 
@@ -13,16 +13,148 @@ import numpy as np
 from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.evaluation.results import protocol_difference
 from trial_ray.evaluation.statistics import bootstrap_curve
-from trial_ray.metrics import PANEL_SUCCESS
-from trial_ray.reports.curves import CURVES, Curve
-from trial_ray.reports.groups import RunGroup, recorded_iterations, run_label
+from trial_ray.metrics import ENV_RUNNERS, EVALUATION, LEARNER, PANEL_SUCCESS
+from trial_ray.reports.groups import RunGroup, run_label
+from trial_ray.reports.recorded import RecordedTrajectory
 from trial_ray.reports.run import RecordedRun
-from trial_ray.reports.traces import class_means, readable_trace
 
 DASH = "–"
 MOST_ROWS = 120
-"""Rows of a chart's table; of a longer curve every k-th iteration is shown."""
+"""Rows of a curve's table; of a longer one every k-th iteration is shown, the last one included."""
 WINDOW = 5
+READABLE_TURNS = range(10, 26)
+"""Lengths of trajectories that a figure shows well."""
+
+
+# -- curves ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The chart of a metric in reports.
+
+    Attributes:
+        name: of the chart, in the page and in file names.
+        section: of the page.
+        title: heading of the chart.
+        axis: what is on the vertical axis, with its unit.
+        text: what the metric is, in a sentence.
+        percent: whether values are shares.
+        windowed: whether means over windows of iterations are shown, as in the paper's Figure 2.
+    """
+
+    name: str
+    section: str
+    title: str
+    axis: str
+    text: str
+    percent: bool = False
+    windowed: bool = False
+
+
+CURVES = {
+    f"{EVALUATION}success_rate": Curve(
+        "panel",
+        "learning",
+        "Success on the evaluation set",
+        "success",
+        percent=True,
+        text="Share of the evaluation set's episodes that were solved; failed episodes are excluded throughout.",
+    ),
+    f"{ENV_RUNNERS}success_rate": Curve(
+        "success",
+        "learning",
+        "Success in training",
+        "success",
+        percent=True,
+        text="Share of episodes that solved their task.",
+    ),
+    f"{ENV_RUNNERS}episode_return_mean": Curve(
+        "return", "learning", "Return", "return", text="Mean over episodes of the undiscounted sum of rewards."
+    ),
+    f"{ENV_RUNNERS}episode_len_mean": Curve(
+        "turns", "learning", "Turns of a rollout", "turns", text="Mean over episodes of the turns taken."
+    ),
+    f"{LEARNER}trial/dense_loss": Curve(
+        "dense_loss",
+        "hindsight",
+        "Dense loss",
+        "nats per token",
+        "The dense hindsight loss (Eq. 7) before coefficient and clamp.",
+    ),
+    f"{LEARNER}trial/turn_score_mean": Curve(
+        "turn_score",
+        "hindsight",
+        "Mean turn score",
+        "nats per token",
+        "How much hindsight revises a turn: mean absolute gap of its tokens (Eq. 5), in windows of 5 iterations.",
+        windowed=True,
+    ),
+    f"{LEARNER}trial/turn_weight_std": Curve(
+        "profile_std",
+        "hindsight",
+        "Spread of the profile",
+        "standard deviation",
+        "Standard deviation over turns of the multipliers that were applied (Eq. 6), in windows of 5 iterations.",
+        windowed=True,
+    ),
+    f"{LEARNER}trial/clamp_saturated_fraction": Curve(
+        "saturated",
+        "hindsight",
+        "Saturated share of the clamp",
+        "share of microbatches",
+        percent=True,
+        text="Share of microbatches in which the clamp of Eq. 8 removed the dense gradient; 0 during warm-up.",
+    ),
+    f"{LEARNER}grpo/entropy": Curve(
+        "entropy", "policy", "Entropy of the policy", "nats per token", "Mean over tokens."
+    ),
+    f"{LEARNER}grpo/kl": Curve(
+        "kl",
+        "policy",
+        "KL divergence of the policy",
+        "nats per token",
+        "From the frozen reference; without a reference model, from the policy before the update.",
+    ),
+    f"{LEARNER}grpo/clip_fraction": Curve(
+        "clip_fraction",
+        "policy",
+        "Clipped tokens",
+        "share of tokens",
+        percent=True,
+        text="Share of tokens whose ratio is outside the clip range.",
+    ),
+    f"{LEARNER}engine/ratio_mean": Curve(
+        "engine_ratio",
+        "engine",
+        "Mean importance ratio",
+        "learner / engine",
+        "Probability of the sampled tokens under the learner before the update, over that under the engine's policy.",
+    ),
+    f"{LEARNER}engine/ratio_max": Curve(
+        "engine_ratio_max",
+        "engine",
+        "Largest importance ratio",
+        "learner / engine",
+        "The same ratio, its largest value in the iteration.",
+    ),
+    f"{LEARNER}engine/kl": Curve(
+        "engine_kl",
+        "engine",
+        "KL divergence of engine and learner",
+        "nats per token",
+        "Estimated from the same ratios.",
+    ),
+    f"{LEARNER}engine/effective_sample_size": Curve(
+        "sample_size",
+        "engine",
+        "Effective sample size",
+        "share of tokens",
+        "1 where all ratios are equal.",
+        percent=True,
+    ),
+}
+"""By the metric's key, in the order of the page."""
 
 
 def windows(metrics: Sequence[Mapping[str, float]], key: str) -> dict[float, float]:
@@ -30,32 +162,17 @@ def windows(metrics: Sequence[Mapping[str, float]], key: str) -> dict[float, flo
 
     Windows do not overlap; the last one of a run may be shorter.
     """
-    found: dict[int, list[float]] = {}
-    last = 0
-    for line in metrics:
-        last = int(line["iteration"])
-        if key in line:
-            found.setdefault((last - 1) // WINDOW, []).append(line[key])
-    return {
-        (index * WINDOW + 1 + min((index + 1) * WINDOW, last)) / 2: statistics.fmean(values)
-        for index, values in found.items()
-    }
+    last = max((int(line["iteration"]) for line in metrics), default=0)
+    found: dict[float, list[float]] = {}
+    for iteration, value in curve(metrics, key).items():
+        first = iteration - (iteration - 1) % WINDOW
+        found.setdefault((first + min(first + WINDOW - 1, last)) / 2, []).append(value)
+    return {middle: statistics.fmean(values) for middle, values in found.items()}
 
 
 def curve(metrics: Sequence[Mapping[str, float]], key: str) -> dict[int, float]:
     """Values of ``key`` by the iterations that logged it."""
     return {int(line["iteration"]): line[key] for line in metrics if key in line}
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of texts; ``folded`` ones are opened by the reader, those with ``long`` texts wrap them."""
-
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    folded: bool = False
-    long: bool = False
 
 
 def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
@@ -68,77 +185,52 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     Returns:
         ``series``, one entry a group that logged it: per iteration ``mean``, ``low`` and ``high`` over the runs that all have
         the iteration (``low`` and ``high`` are ``None`` for a single run; nothing of runs with different tasks), and under
-        ``runs`` the curve of every run.
+        ``runs`` the curve of every run; ``iterations`` are those of the chart's table, every ``step``-th.
     """
     spec = CURVES[key]
-    series = [found for index, group in enumerate(groups) if (found := _series(key, spec, index, group))]
+    series = [found for index, group in enumerate(groups) if (found := _series(key, index, group))]
     if not series:
         return None
-    starts = {group.hindsight_start for group in groups if group.hindsight_start and group.hindsight_start > 1}
-    return {
-        "name": spec.name,
-        "title": spec.title,
-        "axis": spec.axis,
-        "text": spec.text,
-        "percent": spec.percent,
-        "warm_up": sorted(starts) if spec.section in ("hindsight", "learning") else [],
-        "series": series,
-        "table": _curve_table(spec, series),
-    }
+    starts = {group.runs[0].config.hindsight_start or 1 for group in groups} - {1}
+    warm_up = sorted(starts) if spec.section in ("hindsight", "learning") else []
+    iterations = sorted({x for each in series for x in each["x"]})
+    step = math.ceil(len(iterations) / MOST_ROWS) or 1
+    shown = iterations[::-step][::-1]
+    return {**asdict(spec), "warm_up": warm_up, "series": series, "step": step, "iterations": shown, "image": ""}
 
 
-def _series(key: str, spec: Curve, index: int, group: RunGroup) -> dict[str, Any] | None:
-    found = [(run, points) for run in group.runs if (points := _points(key, spec, run))]
-    if not found:
+def _series(key: str, index: int, group: RunGroup) -> dict[str, Any] | None:
+    curves = [(run, points) for run in group.runs if (points := _points(key, run))]
+    if not curves:
         return None
-    shown = [run for run, _ in found]
-    curves = [(run_label(run, group), points) for run, points in found]
+    shown = [run for run, _ in curves]
     shared = sorted(set.intersection(*(set(points) for _, points in curves)))
     if key == PANEL_SUCCESS and not _one_panel(shown):
         shared = []
     values = np.array([[points[x] for x in shared] for _, points in curves])
-    bounds = bootstrap_curve(values) if len(curves) > 1 else None
+    low, high = bootstrap_curve(values).T.tolist() if len(curves) > 1 else (None, None)
     return {
         "group": index,
         "name": group.title_of(shown),
         "x": shared,
         "mean": values.mean(0).tolist(),
-        "low": None if bounds is None else [low for low, _ in bounds],
-        "high": None if bounds is None else [high for _, high in bounds],
-        "runs": [{"name": label, "x": list(points), "y": list(points.values())} for label, points in curves],
+        "low": low,
+        "high": high,
+        "runs": [
+            {"name": run_label(run, group), "x": list(points), "y": list(points.values())} for run, points in curves
+        ],
     }
 
 
-def _curve_table(spec: Curve, series: Sequence[Mapping[str, Any]]) -> Table:
-    form = ".1%" if spec.percent else ".4g"
-    columns: list[dict[float, str]] = []
-    for each in series:
-        texts = [format(mean, form) for mean in each["mean"]]
-        if each["low"]:
-            bounds = zip(texts, each["low"], each["high"], strict=True)
-            texts = [f"{text} [{low:{form}}, {high:{form}}]" for text, low, high in bounds]
-        columns.append(dict(zip(each["x"], texts, strict=True)))
-    iterations = sorted({x for column in columns for x in column})
-    step = math.ceil(len(iterations) / MOST_ROWS) or 1
-    shown = sorted({*iterations[::step], *iterations[-1:]})
-    every = "" if step == 1 else f", every {step}th iteration"
-    return Table(
-        f"{spec.title} ({spec.axis}){every}",
-        ["iteration", *(each["name"] for each in series)],
-        [[f"{x:g}", *(column.get(x, DASH) for column in columns)] for x in shown],
-    )
-
-
-def _points(key: str, spec: Curve, run: RecordedRun) -> dict[float, float]:
-    if spec.windowed:
+def _points(key: str, run: RecordedRun) -> dict[float, float]:
+    if CURVES[key].windowed:
         return windows(run.metrics, key)
     points: dict[float, float] = dict(curve(run.metrics, key).items())
     if key == PANEL_SUCCESS and "" in run.evaluations:  # of the run's only evaluation set
-        played = run.evaluations[""]
-        newest = played[max(played)]
+        newest = run.evaluations[""][run.evaluated_after("")]
         points |= {
             iteration: result.success_rate
-            for iteration, result in played.items()
+            for iteration, result in run.evaluations[""].items()
             if result.counted and not protocol_difference(result.protocol, newest.protocol)
         }
     return dict(sorted(points.items()))
@@ -150,70 +242,79 @@ def _one_panel(runs: Sequence[RecordedRun]) -> bool:
     return not any(protocol_difference(protocol, newest[0]) for protocol in newest)
 
 
+# -- allocation over turns -----------------------------------------------------------------------------------------------
+
+
+def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, dict[str, Any]]:
+    """Mean weight of every class of decision over trajectories, with the standard error over their class means.
+
+    A trajectory without a decision of some class does not count for it. With a single one the error is unknown (``None``).
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in ACTION_CLASSES:
+        weights = (
+            [turn.turn_weight for turn in each.turns if turn.action_class == name and turn.turn_weight is not None]
+            for each in trajectories
+        )
+        means = [np.mean(own) for own in weights if own]
+        if means:
+            sem = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
+            found[name] = {"mean": float(np.mean(means)), "sem": sem, "trajectories": len(means)}
+    return found
+
+
 def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     """Figure 3 (b): mean multiplier of every class of action, with its standard error over trajectories.
 
     The trajectories of all runs of a group count alike.
     """
     series: list[dict[str, Any]] = []
+    runs: list[RecordedRun] = []
     for index, group in enumerate(groups):
         recorded = [run for run in group.runs if run.allocation]
-        traces = [trace for run in recorded if run.allocation for trace in run.allocation.shown]
-        if means := class_means(traces):
+        if means := class_means([each for run in recorded for each in run.allocation]):
             series.append({"group": index, "name": group.title_of(recorded), "means": means})
+            runs += recorded
     if not series:
         return None
-    runs = [run for group in groups for run in group.runs if run.allocation]
-    all_counted = [run.name for run in runs if run.allocation and not any(t.success for t in run.allocation.traces)]
     classes = [name for name in ACTION_CLASSES if any(name in each["means"] for each in series)]
     return {
         "name": "classes",
         "title": "Multiplier by class of action",
         "axis": "mean multiplier",
-        "text": f"Mean over successful trajectories of {recorded_iterations(runs)} of their class means; error bars are standard "
-        "errors. 1 is the mean of a trajectory."
-        + (f" Where none succeeded, all are counted: {', '.join(all_counted)}." if all_counted else ""),
+        "runs": runs,
         "classes": classes,
         "series": series,
-        "table": Table(
-            "Multiplier by class of action: mean ± SEM",
-            ["class", *(each["name"] for each in series)],
-            [[name, *(_class_cell(each["means"].get(name)) for each in series)] for name in classes],
-        ),
+        "image": "",
     }
-
-
-def _class_cell(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return DASH
-    sem = DASH if found["sem"] is None else f"{found['sem']:.4g}"
-    return f"{found['mean']:.3f} ± {sem} ({found['trajectories']} trajectories)"
 
 
 def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     """Figure 3 (a): the multipliers of one trajectory, turn by turn, of the first run that recorded some."""
-    for run in (run for group in groups for run in group.runs if run.allocation and run.allocation.shown):
-        assert run.allocation is not None
-        trace = readable_trace(run.allocation.shown)
-        rows = [
-            [f"T{at}", turn.action, f"{turn.weight:.3f}", f"{turn.score:.3f}", str(turn.tokens), turn.action_class]
-            for at, turn in enumerate(trace.turns, start=1)
-        ]
-        columns = ["turn", "action", "multiplier", "score (nats)", "tokens", "class"]
-        if not any(turn.action_class for turn in trace.turns):
-            columns, rows = columns[:-1], [row[:-1] for row in rows]
-        title = "One trajectory's allocation"
-        return {
-            "name": "profile",
-            "title": title,
-            "axis": "multiplier",
-            "text": f"Task {trace.task_id} in iteration {run.allocation.iteration} of {run.name}, "
-            f"{'solved' if trace.success else 'not solved'}; one bar a turn.",
-            "classes": [*ACTION_CLASSES, ""],
-            "turns": [asdict(turn) for turn in trace.turns],
-            "table": Table(title, columns, rows),
-        }
-    return None
+    run = next((run for group in groups for run in group.runs if run.allocation), None)
+    if run is None:
+        return None
+    shown = readable(run.allocation)
+    return {
+        "name": "profile",
+        "title": "One trajectory's allocation",
+        "axis": "multiplier",
+        "run": run,
+        "shown": shown,
+        "turns": shown.turns,
+        "image": "",
+    }
+
+
+def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
+    """The one to show turn by turn: of readable length, with the most classes of decisions; the first of equals."""
+
+    def rank(trajectory: RecordedTrajectory) -> tuple[bool, int, int]:
+        length = len(trajectory.turns)
+        classes = {turn.action_class for turn in trajectory.turns}
+        return length in READABLE_TURNS, len(classes), min(length, READABLE_TURNS[0])
+
+    return max(trajectories, key=rank)
 
 
 def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:

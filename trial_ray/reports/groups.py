@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,26 +29,19 @@ class RunGroup:
     runs: Sequence[RecordedRun]
 
     @property
-    def seeds(self) -> str:
-        """``seed 0``, ``3 seeds``, or nothing where none is known."""
-        seeds = {run.seed for run in self.runs}
-        if len(self.runs) > 1:
-            return f"{len(seeds)} seeds" if len(seeds) == len(self.runs) else f"{len(self.runs)} runs"
-        return "" if seeds == {None} else f"seed {self.runs[0].seed}"
-
-    @property
     def title(self) -> str:
         """Name and seeds."""
-        return f"{self.name} ({self.seeds})" if self.seeds else self.name
+        return self.title_of(self.runs)
 
     def title_of(self, runs: Sequence[RecordedRun]) -> str:
         """The title of a number that is of these runs of the group: of fewer than all, it says of how many."""
-        return self.title if len(runs) == len(self.runs) else f"{self.name} ({len(runs)} of {self.seeds})"
-
-    @property
-    def hindsight_start(self) -> int | None:
-        """Iteration from which the dense term acts."""
-        return self.runs[0].config.hindsight_start
+        seeds = {run.seed for run in self.runs}
+        known = f"{len(self.runs)} {'seeds' if len(seeds) == len(self.runs) else 'runs'}"
+        if len(self.runs) == 1:
+            known = "" if seeds == {None} else f"seed {self.runs[0].seed}"
+        if len(runs) < len(self.runs):
+            known = f"{len(runs)} of {known}"
+        return f"{self.name} ({known})" if known else self.name
 
 
 def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
@@ -58,9 +51,25 @@ def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """
     found: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        found.setdefault(_identity(run), []).append(run)
+        settings = {name: value for name, value in run.settings.items() if name not in OF_A_RUN}
+        changes = [(each.iteration, each.name, each.before) for each in run.config.changes if each.name not in OF_A_RUN]
+        alike = json.dumps([run.config.method, run.config.backbone, settings, changes], sort_keys=True, default=str)
+        # Nothing says that another run was like one without settings.
+        found.setdefault(alike if run.settings else str(run.path), []).append(run)
     members = [sorted(group, key=lambda run: -1 if run.seed is None else run.seed) for group in found.values()]
-    return [RunGroup(name, group) for name, group in zip(_names(members), members, strict=True)]
+    return [RunGroup(name, group) for name, group in zip(_names([group[0] for group in members]), members, strict=True)]
+
+
+def _names(firsts: Sequence[RecordedRun]) -> list[str]:
+    methods = [run.config.method or ("" if run.parameters else run.name) for run in firsts]
+    named = []
+    for run, method in zip(firsts, methods, strict=True):
+        own = differing_settings([other for other, title in zip(firsts, methods, strict=True) if title == method])
+        named.append(", ".join([method, *(f"{key} {setting_text(run, key)}" for key in own[:3])]).removeprefix(", "))
+    for names in (named, [run.name for run in firsts]):
+        if len({*names, ""}) > len(names):
+            return names
+    return [str(run.path) for run in firsts]
 
 
 def run_label(run: RecordedRun, group: RunGroup) -> str:
@@ -77,59 +86,23 @@ def listed(values: Sequence[object]) -> str:
 
 def recorded_iterations(runs: Sequence[RecordedRun]) -> str:
     """Iterations of the recorded turn weights of some runs; each has recorded some."""
-    numbers = [run.allocation.iteration for run in runs if run.allocation]
+    numbers = [run.allocation[0].iteration for run in runs]
     return f"iteration{'s' if len(set(numbers)) > 1 else ''} {listed(numbers)}"
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> list[str]:
     """Settings that not all of the runs have alike, in alphabetical order."""
-    keys = sorted({key for run in runs for key in (*run.config.settings, *run.parameters)} - OF_A_RUN)
-    return [key for key in keys if len({_text(_setting(run, key)) for run in runs}) > 1]
+    keys = sorted({key for run in runs for key in run.settings} - OF_A_RUN)
+    return [key for key in keys if len({setting_text(run, key) for run in runs}) > 1]
 
 
 def setting_text(run: RecordedRun, key: str) -> str:
     """A setting's value as a reader would write it; a dash where the run has none of the name."""
-    return value_text(_setting(run, key))
+    return value_text(run.settings.get(key))
 
 
 def value_text(value: Any) -> str:
     """A value as a reader would write it; a dash for ``None``."""
-    return "–" if value is None else value if isinstance(value, str) else _text(value)
-
-
-def _setting(run: RecordedRun, key: str) -> Any:
-    return run.parameters.get(key, run.config.settings.get(key))
-
-
-def _identity(run: RecordedRun) -> str:
-    if not run.config.settings and not run.parameters:
-        return str(run.path)  # nothing says that another run was like it
-    changes = [(each.iteration, each.name, each.before) for each in run.config.changes if each.name not in OF_A_RUN]
-    return _text(
-        [run.config.method, run.config.backbone, *map(_without_seed, (run.config.settings, run.parameters)), changes]
-    )
-
-
-def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in OF_A_RUN}
-
-
-def _names(groups: Sequence[Sequence[RecordedRun]]) -> list[str]:
-    firsts = [group[0] for group in groups]
-    methods = [run.config.method or ("" if run.parameters else run.name) for run in firsts]
-    if len(set(methods)) == len(methods) and "" not in methods:
-        return methods
-    differing = differing_settings(firsts)
-    names = []
-    for run, method in zip(firsts, methods, strict=True):
-        alike = [other for other, title in zip(firsts, methods, strict=True) if title == method]
-        own = [key for key in differing if len({_text(_setting(other, key)) for other in alike}) > 1]
-        values = ", ".join(f"{key} {setting_text(run, key)}" for key in own[:3])
-        names.append(", ".join(part for part in (method, values) if part))
-    if len(set(names)) < len(names) or "" in names:
-        names = [run.name for run in firsts]
-    return names if len(set(names)) == len(names) else [str(run.path) for run in firsts]
-
-
-def _text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return "–" if value is None else value
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

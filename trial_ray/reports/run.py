@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
-
-import pyarrow.compute as pc
 
 from trial_ray.algorithms.methods import method_title
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter
-from trial_ray.errors import CheckpointError, TrialRayError, UserInputError
+from trial_ray.errors import TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import nearest_folder, read_json
-from trial_ray.learner.recording import read_training
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, read_recorded
-from trial_ray.reports.traces import Allocation, Trace, TracedTurn
-from trial_ray.rollout.partitions import partitions
+from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, read_recorded, trained_iterations
 from trial_ray.runs.checkpoints import RUN_FILE, find_tokenizer
 from trial_ray.runs.config_record import (
     SettingChange,
@@ -54,7 +49,6 @@ class RunConfig:
     Attributes:
         method: the method's title.
         backbone: what the first policy is called.
-        seed: of the run.
         settings: every setting, as the newest iteration had it.
         changes: settings that had other values in earlier iterations, in order.
         environments: adapters of what the run played, by the name in its metrics and records; an adapter of the user's is known by
@@ -65,7 +59,6 @@ class RunConfig:
 
     method: str = ""
     backbone: str = ""
-    seed: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     changes: Sequence[SettingChange] = ()
     environments: Mapping[str, EnvironmentAdapter] = field(default_factory=dict)
@@ -109,8 +102,7 @@ class RecordedRun:
     @cached_property
     def metrics(self) -> Sequence[Mapping[str, float]]:
         """Flat metrics, one mapping an iteration, in order."""
-        read = self._read("metrics", "metrics.jsonl", lambda: read_metrics(self.path / "metrics.jsonl"))
-        lines, damaged = read or ([], 0)
+        lines, damaged = self._read("metrics", "metrics.jsonl", read_metrics) or ([], 0)
         if damaged:
             several = "s are" if damaged > 1 else " is"
             self._say("metrics", f"{damaged} line{several} of metrics.jsonl cut off or damaged, and left out.")
@@ -121,14 +113,12 @@ class RecordedRun:
     @cached_property
     def config(self) -> RunConfig:
         """The config; of a run that continued with another one, that of the newest iteration."""
-        record = self._json("config", CONFIG_FILE)
-        found = self._read("config", CONFIG_FILE, lambda: self._config_of(record)) if record else None
-        return found or RunConfig()
+        return self._read("config", CONFIG_FILE, self._config_of) or RunConfig()
 
     @cached_property
     def about(self) -> Mapping[str, Any]:
         """What ``run.json`` holds: state, versions, machine, times."""
-        found = self._json("about", RUN_FILE)
+        found = self._read("about", RUN_FILE, read_json) or {}
         if (state := str(found.get("state", ""))) in UNFINISHED:
             words = ("trial", "sweep", "error.txt") if found.get("trial") else ("run", "train", "error.log")
             self._say("about", UNFINISHED[state].format(*words))
@@ -141,22 +131,24 @@ class RecordedRun:
         for path in sorted((self.path / "evaluations").glob("*.json")):
             if (named := read_name(path)) is None:
                 self._say("evaluations", f"evaluations/{path.name} names no iteration and is left out.")
-            elif result := self._read("evaluations", path.name, partial(EvaluationResult.load, path)):
+            elif result := self._read("evaluations", f"evaluations/{path.name}", EvaluationResult.load):
                 found.setdefault(named[0], {})[named[1]] = result
         return found
 
     @cached_property
     def cost(self) -> Sequence[Sequence[str]]:
         """The cost card, rows of label, figure and share of the run's time; none of a trial."""
-        card = {} if self.about.get("trial") else self._json("cost", "cost.json")
-        sections = self._read("cost", "cost.json", lambda: cost_sections(card)) if card else None
+        if self.about.get("trial"):
+            return []
+        sections = self._read("cost", "cost.json", lambda path: cost_sections(read_json(path)))
         return [row for section in sections or () for row in section]
 
     @cached_property
-    def allocation(self) -> Allocation | None:
-        """Turn weights of the newest iteration that recorded some."""
+    def allocation(self) -> Sequence[RecordedTrajectory]:
+        """Of the newest recorded iteration with weighed trajectories, those that succeeded, as in the paper's Figure 3; all
+        weighed ones where none did."""
         weighs = self.config.hindsight_start is not None
-        return self._read("allocation", "RUN/training", self._newest_allocation) if weighs else None
+        return (self._read("allocation", "training", self._newest_weighed) if weighs else None) or []
 
     @cached_property
     def recorded(self) -> list[int]:
@@ -179,10 +171,15 @@ class RecordedRun:
     # -- what follows from them --------------------------------------------------------------------------------------
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Those of the config, with what its sweep chose."""
+        return {**self.config.settings, **self.parameters}
+
+    @property
     def seed(self) -> int | None:
         """``None`` where it is not recorded."""
-        chosen = self.parameters.get("seed")
-        return chosen if isinstance(chosen, int) else self.config.seed
+        seed = self.settings.get("seed")
+        return seed if isinstance(seed, int) else None
 
     @property
     def state(self) -> str:
@@ -217,11 +214,6 @@ class RecordedRun:
         """Iterations trained before the newest evaluation in an environment; 0 before training."""
         return max(self.evaluations[name])
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show: no iteration and no evaluation."""
-        return not (self.metrics or self.evaluations)
-
     def reasons(self, *parts: str) -> list[str]:
         """What could not be read of some parts, and why, one sentence each; by default of all that a report shows."""
         parts = parts or PARTS
@@ -234,28 +226,21 @@ class RecordedRun:
     def _say(self, part: str, reason: str) -> None:
         self._reasons.setdefault(part, []).append(reason)
 
-    def _read(self, part: str, name: str, read: Callable[[], T]) -> T | None:
+    def _read(self, part: str, name: str, read: Callable[[Path], T]) -> T | None:
         """Read what may be of another version, or changed by hand; ``None`` where it cannot be read, which is noted."""
+        path = self.path / name
         try:
-            return read()
+            if path.exists():
+                return read(path)
+            self._say(part, f"{name} is missing.")
         except TrialRayError as error:
             self._say(part, str(error))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
             self._say(part, f"{name} is not what this version writes ({type(error).__name__}: {error}).")
         return None
 
-    def _json(self, part: str, name: str) -> dict[str, Any]:
-        """The object in a file of the folder; empty where there is none, which is noted."""
-        if not (self.path / name).exists():
-            self._say(part, f"{name} is missing.")
-            return {}
-        try:
-            return read_json(self.path / name)
-        except CheckpointError as error:
-            self._say(part, str(error))
-            return {}
-
-    def _config_of(self, newest: Mapping[str, Any]) -> RunConfig:
+    def _config_of(self, path: Path) -> RunConfig:
+        newest = read_json(path)
         commands = commands_in_force(newest)
         record = command_of(newest, self.iterations or None)
         settings = dict(record["settings"])
@@ -266,7 +251,6 @@ class RecordedRun:
         return RunConfig(
             method=method_title(str(record["method"])),
             backbone=backbone_of_settings(settings),
-            seed=settings.get("seed"),
             settings=settings,
             changes=setting_changes(commands),
             environments={
@@ -283,51 +267,17 @@ class RecordedRun:
             return EnvironmentAdapter.from_labels(env_id, labels)
         return find_adapter(env_id, self._adapters)
 
-    def _newest_allocation(self) -> Allocation:
-        training, weighed = self.path / "training", False
-        updates = [number for number, folder in partitions(training).items() if any(folder.glob("*.parquet"))]
+    def _newest_weighed(self, training: Path) -> list[RecordedTrajectory]:
+        updates = trained_iterations(self.path)
         if not updates:
-            raise UserInputError("RUN/training was not recorded, so multipliers by class of action are not known.")
-        for update in reversed(updates):
-            table = read_training(training, update)
-            groups = set(table.filter(pc.is_valid(table["turn_weight"]))["group_id"].to_pylist())
-            weighed |= bool(groups)
-            found, lost = self._trained_in(update, groups)
-            if traces := [trace for each in found if (trace := self._trace(each))]:
-                if lost:
-                    several = "" if lost == 1 else "s"
-                    reason = f"Multipliers by class of action lack {lost} group{several} of iteration {update}, whose "
-                    self._say("allocation", f"{reason}trajectories are not in RUN/trajectories.")
-                return Allocation(update, traces)
-        if weighed:
-            raise UserInputError(
-                "RUN/trajectories holds none of the groups that RUN/training has turn weights of, in the iterations of the updates "
-                f"and {self.config.max_staleness} before them (max_staleness)."
-            )
-        raise UserInputError(
-            "RUN/training holds no turn weights: the method weighs no turns, or trajectories were not recorded."
-        )
-
-    def _trained_in(self, update: int, groups: set[str]) -> tuple[list[RecordedTrajectory], int]:
-        """The trajectories of the groups of an update, the newest first, and how many of the groups were not recorded."""
-        found: list[RecordedTrajectory] = []
-        recorded = partitions(self.path / "trajectories")
-        for number in range(update, max(0, update - self.config.max_staleness - 1), -1):
-            if groups and number in recorded:
-                own = [each for each in self.read(number) if each.group_id in groups]
-                found += own
-                groups = groups - {each.group_id for each in own}
-        return found, len(groups)
-
-    def _trace(self, recorded: RecordedTrajectory) -> Trace | None:
-        """The weights of a trajectory; ``None`` where some of its turns have none."""
-        trajectory, turns = recorded.trajectory, []
-        for turn, name, row in zip(trajectory.turns, recorded.classes, recorded.trained, strict=True):
-            if row is None or row.turn_score is None or row.turn_weight is None:
-                return None
-            tokens = len(turn.response_ids)
-            turns.append(TracedTurn(turn.action, name, row.turn_score, row.turn_weight, tokens))
-        return Trace(trajectory.task_id, trajectory.success, turns) if turns else None
+            raise UserInputError(f"{training} holds no turns, so multipliers by class of action are not known.")
+        for iteration in reversed(self.recorded):
+            last = iteration + self.config.max_staleness
+            if any(iteration <= update <= last for update in updates):
+                found = [each for each in self.read(iteration) if each.weighed]
+                if found:
+                    return [each for each in found if each.trajectory.success] or found
+        raise UserInputError(f"{self.path / 'trajectories'} holds none of the groups whose turns {training} weighs.")
 
 
 def read_runs(folder: Path) -> list[RecordedRun]:
@@ -352,22 +302,21 @@ def read_runs(folder: Path) -> list[RecordedRun]:
 def _trials(folder: Path, trials: list[Path]) -> list[RecordedRun]:
     """The trials of a sweep, in the order of its table where it has one."""
     table = RecordedRun(folder)
-    content = table._json("table", SWEEP_TABLE)
 
-    def read() -> list[RecordedRun]:
+    def read(path: Path) -> list[RecordedRun]:
         runs = []
-        for number, row in enumerate(content.get("trials", [])):
+        for number, row in enumerate(read_json(path)["trials"]):
             name = str(row["name"])
             # A trial without a folder of its own keeps its row; its name is never a path.
-            path = next((path for path in trials if name in path.name), folder / f"missing-trial-{number}")
-            runs.append(RecordedRun(path, name, row))
+            own = next((trial for trial in trials if name in trial.name), folder / f"missing-trial-{number}")
+            runs.append(RecordedRun(own, name, row))
         return runs
 
     runs = table._read("table", SWEEP_TABLE, read) or []
     known = {run.path for run in runs}
     runs += [RecordedRun(path) for path in trials if path not in known]
-    for reason in table._reasons.get("table", ()):
-        (runs or [table])[0]._say("table", f"The sweep has no table: {reason}" if runs else reason)
+    for reason in table.reasons("table") if runs else ():
+        runs[0]._say("table", f"The sweep has no table: {reason}")
     return runs or [table]
 
 

@@ -116,7 +116,12 @@ def read_trajectories(folder: str | os.PathLike[str], iteration: int | None = No
     Raises:
         UserInputError: as :func:`read_turns`.
     """
-    return [trajectory for group in _groups(_read(folder, iteration)).values() for trajectory in group.trajectories]
+    return [trajectory for group in read_iteration(folder, iteration) for trajectory in group.trajectories]
+
+
+def read_iteration(folder: str | os.PathLike[str], iteration: int | None) -> list[TrajectoryGroup]:
+    """The groups of one iteration, or of all (``None``), as they were recorded; errors as :func:`read_turns`."""
+    return list(_groups(_read(folder, iteration)).values())
 
 
 def read_groups(folder: str | os.PathLike[str], group_ids: Sequence[str], iteration: int) -> list[TrajectoryGroup]:

@@ -8,8 +8,7 @@ const viewer = {};
 
 (() => {
   const FIELDS = ["run", "iteration", "number", "environment", "task", "family", "ended", "success", "turns", "return",
-    "advantage", "disagreement", "classes", "group", "rollout"];
-  const NAMED = ["environment", "task", "family", "ended", "group"];
+    "advantage", "disagreement", "classes", "rollout"];
   const DETAILS_KEPT = 8;
   const AHEAD = 8;
 
@@ -54,12 +53,8 @@ const viewer = {};
 
   // Rows of one index file as objects; their index in the list of all is their id.
   viewer.readIndex = async (number) => {
-    const { names, rows } = await viewer.load("index", number);
-    return rows.map((row) => {
-      const found = Object.fromEntries(FIELDS.map((field, column) => [field, row[column]]));
-      for (const field of NAMED) found[field] = names[found[field]];
-      return found;
-    });
+    const rows = await viewer.load("index", number);
+    return rows.map((row) => Object.fromEntries(FIELDS.map((field, column) => [field, row[column]])));
   };
 
   function blockOf(id) {
@@ -83,7 +78,7 @@ const viewer = {};
       id,
       row: viewer.rows[id],
       turns: turns.map((turn, index) => {
-        const [observation, action, response, outcome] = text.turns[offset][index].map((part) => whole(text.lines, part));
+        const [observation, action, response, outcome] = text.trajectories[offset][index].map((part) => whole(text.lines, part));
         return {
           ...turn, observation, action, response, outcome,
           prompt: turn.prompt && turn.prompt.map((part) => whole(detail.lines, part)),
@@ -106,7 +101,7 @@ const viewer = {};
       text.lowered ??= text.lines.map((line) => line.toLowerCase());
       const hits = new Set();
       text.lowered.forEach((line, index) => { if (line.includes(query)) hits.add(index); });
-      text.turns.forEach((turns, offset) => {
+      text.trajectories.forEach((turns, offset) => {
         const id = blocks[block] + offset;
         const said = hits.size && turns.some((turn) => turn.some((part) => part.some((line) => hits.has(line))));
         if (said || viewer.rows[id].task.toLowerCase().includes(query)) found.add(id);

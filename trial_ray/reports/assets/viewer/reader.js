@@ -35,7 +35,7 @@
   const has = (value) => value !== null && value !== undefined;
 
   function logRatio(turn, index) {
-    const learner = turn.learner?.[index], engine = turn.engine?.[index];
+    const learner = turn.learner_logprobs?.[index], engine = turn.logprobs?.[index];
     return has(learner) && has(engine) ? learner - engine : null;
   }
 
@@ -135,7 +135,7 @@
   function headElement(side) {
     const { row, turns } = side;
     const result = row.ended === "failed" ? "rollout failed" : row.success ? "succeeded" : "did not succeed";
-    const ignored = turns.filter((turn) => !turn.understood).length;
+    const ignored = turns.filter((turn) => turn.invalid_action).length;
     const facts = [
       ["family", row.family || "–"], ["iteration", `${row.iteration} #${row.number}`], ["rollout", row.rollout ?? "–"], ["ended", row.ended.replace("_", " ")],
       ["turns", ignored ? `${turns.length} (${ignored} not understood)` : turns.length], ["return", number(row.return)],
@@ -147,7 +147,7 @@
       element("p", { class: `result ${row.ended === "failed" ? "failed" : row.success ? "won" : "lost"}` }, result),
       element("dl", {}, ...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, String(value))))));
     if (side.error) made.append(element("p", { class: "flag" }, side.error));
-    if (turns.every((turn) => !has(turn.advantage) && !has(turn.weight) && !turn.gap)) {
+    if (turns.every((turn) => !has(turn.advantage) && !has(turn.turn_weight) && !turn.gap)) {
       made.append(element("p", { class: "hint" }, "Training recorded nothing of this trajectory: no multipliers, gaps or learner log-probabilities."));
     }
     if (side.solution.length) {
@@ -161,7 +161,7 @@
   // The class of a turn's action; empty where the environment's actions have none.
   const className = (turn) => viewer.about.classes[turn.class] ?? "";
 
-  const largestWeight = () => Math.max(2, ...sides.flatMap((side) => side.turns.map((turn) => turn.weight ?? 0)));
+  const largestWeight = () => Math.max(2, ...sides.flatMap((side) => side.turns.map((turn) => turn.turn_weight ?? 0)));
 
   // The multipliers of all turns as one row of columns, each a button.
   function profileElement(side) {
@@ -170,9 +170,9 @@
       ...side.turns.map((turn, index) => {
         const column = element("button", {
           type: "button", "data-turn": index, title: `turn ${index + 1}: ${turn.action}`,
-          "aria-label": [`turn ${index + 1}`, `multiplier ${has(turn.weight) ? number(turn.weight) : "not recorded"}`, className(turn)].filter(Boolean).join(", "),
-        }, element("i", { class: has(turn.weight) ? "" : "none" }));
-        column.firstChild.style.height = `${has(turn.weight) ? Math.max(2, 100 * turn.weight / most) : 6}%`;
+          "aria-label": [`turn ${index + 1}`, `multiplier ${has(turn.turn_weight) ? number(turn.turn_weight) : "not recorded"}`, className(turn)].filter(Boolean).join(", "),
+        }, element("i", { class: has(turn.turn_weight) ? "" : "none" }));
+        column.firstChild.style.height = `${has(turn.turn_weight) ? Math.max(2, 100 * turn.turn_weight / most) : 6}%`;
         return column;
       }));
     made.style.setProperty("--mean", `${100 / most}%`);
@@ -196,8 +196,8 @@
       className(turn) ? element("span", { class: `class class-${turn.class}` }, className(turn)) : ""),
     barElement(turn));
     const flags = [
-      turn.valid ? "" : "response without the required form", turn.understood ? "" : "action not understood",
-      turn.finish === "length" ? "response cut at its limit" : "", turn.cut === "none" ? "" : `prompt without ${turn.cut === "history" ? "part of its history" : "the observation's middle"}`,
+      turn.valid ? "" : "response without the required form", turn.invalid_action ? "action not understood" : "",
+      turn.finish_reason === "length" ? "response cut at its limit" : "", turn.prompt_cut === "none" ? "" : `prompt without ${turn.prompt_cut === "history" ? "part of its history" : "the observation's middle"}`,
       turn.reward ? `reward ${number(turn.reward)}` : "",
     ].filter(Boolean);
     if (flags.length) made.append(element("p", { class: "flags" }, ...flags.map((flag) => element("span", { class: "flag" }, flag))));
@@ -208,13 +208,13 @@
   }
 
   function barElement(turn) {
-    const known = has(turn.weight);
+    const known = has(turn.turn_weight);
     const made = element("div", { class: "bar" },
       element("span", { class: "track", "aria-hidden": "true" }, element("i"), element("b")),
-      element("span", { class: "value" }, known ? `× ${number(turn.weight)}` : "multiplier not recorded",
-        has(turn.score) ? element("small", {}, ` score ${number(turn.score, 3)} nats`) : ""));
+      element("span", { class: "value" }, known ? `× ${number(turn.turn_weight)}` : "multiplier not recorded",
+        has(turn.turn_score) ? element("small", {}, ` score ${number(turn.turn_score, 3)} nats`) : ""));
     const most = largestWeight(), [fill, mean] = made.firstChild.children;
-    fill.style.width = `${known ? 100 * turn.weight / most : 0}%`;
+    fill.style.width = `${known ? 100 * turn.turn_weight / most : 0}%`;
     mean.style.left = `${100 / most}%`;
     return made;
   }
@@ -323,7 +323,7 @@
     markCurrent(scroll);
     viewer.remember(sides[0].id, current);
     const made = sides[0].turns[current];
-    if (made) spoken.textContent = `Turn ${current + 1}: ${made.action}. Multiplier ${has(made.weight) ? number(made.weight) : "not recorded"}.`;
+    if (made) spoken.textContent = `Turn ${current + 1}: ${made.action}. Multiplier ${has(made.turn_weight) ? number(made.turn_weight) : "not recorded"}.`;
   };
   viewer.moveTurn = (steps) => viewer.setTurn(current + steps);
 
@@ -335,10 +335,10 @@
       ["token", `${turn.tokens[index].replaceAll("\n", "↵") || "(part of a character)"}  ·  id ${turn.ids[index]}`],
       ["hindsight gap", has(turn.gap?.[index]) ? `${number(turn.gap[index], 4)} nats` : "not recorded"],
       ["advantage", has(turn.advantage) ? number(turn.advantage, 3) : "not recorded"],
-      ["multiplier", has(turn.weight) ? number(turn.weight, 3) : "not recorded"],
+      ["multiplier", has(turn.turn_weight) ? number(turn.turn_weight, 3) : "not recorded"],
       ["learner / engine", has(ratio) ? `${number(Math.exp(ratio), 4)}` : "not recorded"],
-      ["learner log-prob", has(turn.learner?.[index]) ? `${number(turn.learner[index], 4)} nats` : "not recorded"],
-      ["engine log-prob", has(turn.engine?.[index]) ? `${number(turn.engine[index], 4)} nats` : "not recorded"],
+      ["learner log-prob", has(turn.learner_logprobs?.[index]) ? `${number(turn.learner_logprobs[index], 4)} nats` : "not recorded"],
+      ["engine log-prob", has(turn.logprobs?.[index]) ? `${number(turn.logprobs[index], 4)} nats` : "not recorded"],
     ];
   }
 
