@@ -54,7 +54,7 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=202300 \
+  trial_ray=197600 \
   tests=231300 \
   benchmarks=26600 \
   words=30900
