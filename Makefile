@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=197600 \
-  tests=231300 \
+  trial_ray=197800 \
+  tests=231600 \
   benchmarks=26600 \
   words=30900
 

@@ -15,7 +15,7 @@ from synthetic_groups import synthetic_groups
 
 from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDivergedError
 from trial_ray.learner.learner import GRPOLearner
-from trial_ray.learner.state import OPTIMIZER_FILE, load_optimizers
+from trial_ray.learner.state import OPTIMIZER_FILE, load_optimizers, save_optimizers, save_shards
 
 SETTINGS = {"lr": 1e-2, "kl_coeff": 0.0, "entropy_coeff": 0.0, "minibatch_rows": 16, "microbatch_rows": 8}
 
@@ -191,3 +191,27 @@ def test_a_state_that_is_damaged_in_one_optimizer_is_taken_over_by_none(tmp_path
     with pytest.raises(CheckpointError, match="damaged, or of other optimizers"):
         load_optimizers(into, None, tmp_path)
     assert {name: repr(optimizer.state_dict()) for name, optimizer in into.items()} == before
+
+
+def test_a_shard_that_cannot_be_read_leaves_the_optimizer_as_it_is(tmp_path):
+    def stepped(value):
+        parameters = [torch.nn.Parameter(torch.full((4096,), value)) for _ in range(2)]
+        optimizer = torch.optim.AdamW(parameters)
+        sum(parameter.square().sum() for parameter in parameters).backward()
+        optimizer.step()
+        return {"adamw": optimizer}, {parameter: str(index) for index, parameter in enumerate(parameters)}
+
+    saved, names = stepped(2.0)
+    save_optimizers(saved, 7, tmp_path, sharded=True)
+    save_shards(saved, names, tmp_path)
+    into, names = stepped(3.0)
+    whole, _ = stepped(3.0)
+    assert load_optimizers(into, names, tmp_path) == 7
+    assert repr(into["adamw"].state_dict()) == repr(saved["adamw"].state_dict())
+    [file] = tmp_path.glob("optimizer/*.distcp")
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) * 2 // 3])
+    into, names = stepped(3.0)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_optimizers(into, names, tmp_path)
+    assert repr(into["adamw"].state_dict()) == repr(whole["adamw"].state_dict())

@@ -102,7 +102,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         self.grad_clip_by = "global_norm"
         # The driver holds no environment: all stepping happens in env-runner actors.
         self.create_local_env_runner = False
-        # The default pieces expect RLlib episodes; ours turn trajectory groups into turn rows.
+        # The default pieces expect RLlib episodes; learners are given groups of trajectories.
         self.add_default_connectors_to_learner_pipeline = False
         # Nothing of an env runner's state is learned, so nothing needs merging or broadcasting.
         self.merge_env_runner_states = False

@@ -269,7 +269,7 @@ class _EngineCalls:
 
 
 def _update(named: Iterable[tuple[str, torch.Tensor | ParamMeta]]) -> dict[str, Any]:
-    """What vLLM's receiving side is told of tensors, by their names, whatever the backend."""
+    """The arguments of every backend's ``update_weights`` in vLLM: names, dtypes and shapes of the tensors."""
     names, tensors = zip(*named, strict=True)
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
     return {"names": list(names), "dtype_names": dtypes, "shapes": [list(tensor.shape) for tensor in tensors]}

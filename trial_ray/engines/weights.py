@@ -64,7 +64,7 @@ class Weights:
         refs: in the object store: one reference per :data:`Shard`, owned by the learner's process.
         backend: ``"object_store"``, or vLLM's transfer engine ``"ipc"`` or ``"nccl"``, for weights that stay on the learner's
             device, where engines read or receive them.
-        update: arguments of vLLM's receiving side of that backend (names, shapes, handles).
+        update: arguments of that backend's ``update_weights`` in vLLM (names, dtypes, shapes, handles).
         text: what they say of a fixed text, which an engine must say, too; ``None`` compares nothing.
     """
 

@@ -160,7 +160,7 @@ class GRPOLearner(TorchLearner):
         self._weights_seq_no += 1
         refs = training_data.episodes_refs if training_data is not None else []
         if not (groups := episodes or fetch_groups(refs, self.exchange)):
-            raise InfrastructureError(f"All {len(refs)} groups of the update were lost before they were trained on.")
+            raise InfrastructureError(f"The update has no group to train on: {len(refs)} were given, and all are lost.")
         num_lost = max(0, len(refs) - len(groups))
         with log_time(self.metrics, f"{LEARNER}scoring/seconds"), event("scoring"):
             # Connectors of the user's, in RLlib's pipeline, may change the groups.

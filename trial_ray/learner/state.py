@@ -92,7 +92,9 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         raise CheckpointError(
             f"{file} was written with sharding={found!r}, but the run has {expected!r}. Set .rl_module(sharding={found!r})."
         )
-    if was_sharded:
+    tensors: dict[str, torch.Tensor] = {}
+    if names is not None:
+        tensors = _read_shards(optimizers, names, folder / SHARDS_FOLDER)
         for name, state in states.items():
             state["state"] = optimizers[name].state_dict()["state"]
     before = {name: dict(vars(optimizer)) for name, optimizer in optimizers.items()}
@@ -103,14 +105,31 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         for name, attributes in before.items():  # torch sets a state before it looks at all of it
             vars(optimizers[name]).update(attributes)
         raise _damaged(file, error) from error
-    if names is not None and (folder / SHARDS_FOLDER).is_dir():
-        from torch.distributed.checkpoint.state_dict_loader import load
-
-        load(state_tensors(optimizers, names), checkpoint_id=folder / SHARDS_FOLDER)
+    if names is not None and tensors:
+        for key, tensor in state_tensors(optimizers, names).items():
+            tensor.copy_(tensors[key])
     return iteration
 
 
-def _damaged(file: Path, error: Exception) -> CheckpointError:
+def _read_shards(optimizers: Optimizers, names: Names, folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of this learner's part, by :func:`state_tensors`' names; none of a state without any.
+
+    Not read in place: a part that cannot be read leaves the optimizers as they are.
+    """
+    if not folder.is_dir():
+        return {}
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    found = {key: torch.zeros_like(tensor) for key, tensor in state_tensors(optimizers, names).items()}
+    try:
+        load(found, checkpoint_id=folder)
+    except CheckpointException as error:  # which is no Exception
+        raise _damaged(folder, error) from error
+    return found
+
+
+def _damaged(file: Path, error: BaseException) -> CheckpointError:
     reason = (str(error).splitlines() or [""])[0]
     return CheckpointError(
         f"{file} is damaged, or of other optimizers ({type(error).__name__}: {reason:.200}). Resume from another checkpoint."

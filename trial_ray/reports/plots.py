@@ -105,7 +105,8 @@ def _draw(paths: Sequence[Path | io.StringIO], charts: Sequence[Chart], title: s
         for axis, chart in zip(figure.axes, charts, strict=True):
             {"classes": _draw_classes, "profile": _draw_profile}.get(chart["name"], _draw_curve)(axis, chart)
             if 1 < len(axis.get_legend_handles_labels()[1]) <= MOST_IN_LEGEND:
-                axis.legend()
+                # Bars leave no room for it inside.
+                axis.legend(**({"loc": "upper left", "bbox_to_anchor": (1, 1)} if chart["name"] == "profile" else {}))
             axis.set_title(chart["title"] if title else "")
         figure.suptitle(_short(title, 200))
 
