@@ -16,7 +16,7 @@ import torch
 from trial_ray.engines import weights as weights_module
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
-from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
+from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import TextLogprobs, own_logprobs, pack_weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 
@@ -154,8 +154,9 @@ def test_ready_tells_vocabulary_and_stop_tokens_and_nothing_is_sampled_before_we
 
 
 def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
+    """There are more of them than rows."""
     kinds = [(0.0, 1.0), (0.0, 0.5), (0.7, 1.0), (0.7, 0.9), (1.0, 1.0), (1.0, 0.3), (1.3, 1.0), (1.3, 0.8)] * 5
-    prompts = make_prompts(len(kinds), seed=12)
+    prompts = [*make_prompts(len(kinds) - 1, seed=12), np.full(MAX_MODEL_LEN - 6, 11, np.int32)]  # fills the context
     params = [
         SamplingParams(max_tokens=6, temperature=temperature, top_p=top_p, seed=seed)
         for seed, (temperature, top_p) in enumerate(kinds)
@@ -186,17 +187,14 @@ def test_any_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
 
 
 def test_an_engine_counts_what_it_has_done(engine):
-    prompt = np.arange(20, 110, dtype=np.int32)
+    """tests/e2e/test_training.py holds the counts against those of env runners."""
     [handle] = engine.pool.handles
     before = ray.get(handle.report.remote(), timeout=60)
     for _ in range(2):
-        engine.ask([prompt], [SamplingParams(max_tokens=3, temperature=0)])
+        engine.ask([np.arange(20, 110, dtype=np.int32)], [SamplingParams(max_tokens=3, temperature=0)])
     after = ray.get(handle.report.remote(), timeout=60)
-    done = {name: after[name] - before[name] for name in ("prompt_tokens", "response_tokens", "busy_seconds")}
-    assert done["prompt_tokens"] == 2 * 90
-    assert 2 <= done["response_tokens"] <= 6
-    assert done["busy_seconds"] > 0
-    assert after["host_bytes"] > 50_000_000
+    assert after["prompt_tokens"] - before["prompt_tokens"] == 2 * 90
+    assert after["busy_seconds"] > before["busy_seconds"]
     if engine.info["engine"] == "vllm":  # whole blocks of 32 tokens of the second prompt were there
         assert after["cached_tokens"] - (before["cached_tokens"] or 0) == 64
 
@@ -256,11 +254,27 @@ def test_an_update_amid_responses_never_mixes_two_versions_in_one(engine, tiny_q
 OVERFLOWING = 11
 
 
+def overflow_at(model: torch.nn.Module, token: int) -> torch.nn.Module:
+    """Make finite weights under which one token's activations overflow in any dtype, and all others' are ordinary numbers.
+
+    Only the token's embedding has a first component; the first layer's feed-forward network multiplies it beyond all bounds.
+    """
+    layer, embedding = model.model.layers[0], model.model.embed_tokens.weight
+    with torch.no_grad():
+        embedding[:, 0] = 0
+        embedding[token] = 0
+        embedding[token, 0] = 1
+        model.model.norm.weight[0] = 0  # its logit is 0, so that no greedy response holds it
+        layer.self_attn.o_proj.weight[0] = 0
+        layer.mlp.gate_proj.weight[:, 0] = layer.mlp.up_proj.weight[:, 0] = 1e25
+    return model
+
+
 def without_overflow(prompts):
     return [np.where(prompt == OVERFLOWING, OVERFLOWING + 1, prompt) for prompt in prompts]
 
 
-def test_a_prompt_that_overflows_fails_alone_with_its_reason_and_leaves_nothing_behind(engine, overflow_at):
+def test_a_prompt_that_overflows_fails_alone_with_its_reason_and_leaves_nothing_behind(engine):
     model = overflow_at(engine.learner, OVERFLOWING)
     engine.send(model)
     prompts = without_overflow(make_prompts(40, seed=13))
@@ -341,31 +355,6 @@ def test_a_transfer_that_is_cut_leaves_no_engine_with_a_mixture_and_a_whole_one_
         engine.ask(prompts, greedy)
     engine.pool.sync(whole)
     assert_logprobs_of(other, prompts, engine.ask(prompts, greedy))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "params", "message"),
-    [
-        ([], SamplingParams(max_tokens=2), "empty"),
-        ([5] * (MAX_MODEL_LEN - 4), SamplingParams(max_tokens=5), "max_model_len"),
-        ([5, VOCAB_SIZE], SamplingParams(max_tokens=2), "outside"),
-        ([5], SamplingParams(max_tokens=2, temperature=0.005), "temperature=0.005"),
-    ],
-)
-def test_requests_that_cannot_be_served_are_refused_with_the_reason(engine, prompt, params, message):
-    with pytest.raises(InvalidRequestError, match=message):
-        engine.ask([np.array(prompt, dtype=np.int32)], [params])
-    assert len(engine.ask([np.array([5, 6])], [SamplingParams(max_tokens=1)])) == 1  # and the engine goes on
-
-
-def test_more_requests_than_rows_are_all_answered_for_their_own_prompt(engine):
-    """One of them fills the context to the last token."""
-    prompts = [*make_prompts(70, seed=9), np.full(MAX_MODEL_LEN - 8, 11, np.int32)]
-    responses = engine.ask(prompts, [SamplingParams(max_tokens=1 + index % 9, seed=index) for index in range(71)])
-    for index, response in enumerate(responses):
-        ended = response.finish_reason == "length"
-        assert len(response.response_ids) == 1 + index % 9 if ended else response.response_ids[-1] in STOP_IDS
-    assert_logprobs_of(engine.learner, prompts, responses)
 
 
 def test_an_engine_has_no_process_that_could_outlive_its_actor(engine):

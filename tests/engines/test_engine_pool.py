@@ -142,34 +142,29 @@ def test_a_replacement_that_dies_with_its_node_is_started_once_more(pool, infos,
     assert versions(pool) == [10, 10]
 
 
-def test_engines_that_sleep_refuse_requests_and_serve_the_same_weights_when_awake(pool, infos, parameters):
-    pool.sync(pack_weights(halves(parameters), 11))
+@pytest.mark.parametrize("level", [1, 2])
+def test_engines_that_sleep_refuse_requests_and_serve_dropped_weights_only_after_a_whole_load(
+    pool, infos, parameters, level
+):
+    shards = pack_weights(halves(parameters), 11)
+    pool.sync(shards)
     client = EngineClient(pool.handles, timeout_s=60)
     before = ask(client, range(4))
-    pool.sleep()
+    pool.sleep(level=level)
+    if level == 2:
+        assert versions(pool) == [-1, -1]
+        with pytest.raises(EngineError, match="weights are asleep"):
+            pool.sync(shards)
     for part in ("weights", "cache"):
-        with pytest.raises(EngineError, match="the engine is asleep"):
+        with pytest.raises(EngineError, match="asleep"):
             ask(client, [0])
         pool.wake(part)
+    if level == 2:
+        with pytest.raises(EngineError, match="holds no weights"):
+            ask(client, [0])
+        pool.sync(shards)
     assert [r.response_ids.tolist() for r in ask(client, range(4))] == [r.response_ids.tolist() for r in before]
     assert versions(pool) == [11, 11]
-
-
-def test_weights_that_were_dropped_in_sleep_are_served_only_after_a_whole_load(pool, infos, parameters):
-    shards = pack_weights(halves(parameters), 12)
-    pool.sync(shards)
-    client = EngineClient(pool.handles, timeout_s=60)
-    before = ask(client, range(4))
-    pool.sleep(level=2)
-    assert versions(pool) == [-1, -1]
-    with pytest.raises(EngineError, match="weights are asleep"):
-        pool.sync(shards)
-    pool.wake("weights")
-    pool.wake("cache")
-    with pytest.raises(EngineError, match="holds no weights"):
-        ask(client, [0])
-    pool.sync(shards)
-    assert [r.response_ids.tolist() for r in ask(client, range(4))] == [r.response_ids.tolist() for r in before]
 
 
 @pytest.mark.long
