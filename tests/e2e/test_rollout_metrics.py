@@ -19,36 +19,28 @@ ITERATIONS = 3
 
 def recorded(folder: Path, iteration: int) -> dict[str, float]:
     """The figures of an iteration, counted from its Parquet files alone."""
-    rows = ds.dataset(folder, partitioning="hive").to_table(filter=ds.field("iteration") == iteration).to_pylist()
-    rollouts = {(row["group_id"], row["rollout_index"]): [] for row in rows}
-    for row in rows:
-        rollouts[row["group_id"], row["rollout_index"]].append(row)
-    completed = [turns for turns in rollouts.values() if turns[0]["ended"] != "failed"]
-    turns = [turn for each in completed for turn in each]
-
-    def share(of: list, found) -> float:
-        return sum(map(found, of)) / len(of)
-
+    table = ds.dataset(folder, partitioning="hive").to_table(filter=ds.field("iteration") == iteration)
+    rows = table.to_pandas().set_index(["group_id", "rollout_index"])
+    turns = rows[rows["ended"] != "failed"]
+    of_episodes = turns.groupby(level=[0, 1])
+    whole = of_episodes[["success", "score", "ended"]].first()
+    returns, lengths = of_episodes["reward"].sum(), of_episodes.size()
     return {
-        "num_episodes": len(completed),
-        "num_failed_episodes": len(rollouts) - len(completed),
+        "num_episodes": len(whole),
+        "num_failed_episodes": rows.index.nunique() - len(whole),
         "num_env_steps_sampled": len(turns),
-        "num_prompt_tokens": sum(len(turn["prompt_ids"]) for turn in turns),
-        "num_response_tokens": sum(len(turn["response_ids"]) for turn in turns),
-        "success_rate": share(completed, lambda each: each[0]["success"]),
-        "score_mean": share(completed, lambda each: each[0]["score"]),
-        "episode_return_mean": share(completed, lambda each: sum(turn["reward"] for turn in each)),
-        "episode_return_min": min(sum(turn["reward"] for turn in each) for each in completed),
-        "episode_return_max": max(sum(turn["reward"] for turn in each) for each in completed),
-        "episode_len_mean": share(completed, len),
-        "episode_len_min": min(map(len, completed)),
-        "episode_len_max": max(map(len, completed)),
-        "truncated_rate": share(completed, lambda each: each[0]["ended"] != "terminated"),
-        "invalid_response_rate": share(turns, lambda turn: not turn["valid"]),
-        "invalid_action_rate": share(turns, lambda turn: turn["invalid_action"]),
-        "cut_response_rate": share(turns, lambda turn: turn["finish_reason"] == "length"),
-        "cut_history_rate": share(turns, lambda turn: turn["prompt_cut"] != "none"),
-        "cut_observation_rate": share(turns, lambda turn: turn["prompt_cut"] == "observation"),
+        "num_prompt_tokens": turns["prompt_ids"].map(len).sum(),
+        "num_response_tokens": turns["response_ids"].map(len).sum(),
+        "success_rate": whole["success"].mean(),
+        "score_mean": whole["score"].mean(),
+        **{f"episode_return_{kind}": returns.agg(kind) for kind in ("mean", "min", "max")},
+        **{f"episode_len_{kind}": lengths.agg(kind) for kind in ("mean", "min", "max")},
+        "truncated_rate": (whole["ended"] != "terminated").mean(),
+        "invalid_response_rate": (~turns["valid"]).mean(),
+        "invalid_action_rate": turns["invalid_action"].mean(),
+        "cut_response_rate": (turns["finish_reason"] == "length").mean(),
+        "cut_history_rate": (turns["prompt_cut"] != "none").mean(),
+        "cut_observation_rate": (turns["prompt_cut"] == "observation").mean(),
     }
 
 
@@ -74,6 +66,9 @@ def test_rates_are_those_of_the_recorded_turns(max_staleness, algorithm_of, mode
         logged, expected = result["env_runners"], recorded(tmp_path, iteration)
         assert {name: float(logged[name]) for name in expected} == pytest.approx(expected, rel=1e-12)
     assert sum(result["env_runners"]["num_failed_episodes"] for result in results), "nothing was drawn again"
+    staleness = [result["learners"]["default_policy"]["rows"]["staleness_max"] for result in results]
+    assert max(staleness) == max_staleness
+    assert {result["groups"]["num_in_flight"] for result in results} == {4 * max_staleness}
     turns = sum(result["env_runners"]["num_env_steps_sampled"] for result in results)
     assert results[-1]["env_runners"]["num_env_steps_sampled_lifetime"] == turns
     episodes = sum(result["env_runners"]["num_episodes"] for result in results)

@@ -1,4 +1,4 @@
-"""Sweeps with real trials: seeds of one point, a kill and its resume, ASHA, Optuna, failed trials, and Ray Tune without the CLI."""
+"""Sweeps with real trials: seeds of one point, a kill and its resume, failed trials, and Ray Tune without the CLI."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 CONFIG = """
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler
 
 from trial_ray.algorithms import TRIALConfig
 
@@ -139,28 +138,6 @@ def test_a_sweep_that_is_interrupted_between_two_trials_is_not_complete(model_pa
     code, printed = finished("sweep", file, "--resume", out)
     assert (code, SweepResult.load(out).unfinished) == (0, 0), printed
     assert [RecordedRun(trial).state for trial in out.glob("TRIAL_*")] == ["done"] * 2
-
-
-def test_asha_ends_trials_that_optuna_suggested(model_path, tmp_path):
-    file = sweep_file(
-        tmp_path,
-        model_path,
-        "from ray.tune.search.optuna import OptunaSearch",
-        "config = config.training(hindsight_coeff=tune.loguniform(1e-3, 0.1), lr=tune.loguniform(1e-6, 1e-1))",
-        "config = config.debugging(seed=0).env_runners(seeded_sampling=True)",
-        "search_alg = OptunaSearch(seed=0)",
-        # ASHA stops none of trials that arrive from the worst to the best: seeds and one trial at a time fix metric and order.
-        "max_concurrent_trials = 1",
-        "scheduler = ASHAScheduler(time_attr='training_iteration', grace_period=1, max_t=4, reduction_factor=2)",
-        "num_samples = 4",
-        "stop = {'training_iteration': 4}",
-    )
-    code, printed = finished("sweep", file, "--out", tmp_path / "out")
-    assert code == 0, printed
-    trials = SweepResult.load(tmp_path / "out").trials
-    assert [trial.status for trial in trials] == ["done"] * 4
-    assert len({trial.parameters["hindsight_coeff"] for trial in trials}) == 4
-    assert min(trial.iterations for trial in trials) < 4 == max(trial.iterations for trial in trials)
 
 
 def test_a_sweep_whose_trials_all_failed_says_why(model_path, tmp_path):

@@ -8,12 +8,10 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import ray
 import torch
 from nano_model import save_nano_model
-from ray.rllib.core import DEFAULT_MODULE_ID
 from tiny_run import with_small_actors, with_small_games
 from transformers import AutoModelForCausalLM
 
@@ -23,7 +21,7 @@ from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.recording import read_training
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.process import EPISODE, RESPONSE, STEP
-from trial_ray.rollout.recording import read_trajectories, read_turns
+from trial_ray.rollout.recording import read_turns
 from trial_ray.runs.checkpoints import find_model, write_manifest
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.metric_files import flatten
@@ -127,6 +125,8 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(uninterrupted):
     resumed = uninterrupted.algo
     resumed.reset(uninterrupted.config.to_dict())
     resumed.restore_from_path(str(run.checkpoints / "000002"))
+    with pytest.raises(ConfigError, match="set_state"):
+        resumed.save_to_path(state=resumed.get_state())
     assert resumed.iteration == 2
     assert _episodes(resumed.evaluate_panels()) == _episodes(uninterrupted.panels)
     results = [resumed.train() for _ in range(2)]
@@ -134,79 +134,23 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(uninterrupted):
     assert results[1]["time_total_s"] == pytest.approx(sum(trained))
     assert torch.equal(weights(resumed), uninterrupted.weights)
     assert not torch.equal(uninterrupted.weights, uninterrupted.initial)
-    _check_metrics(uninterrupted.results[1])
+    assert float(uninterrupted.results[1]["learners"]["default_policy"]["trial"]["turn_score_mean"]) > 0
     assert set(read_turns(run.trajectories)["iteration"].to_pylist()) == {1, 2, 3, 4}
     assert Replay.of(run, 3).play().same_weights
-
-
-@pytest.mark.parametrize(
-    "learners",
-    [{}, pytest.param({"num_learners": 2, "sharding": "fsdp"}, marks=pytest.mark.long)],
-    ids=["local", "sharded"],
-)
-def test_training_goes_on_from_a_state_that_is_set_and_samples_with_its_weights(algorithm_of, model_path, learners):
-    def weights(algo) -> dict[str, np.ndarray]:
-        return algo.get_weights()[DEFAULT_MODULE_ID]
-
-    def assert_same(found, expected) -> None:
-        assert found.keys() == expected.keys()
-        assert all(np.array_equal(found[name], each) for name, each in expected.items())
-
-    sharding = learners.pop("sharding", "none")
-    algo = algorithm_of(small_config(model_path).learners(**learners).rl_module(sharding=sharding))
-    algo.train()
-    first, state = weights(algo), algo.get_state()
-    algo.train()
-    second = weights(algo)
-    assert any((second[name] != each).any() for name, each in first.items())
-    checksum = algo.weights_checksum
-    algo.set_weights({DEFAULT_MODULE_ID: {name: np.zeros_like(each) for name, each in first.items()}})
-    assert not any(each.any() for each in weights(algo).values())
-    assert algo.weights_checksum.endswith("-0")  # as the engine confirmed: no element but zeros
-    algo.set_state(state)
-    assert algo.iteration == 1
-    assert_same(weights(algo), first)
-    algo.train()  # which compares what the engine sampled with the learner's scores
-    assert_same(weights(algo), second)
-    assert algo.weights_checksum == checksum
-    with pytest.raises(ConfigError, match="set_state"):
-        algo.save_to_path(state=state)
 
 
 def _episodes(results) -> list:
     return [episode for result in results.values() for episode in result.episodes]
 
 
-def _check_metrics(result) -> None:
-    learned = result["learners"]["default_policy"]
-    assert float(learned["engine"]["logprob_gap"]) < 1e-3
-    assert float(learned["trial"]["turn_score_mean"]) > 0
-    assert 0 <= float(learned["trial"]["clamp_saturated_fraction"]) <= 1
-    for group, names in {"trial": ["turn_weight_std", "dense_loss"], "grpo": ["surrogate_loss", "kl"]}.items():
-        for name in names:
-            assert float(learned[group][name]) == float(learned[group][name]), f"{group}/{name} is NaN"
-    sampled = result["env_runners"]
-    assert sampled["num_episodes"] == 6
-    assert sampled["num_prompt_tokens"] > sampled["num_response_tokens"] > 0
-
-
-def test_conversations_are_trained_as_they_were_sampled(uninterrupted, model_path, tmp_path):
+def test_conversations_are_trained_as_they_were_sampled(uninterrupted, model_path):
     """The third turns exceed the limit of prompts, so that the conversation starts again with the second."""
-    end, user = load_tokenizer(model_path).convert_tokens_to_ids(["<|end|>", "<|user|>"])
     config = small_config(model_path).env_runners(prompt_style="conversation", max_prompt_tokens=500, history_window=1)
-    uninterrupted.algo.reset_config(config.recording(trajectories_folder=str(tmp_path)).to_dict())
+    uninterrupted.algo.reset_config(config.to_dict())
     result = uninterrupted.algo.train()
     assert float(result["learners"]["default_policy"]["engine"]["logprob_gap"]) < 1e-5
     assert float(result["learners"]["default_policy"]["trial"]["turn_score_mean"]) > 0
     assert float(result["env_runners"]["cut_history_rate"]) == pytest.approx(1 / 3)
-    for trajectory in read_trajectories(tmp_path):
-        first, second, third = trajectory.turns
-        assert [turn.prompt_cut for turn in trajectory.turns] == ["none", "none", "history"]
-        whole = [*first.prompt_ids, *first.response_ids, *([] if first.finish_reason == "stop" else [end]), user]
-        assert second.prompt_ids[: len(whole)].tolist() == whole
-        system = first.prompt_ids[: first.prompt_ids.tolist().index(user) + 1]
-        kept = [*system, *second.prompt_ids[len(whole) :], *second.response_ids]
-        assert third.prompt_ids[: len(kept)].tolist() == kept
 
 
 def pids(algo: GRPO) -> dict[str, int]:
@@ -286,7 +230,7 @@ def _check_counts(results, reports, before) -> None:
 
 
 def _check_timeline(timeline, result) -> None:
-    """Every response ends after the step that finished it, events are within the iteration, and their counts are its metrics'."""
+    """Events are within the iteration, and their counts are its metrics'."""
     assert set(timeline.actors) == {"driver", "env runner 1", "engine 0"}
     events = [each for found in timeline.actors.values() for each in found.events]
     named = {name: [each for each in events if each.name == name] for name in {each.name for each in events}}
@@ -301,11 +245,6 @@ def _check_timeline(timeline, result) -> None:
     )
     assert sum(each.counts["finished"] for each in named[STEP]) == len(named[RESPONSE])
     assert sum(each.counts["response_tokens"] for each in named[RESPONSE]) == sampled["num_response_tokens"]
-    for response in named[RESPONSE]:
-        assert any(
-            step.counts["finished"] and response.began <= step.began + step.seconds <= response.began + response.seconds
-            for step in named[STEP]
-        )
 
 
 def test_other_engines_are_made_where_settings_ask_for_them_and_wrong_settings_leave_no_actor(

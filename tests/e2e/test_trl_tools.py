@@ -15,7 +15,6 @@ from transformers.utils import get_json_schema
 
 from trial_envs.alfworld.tool_env import ALFWorldToolEnv
 from trial_envs.tool_env import ToolEpisode
-from trial_envs.webshop.tool_env import WebShopToolEnv
 from trial_envs.wrappers import Recording, read_episodes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -30,8 +29,6 @@ def as_call(command: str) -> dict[str, object]:
         (r"go to (.+)", "go_to", ["receptacle"]),
         (r"take (.+) from (.+)", "take", ["object", "receptacle"]),
         (r"move (.+) to (.+)", "move", ["object", "receptacle"]),
-        (r"search\[(.+)\]", "search", ["query"]),
-        (r"click\[(.+)\]", "click", ["label"]),
     ):
         if found := re.fullmatch(pattern, command):
             return {"name": name, "arguments": dict(zip(names, found.groups(), strict=True))}
@@ -76,15 +73,8 @@ class Notes:
         return [0.0] * len(environments)
 
 
-@pytest.mark.parametrize(
-    ("make", "settings"),
-    [
-        (ALFWorldToolEnv, {"split": "generated", "difficulty": "tiny", "max_turns": 20}),
-        (WebShopToolEnv, {"split": "generated", "difficulty": "tiny", "num_games": 10}),
-    ],
-    ids=["ALFWorld", "WebShop"],
-)
-def test_two_optimizer_steps_with_named_tools(make, settings, tmp_path, monkeypatch):
+def test_two_optimizer_steps_with_named_tools(tmp_path, monkeypatch):
+    make, settings = ALFWorldToolEnv, {"split": "generated", "difficulty": "tiny", "max_turns": 20}
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -127,15 +117,12 @@ def test_two_optimizer_steps_with_named_tools(make, settings, tmp_path, monkeypa
     updates = [entry for entry in trainer.state.log_history if f"rewards/{make.__name__}/mean" in entry]
 
     assert len(updates) == 2
-    assert len(made) == GROUP
-    assert len(notes.rewards) == 2 * GROUP
+    assert (len(made), len(notes.rewards)) == (GROUP, 2 * GROUP)
     # Every episode with an action is recorded; a rollout whose message had no tool call played none and earned 0.
     assert sorted(episode.total_reward for episode in episodes if episode.total_reward) == sorted(
         filter(None, notes.rewards)
     )
     assert {0.0, 1.0} <= set(notes.rewards)
-    means = [update[f"rewards/{make.__name__}/mean"] for update in updates]
-    assert means == pytest.approx([sum(notes.rewards[:GROUP]) / GROUP, sum(notes.rewards[GROUP:]) / GROUP])
     # Steps of the environments are TRL's calls of tools but those after an episode's end.
     assert sum(update["tools/call_frequency"] for update in updates) * GROUP == pytest.approx(len(notes.answers))
     late = notes.answers.count(OVER)

@@ -54,11 +54,7 @@ def pip(*arguments: object) -> None:
 
 @pytest.fixture
 def call(installed, tmp_path) -> Callable[..., str]:
-    """Run a program of the environment in an empty folder; returns what it printed.
-
-    Raises:
-        TimeoutError: the machine was too busy for Ray, which waits 30 s for its own start.
-    """
+    """Run a program of the environment in an empty folder; returns what it printed."""
 
     def run(program: str, *arguments: object) -> str:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
@@ -72,8 +68,6 @@ def call(installed, tmp_path) -> Callable[..., str]:
                 text=True,
                 timeout=600,
             )
-        if "The current node timed out during startup" in done.stderr:
-            raise TimeoutError(done.stderr)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -103,15 +97,12 @@ def test_the_packages_are_those_of_the_wheel_and_bring_their_files(call, install
 
 
 @pytest.mark.long
-def test_commands_explain_themselves_and_plan_without_a_checkout(call):
-    assert "tuned example" in call("trial-ray", "train", "--help")
-    assert "table3" in call("trial-ray", "reproduce", "--help")
+def test_commands_plan_without_a_checkout(call):
     assert "20 runs of 12" in call("trial-ray", "reproduce", "table3", "--scale", "tiny", "--dry-run")
     found = call("trial-ray", "doctor")
     assert "transformers" in found
     assert "trial-ray from an installed package" in " ".join(found.split())
     assert "make setup" not in found
-    assert call("trial-ray", "--print-completion", "zsh").startswith("#compdef trial-ray")
     assert "key-value cache" in call("trial-ray", "plan", "alfworld_qwen3_1.7b", "--gpus", 8, "--gpu-memory", 80)
 
 
@@ -119,13 +110,8 @@ def test_commands_explain_themselves_and_plan_without_a_checkout(call):
 def test_an_experiment_of_ones_own_trains_the_policy_of_the_wheel(call, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     settings = [part for setting in SMALL for part in ("--set", setting)]
-    for run in (tmp_path / "first", tmp_path / "second", tmp_path / "third"):
-        try:
-            call("trial-ray", "train", "own.py", "--iterations", 1, "--out", run, *settings)
-            break
-        except TimeoutError:
-            if run.name == "third":
-                raise
+    run = tmp_path / "run"
+    call("trial-ray", "train", "own.py", "--iterations", 1, "--out", run, *settings)
     assert [len(list((run / "evaluations").glob(name))) for name in ("before.json", "after_*.json")] == [1, 1]
     assert (run / "checkpoints" / "000001").is_dir()
     call("trial-ray", "inspect", run)
