@@ -19,7 +19,6 @@ os.environ.setdefault(
     "OMP_NUM_THREADS", str(max(1, os.cpu_count() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
 )
 
-import fault_table
 import numpy as np
 import pytest
 import third_party
@@ -81,27 +80,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device here")
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What the fault tests told, by whichever worker; see ``fault_table``."""
-    reports = [report for kind in ("passed", "error", "") for report in terminalreporter.getreports(kind)]
-    noted = [(name, value) for report in reports for name, value in _properties_of(report)]
-    told = [fault_table.FaultRow(**value) for name, value in noted if name == "fault"]
-    if not told:
-        return
-    left = [value for name, value in noted if name == "left"]
-    terminalreporter.section("faults")
-    for line in fault_table.write(told, sum(map(len, left))):
-        terminalreporter.write_line(line)
-    terminalreporter.write_line(f"processes and shared memory left after {len(left)} files: {sum(map(len, left))}")
-
-
-def _properties_of(report: pytest.TestReport) -> list[tuple[str, Any]]:
-    """What was noted in this phase of a test; later phases' reports repeat what earlier ones noted."""
-    name = {"call": "fault", "teardown": "left"}.get(report.when or "")
-    # What failed at collection has none.
-    return [(noted, value) for noted, value in getattr(report, "user_properties", ()) if noted == name]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,14 +1,12 @@
-"""Every fault test tells a row of the table, and each file of tests leaves no process and no shared memory."""
+"""Each file of fault tests leaves no process and no shared memory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import fault_table
+import fault_checks
 import pytest
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -19,21 +17,9 @@ MARKED = pytest.StashKey[tuple[str, set[str]]]()
 def marked(request: pytest.FixtureRequest, own_home: Path) -> Iterator[None]:
     """What the tests start is told from everything else on this machine."""
     before = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
-    request.config.stash[MARKED] = fault_table.mark_processes(), before
+    request.config.stash[MARKED] = fault_checks.mark_processes(), before
     yield
-    del os.environ[fault_table.MARK]
-
-
-@pytest.fixture
-def tell(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Tell a row of the table; the arguments are those of ``FaultRow``."""
-
-    def told(*values: Any, **named: Any) -> None:
-        row = fault_table.FaultRow(*values, **named)
-        assert row.lost == 0, row
-        record_property("fault", asdict(row))
-
-    return told
+    del os.environ[fault_checks.MARK]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,10 +29,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and nextitem.path == item.path:
         return
     mark, before = item.config.stash[MARKED]
-    left = fault_table.processes_left(mark)
+    left = fault_checks.processes_left(mark)
     if SHARED_MEMORY.is_dir():
         left += sorted(
             name for name in {*os.listdir(SHARED_MEMORY)} - before if not name.startswith(("plasma", "sem."))
         )
-    item.user_properties.append(("left", left))
     assert not left, f"left behind: {left}"

@@ -7,20 +7,20 @@ size ends with the same weights.
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from fault_table import lost_rows
-from ray_nodes import as_options, cluster_of
+from fault_checks import lost_rows
+from ray_nodes import ClusterRun, cluster_of
 from safetensors.torch import load_file
 
+from trial_ray.runs.checkpoints import find_model
+
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
-ROOT = Path(__file__).parents[2]
-WAIT_S, DRAIN_S, MOST = 300.0, 120, 5
+DRAIN_S, MOST = 120, 5
 SETTINGS = {
     "engine": "transformers",
     "engine_kwargs": {"max_batch": 1, "num_threads": 1},
@@ -37,91 +37,44 @@ SETTINGS = {
 }
 
 
-class Run:
-    """A ``trial-ray train`` on a cluster, whose iterations are read as they are written."""
-
-    def __init__(self, nodes, folder, settings, iterations):
-        self.folder, self.log = folder, folder.with_suffix(".log")
-        command = ["trial-ray", "train", "tuned_examples/alfworld_quickstart.py", "--out", str(folder)]
-        command += ["--iterations", str(iterations), "--checkpoint-every", str(iterations)]
-        with self.log.open("w") as output:
-            self.process = subprocess.Popen(
-                command + as_options({**SETTINGS, **settings}),
-                cwd=ROOT,
-                env={**nodes.environment, "RAY_ADDRESS": nodes.address},
-                stdout=output,
-                stderr=output,
-            )
-
-    def iterations(self):
-        file = self.folder / "metrics.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
-    def wait_for(self, seen):
-        deadline = time.monotonic() + WAIT_S
-        while not seen(self.iterations()):
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.02)
-
-    def wait_for_actors(self, number):
-        self.wait_for(lambda found: bool(found) and actors(found[-1]) == (number, number))
-
-    def wait_for_next(self, count):
-        target = len(self.iterations()) + count
-        self.wait_for(lambda found: len(found) >= target)
-
-    def end(self):
-        assert self.process.wait(timeout=WAIT_S) in (0, 130), self.log.read_text()
-
-    def weights(self):
-        newest = max((self.folder / "checkpoints").iterdir(), key=lambda folder: folder.name)
-        (model,) = newest.rglob("model.safetensors")
-        return model
-
-
 def actors(metrics):
     return metrics["actors/num_engines"], metrics["actors/num_env_runners"]
 
 
-def test_two_of_four_nodes_leave_and_three_come(model_path, tmp_path, tell):
+def wait_for_actors(run, number):
+    run.wait_for(lambda found: bool(found) and actors(found[-1]) == (number, number))
+    target = len(run.iterations()) + 2
+    run.wait_for(lambda found: len(found) >= target)
+
+
+def test_two_of_four_nodes_leave_and_three_come(model_path, tmp_path):
     seats = {"engine": 1, "env_runner": 1}
-    with cluster_of("one", "two", "three", resources=seats) as nodes:
-        number = {"num_engines": (1, MOST), "num_env_runners": (1, MOST)}
-        run = Run(nodes, tmp_path / "elastic", {"model_path": model_path, **number}, 100_000)
-        fixed = None
-        try:
-            run.wait_for_actors(4)
-            run.wait_for_next(2)
-            nodes.drain("one", DRAIN_S)
-            run.wait_for_actors(3)
-            nodes.wait_for_end("one", DRAIN_S)
-            run.wait_for_next(2)
-            time.sleep(0.1)  # into the sampling of the next
-            nodes.kill("two")
-            run.wait_for_actors(2)
-            for name in ("four", "five", "six"):
-                nodes.start_worker(name)
-            run.wait_for_actors(MOST)
-            run.wait_for_next(2)
-            run.process.send_signal(signal.SIGINT)
-            run.end()
-            found = run.iterations()
-            number = {"num_engines": MOST, "num_env_runners": MOST}
-            fixed = Run(nodes, tmp_path / "fixed", {"model_path": model_path, **number}, len(found))
-            fixed.end()
-        finally:
-            for each in filter(None, (run, fixed)):
-                each.process.kill()
-                each.process.wait(timeout=60)
-    assert run.weights().read_bytes() == fixed.weights().read_bytes()
-    first, last = load_file(Path(model_path) / "model.safetensors"), load_file(run.weights())
-    changed = [name for name in first.keys() & last.keys() if not first[name].float().equal(last[name].float())]
-    assert changed, "what never changes is always equal"
+    with cluster_of("one", "two", "three", resources=seats) as nodes, ExitStack() as stack:
+        settings = {**SETTINGS, "model_path": model_path, "num_engines": (1, MOST), "num_env_runners": (1, MOST)}
+        run = stack.enter_context(closing(ClusterRun(nodes, tmp_path / "elastic", settings, 100_000)))
+        wait_for_actors(run, 4)
+        nodes.drain("one", DRAIN_S)
+        wait_for_actors(run, 3)
+        nodes.wait_for_end("one", DRAIN_S)
+        time.sleep(0.1)  # into the sampling of the next
+        nodes.kill("two")
+        run.wait_for(lambda found: actors(found[-1]) == (2, 2))
+        for name in ("four", "five", "six"):
+            nodes.start_worker(name)
+        wait_for_actors(run, MOST)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130, run.printed
+        found = run.iterations()
+        settings |= {"num_engines": MOST, "num_env_runners": MOST}
+        fixed = stack.enter_context(closing(ClusterRun(nodes, tmp_path / "fixed", settings, len(found))))
+        assert fixed.end() == 0, fixed.printed
+    first, last, expected = (
+        load_file(Path(folder) / "model.safetensors")
+        for folder in (model_path, find_model(run.folder), find_model(fixed.folder))
+    )
+    assert all(last[name].equal(each) for name, each in expected.items())
+    assert any(not last[name].equal(each) for name, each in first.items()), "what never changes is always equal"
     assert [each["rows/sampled"] for each in found] == [each["rows/sampled"] for each in fixed.iterations()]
     assert all(each["groups/num_trained"] == 10 for each in found)
     assert actors(found[0]) == (1, 1)
-    lost = sum(map(lost_rows, found))
-    assert lost == 0
-    tell("a node of an engine and an env runner is drained, another killed", "training", "with the rest", None, lost)
+    assert sum(map(lost_rows, found)) == 0

@@ -21,20 +21,13 @@ from hypothesis import strategies as st
 from nano_model import save_nano_model
 from synthetic_run import make_run, save_tokenizer
 
-from trial_envs.core.projection import project_action
-from trial_envs.errors import TrialEnvError
 from trial_envs.wrappers import ActionProjection, HistoryWindow, Recording, read_episodes
-from trial_ray import cli
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.cli import console as terminal
-from trial_ray.environments import alfworld, webshop
-from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.errors import InfrastructureError, TrialRayError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.learner.state import save_optimizers
-from trial_ray.rollout.recording import read_trajectories, write_groups
-from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
+from trial_ray.rollout.recording import read_trajectories
+from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_MARK,
     MANIFEST,
@@ -52,7 +45,7 @@ from trial_ray.runs.overrides import apply_overrides
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 
-MOST_EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "500"))
+MOST_EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "200"))
 """Of a test; the numbers below are those of a thorough run."""
 
 
@@ -67,7 +60,6 @@ def examples(number: int):
 # --- what the user writes
 
 
-EXPERIMENT = "from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\n"
 BASE = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="some/model")
 SETTINGS = sorted(name for name in vars(BASE) if not name.startswith("_"))
 LITERALS = (
@@ -86,99 +78,7 @@ def test_overrides(assignments):
     assert vars(BASE) == before
 
 
-# --- the command line
-
-
-@pytest.fixture(scope="module")
-def no_cluster():
-    """No command gets as far as a cluster, and errors are seen."""
-    raised = []
-
-    def refuse(*arguments, **options):
-        raise InfrastructureError("Ray does not start in this test.")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ray.init", refuse)
-        report = terminal.report
-
-        def reported(error, verbose):
-            raised.append(error)
-            return report(error, verbose)
-
-        patch.setattr(terminal, "report", reported)
-        yield raised
-
-
-# As root, nothing outside of the case's own folder may be named.
-ARGUMENTS = st.text(st.characters(exclude_characters="\0/", exclude_categories=("Cs",)), max_size=20) | st.sampled_from(
-    ["\udc80", "--", "-", "", ".", "~nobody-of-that-name/x", "a" * 5000, "nan", "-1", "1e9", "0", "[/bold]"]
-)
-OPTIONS = {
-    "evaluate": "--env --split --episodes --panel --json --env-adapter --set",
-    "export": "--adapter",
-    "inspect": "--iteration --text --show --env-adapter --out",
-    "replay": "--iteration --method --env-adapter --set --trust",
-    "report": "--out --title",
-    "plan": "--gpus --gpu-memory --set",
-    "data": "--from --seed --difficulty",
-    "sweep": "--iterations --out --resume --log-to --set",
-    "train": "--iterations --seed --out --resume --method --set --env-adapter --checkpoint-every",
-    "reproduce": "--scale --dry-run --seeds --iterations --set",
-}
-FILES = [
-    "RUN",
-    "RUN/checkpoints/000001",
-    "EXPERIMENT",
-    "RUN/run.json",
-    "alfworld",
-    "table3",
-    "oracle",
-    "alfworld_quickstart",
-]
-
-
-@st.composite
-def command_lines(draw):
-    command = draw(st.sampled_from(sorted(OPTIONS)))
-    line = [command, *draw(st.lists(st.sampled_from(FILES) | ARGUMENTS, max_size=2))]
-    values = ARGUMENTS | st.sampled_from(["1", "2", "trial/ALFWorld-v0", "generated", "tiny", *FILES])
-    for option in draw(st.lists(st.sampled_from(OPTIONS[command].split()), max_size=3)):
-        line += [option, draw(values)]
-    return [*line, "--dry-run"] if command == "reproduce" else line
-
-
-@examples(400)
-@given(line=command_lines())
-def test_command_lines(run_folder, no_cluster, capfd, tmp_path_factory, line):
-    folder = folder_of(tmp_path_factory, "commands")
-    experiment = folder / "experiment.py"
-    experiment.write_text(f"{EXPERIMENT}stop = {{}}\n")
-    arguments = [part.replace("RUN", str(run_folder)).replace("EXPERIMENT", str(experiment)) for part in line]
-    no_cluster.clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        try:
-            code = cli.main(arguments)
-        except SystemExit as end:
-            code = end.code
-    for error in no_cluster:
-        assert isinstance(error, (TrialRayError, TrialEnvError)), arguments
-    assert code in (0, 1, 2), arguments
-    shown = capfd.readouterr()
-    assert "Traceback" not in shown.out + shown.err
-
-
 # --- texts of environments and models
-
-
-@examples(2000)
-@given(response=TEXTS, style=st.sampled_from(["tagged", "plain"]))
-def test_responses(response, style):
-    for adapter in (alfworld.ADAPTER, webshop.ADAPTER, EnvironmentAdapter("someone/Else-v3")):
-        projection = adapter.template(style).project(response)
-        assert isinstance(projection.action, str)
-        assert adapter.action_class(projection.action)
-    project_action(response, style)
 
 
 @pytest.fixture(scope="module")
@@ -222,32 +122,6 @@ def test_actions(games, name):
     assert any(step.action and len(step.action) > 999_999 for step in list(read_episodes(games["path"]))[-1].steps)
 
 
-# --- what is recorded, and what shows it
-
-
-def recorded_group(texts, number) -> TrajectoryGroup:
-    task, family, error, observation, action, outcome, solution = texts
-    ids = np.array([5, 6, number % 2**31], np.int32)
-    logprobs = np.array([-0.5, -1.0], np.float32)
-    turn = Turn(ids, ids[:2], logprobs, 1, 2, observation, action, True, outcome, 0.5, "stop", "none", False)
-    trajectory = Trajectory(
-        task, family, 3, [turn], False, 0.5, "failed", error, "environment", (solution,), "ALFWorld-v0"
-    )
-    return TrajectoryGroup(task, [trajectory], f"group-{number}")
-
-
-RECORDED = st.tuples(*[TEXTS] * 7)
-
-
-@examples(500)
-@given(texts=RECORDED, number=st.integers(0, 2**31 - 1))
-def test_trajectories_come_back(tmp_path_factory, texts, number):
-    folder = folder_of(tmp_path_factory, "parquet")
-    write_groups(folder, 1, [group := recorded_group(texts, number)], "runner001")
-    [found] = read_trajectories(folder)
-    assert same(found, group.trajectories[0])
-
-
 # --- files that were damaged or changed
 
 
@@ -279,8 +153,7 @@ def test_parquet_files(tmp_path_factory, run_folder, data):
     found = refused(lambda: read_trajectories(folder))
     if not isinstance(found, Exception):
         expected = read_trajectories(run_folder / "trajectories", 1)
-        assert len(found) == len(expected)
-        assert all(map(same, found, expected))
+        np.testing.assert_equal([*map(dataclasses.asdict, found)], [*map(dataclasses.asdict, expected)])
 
 
 READERS = {
@@ -351,22 +224,6 @@ def test_checkpoints_cut_at_every_boundary(checkpoint, tmp_path):
             assert same or damages or not (newest / CHECKPOINT_MARK).is_file(), (name, end)
 
 
-@examples(700)
-@given(data=st.data())
-def test_checkpoints_with_changed_bytes(tmp_path_factory, checkpoint, data):
-    folder = folder_of(tmp_path_factory, "changed")
-    newest = restored(checkpoint, folder)
-    name = data.draw(st.sampled_from(files_of(checkpoint)))
-    content = (checkpoint / name).read_bytes()
-    changed = data.draw(changed_bytes(content))
-    (newest / name).write_bytes(changed)
-    found = refused(lambda: newest_whole_checkpoint(folder))
-    if changed != content and not isinstance(found, Exception):
-        assert found[0] == folder / "000001" or name.name == MANIFEST
-    if newest.exists():
-        refused(lambda: require_own(newest))
-
-
 @examples(500)
 @given(data=st.data())
 def test_manifests(tmp_path_factory, checkpoint, data):
@@ -378,14 +235,6 @@ def test_manifests(tmp_path_factory, checkpoint, data):
     own = refused(lambda: require_own(newest))
     if changed != manifest:
         assert isinstance(whole, Exception) or isinstance(own, Exception)
-
-
-def same(left: Trajectory, right: Trajectory) -> bool:
-    plain = [dataclasses.asdict(each) for each in (left, right)]
-    turns = [each.pop("turns") for each in plain]
-    if plain[0] != plain[1] or len(turns[0]) != len(turns[1]):
-        return False
-    return all(np.array_equal(one[key], other[key]) for one, other in zip(*turns, strict=True) for key in one)
 
 
 def folder_of(tmp_path_factory, name: str) -> Path:

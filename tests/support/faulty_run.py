@@ -7,18 +7,15 @@ import io
 import json
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-from fault_table import lost_rows
+from fault_checks import lost_rows
 from faulty_env import CountingEnv
 from rich.console import Console
 from tiny_run import with_small_actors
 
-from trial_ray.algorithms.actors import RunActor
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.runs.checkpoints import find_model, list_checkpoints
 from trial_ray.runs.folder import RunFolder
@@ -46,23 +43,20 @@ Fault = tuple[int, str, int, Callable[[Any], None]]
 
 
 class FaultyRun:
-    """A training session, and the algorithm that it has built last.
+    """A training session of three iterations, and the algorithms that it has built.
 
     Args:
         folder: of the run; must not exist.
         config: of the run.
-        iterations: to train.
-        session: further arguments of ``TrainingSession``.
     """
 
-    def __init__(self, folder: Path, config: GRPOConfig, iterations: int, **session: Any) -> None:
+    def __init__(self, folder: Path, config: GRPOConfig) -> None:
         self.folder = RunFolder.create(folder, config, Path(__file__), [])
         self.folder.configure(config)
-        self.printed = io.StringIO()
+        self.console = io.StringIO()
         self.algorithms: list[Any] = []
-        console = Console(file=self.printed, width=200)
-        stop = {"training_iteration": iterations}
-        self.session = TrainingSession(config, stop, self.folder, console, checkpoint_every=1, **session)
+        console = Console(file=self.console, width=200)
+        self.session = TrainingSession(config, {"training_iteration": 3}, self.folder, console, checkpoint_every=1)
         build = self.session._build
 
         def noted() -> Any:
@@ -71,25 +65,20 @@ class FaultyRun:
 
         self.session._build = noted
 
-    def run_with(self, *faults: Fault) -> list[float]:
-        """Run, and do one thing after the other; returns the seconds from each to the end of the next iteration."""
-        began: list[float] = []
-        seconds: list[float] = []
+    def run_with(self, *faults: Fault) -> str:
+        """Run, and do one thing after the other; returns what was printed. No row is lost, and none is trained twice."""
+        done: list[Fault] = []
         ended = threading.Event()
 
         def watch() -> None:
-            for attempt, phase, iteration, do in faults:
+            for fault in faults:
+                attempt, phase, iteration, do = fault
                 while not self._is_in(attempt, phase, iteration):
                     if ended.wait(0.002):
                         return
-                began.append(time.monotonic())
+                done.append(fault)
                 do(self.algorithms[-1])
 
-        def note(metrics: dict[str, float]) -> None:
-            if len(seconds) < len(began):
-                seconds.append(time.monotonic() - began[-1])
-
-        self.session.on_iteration = note
         thread = threading.Thread(target=watch)
         thread.start()
         try:
@@ -97,8 +86,13 @@ class FaultyRun:
         finally:
             ended.set()
             thread.join(60)
-            assert len(began) == len(faults), "the moment of a fault never came"
-        return seconds
+            print(self.console.getvalue())
+            assert len(done) == len(faults), "the moment of a fault never came"
+        lines = [json.loads(line) for line in self.folder.metrics.read_text().splitlines()]
+        assert [line["iteration"] for line in lines] == self.folder.recorded_iterations() == [1, 2, 3]
+        assert sum(map(lost_rows, lines)) == 0
+        assert self.folder.state() == "done"
+        return self.console.getvalue()
 
     def _is_in(self, attempt: int, phase: str, iteration: int) -> bool:
         if len(self.algorithms) != attempt:
@@ -106,36 +100,16 @@ class FaultyRun:
         algorithm = self.algorithms[-1]
         return bool(algorithm.phase == phase and algorithm.iteration == iteration - 1)
 
-    def lost(self) -> int:
-        """Rows that no iteration's metrics account for."""
-        return sum(lost_rows(json.loads(line)) for line in self.folder.metrics.read_text().splitlines())
-
     def weights(self) -> bytes:
         """The model of the newest checkpoint."""
         return (find_model(list_checkpoints(self.folder.checkpoints)[-1]) / "model.safetensors").read_bytes()
 
 
-def actor(algorithm: Any, kind: str, index: int = 0) -> RunActor:
-    """The ``index``-th actor of a kind."""
-    return [each for each in algorithm.actors() if each.kind == kind][index]
-
-
-def pid(of: RunActor) -> int:
-    progress = of.progress()
-    assert progress is not None
-    return progress.pid
+def pid(algorithm: Any, kind: str, index: int = 0) -> int:
+    """Of the process of the ``index``-th actor of a kind."""
+    return int([each for each in algorithm.actors() if each.kind == kind][index].progress().pid)
 
 
 def send(kind: str, number: int, index: int = 0) -> Callable[[Any], None]:
     """What sends a signal to an actor of an algorithm."""
-    return lambda algorithm: os.kill(pid(actor(algorithm, kind, index)), number)
-
-
-def pids(algorithm: Any) -> list[int]:
-    """Of all actors."""
-    return [pid(each) for each in algorithm.actors()]
-
-
-def left(of: list[int]) -> list[int]:
-    """Those of the processes that still are."""
-    return [each for each in of if psutil.pid_exists(each)]
+    return lambda algorithm: os.kill(pid(algorithm, kind, index), number)

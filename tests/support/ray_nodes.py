@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,6 @@ class RayNodes:
         }
         self.ids: dict[str, str] = {}
         self._killed: set[str] = set()
-        self._suspended: list[tuple[subprocess.Popen[bytes], psutil.Process]] = []
         self._nodes: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
 
     def start_head(self, name: str) -> None:
@@ -80,7 +79,7 @@ class RayNodes:
 
     def kill(self, name: str) -> None:
         """End a node as a power failure would: its raylet gets SIGKILL, and takes the actors on it along."""
-        self.raylet(name).kill()
+        self._raylet(name).kill()
         node, _ = self._nodes.pop(name)
         self._killed.add(self.ids[name])
         node.wait(timeout=60)
@@ -101,23 +100,12 @@ class RayNodes:
         """Wait until the raylet of a node that is drained has ended by itself; ``ray start --block`` goes on without."""
         node, _ = self._nodes.pop(name)
         self._killed.add(self.ids[name])
-        raylets = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
+        raylets = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]  # none: it ended
         assert not psutil.wait_procs(raylets, timeout=timeout_s)[1], f"{name} has not ended within {timeout_s:.0f} s"
         node.terminate()
         node.wait(timeout=60)
 
-    def suspend(self, name: str) -> None:
-        """Stop a node's raylet (SIGSTOP), as a machine that hangs does; Ray takes it for dead after a while.
-
-        Its actors' processes are not told. They end with :meth:`stop`.
-        """
-        raylet = self.raylet(name)
-        raylet.suspend()
-        node, _ = self._nodes.pop(name)
-        self._killed.add(self.ids[name])
-        self._suspended.append((node, raylet))
-
-    def raylet(self, name: str) -> psutil.Process:
+    def _raylet(self, name: str) -> psutil.Process:
         """The process that a node stands or falls with."""
         node, _ = self._nodes[name]
         (raylet,) = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
@@ -125,9 +113,6 @@ class RayNodes:
 
     def stop(self) -> None:
         """Stop every node, the head last."""
-        for node, raylet in self._suspended:
-            raylet.kill()
-            node.wait(timeout=60)
         for node, _ in reversed(self._nodes.values()):
             node.send_signal(signal.SIGTERM)
             node.wait(timeout=60)
@@ -229,6 +214,72 @@ def cluster_of(*workers: str, resources: dict[str, float] | None = None) -> Iter
             yield nodes
         finally:
             nodes.stop()
+
+
+class ClusterRun:
+    """A ``trial-ray train`` of the quickstart on a cluster, whose iterations are read as they are written.
+
+    Args:
+        nodes: of the cluster.
+        folder: of the run; its log is beside it.
+        settings: of the run.
+        iterations: to train.
+        options: further ones of the command.
+        program: what is called; where it is not the command itself, it finds the cluster by its dashboard.
+    """
+
+    def __init__(
+        self,
+        nodes: RayNodes,
+        folder: Path,
+        settings: dict[str, Any],
+        iterations: int,
+        *options: str,
+        program: Sequence[str] = (),
+    ) -> None:
+        self.folder, self._log = folder, folder.with_suffix(".log")
+        words = [
+            "train",
+            "tuned_examples/alfworld_quickstart.py",
+            "--out",
+            str(folder),
+            "--iterations",
+            str(iterations),
+        ]
+        with self._log.open("w") as output:
+            self.process = subprocess.Popen(
+                [*(program or ["trial-ray"]), *words, *options, *as_options(settings)],
+                cwd=Path(__file__).parents[2],
+                env=nodes.environment if program else {**nodes.environment, "RAY_ADDRESS": nodes.address},
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def printed(self) -> str:
+        return self._log.read_text()
+
+    def iterations(self) -> list[dict[str, Any]]:
+        """The metrics that are written."""
+        file = self.folder / "metrics.jsonl"
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def wait_for(self, seen: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """Wait until the iterations are as they should be."""
+        deadline = time.monotonic() + START_S
+        while not seen(self.iterations()):
+            assert self.process.poll() is None, self.printed
+            assert time.monotonic() < deadline, self.printed
+            time.sleep(0.02)
+
+    def end(self) -> int:
+        """Exit code, once the run has ended."""
+        return self.process.wait(timeout=START_S)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(timeout=60)
 
 
 def as_options(settings: dict[str, Any]) -> list[str]:

@@ -1,28 +1,19 @@
-"""A run of seconds whose outcome is the same each time, and a driver of it in a process of its own.
-
-As a script it is a server that has imported everything: for each line of JSON on stdin it forks a driver, whose process id
-it prints, and whose exit code it prints when the driver ends.
-"""
+"""A run of seconds whose outcome is the same each time, and a driver of it in a process of its own."""
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import select
-import subprocess
 import sys
-import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
 from gymnasium.spaces import Text
-
-START_TIMEOUT_S = 300.0
-END_TIMEOUT_S = 600.0
 
 
 class ChanceEnv(gymnasium.Env):
@@ -157,100 +148,30 @@ def train(
     return session
 
 
-class Drivers:
-    """Forks drivers of runs, each of which joins the cluster and trains in a folder.
-
-    Args:
-        address: of the cluster.
-        log: takes what drivers print.
-    """
-
-    def __init__(self, address: str, log: Path) -> None:
-        self._address = address
-        self._log = open(log, "ab")  # noqa: SIM115  closed by close()
-        self._server = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            bufsize=1,
-        )
-        assert self._read(START_TIMEOUT_S) == "ready"
-
-    def start(self, **arguments: Any) -> int:
-        """Begin to train (arguments of :func:`train`); returns the driver's process id."""
-        assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps({"address": self._address, **arguments}) + "\n")
-        return int(self._read(START_TIMEOUT_S))
-
-    def wait(self) -> int:
-        """Exit code of the driver, negative where a signal ended it."""
-        return int(self._read(END_TIMEOUT_S))
-
-    def close(self) -> None:
-        self._server.kill()
-        self._server.wait(timeout=30)
-        self._log.close()
-
-    def _read(self, timeout_s: float) -> str:
-        assert self._server.stdout is not None
-        ready, _, _ = select.select([self._server.stdout], [], [], timeout_s)
-        assert ready, f"no driver answered within {timeout_s:.0f} s"
-        return self._server.stdout.readline().strip()
+def driver(**arguments: Any) -> BaseProcess:
+    """A process of its own that joins the cluster and trains (arguments of :func:`_drive`), forked where all is imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["transformers", "tiny_run", "user_env"])
+    process = context.Process(target=_drive, kwargs=arguments)
+    process.start()
+    return process
 
 
-@contextmanager
-def drivers(address: str, log: Path) -> Iterator[Drivers]:
-    """:class:`Drivers`, which are gone afterwards."""
-    made = Drivers(address, log)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-def _drive(address: str, folder: str, model_path: str, iterations: int, resume: bool) -> int:
-    """In the fork: train, and return the exit code that the command would have."""
+def _drive(address: str, log: Path, folder: Path, model_path: str, iterations: int, resume: bool) -> None:
+    """Train, and exit as the command would."""
     import ray
     from user_env import registered
 
     from trial_ray.cli import console
 
+    with open(log, "ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     ray.init(address=address, log_to_driver=False)
     try:
         with registered(ChanceEnv):
-            train(Path(folder), model_path, iterations, resume=resume)
+            train(folder, model_path, iterations, resume=resume)
     except Exception as error:
-        return console.report(error, verbose=True)
+        sys.exit(console.report(error, verbose=True))
     finally:
         ray.shutdown()
-    return console.DONE
-
-
-def _serve() -> None:
-    import transformers  # noqa: F401
-
-    print("ready", flush=True)
-    for line in sys.stdin:
-        began = time.monotonic()
-        pid = os.fork()
-        if pid == 0:
-            os.dup2(2, 1)
-            code = 1
-            try:
-                code = _drive(**json.loads(line))
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        print(pid, flush=True)
-        _, status = os.waitpid(pid, 0)
-        print(f"driver ended after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
-        print(os.waitstatus_to_exitcode(status), flush=True)
-
-
-if __name__ == "__main__":
-    import tiny_run  # under its name, so that the environment is of this module and not of __main__
-
-    tiny_run._serve()

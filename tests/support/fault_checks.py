@@ -1,14 +1,10 @@
-"""The table of `make test-faults`: what was injected when, how it ended, after how long, and that nothing was lost or left."""
+"""What no fault may do: lose a row without a reason, or leave a process behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,33 +13,12 @@ from trial_ray.runs.metric_files import flatten
 
 MARK = "TRIAL_FAULTS_MARK"
 """Environment variable that every process of the tests inherits."""
-FOLDER = Path("build/faults")
 LEFT_TIMEOUT_S = 30.0
 RAYS_OWN = (
     "gcs_server", "raylet", "log_monitor.py", "monitor.py", "dashboard", "DashboardAgent", "runtime_env", "RuntimeEnvAgent",
-    "ray::IDLE", "default_worker.py", "multiprocessing.resource_tracker",
+    "ray::IDLE", "default_worker.py", "multiprocessing.resource_tracker", "multiprocessing.forkserver",
 )  # fmt: skip
-"""What tells a process of Ray's that lives as long as its session, and workers that wait for work."""
-
-
-@dataclass(frozen=True)
-class FaultRow:
-    """One fault.
-
-    Attributes:
-        fault: what was done.
-        injected: at which moment.
-        outcome: how the run went on or ended.
-        seconds: from the fault (where its moment is not known, from the begin of the iteration) to the end of the iteration
-            that it disturbed, or of the run where that stopped; ``None`` where nothing ran.
-        lost: rows that were sampled and neither trained nor left out for a reason that the run names.
-    """
-
-    fault: str
-    injected: str
-    outcome: str
-    seconds: float | None = None
-    lost: int = 0
+"""What tells a process that lives as long as Ray's session or this one, and workers that wait for work."""
 
 
 def lost_rows(metrics: dict[str, Any]) -> int:
@@ -84,17 +59,3 @@ def _marked(mark: str) -> list[str]:
         except psutil.Error:
             continue
     return found
-
-
-def write(rows: Iterable[FaultRow], left: int) -> list[str]:
-    """Write ``table.json`` and return the table's lines."""
-    found = sorted(rows, key=lambda row: (row.fault, row.injected))
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    content = {"faults": [asdict(row) for row in found], "processes_left": left}
-    (FOLDER / "table.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    cells = [("fault", "injected at", "outcome", "seconds", "rows lost")]
-    cells += [
-        (row.fault, row.injected, row.outcome, "" if row.seconds is None else f"{row.seconds:.1f}", str(row.lost))
-        for row in found
-    ]
-    return ["| " + " | ".join(line) + " |" for line in (cells[0], ("---",) * len(cells[0]), *cells[1:])]
