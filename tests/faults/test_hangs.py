@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
 from faulty_env import CountingEnv
-from faulty_run import FaultyRun, send, tiny_config
+from faulty_run import ENDING, STALL_S, FaultyRun, hang, kill, tiny_config
 from user_env import registered
 
 from trial_ray.algorithms.actors import ENGINE, LEARNER
 from trial_ray.runs.folder import RunFolder
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(900)]
-STALL_S = 30.0
-"""Longer than a busy machine takes to start an engine."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,22 +26,21 @@ def environment(ray_session):
 def test_learners_that_are_killed_and_hang_restart_the_run_which_ends_with_the_same_weights(model_path, tmp_path):
     whole = FaultyRun(tmp_path / "whole", tiny_config(model_path, num_learners=2))
     whole.run_with()
-    run = FaultyRun(tmp_path / "run", tiny_config(model_path, num_learners=2, stall_timeout_s=15.0))
-    kill, stop = send(LEARNER, signal.SIGKILL), send(LEARNER, signal.SIGSTOP, 1)
-    printed = run.run_with((1, "sampling", 1, kill), (2, "update", 3, stop))
+    run = FaultyRun(tmp_path / "run", tiny_config(model_path, num_learners=2))
+    printed = run.run_with((1, "sampling", 1, kill(LEARNER)), (2, "update", 3, hang(LEARNER, 1)))
     assert len(run.algorithms) == 3
     assert "restart 1 of at most 3: learner 0 died in the update of iteration 1; going on from the initial" in printed
-    assert "no progress for 15 s (update); ending " in printed
+    assert f"{ENDING} {STALL_S:g} s (update); ending " in printed
     assert f"{run.folder.checkpoints}/000002" in printed.partition("restart 2 of")[2]
     assert "ActorDiedError" in (run.folder.path / "logs" / "restart-1.log").read_text()
     assert run.weights() == whole.weights()
 
 
 def test_an_engine_that_hangs_is_replaced(model_path, tmp_path):
-    run = FaultyRun(tmp_path / "run", tiny_config(model_path, stall_timeout_s=STALL_S))
-    printed = run.run_with((1, "sampling", 2, send(ENGINE, signal.SIGSTOP)))
+    run = FaultyRun(tmp_path / "run", tiny_config(model_path))
+    printed = run.run_with((1, "sampling", 2, hang(ENGINE)))
     assert len(run.algorithms) == 1
-    assert f"no progress for {STALL_S:g} s (sampling); ending env runner 1, engine 0, so that" in printed
+    assert f"{ENDING} {STALL_S:g} s (sampling); ending env runner 1, engine 0, so that" in printed
     assert "restart 1 of" not in printed  # the line on what was replaced quotes Ray
 
 

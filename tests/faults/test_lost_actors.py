@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest
 @pytest.fixture(scope="module")
 def algo(ray_session, model_path):
     with registered(CountingEnv):
-        config = tiny_config(model_path, num_learners=1).env_runners(max_group_redraws=2, sample_timeout_s=10.0)
+        config = tiny_config(model_path, num_learners=1).env_runners(max_group_redraws=2, sample_timeout_s=30.0)
         algo = config.build_algo()
         yield algo
         algo.stop()
@@ -48,7 +48,7 @@ def test_the_only_engine_is_killed_between_sampling_and_sync(algo):
 def test_the_only_env_runner_hangs(algo):
     hung = pid(algo, ENV_RUNNER)
     os.kill(hung, signal.SIGSTOP)
-    train_all(algo, "replaced: env runner 1 ended no group within sample_timeout_s=10 s")
+    train_all(algo, "replaced: env runner 1 ended no group within sample_timeout_s=30 s")
     with pytest.raises(ProcessLookupError):  # ended, and not left behind
         os.kill(hung, signal.SIGCONT)
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -38,8 +39,9 @@ def tiny_config(model_path: str, *, num_learners: int = 0, **recovery: Any) -> G
     )  # fmt: skip
 
 
-Fault = tuple[int, str, int, Callable[[Any], None]]
-"""Which algorithm that the run builds, from 1, in which phase of which iteration, and what is done to it then."""
+STALL_S, ENDING = 5.0, "no progress for"
+Fault = tuple[int, str, int, Callable[["FaultyRun"], None]]
+"""Which algorithm that the run builds, from 1, in which phase of which iteration, and what is done to the run then."""
 
 
 class FaultyRun:
@@ -55,6 +57,7 @@ class FaultyRun:
         self.folder.configure(config)
         self.console = io.StringIO()
         self.algorithms: list[Any] = []
+        self.ended = threading.Event()
         console = Console(file=self.console, width=200)
         self.session = TrainingSession(config, {"training_iteration": 3}, self.folder, console, checkpoint_every=1)
         build = self.session._build
@@ -68,23 +71,22 @@ class FaultyRun:
     def run_with(self, *faults: Fault) -> str:
         """Run, and do one thing after the other; returns what was printed. No row is lost, and none is trained twice."""
         done: list[Fault] = []
-        ended = threading.Event()
 
         def watch() -> None:
             for fault in faults:
                 attempt, phase, iteration, do = fault
                 while not self._is_in(attempt, phase, iteration):
-                    if ended.wait(0.002):
+                    if self.ended.wait(0.002):
                         return
                 done.append(fault)
-                do(self.algorithms[-1])
+                do(self)
 
         thread = threading.Thread(target=watch)
         thread.start()
         try:
             self.session.run(contextlib.nullcontext())
         finally:
-            ended.set()
+            self.ended.set()
             thread.join(60)
             print(self.console.getvalue())
             assert len(done) == len(faults), "the moment of a fault never came"
@@ -110,6 +112,20 @@ def pid(algorithm: Any, kind: str, index: int = 0) -> int:
     return int([each for each in algorithm.actors() if each.kind == kind][index].progress().pid)
 
 
-def send(kind: str, number: int, index: int = 0) -> Callable[[Any], None]:
-    """What sends a signal to an actor of an algorithm."""
-    return lambda algorithm: os.kill(pid(algorithm, kind, index), number)
+def kill(kind: str, index: int = 0) -> Callable[[FaultyRun], None]:
+    """What kills an actor of a run."""
+    return lambda run: os.kill(pid(run.algorithms[-1], kind, index), signal.SIGKILL)
+
+
+def hang(kind: str, index: int = 0) -> Callable[[FaultyRun], None]:
+    """What stops an actor of a run, whose watchdog is in a hurry until it has noticed: what is slow is not taken for a stall."""
+
+    def do(run: FaultyRun) -> None:
+        os.kill(pid(run.algorithms[-1], kind, index), signal.SIGSTOP)
+        watchdog, patience = run.session.watchdog, run.session.watchdog.timeout_s
+        watchdog.timeout_s = STALL_S
+        while ENDING not in run.console.getvalue() and not run.ended.wait(0.002):
+            pass
+        watchdog.timeout_s = patience
+
+    return do
