@@ -60,6 +60,13 @@ then_terminate(*{
 }[os.environ["TEST_MOMENT"]])
 """
 
+COMMAND = """
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may have been started by nohup
+from trial_ray.cli import main
+sys.exit(main())
+"""
+
 
 @pytest.mark.parametrize(
     ("moment", "name"),
@@ -85,7 +92,7 @@ def test_a_signal_is_recorded_and_leaves_no_process(moment, name, model_path, tm
     }
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from trial_ray.cli import main; sys.exit(main())", *words],
+        [sys.executable, "-c", COMMAND, *words],
         env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     said = done.stdout + done.stderr
