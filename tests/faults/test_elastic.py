@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from trial_ray.runs.checkpoints import find_model
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 DRAIN_S, MOST = 120, 5
 SETTINGS = {
     "engine": "transformers",

@@ -9,7 +9,7 @@ import pytest
 from fault_checks import lost_rows
 from ray_nodes import ClusterRun, cluster_of
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 ITERATIONS = 8
 SETTINGS = {
     "warm_start": None,

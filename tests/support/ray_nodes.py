@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-START_S = 300.0
+START_S = 900.0
 CPUS_PER_NODE = 1
 STORE_BYTES = 100_000_000
 
