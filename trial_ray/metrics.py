@@ -113,6 +113,12 @@ _LEARNER = _group(
         "trial/turn_score_mean": "mean over turn rows of $s_k$ (Eq. 5), nats per token",
         "trial/turn_weight_std": "standard deviation over turn rows of the applied weights $w_k$",
         "trial/gap_mean": r"mean over tokens of $\Delta^{old}$; above 0 where hindsight confirms the responses on average",
+        "trial/agreement": (
+            "probability that of two rollouts of a group with different returns the better one has the higher mean "
+            r"$\Delta^{old}$ a token; 0.5: hindsight does not judge; less: the dense loss opposes the returns; not logged if all "
+            "returns of each group are equal"
+        ),
+        "trial/agreement_error": "standard error of `trial/agreement` over groups",
         "trial/clamp_saturated_fraction": (
             "share of microbatches in which the clamp of Eq. 8 removed the dense gradient; 0 during warm-up"
         ),

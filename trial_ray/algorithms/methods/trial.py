@@ -12,6 +12,7 @@ from trial_ray.algorithms.grpo import GRPO
 from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
+from trial_ray.objectives.agreement import group_agreement
 from trial_ray.objectives.allocation import (
     hindsight_gap,
     permuted_weights,
@@ -20,6 +21,7 @@ from trial_ray.objectives.allocation import (
     uniform_weights,
 )
 from trial_ray.objectives.losses import dense_hindsight_loss
+from trial_ray.objectives.segments import segment_sum, zero_outside
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
@@ -46,7 +48,18 @@ class TrajectoryRelative(Method["TRIALConfig"]):
             "turn_score_mean": scores.mean(),
             "gap_mean": gap.mean(),
             "turn_weight_std": rows.weights.std(correction=0),
+            **self._agreement(gap, rows, groups),
         }
+
+    def _agreement(self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup]) -> Metrics:
+        """Whether the rollouts that earned more have the higher mean gap; nothing where all of a group earned the same."""
+        survivors = [(index, each) for index, group in enumerate(groups) for each in group.survivors]
+        owners = rows.trajectory_ids[rows.turn_ids]
+        tokens = segment_sum(rows.mask.double(), owners, len(survivors))
+        means = segment_sum(zero_outside(gap.double(), rows.mask), owners, len(survivors)) / tokens
+        returns = torch.tensor([each.outcome_reward(self.config.reward) for _, each in survivors], dtype=torch.float64)
+        found = group_agreement(means, returns, torch.tensor([index for index, _ in survivors], dtype=torch.int64))
+        return {} if found is None else {"agreement": found.mean, "agreement_error": found.error}
 
     def allocate(
         self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
