@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from trial_ray.objectives.agreement import group_agreement
 
 rollouts = st.lists(
-    st.tuples(
-        st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([-1.0, -0.5, 0.25, 0.75, math.nan])
-    ),
+    st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([-1.0, -0.5, 0.25, 0.75, math.nan])),
     max_size=16,
 )
 
@@ -30,7 +28,11 @@ def plain(drawn):
 
 def columns(drawn):
     groups, returns, scores = zip(*drawn, strict=True) if drawn else ((), (), ())
-    return torch.tensor(scores, dtype=torch.float64), torch.tensor(returns, dtype=torch.float64), torch.tensor(groups, dtype=torch.long)
+    return (
+        torch.tensor(scores, dtype=torch.float64),
+        torch.tensor(returns, dtype=torch.float64),
+        torch.tensor(groups, dtype=torch.long),
+    )
 
 
 @given(rollouts)

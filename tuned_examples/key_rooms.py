@@ -1,0 +1,152 @@
+"""An environment in which the hindsight view does not judge: rooms to search for a key and a chest, on two CPU cores.
+
+    trial-ray train tuned_examples/key_rooms.py --method grpo
+    trial-ray train tuned_examples/key_rooms.py
+
+What an answer says of a room tells nothing of whether it was right to go there, so hindsight has no better turn to prefer. GRPO
+learns, TRIAL does not; ``learners/default_policy/trial/agreement`` says so from the first iteration on.
+"""
+
+import random
+from itertools import permutations, product
+
+import gymnasium
+
+from trial_ray import EnvironmentAdapter, TRIALConfig, WarmStartSpec
+
+ROOMS = ("kitchen", "study", "garden", "attic")
+COLOURS = ("red", "blue", "green")
+GAMES = [
+    "/".join((*rooms, chest, start, wanted))
+    for rooms, chest, start, wanted in product(permutations(ROOMS, len(COLOURS)), ROOMS, ROOMS, COLOURS)
+]
+"""Every game by its id: rooms of the three keys, of the chest, where the player starts, and the colour that opens the chest."""
+random.Random(0).shuffle(GAMES)
+SPLITS = {"train": GAMES[:896], "test": GAMES[896:]}
+
+
+class KeyRooms(gymnasium.Env):
+    """Find the key of one colour in one of four rooms, and open the chest in another one with it, in nine turns."""
+
+    def __init__(self, split="train"):
+        self.split = split
+
+    def tasks(self, split):
+        return list(SPLITS[split])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        games = SPLITS[self.split]
+        game = (options or {}).get("task") or games[int(self.np_random.integers(len(games)))]
+        *rooms, self.chest, self.room, self.wanted = game.split("/")
+        self.keys, self.held, self.turn = dict(zip(COLOURS, rooms, strict=True)), None, 0
+        return self._view(), self._info()
+
+    def step(self, action):
+        self.turn += 1
+        invalid, won = action not in self._offered(), False
+        if invalid:
+            said = f"You cannot do that. {self._view()}"
+        elif action == "open chest":
+            won = self.held == self.wanted
+            said = "The chest opens." if won else f"The key does not fit. {self._view()}"
+        else:
+            verb, what = action.split()
+            if verb == "go":
+                self.room = what
+            else:
+                if self.held:
+                    self.keys[self.held] = self.room  # laid down in its place
+                self.held = what
+                del self.keys[what]
+            said = self._view()
+        return said, float(won), won, self.turn == 9 and not won, self._info(won, invalid)
+
+    def _view(self):
+        things = [f"a {colour} key" for colour, room in self.keys.items() if room == self.room]
+        things += ["the chest"] if self.room == self.chest else []
+        return (
+            f"You are in the {self.room}, with {' and '.join(things) or 'nothing'}. You hold {self.held or 'nothing'}."
+        )
+
+    def _offered(self):
+        offered = [f"go {room}" for room in ROOMS if room != self.room]
+        offered += [f"take {colour}" for colour, room in self.keys.items() if room == self.room]
+        return offered + (["open chest"] if self.room == self.chest else [])
+
+    def _info(self, won=False, invalid=False):
+        task = f"Open the chest with the {self.wanted} key."
+        return {"task": task, "admissible_actions": self._offered(), "won": won, "invalid_action": invalid}
+
+
+gymnasium.register(id="mine/KeyRooms-v0", entry_point=KeyRooms)
+
+
+class Searcher:
+    """Goes to rooms that it has not seen until it knows where key and chest are; knows no more than what the policy reads."""
+
+    def reset(self, task, observation, seed):
+        self.random, self.wanted = random.Random(seed), task.split()[-2]
+        self.left, self.seen = set(ROOMS), {}
+
+    def act(self, observation, admissible):
+        room = observation.split(" in the ")[1].split(",")[0]
+        self.left.discard(room)
+        self.seen |= {
+            what: room for what in (f"{self.wanted} key", "the chest") if what in observation.partition(". ")[0]
+        }
+        holds = f"You hold {self.wanted}." in observation
+        place = self.seen.get("the chest" if holds else f"{self.wanted} key")
+        if place == room:
+            return "open chest" if holds else f"take {self.wanted}"
+        return f"go {place or self.random.choice(sorted(self.left or {*ROOMS} - {room}))}"
+
+    def carried_out(self, action):
+        pass
+
+
+ADAPTER = EnvironmentAdapter(env_id="mine/KeyRooms-v0", warm_start=WarmStartSpec(demonstrator=Searcher))
+
+config = (
+    TRIALConfig()
+    .environment("mine/KeyRooms-v0", env_config={"split": "train"}, adapter=ADAPTER)
+    .rl_module(
+        warm_start={
+            "size": "mini",
+            "games": 300,
+            "episodes_per_game": 2,
+            "suboptimal_probability": 0.3,
+            "max_steps": 400,
+            "check_every": 100,
+            "target_success": 0.3,
+        }
+    )
+    .training(
+        lr=5e-4,
+        weight_decay=0.0,
+        adam_betas=(0.9, 0.98),
+        group_size=8,
+        tasks_per_iteration=12,
+        minibatch_rows=256,
+        microbatch_rows=64,
+        invalid_action_penalty=0.0,
+        kl_coeff=0.0,
+        entropy_coeff=0.0,
+        hindsight_coeff=0.1,
+        hindsight_start_iteration=4,
+    )
+    .env_runners(
+        num_env_runners=1,
+        num_cpus_per_env_runner=0.5,
+        max_prompt_tokens=512,
+        max_response_tokens=8,
+        prompt_style="plain",
+        history_window=4,
+    )
+    .engines(engine="transformers", num_cpus_per_engine=0.5)
+    .learners(num_learners=0, num_cpus_per_learner=0.5)
+    .resources(num_cpus_for_main_process=0.5)
+    .evaluation(evaluation_split="test", evaluation_num_tasks=192, evaluation_temperature=1.0)
+    .debugging(seed=0)
+)
+stop = {"training_iteration": 20}
