@@ -114,11 +114,12 @@ _LEARNER = _group(
         "trial/turn_weight_std": "standard deviation over turn rows of the applied weights $w_k$",
         "trial/gap_mean": r"mean over tokens of $\Delta^{old}$; above 0 where hindsight confirms the responses on average",
         "trial/agreement": (
-            "probability that of two rollouts of a group with different returns the better one has the higher mean "
-            r"$\Delta^{old}$ a token; 0.5: hindsight does not judge; less: the dense loss opposes the returns; not logged if all "
-            "returns of each group are equal"
+            "probability that the better of two rollouts of a group (by return) has the higher mean "
+            r"$\Delta^{old}$ a token, over the last 10 iterations; 0.5: hindsight says nothing of the outcome, less: it opposes it; "
+            "absent until two groups have different returns"
         ),
         "trial/agreement_error": "standard error of `trial/agreement` over groups",
+        "trial/gate": "iterations for which `hindsight_gate` has been open; negative: closed",
         "trial/clamp_saturated_fraction": (
             "share of microbatches in which the clamp of Eq. 8 removed the dense gradient; 0 during warm-up"
         ),
@@ -264,6 +265,7 @@ COLUMNS = {
     f"{ENV_RUNNERS}episode_len_mean": ("turns", "{:.1f}"),
     f"{LEARNER}grpo/surrogate_loss": ("surrogate", "{:+.2e}"),
     f"{LEARNER}trial/dense_loss": ("dense", "{:+.2e}"),
+    f"{LEARNER}trial/agreement": ("agreement", "{:.2f}"),
     f"{LEARNER}trial/clamp_saturated_fraction": ("saturated", "{:.0%}"),
     f"{LEARNER}grpo/kl": ("kl", "{:.1e}"),
     f"{LEARNER}engine/logprob_gap": ("logprob gap", "{:.1e}"),
@@ -273,6 +275,9 @@ COLUMNS = {
 PANEL_SUCCESS = f"{EVALUATION}success_rate"
 TRAINING_SUCCESS = f"{ENV_RUNNERS}success_rate"
 EFFECTIVE_SAMPLE_SIZE = f"{LEARNER}engine/effective_sample_size"
+AGREEMENT = f"{LEARNER}trial/agreement"
+AGREEMENT_ERROR = f"{LEARNER}trial/agreement_error"
+GATE = f"{LEARNER}trial/gate"
 TURN_SCORE = f"{LEARNER}trial/turn_score_mean"
 PROFILE_STD = f"{LEARNER}trial/turn_weight_std"
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.objectives.agreement import group_agreement
+from trial_ray.objectives.agreement import agreement, ordered_pairs
 
 rollouts = st.lists(
     st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([-1.0, -0.5, 0.25, 0.75, math.nan])),
@@ -23,7 +23,7 @@ def plain(drawn):
             if group == other and earned > less and not math.isnan(score + lower):
                 wins, pairs = found.get(group, (0.0, 0))
                 found[group] = wins + (score > lower) + 0.5 * (score == lower), pairs + 1
-    return list(found.values())
+    return [found[group] for group in sorted(found)]
 
 
 def columns(drawn):
@@ -37,25 +37,23 @@ def columns(drawn):
 
 @given(rollouts)
 def test_it_is_the_share_of_pairs_in_which_the_better_rollout_scores_higher(drawn):
-    found, expected = group_agreement(*columns(drawn)), plain(drawn)
-    if not expected:
+    expected, pairs = plain(drawn), ordered_pairs(*columns(drawn))
+    assert pairs.tolist() == [list(each) for each in expected]
+    found = agreement(pairs)
+    if len(expected) < 2:
         assert found is None
         return
-    pairs = sum(number for _, number in expected)
-    mean = sum(wins for wins, _ in expected) / pairs
-    assert (float(found.mean), found.pairs) == (pytest.approx(mean, abs=1e-12), pairs)
-    if len(expected) == 1:
-        assert found.error == math.inf
-    else:
-        spread = sum((wins - mean * number) ** 2 for wins, number in expected) * len(expected) / (len(expected) - 1)
-        assert float(found.error) == pytest.approx(math.sqrt(spread) / pairs, abs=1e-12)
+    number = sum(pairs for _, pairs in expected)
+    mean = sum(wins for wins, _ in expected) / number
+    spread = sum((wins - mean * pairs) ** 2 for wins, pairs in expected) * len(expected) / (len(expected) - 1)
+    assert [float(each) for each in found] == pytest.approx([mean, math.sqrt(spread) / number], abs=1e-12)
 
 
 def test_returns_that_differ_by_rounding_form_no_pair():
     returns = torch.tensor([0.1 + 0.2, 0.3])
-    assert group_agreement(torch.tensor([1.0, 2.0]), returns, torch.tensor([0, 0])) is None
+    assert len(ordered_pairs(torch.tensor([1.0, 2.0]), returns, torch.tensor([0, 0]))) == 0
 
 
 def test_returns_that_are_no_numbers_are_refused():
     with pytest.raises(ValueError, match="returns"):
-        group_agreement(torch.tensor([1.0]), torch.tensor([math.nan]), torch.tensor([0]))
+        ordered_pairs(torch.tensor([1.0]), torch.tensor([math.nan]), torch.tensor([0]))

@@ -42,7 +42,7 @@ from trial_ray.models.tensors import from_arrays, require_fitting, to_arrays
 from trial_ray.process import ProcessEvents, announce, event, peak_memory, process_events
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
-SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row"}
+SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row", "method_state"}
 """What an update changes besides weights and optimizer state, and the next one goes on from."""
 ONE_MODULE = "one policy is trained, and engines sample from it"
 
@@ -101,6 +101,15 @@ class GRPOLearner(TorchLearner):
         """The trained module."""
         module: CausalLMModule = self.module[DEFAULT_MODULE_ID].unwrapped()
         return module
+
+    @property
+    def method_state(self) -> dict[str, Any]:
+        """What the method keeps from one update to the next."""
+        return dict(self.method.state)
+
+    @method_state.setter
+    def method_state(self, state: dict[str, Any]) -> None:
+        self.method.state = dict(state)
 
     def get_parameters(self, module: RLModule) -> list[nn.Parameter]:
         """Parameters that the optimizer updates."""

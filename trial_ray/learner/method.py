@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -52,6 +52,8 @@ class Method(Generic[Config]):
         needs_privileged_view: whether a config without ``privileged_view`` is refused.
         needs_action_spans: whether ``prepare`` wants ``TurnRows.action_mask``.
         config: the algorithm's config, which holds the method's settings.
+        state: what the method keeps from one update to the next, of plain values; it is in checkpoints, and the same on every
+            learner.
     """
 
     name: ClassVar[str] = "grpo"
@@ -76,6 +78,7 @@ class Method(Generic[Config]):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.state: dict[str, Any] = {}
 
     @property
     def divergence(self) -> Divergence | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -11,26 +9,8 @@ from trial_ray.objectives.rounding import equal_up_to_rounding
 from trial_ray.objectives.segments import flat_floats, flat_ids
 
 
-class Agreement(NamedTuple):
-    """How often the better of two rollouts has the higher score.
-
-    Attributes:
-        mean: share of the pairs, shape (); 0.5 where scores say nothing of the returns, below it where they say the contrary.
-        error: its standard error over groups, shape (); infinite of a single group with pairs.
-        pairs: pairs of one group with different returns.
-    """
-
-    mean: Tensor
-    error: Tensor
-    pairs: int
-
-
-def group_agreement(scores: Tensor, returns: Tensor, group_ids: Tensor) -> Agreement | None:
-    """Area under the ROC curve of ``scores`` as a judge of which rollout of a group returned more, averaged by pairs.
-
-    A = Σ_g c_g / Σ_g n_g over groups g with n_g pairs of rollouts whose returns differ by more than rounding; c_g counts those in
-    which the better rollout has the higher score, equal scores by half. The standard error is that of a ratio of sums over G
-    groups, √(G / (G − 1) · Σ_g (c_g − A n_g)²) / Σ_g n_g. Not in the paper.
+def ordered_pairs(scores: Tensor, returns: Tensor, group_ids: Tensor) -> Tensor:
+    """Pairs of rollouts of one group whose returns differ by more than rounding, and how many of them the scores order alike.
 
     Args:
         scores: float ``[N]``, of each rollout; NaN where it has none, whose pairs do not count.
@@ -38,7 +18,8 @@ def group_agreement(scores: Tensor, returns: Tensor, group_ids: Tensor) -> Agree
         group_ids: integer ``[N]``, from 0; rollouts with the same id form a group.
 
     Returns:
-        ``None`` without any pair.
+        Float64 ``[G, 2]``, a row for each group with pairs: c_g, the pairs whose better rollout has the higher score (equal
+        scores count half), and n_g, all its pairs.
 
     Raises:
         ValueError: wrong shape or dtype, NaN among the returns, or a negative id.
@@ -46,20 +27,34 @@ def group_agreement(scores: Tensor, returns: Tensor, group_ids: Tensor) -> Agree
     returns = flat_floats("returns", returns).double()
     groups = flat_ids("group_ids", group_ids, ("returns", returns))
     flat_floats("scores", scores.nan_to_num(), ("returns", returns))
-    scores = scores.double()
-    counts, wins = [], []
+    found = []
     for group in groups.unique():
         inside = (groups == group) & ~scores.isnan()
-        score, earned = scores[inside], returns[inside]
+        score, earned = scores[inside].double(), returns[inside]
         better = (earned[:, None] > earned) & ~equal_up_to_rounding(earned[:, None], earned)
+        higher = (score[:, None] > score).double() + 0.5 * (score[:, None] == score)
         if better.any():
-            higher = (score[:, None] > score).double() + 0.5 * (score[:, None] == score)
-            counts.append(better.sum())
-            wins.append(higher[better].sum())
-    if not counts:
+            found.append(torch.stack([higher[better].sum(), better.sum().double()]))
+    return torch.stack(found) if found else torch.empty(0, 2, dtype=torch.float64)
+
+
+def agreement(pairs: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Area under the ROC curve of scores as a judge of which rollout of a group returned more, and its standard error.
+
+    A = Σ_g c_g / Σ_g n_g: the probability that the better of two rollouts has the higher score; 0.5 where scores say nothing of
+    the returns. The standard error is that of a ratio of sums over G groups, √(G / (G − 1) · Σ_g (c_g − A n_g)²) / Σ_g n_g.
+    Not in the paper.
+
+    Args:
+        pairs: float64 ``[G, 2]`` of :func:`ordered_pairs`.
+
+    Returns:
+        Both of shape (); ``None`` of fewer than two groups.
+    """
+    groups = len(pairs)
+    if groups < 2:
         return None
-    number, won = torch.stack(counts).double(), torch.stack(wins)
-    mean, pairs = won.sum() / number.sum(), number.sum()
+    won, number = pairs.unbind(1)
+    mean = won.sum() / number.sum()
     spread = ((won - mean * number) ** 2).sum()
-    error = (len(counts) / (len(counts) - 1) * spread).sqrt() / pairs if len(counts) > 1 else torch.tensor(torch.inf)
-    return Agreement(mean, error, int(pairs))
+    return mean, (groups / (groups - 1) * spread).sqrt() / number.sum()

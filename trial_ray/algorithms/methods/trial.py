@@ -5,6 +5,9 @@ The paper's Algorithm 1; L = L_out + clip_b(λ_g · L_dense) with b = α · |L_G
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import torch
 
 from trial_ray.algorithms.config import GRPOConfig
@@ -12,7 +15,8 @@ from trial_ray.algorithms.grpo import GRPO
 from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
-from trial_ray.objectives.agreement import group_agreement
+from trial_ray.metrics import AGREEMENT, AGREEMENT_ERROR, GATE, peek
+from trial_ray.objectives.agreement import agreement, ordered_pairs
 from trial_ray.objectives.allocation import (
     hindsight_gap,
     permuted_weights,
@@ -25,7 +29,13 @@ from trial_ray.objectives.segments import segment_sum, zero_outside
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
+logger = logging.getLogger(__name__)
+
 PROFILES = ("relative", "uniform", "permuted")
+AGREEMENT_ITERATIONS = 10
+"""Iterations whose groups are judged together; the pairs of a single one are few."""
+GATE_PATIENCE = 10
+"""Closed iterations after which advice is given."""
 
 
 class TrajectoryRelative(Method["TRIALConfig"]):
@@ -48,18 +58,27 @@ class TrajectoryRelative(Method["TRIALConfig"]):
             "turn_score_mean": scores.mean(),
             "gap_mean": gap.mean(),
             "turn_weight_std": rows.weights.std(correction=0),
-            **self._agreement(gap, rows, groups),
+            **self._judge(gap, rows, groups, iteration),
         }
 
-    def _agreement(self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup]) -> Metrics:
-        """Whether the rollouts that earned more have the higher mean gap; nothing where all of a group earned the same."""
+    def _judge(self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
+        """How the rollouts' mean gaps agree with their returns over the last iterations, and whether that keeps the gate open."""
         survivors = [(index, each) for index, group in enumerate(groups) for each in group.survivors]
         owners = rows.trajectory_ids[rows.turn_ids]
         tokens = segment_sum(rows.mask.double(), owners, len(survivors))
         means = segment_sum(zero_outside(gap.double(), rows.mask), owners, len(survivors)) / tokens
         returns = torch.tensor([each.outcome_reward(self.config.reward) for _, each in survivors], dtype=torch.float64)
-        found = group_agreement(means, returns, torch.tensor([index for index, _ in survivors], dtype=torch.int64))
-        return {} if found is None else {"agreement": found.mean, "agreement_error": found.error}
+        pairs = ordered_pairs(means, returns, torch.tensor([index for index, _ in survivors], dtype=torch.int64))
+        recent = [*self.state.get("pairs", ()), pairs.tolist()][-AGREEMENT_ITERATIONS:]
+        self.state["pairs"] = recent
+        found = agreement(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
+        metrics = {} if found is None else {"agreement": found[0], "agreement_error": found[1]}
+        gate, before = self.config.hindsight_gate, self.state.get("gate", 0)
+        if gate is not None and iteration >= self.config.hindsight_start_iteration:
+            is_open = found is not None and bool(found[0] - found[1] > gate)
+            self.state["gate"] = max(before, 0) + 1 if is_open else min(before, 0) - 1
+            metrics["gate"] = torch.tensor(float(self.state["gate"]))
+        return metrics
 
     def allocate(
         self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
@@ -79,8 +98,9 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         return self.config.clamp_alpha
 
     def dense_coefficient(self, iteration: int) -> float:
-        """λ: 0 before its first iteration."""
-        return self.config.hindsight_coeff if iteration >= self.config.hindsight_start_iteration else 0.0
+        """λ: 0 before its first iteration, and while the gate is closed."""
+        applies = iteration >= self.config.hindsight_start_iteration and self.state.get("gate", 0) >= 0
+        return self.config.hindsight_coeff if applies else 0.0
 
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
@@ -107,6 +127,12 @@ class TRIALConfig(GRPOConfig):
     )
     gap_clip: float = setting(
         2.0, "c, the bound on each token's hindsight log-ratio, in nats (Eq. 4)", above=0, infinite=True
+    )
+    hindsight_gate: float | None = setting(
+        None,
+        "λ is 0 while `trial/agreement` is not above it by its standard error; 0.5 keeps TRIAL from opposing the returns; "
+        "``None``: never (the paper)",
+        within=(0, 1),
     )
     profile: str = setting(
         "relative",
@@ -155,3 +181,18 @@ class TRIAL(GRPO):
     def get_default_config(cls) -> TRIALConfig:
         """Default configuration."""
         return TRIALConfig()
+
+    def _record_update(self, *arguments: Any) -> None:
+        """Also say that the gate has opened, has closed, or stays closed."""
+        super()._record_update(*arguments)
+        gate, found, error = (peek(self.metrics, key) for key in (GATE, AGREEMENT, AGREEMENT_ERROR))
+        if gate not in (1, -1, -GATE_PATIENCE):
+            return
+        measured = "not measured, since no two groups had different returns" if found is None else f"{found:.2f} ± {error:.2f}"
+        line = f"hindsight gate {'open' if gate > 0 else 'closed, so λ is 0'}: trial/agreement is {measured}"
+        if gate == -GATE_PATIENCE:
+            line += (
+                f" ({GATE_PATIENCE} iterations closed). The hindsight view does not tell a group's better rollouts from its worse "
+                "ones, so this run is GRPO's. Try a longer warm start, another privileged_view, or GRPOConfig, which is faster"
+            )
+        logger.warning("iteration %d: %s", self.iteration + 1, line)
