@@ -115,7 +115,7 @@ _LEARNER = _group(
         "trial/gap_mean": r"mean over tokens of $\Delta^{old}$; above 0 where hindsight confirms the responses on average",
         "trial/agreement": (
             "probability that the better of two rollouts of a group (by return) has the higher mean "
-            r"$\Delta^{old}$ a token, over the last 10 iterations; 0.5: hindsight says nothing of the outcome, less: it opposes it; "
+            r"$\Delta^{old}$ a token, over the last 10 iterations; 0.5: hindsight says nothing of outcomes, less: it opposes them; "
             "absent until two groups have different returns"
         ),
         "trial/agreement_error": "standard error of `trial/agreement` over groups",

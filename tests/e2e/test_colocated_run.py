@@ -62,9 +62,10 @@ def recording_engine() -> type:
     return RecordingEngine
 
 
-def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch):
+def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(pool, "engine_class", lambda name: recording_engine())
-    algo = colocated_config(str(save_nano_model(tmp_path / "nano"))).build_algo()
+    config = colocated_config(str(save_nano_model(tmp_path / "nano"))).training(hindsight_gate=0.5)
+    algo = config.build_algo()
     learning, made_update = [], PolicyLearnerGroup.update
 
     def noted_update(learners, **arguments):
@@ -103,6 +104,12 @@ def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch):
         for result in (first, second):
             assert float(result["learners"]["default_policy"]["engine"]["logprob_gap"]) < 1e-5
         assert second["groups"]["num_trained"] == 2
+        hindsight = second["learners"]["default_policy"]["trial"]
+        assert (hindsight["gate"], hindsight["hindsight_coeff"]) == (
+            -2,
+            0,
+        )  # nothing was won, so hindsight was not judged
+        assert caplog.text.count("hindsight gate closed, so λ is 0: trial/agreement is not measured") == 1
 
         def diverge(learners, **arguments):
             raise TrainingDivergedError("gradients were not finite")

@@ -42,7 +42,7 @@ from trial_ray.models.tensors import from_arrays, require_fitting, to_arrays
 from trial_ray.process import ProcessEvents, announce, event, peak_memory, process_events
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
-SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row", "method_state"}
+SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row"}
 """What an update changes besides weights and optimizer state, and the next one goes on from."""
 ONE_MODULE = "one policy is trained, and engines sample from it"
 
@@ -101,15 +101,6 @@ class GRPOLearner(TorchLearner):
         """The trained module."""
         module: CausalLMModule = self.module[DEFAULT_MODULE_ID].unwrapped()
         return module
-
-    @property
-    def method_state(self) -> dict[str, Any]:
-        """What the method keeps from one update to the next."""
-        return dict(self.method.state)
-
-    @method_state.setter
-    def method_state(self, state: dict[str, Any]) -> None:
-        self.method.state = dict(state)
 
     def get_parameters(self, module: RLModule) -> list[nn.Parameter]:
         """Parameters that the optimizer updates."""
@@ -387,7 +378,7 @@ class GRPOLearner(TorchLearner):
         """
         left_out = [not_components] if isinstance(not_components, str) else list(not_components or ())
         state: dict[str, Any] = super().get_state(components, not_components=[*left_out, COMPONENT_OPTIMIZER], **kwargs)
-        state |= {name: getattr(self, name) for name in SAVED_ATTRIBUTES}
+        state |= {"method": dict(self.method.state), **{name: getattr(self, name) for name in SAVED_ATTRIBUTES}}
         if not kwargs.get("inference_only") and self._check_component(COMPONENT_OPTIMIZER, components, left_out):
             state[COMPONENT_OPTIMIZER] = to_arrays(self._optimizer_tensors())
         return state
@@ -454,5 +445,6 @@ class GRPOLearner(TorchLearner):
         super().set_state({k: v for k, v in state.items() if k not in (COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER)})
         for name in SAVED_ATTRIBUTES & state.keys():
             setattr(self, name, state[name])
+        self.method.state = dict(state.get("method", self.method.state))
         if state.get("env_steps") is not None:
             self.take_optimizer_settings(state["env_steps"])

@@ -82,6 +82,14 @@ CURVES = {
         "nats per token",
         "The dense hindsight loss (Eq. 7) before coefficient and clamp.",
     ),
+    f"{LEARNER}trial/agreement": Curve(
+        "agreement",
+        "hindsight",
+        "Agreement of hindsight with returns",
+        "probability",
+        "How often the better of two rollouts of a group has the higher mean log-ratio, over ten iterations; at 0.5 or below "
+        "hindsight does not judge.",
+    ),
     f"{LEARNER}trial/turn_score_mean": Curve(
         "turn_score",
         "hindsight",

@@ -188,7 +188,9 @@ class TRIAL(GRPO):
         gate, found, error = (peek(self.metrics, key) for key in (GATE, AGREEMENT, AGREEMENT_ERROR))
         if gate not in (1, -1, -GATE_PATIENCE):
             return
-        measured = "not measured, since no two groups had different returns" if found is None else f"{found:.2f} ± {error:.2f}"
+        measured = (
+            "not measured, since no two groups had different returns" if found is None else f"{found:.2f} ± {error:.2f}"
+        )
         line = f"hindsight gate {'open' if gate > 0 else 'closed, so λ is 0'}: trial/agreement is {measured}"
         if gate == -GATE_PATIENCE:
             line += (
