@@ -61,11 +61,13 @@ def names_logged() -> Iterator[set[str]]:
 
 def learner_names(model_path: str) -> set[str]:
     """Of one update of every method."""
-    groups = synthetic_groups(vocab_size=400, num_groups=1, group_size=2, most_turns=2)
+    groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=3, seed=2, most_turns=2)
+    assert all(len({each.success for each in group.trajectories}) == 2 for group in groups), "no agreement to log"
     with names_logged() as found:
         for method in method_names():
             config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
-            update(build_learner(config.training(max_logprob_gap=100.0, importance_cap=2.0)), groups)
+            gate = {"hindsight_gate": 0.5} if hasattr(config, "hindsight_gate") else {}
+            update(build_learner(config.training(max_logprob_gap=100.0, importance_cap=2.0, **gate)), groups)
     # RLlib counts over all modules what it counts for each; there is one.
     return {f"{LEARNER_RESULTS}/{name}" for name in found if not name.startswith(ALL_MODULES)}
 
