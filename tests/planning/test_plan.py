@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from snippets import snippets
 from transformers import LlamaConfig
 
 from trial_ray import cli
@@ -226,3 +227,9 @@ def test_the_command_prints_the_prediction_and_tells_whether_it_fits(arguments, 
     assert cli.main(["plan", *map(str, arguments)]) == code
     printed = capsys.readouterr()
     assert words in printed.out + printed.err
+
+
+def test_the_example_of_the_readme_fits_its_gpus(tmp_path, capsys):
+    [code] = snippets("../README.md")
+    (tmp_path / "readme.py").write_text(f'{code.split("algo = ")[0]}stop = {{"training_iteration": 1}}\n')
+    assert cli.main(["plan", str(tmp_path / "readme.py"), "--gpu-memory", "80"]) == 0, capsys.readouterr().out
