@@ -81,6 +81,8 @@ setup(
         "reasoning-gym": ["reasoning-gym==0.1.25"],
         "scienceworld": ["scienceworld==1.2.3"],
         "gem": ["gem-llm==0.1.0"],
+        "verifiers": ["verifiers==0.4.0"],
+        "skyrl-gym": ["skyrl-gym==0.4.0"],
         "lora": ["peft==0.21.2"],
         "endpoint": ["openai>=3.52,<4"],
         "tune": TUNE,

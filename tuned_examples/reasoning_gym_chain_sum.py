@@ -1,6 +1,6 @@
 """A small agent learns a data set of Reasoning Gym on two CPU cores: sums and differences of two digits.
 
-    pip install 'trial-ray[reasoning-gym]'
+    pip install reasoning-gym==0.1.25
     trial-ray train tuned_examples/reasoning_gym_chain_sum.py
 
 A tiny model first clones the data set's own answers, two of five of them replaced by any other number. TRIAL then trains it.

@@ -1,6 +1,6 @@
 """A small agent learns a game of TextArena on two CPU cores: cross a frozen lake, a grid of four by four with three holes.
 
-    pip install 'trial-ray[textarena]'
+    pip install textarena==0.7.4
     trial-ray train tuned_examples/textarena_frozen_lake.py
 
 A tiny model first clones a player who knows the shortest way, but goes anywhere else in three moves of ten: into a hole, or into a

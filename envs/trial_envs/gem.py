@@ -11,13 +11,14 @@ from typing import Any
 
 from trial_envs import ENTRY_POINTS, NAMESPACE
 from trial_envs.chat import SYSTEM_PROMPT, make_chat_env, user_message
+from trial_envs.core.extras import install_command
 from trial_envs.errors import MissingPackageError
 
 try:
     import gem
     from gem.envs.registration import ENV_REGISTRY
 except ImportError as error:
-    raise MissingPackageError("GEM is not installed: pip install 'trial-envs[gem]'") from error
+    raise MissingPackageError(f"GEM is not installed: {install_command('gem')}") from error
 
 
 class TextGame(gem.Env):

@@ -10,6 +10,7 @@ from typing import Any
 
 from trial_envs import ENTRY_POINTS, NAMESPACE
 from trial_envs.chat import SYSTEM_PROMPT, episode_metrics, make_chat_env, user_message
+from trial_envs.core.extras import install_command
 from trial_envs.errors import MissingPackageError
 
 try:
@@ -17,7 +18,7 @@ try:
     from omegaconf import OmegaConf
     from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 except ImportError as error:
-    raise MissingPackageError("SkyRL-gym is not installed: pip install 'trial-envs[skyrl-gym]'") from error
+    raise MissingPackageError(f"SkyRL-gym is not installed: {install_command('skyrl-gym')}") from error
 
 
 class TextConversation(BaseTextEnv):

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from trial_envs.chat import SYSTEM_PROMPT, episode_metrics, make_chat_env, make_text_env, user_message
+from trial_envs.core.extras import install_command
 from trial_envs.errors import MissingPackageError
 
 try:
     import verifiers.v1 as vf
 except ImportError as error:
-    raise MissingPackageError("verifiers 0.4 or later is not installed: pip install 'trial-envs[verifiers]'") from error
+    raise MissingPackageError(f"verifiers 0.4 or later is not installed: {install_command('verifiers')}") from error
 
 TASKSET_ID = "trial-verifiers"
 

@@ -278,7 +278,7 @@ def test_without_matplotlib_the_page_has_its_tables_and_files_are_refused(runs, 
     assert report(runs[2], "--output", tmp_path / "page.html") == 0
     assert "Charts need matplotlib" in text_of(tmp_path / "page.html")
     assert report(runs[2], "--output", tmp_path / "page.html", "--figures", tmp_path / "figures") == 2
-    assert "trial-ray[reports]" in capsys.readouterr().err
+    assert "pip install 'matplotlib" in capsys.readouterr().err
 
 
 class Tags(HTMLParser):

@@ -93,7 +93,7 @@ def test_a_missing_library_is_told_with_its_extra_before_anything_starts(monkeyp
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     for command in ("train", "sweep"):
         assert cli.main([command, "alfworld_quickstart", "--log-to", "wandb", "--out", str(tmp_path / "run")]) == 2
-        assert "pip install 'trial-ray[wandb]'" in capsys.readouterr().err
+        assert "pip install 'wandb==" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

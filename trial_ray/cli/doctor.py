@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trial_ray
+from trial_envs.core.extras import install_command
 from trial_ray.cli.console import FAILED, command, output, show, table
 from trial_ray.cli.data import found_games, found_shop
 from trial_ray.errors import ClusterError
@@ -200,7 +201,7 @@ def gpus() -> Check:
             listed and not cuda,
             NOTE,
             "torch is built for the CPU",
-            "pip install 'trial-ray[gpu]'    # in another environment",
+            f"{install_command('gpu')}    # in another environment",
         ),
         (
             listed and int(listed[0].driver.partition(".")[0]) < oldest,

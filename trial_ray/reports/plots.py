@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trial_envs.core.extras import install_command
 from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.files import visible, writing
@@ -38,7 +39,7 @@ def drawing(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError(
-            "Figures need matplotlib, which is not installed; install it with `pip install 'trial-ray[reports]'`."
+            f"Figures need matplotlib, which is not installed; install it with `{install_command('reports')}`."
         ) from error
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         # Of glyphs that the reader's fonts may have, and of numbers that are not finite.

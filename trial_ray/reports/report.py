@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trial_envs.core.extras import install_command
 from trial_ray.errors import MissingDependencyError, UserInputError, first_line
 from trial_ray.files import write_text
 from trial_ray.reports.charts import all_charts
@@ -36,7 +37,7 @@ from trial_ray.version import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
-NO_PICTURES = "Charts need matplotlib (`pip install 'trial-ray[reports]'`); each one's numbers are in its table."
+NO_PICTURES = f"Charts need matplotlib (`{install_command('reports')}`); each one's numbers are in its table."
 
 
 def report_page(groups: Sequence[RunGroup], title: str) -> str:

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from trial_envs.core.extras import install_command
 from trial_ray.errors import MissingDependencyError, UserInputError, first_line
 from trial_ray.files import without_secrets
 from trial_ray.runs.ray_metrics import RayTracker
@@ -224,7 +225,7 @@ def require_trackers(names: Sequence[str]) -> None:
     """
     for name in names:
         if find_spec(name) is None:
-            raise MissingDependencyError(f"--log-to {name} needs {name}: pip install 'trial-ray[{name}]'.")
+            raise MissingDependencyError(f"--log-to {name} needs {name}: {install_command(name)}.")
 
 
 class Trackers:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from trial_envs.core.extras import install_command
 from trial_ray.algorithms.config import plain
 from trial_ray.config.declare import did_you_mean, is_search
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
@@ -358,7 +359,7 @@ def _load(file: Path) -> Experiment:
         missing = isinstance(error.__cause__, AssertionError) and find_spec("optuna") is None
         if missing and "Optuna must be installed" in str(error.__cause__):
             raise MissingDependencyError(
-                f"{file} searches with Optuna, which is not installed: pip install 'trial-ray[optuna]'."
+                f"{file} searches with Optuna, which is not installed: {install_command('optuna')}."
             ) from error
         raise
 

@@ -1,6 +1,6 @@
 """Optuna searches λ, α and the learning rate of the quickstart's tiny policy: each suggestion is the mean of two seeds.
 
-pip install 'trial-ray[optuna]'
+pip install optuna==5.0.0
 trial-ray sweep tuned_examples/sweeps/lambda_alpha_optuna.py
 """
 

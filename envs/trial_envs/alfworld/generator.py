@@ -22,6 +22,7 @@ from trial_envs.alfworld.household import room_of
 from trial_envs.alfworld.problem import write_problem
 from trial_envs.alfworld.tasks import allowed_pairs, draw_task, word_task
 from trial_envs.alfworld.walkthrough import solve
+from trial_envs.core.extras import install_command
 from trial_envs.core.levels import level_named, require_whole
 from trial_envs.errors import GeneratorSettingError, MissingEngineError, UnknownTaskError
 
@@ -96,6 +97,6 @@ def engine_texts() -> tuple[str, str]:
     """
     spec = find_spec("alfworld")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingEngineError("the package alfworld is not installed: pip install 'trial-envs[alfworld]'")
+        raise MissingEngineError(f"the package alfworld is not installed: {install_command('alfworld')}")
     folder = Path(spec.submodule_search_locations[0]) / "data"
     return (folder / "alfred.pddl").read_text(encoding="utf-8"), (folder / "alfred.twl2").read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
+from trial_envs.core.extras import install_command
 from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import CorruptGameError, MissingEngineError
 
@@ -188,7 +189,7 @@ def _parse(text: str) -> Grammar:
     try:
         from textworld.envs.pddl.logic import GameLogic
     except ImportError as error:
-        raise MissingEngineError("TextWorld is not installed: pip install 'trial-envs[alfworld]'") from error
+        raise MissingEngineError(f"TextWorld is not installed: {install_command('alfworld')}") from error
     try:
         logic = GameLogic(domain="", grammar=text)
         rules = {

@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Protocol
 
+from trial_envs.core.extras import install_command
 from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import MissingEngineError
 
@@ -75,7 +76,7 @@ class LibraryPool:
         try:
             import fast_downward
         except ImportError as error:
-            raise MissingEngineError("Fast Downward is not installed: pip install 'trial-envs[alfworld]'") from error
+            raise MissingEngineError(f"Fast Downward is not installed: {install_command('alfworld')}") from error
         with LOCK:
             if self._free:
                 return self._free.pop()

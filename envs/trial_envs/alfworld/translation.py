@@ -20,6 +20,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import IO, Any
 
+from trial_envs.core.extras import install_command
 from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import CorruptGameError, MissingEngineError
 
@@ -183,7 +184,7 @@ def _translator() -> dict[str, ModuleType]:
         modules = {name.rsplit(".", 1)[-1]: importlib.import_module(f"{package}.{name}") for name in names}
     except ImportError as error:
         raise MissingEngineError(
-            "the package fast-downward-textworld is not installed: pip install 'trial-envs[alfworld]'"
+            f"the package fast-downward-textworld is not installed: {install_command('alfworld')}"
         ) from error
     finally:
         sys.argv = arguments

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from trial_envs.core.extras import install_command
 from trial_envs.errors import (
     MissingPackageError,
     RemoteEnvError,
@@ -56,7 +57,7 @@ def _client_class() -> type[Any]:
         from openenv.core import GenericEnvClient
     except ImportError as error:
         raise MissingPackageError(
-            f"OpenEnv's client cannot be imported ({error}): pip install 'trial-envs[openenv]'"
+            f"OpenEnv's client cannot be imported ({error}): {install_command('openenv')}"
         ) from error
 
     class SessionClient(GenericEnvClient):

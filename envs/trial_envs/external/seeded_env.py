@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from trial_envs.core import Outcome, TextEnv
+from trial_envs.core.extras import install_command
 from trial_envs.core.levels import require_whole
 from trial_envs.errors import (
     GeneratorSettingError,
@@ -100,7 +101,7 @@ def import_library(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingEngineError(f"{module} cannot be imported ({error}): pip install 'trial-envs[{extra}]'") from error
+        raise MissingEngineError(f"{module} cannot be imported ({error}): {install_command(extra)}") from error
 
 
 def plain_settings(name: str, settings: Mapping[str, Any] | None, reserved: Sequence[str] = ()) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trial_envs import ENTRY_POINTS, NAMESPACE
+from trial_envs.core.extras import install_command
 from trial_envs.errors import MissingPackageError, TrialEnvError
 
 
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from trial_envs.openenv.server import ServerLimits, serve
     except ImportError as error:
         raise MissingPackageError(
-            f"OpenEnv's server cannot be imported ({error}): pip install 'trial-envs[openenv]'"
+            f"OpenEnv's server cannot be imported ({error}): {install_command('openenv')}"
         ) from error
     try:
         names = tuple(args.allow_host), tuple(args.allow_origin)

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Protocol
 
 from trial_envs.core import Outcome, TextEnv
+from trial_envs.core.extras import install_command
 from trial_envs.core.forks import ProcessFolder, fork_safe_lock
 from trial_envs.core.levels import require_whole
 from trial_envs.errors import (
@@ -189,4 +190,4 @@ def _import(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingEngineError("TextWorld is not installed: pip install 'trial-envs[textworld]'") from error
+        raise MissingEngineError(f"TextWorld is not installed: {install_command('textworld')}") from error

@@ -1,0 +1,27 @@
+"""The command that installs an optional dependency."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+DISTRIBUTIONS = ("trial-envs", "trial-ray")
+
+
+def install_command(extra: str) -> str:
+    """``pip install`` with the packages of an extra by their own names: no package index has this project under its name.
+
+    Args:
+        extra: of ``setup.py``.
+    """
+    for name in DISTRIBUTIONS:
+        try:
+            required = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        packages = [
+            each.partition(";")[0].strip() for each in required if re.search(rf"""extra == ["']{extra}["']""", each)
+        ]
+        if packages:
+            return "pip install " + " ".join(f"'{each}'" for each in packages)
+    return f"pip install '.[{extra}]' in a clone"
