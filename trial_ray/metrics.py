@@ -114,7 +114,7 @@ _LEARNER = _group(
         "trial/turn_weight_std": "standard deviation over turn rows of the applied weights $w_k$",
         "trial/gap_mean": r"mean over tokens of $\Delta^{old}$; above 0 where hindsight confirms the responses on average",
         "trial/agreement": (
-            "probability that the better of two rollouts of a group (by return) has the higher mean "
+            "probability that of two turns at one position of a group's rollouts the better rollout's has the higher mean "
             r"$\Delta^{old}$ a token, over the last 10 iterations; 0.5: hindsight says nothing of outcomes, less: it opposes them; "
             "absent until two groups have different returns"
         ),

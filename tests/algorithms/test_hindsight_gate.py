@@ -1,4 +1,4 @@
-"""The gate: λ is 0 while rollouts' mean gaps do not agree with their returns, over ten iterations and across a checkpoint."""
+"""The gate: λ is 0 while turns' mean gaps do not agree with their returns, over ten iterations and across a checkpoint."""
 
 import math
 
@@ -29,18 +29,21 @@ def judged(method, iteration, sign=None):
 
 
 def looped(updates):
-    """Agreement and its error by loops over pairs of rollouts."""
+    """Agreement and its error by loops over pairs of turns at one place, each rollout's last turn left out."""
     groups = []
     for update in updates:
         rollouts = {}
         for turn in update.turns:
             rollouts.setdefault((turn.group, turn.trajectory), []).append(turn)
-        means = {}
+        places = {}
         for (group, _), turns in rollouts.items():
-            gaps = [max(-2.0, min(2.0, token.teacher - token.old)) for turn in turns for token in turn.tokens]
-            means.setdefault(group, []).append((turns[0].success, sum(gaps) / len(gaps)))
-        for found in means.values():
-            pairs = [(one > other) for won, one in found for lost, other in found if won > lost]
+            for place, turn in enumerate(turns[:-1]):
+                gaps = [max(-2.0, min(2.0, token.teacher - token.old)) for token in turn.tokens]
+                places.setdefault(group, {}).setdefault(place, []).append((turn.success, sum(gaps) / len(gaps)))
+        for of_group in places.values():
+            pairs = [
+                one > other for found in of_group.values() for won, one in found for lost, other in found if won > lost
+            ]
             groups += [(sum(pairs), len(pairs))] if pairs else []
     total = sum(pairs for _, pairs in groups)
     mean = sum(won for won, _ in groups) / total

@@ -87,8 +87,8 @@ CURVES = {
         "hindsight",
         "Agreement of hindsight with returns",
         "probability",
-        "How often the better of two rollouts of a group has the higher mean log-ratio, over ten iterations; at 0.5 or below "
-        "hindsight does not judge.",
+        "How often, of two turns at one position in a group, the better rollout's has the higher mean log-ratio, over ten "
+        "iterations; at 0.5 or below hindsight does not judge.",
     ),
     f"{LEARNER}trial/turn_score_mean": Curve(
         "turn_score",

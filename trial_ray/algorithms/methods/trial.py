@@ -62,13 +62,23 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         }
 
     def _judge(self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """How the rollouts' mean gaps agree with their returns over the last iterations, and whether that keeps the gate open."""
-        survivors = [(index, each) for index, group in enumerate(groups) for each in group.survivors]
-        owners = rows.trajectory_ids[rows.turn_ids]
-        tokens = segment_sum(rows.mask.double(), owners, len(survivors))
-        means = segment_sum(zero_outside(gap.double(), rows.mask), owners, len(survivors)) / tokens
-        returns = torch.tensor([each.outcome_reward(self.config.reward) for _, each in survivors], dtype=torch.float64)
-        pairs = ordered_pairs(means, returns, torch.tensor([index for index, _ in survivors], dtype=torch.int64))
+        """How the turns' mean gaps agree with returns over the last iterations, and whether that keeps the gate open.
+
+        The last turn of a rollout does not count: its outcome shows how the rollout ended.
+        """
+        totals, counts = (
+            segment_sum(values, rows.turn_ids, len(rows))
+            for values in (zero_outside(gap.double(), rows.mask), rows.mask.double())
+        )
+        places = [
+            (index, place, earned, place + 1 == len(each.turns))
+            for index, group in enumerate(groups)
+            for each in group.survivors
+            for earned in [each.outcome_reward(self.config.reward)]
+            for place in range(len(each.turns))
+        ]
+        group_ids, positions, returns, last = map(torch.tensor, zip(*places, strict=True))
+        pairs = ordered_pairs(torch.where(last, torch.nan, totals / counts), returns, group_ids, positions)
         recent = [*self.state.get("pairs", ()), pairs.tolist()][-AGREEMENT_ITERATIONS:]
         self.state["pairs"] = recent
         found = agreement(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
