@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=197800 \
-  tests=231600 \
+  trial_ray=198800 \
+  tests=222300 \
   benchmarks=26600 \
-  words=30950
+  words=31000
 
 lint: setup
 	$(BIN)/ruff check .

@@ -114,9 +114,8 @@ _LEARNER = _group(
         "trial/turn_weight_std": "standard deviation over turn rows of the applied weights $w_k$",
         "trial/gap_mean": r"mean over tokens of $\Delta^{old}$; above 0 where hindsight confirms the responses on average",
         "trial/agreement": (
-            "probability that of two turns at one position of a group's rollouts the better rollout's has the higher mean "
-            r"$\Delta^{old}$ a token, over the last 10 iterations; 0.5: hindsight says nothing of outcomes, less: it opposes them; "
-            "absent until two groups have different returns"
+            "share of the dense loss that raises the turns of better rollouts, over the last 10 iterations; 0.5: it has nothing "
+            "to do with the return, less: it opposes it; absent until two groups have different returns"
         ),
         "trial/agreement_error": "standard error of `trial/agreement` over groups",
         "trial/gate": "iterations for which `hindsight_gate` has been open; negative: closed",

@@ -1,7 +1,8 @@
-"""The gate: λ is 0 while turns' mean gaps do not agree with their returns, over ten iterations and across a checkpoint."""
+"""The gate: λ is 0 while the dense loss does not agree with returns, over ten iterations and across a checkpoint."""
 
 import math
 
+import method_reference as ref
 import pytest
 import torch
 from method_updates import random_update, scored_rows
@@ -29,26 +30,29 @@ def judged(method, iteration, sign=None):
 
 
 def looped(updates):
-    """Agreement and its error by loops over pairs of turns at one place, each rollout's last turn left out."""
+    """Agreement and its error by loops over turns at one place, each rollout's last turn left out of the loss."""
     groups = []
     for update in updates:
-        rollouts = {}
-        for turn in update.turns:
-            rollouts.setdefault((turn.group, turn.trajectory), []).append(turn)
-        places = {}
+        rollouts, places = {}, {}
+        for turn, weight in zip(update.turns, ref.relative_weights(update.turns), strict=True):
+            rollouts.setdefault((turn.group, turn.trajectory), []).append((turn, weight))
         for (group, _), turns in rollouts.items():
-            for place, turn in enumerate(turns[:-1]):
-                gaps = [max(-2.0, min(2.0, token.teacher - token.old)) for token in turn.tokens]
-                places.setdefault(group, {}).setdefault(place, []).append((turn.success, sum(gaps) / len(gaps)))
+            for place, (turn, weight) in enumerate(turns):
+                gap = sum(max(-2.0, min(2.0, token.teacher - token.old)) for token in turn.tokens)
+                places.setdefault(group, {}).setdefault(place, []).append(
+                    (turn.success, weight * gap if place + 1 < len(turns) else 0.0)
+                )
         for of_group in places.values():
-            pairs = [
-                one > other for found in of_group.values() for won, one in found for lost, other in found if won > lost
-            ]
-            groups += [(sum(pairs), len(pairs))] if pairs else []
-    total = sum(pairs for _, pairs in groups)
-    mean = sum(won for won, _ in groups) / total
-    spread = sum((won - mean * pairs) ** 2 for won, pairs in groups) * len(groups) / (len(groups) - 1)
-    return mean, math.sqrt(spread) / total
+            products = []
+            for found in of_group.values():
+                mean = sum(won for won, _ in found) / len(found)
+                products += [coefficient * (won - mean) for won, coefficient in found]
+            if any(products):
+                groups.append((sum(each for each in products if each > 0), sum(map(abs, products))))
+    whole = sum(each for _, each in groups)
+    share = sum(agreeing for agreeing, _ in groups) / whole
+    spread = sum((agreeing - share * each) ** 2 for agreeing, each in groups) * len(groups) / (len(groups) - 1)
+    return share, math.sqrt(spread) / whole
 
 
 def test_the_agreement_is_over_the_groups_of_the_last_ten_iterations():

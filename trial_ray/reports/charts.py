@@ -85,10 +85,10 @@ CURVES = {
     f"{LEARNER}trial/agreement": Curve(
         "agreement",
         "hindsight",
-        "Agreement of hindsight with returns",
-        "probability",
-        "How often, of two turns at one position in a group, the better rollout's has the higher mean log-ratio, over ten "
-        "iterations; at 0.5 or below hindsight does not judge.",
+        "Agreement of the dense loss with returns",
+        "share",
+        "How much of the dense loss raises the turns of better rollouts, over ten iterations; at 0.5 it has nothing to do with the "
+        "return.",
     ),
     f"{LEARNER}trial/turn_score_mean": Curve(
         "turn_score",

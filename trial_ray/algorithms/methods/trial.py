@@ -16,7 +16,7 @@ from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
 from trial_ray.metrics import AGREEMENT, AGREEMENT_ERROR, GATE, peek
-from trial_ray.objectives.agreement import agreement, ordered_pairs
+from trial_ray.objectives.agreement import agreeing_parts, agreement
 from trial_ray.objectives.allocation import (
     hindsight_gap,
     permuted_weights,
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 PROFILES = ("relative", "uniform", "permuted")
 AGREEMENT_ITERATIONS = 10
-"""Iterations whose groups are judged together; the pairs of a single one are few."""
+"""Iterations whose groups are judged together; those of a single one are few."""
 GATE_PATIENCE = 10
 """Closed iterations after which advice is given."""
 
@@ -62,25 +62,22 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         }
 
     def _judge(self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """How the turns' mean gaps agree with returns over the last iterations, and whether that keeps the gate open.
+        """How the dense loss agrees with returns over the last iterations, and whether that keeps the gate open.
 
         The last turn of a rollout does not count: its outcome shows how the rollout ended.
         """
-        totals, counts = (
-            segment_sum(values, rows.turn_ids, len(rows))
-            for values in (zero_outside(gap.double(), rows.mask), rows.mask.double())
-        )
         places = [
-            (index, place, earned, place + 1 == len(each.turns))
+            (index, place, earned, place + 1 < len(each.turns))
             for index, group in enumerate(groups)
             for each in group.survivors
             for earned in [each.outcome_reward(self.config.reward)]
             for place in range(len(each.turns))
         ]
-        group_ids, positions, returns, last = map(torch.tensor, zip(*places, strict=True))
-        pairs = ordered_pairs(torch.where(last, torch.nan, totals / counts), returns, group_ids, positions)
-        recent = [*self.state.get("pairs", ()), pairs.tolist()][-AGREEMENT_ITERATIONS:]
-        self.state["pairs"] = recent
+        group_ids, positions, returns, counted = map(torch.tensor, zip(*places, strict=True))
+        gaps = segment_sum(zero_outside(gap.double(), rows.mask), rows.turn_ids, len(rows))
+        parts = agreeing_parts(required(rows.weights) * gaps * counted, returns.double(), group_ids, positions)
+        recent = [*self.state.get("parts", ()), parts.tolist()][-AGREEMENT_ITERATIONS:]
+        self.state["parts"] = recent
         found = agreement(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
         metrics = {} if found is None else {"agreement": found[0], "agreement_error": found[1]}
         gate, before = self.config.hindsight_gate, self.state.get("gate", 0)
@@ -140,7 +137,7 @@ class TRIALConfig(GRPOConfig):
     )
     hindsight_gate: float | None = setting(
         None,
-        "λ is 0 while `trial/agreement` is not above it by its standard error; 0.5 keeps TRIAL from opposing the returns; "
+        "λ is 0 while `trial/agreement` is not above it by its standard error; 0.5 keeps the dense loss from opposing returns; "
         "``None``: never (the paper)",
         within=(0, 1),
     )
@@ -204,7 +201,7 @@ class TRIAL(GRPO):
         line = f"hindsight gate {'open' if gate > 0 else 'closed, so λ is 0'}: trial/agreement is {measured}"
         if gate == -GATE_PATIENCE:
             line += (
-                f" ({GATE_PATIENCE} iterations closed). The hindsight view does not tell a group's better rollouts from its worse "
-                "ones, so this run is GRPO's. Try a longer warm start, another privileged_view, or GRPOConfig, which is faster"
+                f" ({GATE_PATIENCE} iterations closed). The dense loss does not raise the turns of better rollouts, so this run "
+                "is GRPO's. Try a longer warm start, another privileged_view, or GRPOConfig, which is faster"
             )
         logger.warning("iteration %d: %s", self.iteration + 1, line)
