@@ -83,5 +83,5 @@ def test_a_missing_library_is_named_with_its_extra(env_id, package, extra, monke
     for module in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingEngineError, match=rf"{package}.*pip install 'trial-envs\[{extra}\]'"):
+    with pytest.raises(MissingEngineError, match=rf"{package}.*pip install '{extra}"):
         gymnasium.make(env_id, disable_env_checker=True)
