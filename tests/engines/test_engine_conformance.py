@@ -71,7 +71,7 @@ ENGINES = {
     "vllm on CUDA": ON_CUDA,
     "vllm on CUDA, with its fall-backs": {**ON_CUDA, "v2_model_runner": False, "async_scheduling": False},
 }
-MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(600)], "CUDA": [pytest.mark.gpu]}
+MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(1800)], "CUDA": [pytest.mark.gpu]}
 
 
 @pytest.fixture(

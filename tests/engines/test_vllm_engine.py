@@ -19,7 +19,7 @@ from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.engines.weights import Weights, WeightsChecksum, own_logprobs
 from trial_ray.errors import ConfigError
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
