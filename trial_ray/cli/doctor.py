@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trial_ray
-from trial_envs.core.extras import install_command
 from trial_ray.cli.console import FAILED, command, output, show, table
 from trial_ray.cli.data import found_games, found_shop
 from trial_ray.errors import ClusterError
@@ -187,6 +186,7 @@ def gpus() -> Check:
     """NVIDIA GPUs, their driver, what Triton compiles with, and whether torch and vLLM are the builds for them."""
     import torch
 
+    from trial_envs.core.extras import install_command
     from trial_ray.planning.time import installed_gpus
 
     listed, failure = installed_gpus()
