@@ -274,9 +274,6 @@ COLUMNS = {
 PANEL_SUCCESS = f"{EVALUATION}success_rate"
 TRAINING_SUCCESS = f"{ENV_RUNNERS}success_rate"
 EFFECTIVE_SAMPLE_SIZE = f"{LEARNER}engine/effective_sample_size"
-AGREEMENT = f"{LEARNER}trial/agreement"
-AGREEMENT_ERROR = f"{LEARNER}trial/agreement_error"
-GATE = f"{LEARNER}trial/gate"
 TURN_SCORE = f"{LEARNER}trial/turn_score_mean"
 PROFILE_STD = f"{LEARNER}trial/turn_weight_std"
 

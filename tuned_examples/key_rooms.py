@@ -1,11 +1,13 @@
-"""An environment in which TRIAL's dense loss does not help: rooms to search for a key and a chest, on two CPU cores.
+"""An environment in which hindsight lowers a necessary action: rooms to search for a key and a chest, on two CPU cores.
 
     trial-ray train tuned_examples/key_rooms.py --method grpo
     trial-ray train tuned_examples/key_rooms.py
 
-The answer to a step shows what luck found, not whether the step was well chosen: hindsight lowers the probability to open the
-chest because most attempts fail, and without attempts there is no success. ``learners/default_policy/trial/agreement`` stays near
-0.5, and ``--set hindsight_gate=0.5`` leaves the dense loss out.
+The answer to a step shows what was found by chance, not whether the step was well chosen. Most attempts to open the chest fail, so
+hindsight lowers their probability, and without attempts there is no success. With the same game in other words, one run each, GRPO
+went from 18.8 to 44.3 % of 192 held-out games and TRIAL to 20.3 %; that was not repeated with this file.
+``learners/default_policy/trial/agreement`` was 0.49 ± 0.06 after four iterations; ``--set hindsight_gate=0.5`` leaves the
+dense loss out while it is not above 0.5.
 """
 
 import random

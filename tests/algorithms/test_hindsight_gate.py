@@ -102,3 +102,10 @@ def test_a_method_that_is_given_the_state_goes_on_alike():
     resumed.state = dict(whole.state)
     for iteration in range(4, 8):
         assert judged(whole, iteration, sign=-1)[:2] == judged(resumed, iteration, sign=-1)[:2]
+
+
+def test_a_run_that_continues_without_a_gate_is_not_held_by_one_that_was_closed():
+    closed, resumed = gated(), gated(gate=None)
+    judged(closed, 2, sign=-1)
+    resumed.state = dict(closed.state)
+    assert (closed.dense_coefficient(3), resumed.dense_coefficient(3)) == (0, COEFFICIENT)

@@ -1,4 +1,4 @@
-"""A run whose driver is killed again and again, also while it writes a checkpoint, ends as one that nobody disturbed."""
+"""A run whose driver is killed repeatedly, also during a checkpoint, ends like an uninterrupted run."""
 
 from __future__ import annotations
 

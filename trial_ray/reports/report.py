@@ -37,8 +37,6 @@ from trial_ray.version import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
-NO_PICTURES = f"Charts need matplotlib (`{install_command('reports')}`); each one's numbers are in its table."
-
 
 def report_page(groups: Sequence[RunGroup], title: str) -> str:
     """The page of some groups of runs, as HTML; all that a run recorded is escaped, and no script runs on it.
@@ -56,7 +54,8 @@ def report_page(groups: Sequence[RunGroup], title: str) -> str:
         try:
             chart["image"] = base64.b64encode(chart_svg(chart).encode()).decode()
         except MissingDependencyError:
-            missing.append(NO_PICTURES)
+            command = install_command("reports")
+            missing.append(f"Charts need matplotlib (`{command}`); each one's numbers are in its table.")
             break
         except UserInputError as error:
             missing.append(f"The chart “{chart['title']}”: {error}")

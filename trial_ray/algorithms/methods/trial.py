@@ -15,7 +15,7 @@ from trial_ray.algorithms.grpo import GRPO
 from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
-from trial_ray.metrics import AGREEMENT, AGREEMENT_ERROR, GATE, peek
+from trial_ray.metrics import LEARNER, peek
 from trial_ray.objectives.agreement import agreeing_parts, agreement
 from trial_ray.objectives.allocation import (
     hindsight_gap,
@@ -58,10 +58,12 @@ class TrajectoryRelative(Method["TRIALConfig"]):
             "turn_score_mean": scores.mean(),
             "gap_mean": gap.mean(),
             "turn_weight_std": rows.weights.std(correction=0),
-            **self._judge(gap, rows, groups, iteration),
+            **self._agreement_metrics(gap, rows, groups, iteration),
         }
 
-    def _judge(self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
+    def _agreement_metrics(
+        self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int
+    ) -> Metrics:
         """How the dense loss agrees with returns over the last iterations, and whether that keeps the gate open.
 
         The last turn of a rollout does not count: its outcome shows how the rollout ended.
@@ -73,18 +75,17 @@ class TrajectoryRelative(Method["TRIALConfig"]):
             for earned in [each.outcome_reward(self.config.reward)]
             for place in range(len(each.turns))
         ]
-        group_ids, positions, returns, counted = map(torch.tensor, zip(*places, strict=True))
-        gaps = segment_sum(zero_outside(gap.double(), rows.mask), rows.turn_ids, len(rows))
-        parts = agreeing_parts(required(rows.weights) * gaps * counted, returns.double(), group_ids, positions)
-        recent = [*self.state.get("parts", ()), parts.tolist()][-AGREEMENT_ITERATIONS:]
-        self.state["parts"] = recent
+        group_ids, positions, returns, counted = torch.tensor(places, dtype=torch.float64).unbind(1)
+        gaps = counted * segment_sum(zero_outside(gap.double(), rows.mask), rows.turn_ids, len(rows))
+        parts = agreeing_parts(required(rows.weights) * gaps, returns, group_ids.long(), positions.long()).tolist()
+        self.state["parts"] = recent = [*self.state.get("parts", ()), parts][-AGREEMENT_ITERATIONS:]
         found = agreement(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
         metrics = {} if found is None else {"agreement": found[0], "agreement_error": found[1]}
         gate, before = self.config.hindsight_gate, self.state.get("gate", 0)
         if gate is not None and iteration >= self.config.hindsight_start_iteration:
             is_open = found is not None and bool(found[0] - found[1] > gate)
             self.state["gate"] = max(before, 0) + 1 if is_open else min(before, 0) - 1
-            metrics["gate"] = torch.tensor(float(self.state["gate"]))
+            metrics["gate"] = torch.tensor(self.state["gate"])
         return metrics
 
     def allocate(
@@ -106,7 +107,9 @@ class TrajectoryRelative(Method["TRIALConfig"]):
 
     def dense_coefficient(self, iteration: int) -> float:
         """λ: 0 before its first iteration, and while the gate is closed."""
-        applies = iteration >= self.config.hindsight_start_iteration and self.state.get("gate", 0) >= 0
+        # A run that continues without a gate may have closed it before.
+        closed = self.config.hindsight_gate is not None and self.state.get("gate", 0) < 0
+        applies = iteration >= self.config.hindsight_start_iteration and not closed
         return self.config.hindsight_coeff if applies else 0.0
 
     def dense_loss(
@@ -192,7 +195,9 @@ class TRIAL(GRPO):
     def _record_update(self, *arguments: Any) -> None:
         """Also say that the gate has opened, has closed, or stays closed."""
         super()._record_update(*arguments)
-        gate, found, error = (peek(self.metrics, key) for key in (GATE, AGREEMENT, AGREEMENT_ERROR))
+        gate, found, error = (
+            peek(self.metrics, f"{LEARNER}trial/{name}") for name in ("gate", "agreement", "agreement_error")
+        )
         if gate not in (1, -1, -GATE_PATIENCE):
             return
         measured = (
