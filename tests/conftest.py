@@ -117,9 +117,19 @@ def ray_session() -> Iterator[None]:
     """Ray with two logical CPUs; actors take fractions of them."""
     import ray
 
+    from trial_ray.ray_internals import local_start
+
     # Ray's sockets live under this folder, and their paths must stay short.
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        start_ray(folder)
+        with local_start():
+            ray.init(
+                "local",
+                num_cpus=2,
+                object_store_memory=150_000_000,
+                include_dashboard=False,
+                log_to_driver=False,
+                _temp_dir=folder,
+            )
         yield
         ray.shutdown()
 
@@ -147,30 +157,6 @@ def algorithm_of(ray_session: None) -> Iterator[Callable[[Any], Any]]:
     if ray.is_initialized():  # commands that were tested in this process end their Ray with themselves
         for algo in made:
             algo.stop()
-
-
-def start_ray(folder: str, attempts: int = 3) -> None:
-    """Start Ray, again where a busy machine took longer than the 30 s for which Ray waits."""
-    import ray
-
-    from trial_ray.ray_internals import without_unused_services
-
-    for attempt in range(1, attempts + 1):
-        try:
-            with without_unused_services():
-                ray.init(
-                    "local",
-                    num_cpus=2,
-                    object_store_memory=150_000_000,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    _temp_dir=folder,
-                )
-            return
-        except Exception as error:
-            ray.shutdown()
-            if attempt == attempts or "timed out" not in str(error):
-                raise
 
 
 @pytest.fixture(params=ORIGINS)

@@ -84,7 +84,7 @@ def test_what_the_start_of_ray_leaves_out_is_what_it_looks_up():
     """Replaced where Ray reads it, and there again afterwards; tests of the session see the effects."""
     found = utils.set_sigterm_handler
     assert "ray._private.utils.set_sigterm_handler(" in inspect.getsource(worker)
-    with ray_internals.without_termination_handler(), ray_internals.without_other_machines():
+    with ray_internals.without_termination_handler(), ray_internals.local_start():
         assert utils.set_sigterm_handler is not found
         assert not ray_constants.ENABLE_RAY_CLUSTER
     assert utils.set_sigterm_handler is found

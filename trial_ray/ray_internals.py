@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import DEFAULT, patch
 
-from ray._private import ray_constants, state, utils
+from ray._private import ray_constants, services, state, utils
 from ray._private.node import Node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.actor import ActorHandle
 from ray.rllib.algorithms import Algorithm, algorithm
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
+START_S = 180.0
+"""How long a local Ray may take to start. Ray gives itself 30 s, which cannot be set, and a busy machine needs more."""
 
 
 class RestartableGroup(EnvRunnerGroup):
@@ -32,8 +37,7 @@ class RestartableGroup(EnvRunnerGroup):
 
 def env_runner_actors(runners: EnvRunnerGroup | None) -> dict[int, ActorHandle[Any]]:
     """The remote env runners by index. RLlib's own calls end a runner that raises, and lose what it raised."""
-    found: dict[int, ActorHandle[Any]] = {} if runners is None else runners._worker_manager.actors()
-    return found
+    return {} if runners is None else dict(runners._worker_manager.actors())
 
 
 def mark_lost(runners: EnvRunnerGroup, index: int) -> None:
@@ -59,8 +63,7 @@ def start_env_runner(runners: EnvRunnerGroup, index: int) -> ActorHandle[Any]:
 def add_env_runner(runners: EnvRunnerGroup, handle: ActorHandle[Any]) -> int:
     """Make an env runner one of the group; returns its index."""
     runners._worker_manager.add_actors([handle])
-    index: int = max(runners._worker_manager.actor_ids())
-    return index
+    return int(max(runners._worker_manager.actor_ids()))
 
 
 def draining_nodes() -> set[str]:
@@ -75,14 +78,12 @@ def count_dropped(runners: EnvRunnerGroup) -> None:
 
 def learner_actors(learners: LearnerGroup | None) -> list[Any]:
     """The remote learners by rank. RLlib's update waits for all of them where one has failed."""
-    found: list[Any] = [] if learners is None or learners.is_local else learners._workers
-    return found
+    return [] if learners is None or learners.is_local else list(learners._workers)
 
 
 def actor_id(handle: ActorHandle[Any]) -> str:
     """Ray's id of an actor, hexadecimal, under which its process publishes its progress; only the actor itself may ask."""
-    found: str = handle._actor_id.hex()
-    return found
+    return str(handle._actor_id.hex())
 
 
 def without_termination_handler() -> AbstractContextManager[Any]:
@@ -95,18 +96,31 @@ def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
     return patch.object(import_module("ray.tune.tune"), "_setup_signal_catching", lambda: event)
 
 
-def without_unused_services() -> AbstractContextManager[Any]:
-    """Start Ray without its autoscaler and API server: a local cluster uses neither, and Ray waits for the latter."""
-    return patch.multiple(Node, start_monitor=_start_nothing, start_api_server=_start_nothing)
+@contextmanager
+def local_start() -> Iterator[None]:
+    """Start a Ray that only this machine reaches, without autoscaler and API server; wait for its node for :data:`START_S`.
 
+    Ray reads the environment variable for the first when it is imported; it would wait for the API server, which nothing uses.
+    """
+    get_node: Callable[[str, str], Any] = services.get_node
 
-def _start_nothing(node: Any, **arguments: Any) -> None:
-    """In place of a method of Ray's that starts a process."""
+    def started_node(address: str, node_id: str) -> Any:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                return get_node(address, node_id)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
-
-def without_other_machines() -> AbstractContextManager[Any]:
-    """Let Ray listen on the loopback address alone. It reads the environment variable for this when it is imported."""
-    return patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
+    with (
+        patch.dict(os.environ, RAY_gcs_server_port_wait_time_s=f"{START_S:.0f}"),
+        patch.multiple(Node, start_monitor=DEFAULT, start_api_server=DEFAULT),
+        patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
+        patch.object(services, "get_node", started_node),
+    ):
+        yield
 
 
 def connect_to_head(address: str) -> None:
@@ -126,8 +140,7 @@ def trial_folder(algorithm: Algorithm) -> Path | None:
 
 def checkpoints_of(trial: Any) -> list[Any]:
     """The checkpoints that Tune keeps of a trial, in order, each with the metrics of its iteration. Tune shows the newest alone."""
-    kept: list[Any] = trial.run_metadata.checkpoint_manager._checkpoint_results
-    return kept
+    return list(trial.run_metadata.checkpoint_manager._checkpoint_results)
 
 
 @contextmanager

@@ -16,16 +16,12 @@ from unittest.mock import patch
 from trial_ray.errors import ClusterError, InfrastructureError, first_line
 from trial_ray.termination import end_child_processes, hangups_blocked, interrupts_deferred, set_handlers_again
 
-ATTEMPTS = 3
-"""Starts of a local Ray, which gives itself 30 s: on a busy machine the first may take longer."""
 ANSWER_S = 10.0
 """How long a cluster may take to answer."""
 # What an HTTP/2 client says first, with empty settings; a server, as that of every gRPC service, answers with its own.
 HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-HTTP2_SETTINGS = 4
+HTTP2_SETTINGS = b"\x04"
 LOOPBACK = "127.0.0.1"
-# A Ray without other machines listens on the loopback address alone; on Linux it would be reachable from everywhere.
-ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 AUTH_MODE = "RAY_AUTH_MODE"
 
 logger = logging.getLogger(__name__)
@@ -54,9 +50,8 @@ def ray_session(show: bool = False) -> Iterator[None]:
                 _join(address, logs)
             else:
                 undone.enter_context(patch.dict(os.environ, _loopback()))
-                undone.enter_context(ray_internals.without_other_machines())
-                with ray_internals.without_unused_services():
-                    _start(logs)
+                undone.enter_context(ray_internals.local_start())
+                _start(logs)
             set_handlers_again()
         yield
 
@@ -91,31 +86,27 @@ def _join(address: str, logs: dict[str, Any]) -> None:
 
 def _loopback() -> dict[str, str]:
     """Environment variables with which Ray, and what actors open among themselves, listen on the loopback address."""
-    names = {name for _, name in socket.if_nameindex()}
-    sockets = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if "lo" in names else {}
-    return {ONE_MACHINE: "0", "VLLM_HOST_IP": LOOPBACK, **sockets}
+    sockets = (
+        {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if "lo" in dict(socket.if_nameindex()).values() else {}
+    )
+    # The first is Ray's; on Linux it would else be reachable from everywhere.
+    return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "VLLM_HOST_IP": LOOPBACK, **sockets}
 
 
 def _start(logs: dict[str, Any]) -> None:
     import ray
 
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            # "local" keeps a cluster that somebody else runs on this machine out of it.
-            with hangups_blocked():
-                ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **logs)
-            # Ray writes the token of local clusters so that every user of this machine may read it.
-            with contextlib.suppress(OSError, RuntimeError):
-                (Path.home() / ".ray" / "auth_token").chmod(0o600)
-            return
-        except Exception as error:
-            ray.shutdown()
-            reason = first_line(error)
-            if attempt == ATTEMPTS or "timed out" not in reason:
-                raise InfrastructureError(
-                    f"Ray did not start on this machine: {reason}. `trial-ray doctor` checks what it needs."
-                ) from error
-            logger.warning("Ray did not start within its 30 s; attempt %d of %d follows", attempt + 1, ATTEMPTS)
+    try:
+        # "local" keeps a cluster that somebody else runs on this machine out of it.
+        with hangups_blocked():
+            ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **logs)
+    except Exception as error:
+        raise InfrastructureError(
+            f"Ray did not start on this machine: {first_line(error)}. `trial-ray doctor` checks what it needs."
+        ) from error
+    # Ray writes the token of local clusters so that every user of this machine may read it.
+    with contextlib.suppress(OSError, RuntimeError):
+        (Path.home() / ".ray" / "auth_token").chmod(0o600)
 
 
 def require_cluster(address: str) -> None:
@@ -160,4 +151,4 @@ def _speaks_http2(host: str, port: int) -> bool:
             return True
         connection.sendall(HTTP2_GREETING)
         answer = connection.recv(9)
-    return len(answer) > 3 and answer[3] == HTTP2_SETTINGS
+    return answer[3:4] == HTTP2_SETTINGS
