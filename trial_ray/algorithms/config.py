@@ -65,8 +65,9 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         )
         algo = config.build_algo()
 
-    Every setting that is not RLlib's own is a field of one of the bases and set by its section; the defaults are those of
-    the published runs unless a documentation says otherwise.
+    Every setting that is not RLlib's own is a field of one of the bases and set by its section. Most defaults are those of the
+    published runs; ``tuned_examples/paper_alfworld.py`` sets the paper's, of which ``reward_scale`` and
+    ``hindsight_start_iteration`` differ from them.
 
     Other methods derive from this class (``trial_ray/algorithms/methods``): they set ``method_class``, and declare settings
     of their own, which ``training`` takes like the shared ones.

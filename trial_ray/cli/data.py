@@ -11,7 +11,7 @@ from trial_ray.files import require_writable
 
 ABOUT_ALFWORLD = """ALFWorld: household text games in six families, played on the TextWorld engine.
 
-  engine    pip install -e ".[alfworld]" (compiles two small C programs: a compiler, make and cmake are needed)
+  engine    pip install -e ".[alfworld]" (builds planners: a C++ compiler, make and cmake are needed)
   games     4,027 in all (train 3,553, valid_seen 140, valid_unseen 134, valid_train 200), about 340 MB unpacked
   from      alfworld-download, a command of the package alfworld, fetches them into ~/.cache/alfworld;
             set ALFWORLD_DATA to use another folder, or import a local copy with --from FOLDER

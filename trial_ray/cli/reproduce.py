@@ -33,12 +33,12 @@ def _study(name: str) -> str:
 
   table2    GRPO, SERL, SDAR, GRPO+OPSD, RLSD and TRIAL on complete evaluation sets, by task family
   table3    GRPO, Uniform, Permuted and TRIAL: the controlled study of the turn profile
-  study     all methods
+  study     all methods but OPSD, StepOPSD and AgentOPSD
   shape     the methods of table3 from several warm starts
   pair      TRIAL against GRPO
 
   tiny      the quickstart's model on 2 CPU cores, ALFWorld on generated games; about three minutes a run
-  study     a tiny model whose hindsight view knows better than it acts, on 2 CPU cores; hours, in the background
+  study     a tiny model with an informative hindsight signal, on 2 CPU cores; hours, in the background
   shape     `study` from four more warm starts
   guessing  the profiles in the guessing game of tuned_examples/own_environment.py
   webshop   the profiles of table3 in generated shops, as `study` in size; 2 CPU cores
