@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=198800 \
-  tests=222300 \
+  trial_ray=199000 \
+  tests=222500 \
   benchmarks=26600 \
-  words=31000
+  words=31300
 
 lint: setup
 	$(BIN)/ruff check .

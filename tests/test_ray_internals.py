@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from pathlib import Path
 
 import pytest
 import ray
-from ray._private import ray_constants, utils, worker
+from ray._private import ray_constants, services, utils, worker
 from ray.rllib.algorithms import algorithm
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -18,6 +19,7 @@ from trial_ray import ray_internals
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.ray_internals import env_runners_of
 
+NODE = 28 * "ab"
 PACKAGE = Path(ray_internals.__file__).parent
 PRIVATE = {
     "_worker_manager",
@@ -89,6 +91,26 @@ def test_what_the_start_of_ray_leaves_out_is_what_it_looks_up():
         assert not ray_constants.ENABLE_RAY_CLUSTER
     assert utils.set_sigterm_handler is found
     assert ray_constants.ENABLE_RAY_CLUSTER
+
+
+def test_the_raylet_of_a_local_ray_waits_for_no_port_of_an_agent(monkeypatch, tmp_path):
+    """It would end after 15 s, which its agents need on a busy machine to import what they import."""
+    arguments = dict.fromkeys(inspect.signature(services.start_raylet).parameters) | {
+        "session_dir": str(tmp_path),
+        "node_id": NODE,
+        "runtime_env_agent_port": 0,
+    }
+    found = {}
+
+    def start_raylet(session_dir, node_id, **further):
+        found.update(further, files={file.name: file.read_text() for file in tmp_path.iterdir()})
+
+    monkeypatch.setattr(services, "start_raylet", functools.wraps(services.start_raylet)(start_raylet))
+    with ray_internals.local_start():
+        services.start_raylet(**arguments)
+    unused = (f"metrics_agent_port_{NODE}", f"metrics_export_port_{NODE}", f"dashboard_agent_listen_port_{NODE}")
+    assert found["files"] == dict.fromkeys(unused, "-1")
+    assert found["runtime_env_agent_port"] > 0
 
 
 def test_no_other_module_uses_them():

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import DEFAULT, patch
 
 from ray._private import ray_constants, services, state, utils
 from ray._private.node import Node
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+from ray._raylet import (  # type: ignore[attr-defined]  # compiled
+    DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    METRICS_AGENT_PORT_NAME,
+    METRICS_EXPORT_PORT_NAME,
+    GcsClient,
+    persist_port,
+)
 from ray.actor import ActorHandle
 from ray.rllib.algorithms import Algorithm, algorithm
 from ray.rllib.core.learner.learner_group import LearnerGroup
@@ -98,11 +106,12 @@ def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
 
 @contextmanager
 def local_start() -> Iterator[None]:
-    """Start a Ray that only this machine reaches, without autoscaler and API server; wait for its node for :data:`START_S`.
+    """Start a Ray that only this machine reaches, without autoscaler, API server and metrics; wait for it for :data:`START_S`.
 
-    Ray reads the environment variable for the first when it is imported; it would wait for the API server, which nothing uses.
+    Ray reads the environment variable for the first when it is imported; it would wait for the rest, which nothing uses.
     """
     get_node: Callable[[str, str], Any] = services.get_node
+    start_raylet: Callable[..., Any] = services.start_raylet
 
     def started_node(address: str, node_id: str) -> Any:
         deadline = time.monotonic() + START_S
@@ -114,8 +123,21 @@ def local_start() -> Iterator[None]:
                     raise
                 time.sleep(0.1)
 
+    def raylet_with_ports(*arguments: Any, **named: Any) -> Any:
+        # It would end where an agent takes longer than 15 s to write its port into a file (Ray's issue 65983).
+        with socket.socket() as unused:
+            unused.bind(("", 0))
+            named["runtime_env_agent_port"] = unused.getsockname()[1]
+        given = signature(start_raylet).bind(*arguments, **named).arguments
+        for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
+            persist_port(given["session_dir"], given["node_id"], name, -1)
+        return start_raylet(*arguments, **named)
+
+    limits = {"RAY_gcs_server_port_wait_time_s": START_S, "RAY_agent_register_timeout_ms": 1000 * START_S}
     with (
-        patch.dict(os.environ, RAY_gcs_server_port_wait_time_s=f"{START_S:.0f}"),
+        patch.dict(os.environ, {name: f"{limit:.0f}" for name, limit in limits.items()}),
+        patch.object(utils, "get_dashboard_dependency_error", lambda: ImportError()),
+        patch.object(services, "start_raylet", raylet_with_ports),
         patch.multiple(Node, start_monitor=DEFAULT, start_api_server=DEFAULT),
         patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
         patch.object(services, "get_node", started_node),

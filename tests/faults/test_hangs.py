@@ -52,13 +52,15 @@ from faulty_env import CountingEnv
 from faulty_run import FaultyRun, tiny_config
 from user_env import registered
 from trial_ray.algorithms import GRPO
+from trial_ray.ray_internals import local_start
 
 def hang(*arguments, **named):
     while True:
         time.sleep(1)
 
 GRPO.training_step, model_path, folder = hang, sys.argv[1], Path(sys.argv[2])
-ray.init("local", num_cpus=2, object_store_memory=150_000_000, include_dashboard=False, log_to_driver=False)
+with local_start():
+    ray.init("local", num_cpus=2, object_store_memory=150_000_000, include_dashboard=False, log_to_driver=False)
 with registered(CountingEnv):
     FaultyRun(folder, tiny_config(model_path, stall_timeout_s=5.0)).run_with()
 """
