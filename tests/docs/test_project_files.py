@@ -7,6 +7,7 @@ import io
 import posixpath
 import re
 import shlex
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,8 @@ def test_every_command_line_parses(page, line):
 @pytest.mark.parametrize(("page", "line"), commands("make"))
 def test_every_make_target_that_is_named_exists(page, line):
     assert {word for word in shlex.split(line)[1:] if "=" not in word} <= TARGETS
+
+
+def test_the_page_on_installation_lists_every_extra():
+    listed = CODE_SPAN.findall(read(DOCS / "installation.md"))
+    assert set(metadata("trial-ray").get_all("Provides-Extra")) <= set(listed)

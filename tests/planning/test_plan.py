@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -229,7 +231,23 @@ def test_the_command_prints_the_prediction_and_tells_whether_it_fits(arguments, 
     assert words in printed.out + printed.err
 
 
-def test_the_example_of_the_readme_fits_its_gpus(tmp_path, capsys):
+def test_the_example_of_the_readme_fits_its_gpus_and_evaluates(tmp_path, capsys):
     [code] = snippets("../README.md")
-    (tmp_path / "readme.py").write_text(f'{code.split("algo = ")[0]}stop = {{"training_iteration": 1}}\n')
-    assert cli.main(["plan", str(tmp_path / "readme.py"), "--gpu-memory", "80"]) == 0, capsys.readouterr().out
+    file = tmp_path / "readme.py"
+    file.write_text(f'{code.split("algo = ")[0]}stop = {{"training_iteration": 1}}\n')
+    assert cli.main(["plan", str(file), "--gpu-memory", "80"]) == 0, capsys.readouterr().out
+    config = load_experiment(file).config
+    assert config.evaluation_interval and config.evaluation_entries()
+
+
+PLANNED = {
+    command
+    for page in (ROOT / "docs").glob("*.md")
+    for command in re.findall(r"^(?: {4})?trial-ray (plan .*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+}
+
+
+@pytest.mark.parametrize("command", sorted(PLANNED))
+def test_what_a_page_plans_fits(command, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert cli.main(shlex.split(command)) == 0, capsys.readouterr().out

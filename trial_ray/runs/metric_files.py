@@ -151,7 +151,7 @@ def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
     last = name.rpartition("/")[2]
     near = [key for key in sorted(keys) if key.rpartition("/")[2] == last]
     near += [key for key in difflib.get_close_matches(name, sorted(keys), n=3, cutoff=0.6) if key not in near]
-    hint = f" Did you mean {_either(near[:3])}?" if near else " docs/methods.md lists what is logged."
+    hint = f" Did you mean {_either(near[:3])}?" if near else " docs/metrics.md lists what is logged."
     raise ConfigError(f"{role} is {name!r}, which a trial's result does not hold.{hint}")
 
 
