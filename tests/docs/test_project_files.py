@@ -17,7 +17,10 @@ from trial_ray.cli import build_parser
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "AGENTS", "CONTRIBUTING", "CHANGELOG", "envs/README", "cluster/README")),
+    *(
+        ROOT / f"{name}.md"
+        for name in ("README", "AGENTS", "CONTRIBUTING", "CHANGELOG", "envs/README", "cluster/README")
+    ),
     *sorted(DOCS.rglob("*.md")),
 ]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

@@ -237,7 +237,8 @@ def test_the_example_of_the_readme_fits_its_gpus_and_evaluates(tmp_path, capsys)
     file.write_text(f'{code.split("algo = ")[0]}stop = {{"training_iteration": 1}}\n')
     assert cli.main(["plan", str(file), "--gpu-memory", "80"]) == 0, capsys.readouterr().out
     config = load_experiment(file).config
-    assert config.evaluation_interval and config.evaluation_entries()
+    assert config.evaluation_interval
+    assert config.evaluation_entries()
 
 
 PLANNED = {
