@@ -50,16 +50,26 @@ def test_what_cannot_be_trained_is_refused(section, settings, message):
 @pytest.mark.parametrize("name", UNREAD)
 def test_a_setting_of_rllibs_that_nothing_reads_is_refused_with_what_to_set(name):
     config = valid_config()
-    before = getattr(config, name, None)
+    stored = f"_{name}" if f"_{name}" in vars(config) else name
+    before = getattr(config, stored, None)
     changed = {
         bool: lambda: not before,
         int: lambda: before + 1,
-        float: lambda: before / 2,
+        float: lambda: before + 1,
         str: lambda: f"not {before}",
     }
-    setattr(config, name, changed.get(type(before), lambda: {"a": 1})())
-    with pytest.raises(ConfigError, match=f"Nothing reads RLlib's {name}, which is .*: {re.escape(UNREAD[name])}"):
+    setattr(config, stored, changed.get(type(before), lambda: {"a": 1})())
+    with pytest.raises(ConfigError, match=f"RLlib's {name} is .*, but has no effect here: {re.escape(UNREAD[name])}"):
         refuse_unread(config)
+
+
+def test_keywords_that_rllib_stores_under_a_private_name_are_refused_too():
+    for section, settings in (
+        ("training", {"train_batch_size_per_learner": 64}),
+        ("env_runners", {"env_to_module_connector": lambda env, spaces, device: None}),
+    ):
+        with pytest.raises(ConfigError, match=f"RLlib's {next(iter(settings))} is .*, but has no effect here"):
+            getattr(valid_config(), section)(**settings).validate()
 
 
 def test_sampling_ahead_needs_an_env_runner_and_takes_groups_without_variance():

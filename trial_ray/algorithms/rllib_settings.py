@@ -1,4 +1,4 @@
-"""Settings of RLlib's that nothing here reads: each is refused with what to set in its place, or why there is nothing to set."""
+"""Settings of RLlib that have no effect here: each is rejected with what to set instead, or the reason."""
 
 from __future__ import annotations
 
@@ -7,84 +7,94 @@ from typing import Any
 from trial_ray.errors import ConfigError
 from trial_ray.rollout.callbacks import NEVER_CALLED
 
-_EPISODES = "rollouts are whole episodes, of at most the environment's max_turns"
-_ONE_UPDATE = "an iteration is one update of tasks_per_iteration groups"
-_TEXTS = "observations and actions are texts"
-_NOT_OFFLINE = "training and evaluation play episodes; nothing is read from or written as offline data"
-_ONE_POLICY = "one policy is trained"
-_SAME_RUNNERS = "the env runners of training play the evaluation set between two iterations"
-_STACK = "this package is written for torch and RLlib's new API stack"
-
-UNREAD: dict[str, str] = {
+# In the order of the documentation's list; several names with one reason are separated by spaces.
+_REASONS: dict[str, str] = {
     "minibatch_size": "set minibatch_rows, in turn rows over all learners",
     "shuffle_batch_per_epoch": "set shuffle",
-    "train_batch_size": f"{_ONE_UPDATE}; set tasks_per_iteration and group_size",
-    "train_batch_size_per_learner": f"{_ONE_UPDATE}; set tasks_per_iteration and group_size",
-    "gamma": "returns are not discounted; methods that discount have settings of their own, such as step_discount",
+    "train_batch_size train_batch_size_per_learner": (
+        "an iteration is one update of tasks_per_iteration groups; set tasks_per_iteration and group_size"
+    ),
+    "gamma": "returns are not discounted; methods that discount have their own settings, such as step_discount",
     "model": "set model_path",
     "num_gpus": "set num_gpus_per_learner and num_gpus_per_engine",
-    "torch_compile_learner": "set compile_layers",
-    "torch_compile_worker": "env runners hold no model; set compile_layers",
-    "num_aggregator_actors_per_learner": "learners fetch groups from the env runners",
-    "min_time_s_per_iteration": _ONE_UPDATE,
-    "min_sample_timesteps_per_iteration": _ONE_UPDATE,
-    "min_train_timesteps_per_iteration": _ONE_UPDATE,
+    "torch_compile_learner torch_compile_learner_what_to_compile torch_compile_learner_dynamo_mode "
+    "torch_compile_learner_dynamo_backend": "set compile_layers",
+    "torch_compile_worker torch_compile_worker_dynamo_mode torch_compile_worker_dynamo_backend": (
+        "env runners hold no model; set compile_layers"
+    ),
+    "torch_ddp_kwargs": "learners add up their gradients without DDP",
+    "torch_skip_nan_gradients": "steps with gradients that are not finite are skipped; set max_skipped_updates",
+    "_torch_grad_scaler_class": "gradients are not scaled; set compute_dtype",
+    "num_aggregator_actors_per_learner max_requests_in_flight_per_aggregator_actor": (
+        "learners fetch groups from the env runners"
+    ),
+    "min_time_s_per_iteration min_sample_timesteps_per_iteration min_train_timesteps_per_iteration": (
+        "an iteration is one update of tasks_per_iteration groups"
+    ),
     "num_envs_per_env_runner": "set max_episodes_in_flight",
-    "rollout_fragment_length": _EPISODES,
-    "batch_mode": _EPISODES,
+    "rollout_fragment_length batch_mode": "rollouts are whole episodes, of at most the environment's max_turns",
     "explore": "set temperature and evaluation_temperature",
     "exploration_config": "set temperature",
-    "observation_space": _TEXTS,
-    "action_space": _TEXTS,
-    "observation_filter": _TEXTS,
-    "normalize_actions": _TEXTS,
-    "clip_actions": _TEXTS,
-    "compress_observations": _TEXTS,
-    "preprocessor_pref": _TEXTS,
+    "episode_lookback_horizon": "set history_window",
+    "env_to_module_connector module_to_env_connector add_default_connectors_to_env_to_module_pipeline "
+    "add_default_connectors_to_module_to_env_pipeline": (
+        "env runners hold no model; the prompt template of an EnvironmentAdapter writes prompts and reads actions"
+    ),
+    "observation_space action_space observation_filter normalize_actions clip_actions compress_observations preprocessor_pref "
+    "episodes_to_numpy": "observations and actions are texts",
+    "action_mask_key": "info['admissible_actions'] lists the actions",
+    "disable_env_checking": "environments are checked before every run",
     "clip_rewards": "set reward_scale",
     "render_env": "trial-ray inspect shows what was played",
     "restart_failed_sub_environments": "an environment that fails is closed, and its rollout is counted as failed",
-    "gym_env_vectorize_mode": "set environment_processes",
-    "remote_worker_envs": "set environment_processes",
-    "metrics_num_episodes_for_smoothing": "figures are those of one iteration",
-    "use_env_runner_state_server": "env runners hold no state that is learned",
-    "evaluation_duration": "set evaluation_num_tasks",
-    "evaluation_duration_unit": "set evaluation_num_tasks",
+    "gym_env_vectorize_mode remote_worker_envs remote_env_batch_wait_ms": "set environment_processes",
+    "metrics_num_episodes_for_smoothing keep_per_episode_custom_metrics metrics_episode_collection_timeout_s": (
+        "metrics are those of one iteration"
+    ),
+    "use_env_runner_state_server env_runner_state_server_max_concurrency": "env runners hold no state that is learned",
+    "evaluation_duration evaluation_duration_unit": "set evaluation_num_tasks",
     "evaluation_sample_timeout_s": "set sample_timeout_s",
-    "evaluation_config": "evaluation has settings of its own, such as evaluation_temperature and evaluation_env_config",
-    "evaluation_num_env_runners": _SAME_RUNNERS,
-    "evaluation_parallel_to_training": _SAME_RUNNERS,
+    "evaluation_config": "evaluation has its own settings, such as evaluation_temperature and evaluation_env_config",
+    "evaluation_num_env_runners evaluation_parallel_to_training evaluation_unhealthy_workers_timeout_s "
+    "evaluation_error_after_n_consecutive_skips": (
+        "the env runners of training play the evaluation set between two iterations"
+    ),
+    "evaluation_auto_duration_min_env_steps_per_sample evaluation_auto_duration_max_env_steps_per_sample "
+    "evaluation_force_reset_envs_before_iteration": "an evaluation plays each of its tasks once, from the reset",
     "custom_evaluation_function": "evaluation_split chooses the evaluation set, and on_evaluate_end is given its result",
-    "policies_to_train": _ONE_POLICY,
-    "algorithm_config_overrides_per_module": _ONE_POLICY,
-    "input_": _NOT_OFFLINE,
-    "output": _NOT_OFFLINE,
-    "off_policy_estimation_methods": _NOT_OFFLINE,
-    "offline_evaluation_interval": _NOT_OFFLINE,
-    "num_offline_eval_runners": _NOT_OFFLINE,
-    "framework_str": _STACK,
-    "enable_rl_module_and_learner": _STACK,
-    "enable_env_runner_and_connector_v2": _STACK,
-    **{f"callbacks_{hook}": f"it is never called: {why}" for hook, why in NEVER_CALLED.items()},
+    "policies_to_train algorithm_config_overrides_per_module": "one policy is trained",
+    "input_ output off_policy_estimation_methods offline_evaluation_interval num_offline_eval_runners": (
+        "training and evaluation play episodes; nothing is read from or written as offline data"
+    ),
+    "export_native_model_files checkpoint_trainable_policies_only": (
+        "checkpoints have a Hugging Face folder, which trial-ray export copies"
+    ),
+    "extra_python_environs_for_driver extra_python_environs_for_worker": "set environment variables before Ray starts",
+    "framework_str enable_rl_module_and_learner enable_env_runner_and_connector_v2 sample_collector use_worker_filter_stats "
+    "update_worker_filter_stats sampler_perf_stats_ema_coef fake_sampler": (
+        "this package is written for torch and RLlib's new API stack"
+    ),
+}
+UNREAD: dict[str, str] = {name: why for names, why in _REASONS.items() for name in names.split()} | {
+    f"callbacks_{hook}": f"it is never called: {why}" for hook, why in NEVER_CALLED.items()
 }
 """Why nothing reads it, by the setting."""
 
 
 def refuse_unread(config: Any) -> None:
-    """Refuse settings that would have no effect.
+    """Reject settings that would have no effect.
 
     Args:
         config: of the run; RLlib's copy of it for evaluation has settings that RLlib changed.
 
     Raises:
-        ConfigError: names the setting, its value, and what to set.
+        ConfigError: names the setting, its value, and what to set instead.
     """
     if config.in_evaluation:
         return
-    own = type(config)()
+    own, found = vars(type(config)()), vars(config)
     for name, why in UNREAD.items():
-        # RLlib derives the public one from train_batch_size and num_learners.
-        stored = "_train_batch_size_per_learner" if name == "train_batch_size_per_learner" else name
-        value = getattr(config, stored, None)
-        if value != getattr(own, stored, None):
-            raise ConfigError(f"Nothing reads RLlib's {name}, which is {value!r:.100}: {why}.")
+        # RLlib keeps what some keywords set under a private name.
+        stored = f"_{name}" if f"_{name}" in own else name
+        if found.get(stored) != own.get(stored):
+            raise ConfigError(f"RLlib's {name} is {found[stored]!r:.100}, but has no effect here: {why}.")
