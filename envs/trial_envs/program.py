@@ -1,0 +1,239 @@
+"""Programs that call a chat model, as text environments: a call's new message is an observation, its answer an action.
+
+So an agent that was written for a chat API, with its own loop and tools, is trained without a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trial_envs.core.extras import install_command
+from trial_envs.core.text_env import Outcome, TextEnv
+from trial_envs.errors import MissingPackageError, UnknownSplitError, UnknownTaskError
+
+if TYPE_CHECKING:
+    import httpx2
+    from openai import AsyncOpenAI
+
+Answer = TypeVar("Answer")
+Message = dict[str, Any]
+Result = float | Mapping[str, Any]
+
+MODEL = "policy"
+TAKEN = {"model", "messages", "stream", "n"}
+"""Fields of a request that are read; how a response is sampled is decided by who plays the environment."""
+
+
+class ProgramEnv(TextEnv):
+    """Plays a program: every call of ``chat.completions.create`` is answered by the next action.
+
+    The first call has one message of the system, which is ``info["task"]``, and one of the user, the first observation. Every
+    later call sends the conversation as it was, with the answer that it got as the assistant's message, and one more message of
+    the user, the next observation. Another conversation is refused: its turns could not be trained as they were sampled.
+
+    The program has an event loop of its own, which runs while it is the program's turn. A program that may hang belongs into a
+    process of its own.
+
+    Args:
+        run: ``async def run(task_id, chat)`` with an ``openai.AsyncOpenAI`` whose every call asks the policy, one at a time. It
+            returns the reward, or a dict with the ``"reward"`` and, optionally, ``"won"`` (default: a reward of 1 or more),
+            ``"score"`` in [0, 1] (default: the reward, cut), ``"rewards"`` (parts by name, to be logged) and ``"outcome"`` (what
+            the policy's last answer led to; default: the reward). What it raises ends the episode with this error.
+        tasks: task ids by split.
+        split: the split that ``reset`` draws tasks from.
+        max_turns: calls after which an episode is truncated, and the program cancelled.
+        render_mode: see :class:`~trial_envs.core.text_env.TextEnv`.
+
+    Raises:
+        MissingPackageError: the package ``openai`` is not installed.
+        UnknownSplitError: ``tasks`` has no such split.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[str, AsyncOpenAI], Awaitable[Result]],
+        tasks: Mapping[str, Sequence[str]],
+        split: str = "train",
+        max_turns: int = 50,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(split, max_turns, render_mode)
+        self._run, self._tasks = run, tasks
+        self.tasks()
+        self._loop = asyncio.new_event_loop()
+        # Not this thread, whose event loop may be running.
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._chat = _client(self._respond)
+        self._program: asyncio.Task[Result] | None = None
+        self._conversation: list[Message] = []
+        self._call: asyncio.Future[str] | None = None
+        self._answer: asyncio.Future[str] | None = None
+        self._rewards: Mapping[str, float] = {}
+
+    def tasks(self, split: str | None = None) -> Sequence[str]:
+        """The task ids of a split, as they were given.
+
+        Raises:
+            UnknownSplitError: there is no such split.
+        """
+        name = self.split if split is None else split
+        if name not in self._tasks:
+            raise UnknownSplitError(f"the program has the splits {', '.join(self._tasks)}, found {name!r}")
+        return self._tasks[name]
+
+    def family(self, task_id: str) -> str:
+        """No program has families."""
+        return ""
+
+    def _start(self, task_id: str) -> tuple[str, Outcome]:
+        if not any(task_id in tasks for tasks in self._tasks.values()):
+            raise UnknownTaskError(f"the program has no task {task_id!r}")
+        self._in_loop(self._begin(task_id))
+        outcome = self._in_loop(self._next())
+        if outcome.done:
+            raise RuntimeError("the program ended before it asked the model anything")
+        return self._conversation[0]["content"], outcome
+
+    def _advance(self, action: str) -> Outcome:
+        return self._in_loop(self._next(action))
+
+    def _free(self) -> None:
+        self._in_loop(self._cancel())
+        self._in_loop(self._chat.close())
+        self._thread.shutdown()
+        self._loop.close()
+
+    def _info(self, outcome: Outcome) -> dict[str, Any]:
+        return {**super()._info(outcome), "rewards": dict(self._rewards)}
+
+    def _in_loop(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+        return self._thread.submit(self._loop.run_until_complete, coroutine).result()
+
+    # -- in the program's event loop -----------------------------------------------------------------------------------
+
+    async def _begin(self, task_id: str) -> None:
+        await self._cancel()
+        self._conversation, self._answer, self._rewards = [], None, {}
+        self._call = self._loop.create_future()
+        self._program = self._loop.create_task(_result(self._run(task_id, self._chat)))
+
+    async def _cancel(self) -> None:
+        """End the program of the last episode, and what it started."""
+        started = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in started:
+            task.cancel()
+        await asyncio.gather(*started, return_exceptions=True)
+
+    async def _next(self, action: str | None = None) -> Outcome:
+        """Answer the program's call; go on until it makes another one, or ends."""
+        assert self._program is not None
+        assert self._call is not None
+        if action is not None:
+            assert self._answer is not None
+            self._conversation.append({"role": "assistant", "content": action})
+            self._call = self._loop.create_future()
+            if not self._answer.done():  # the program may have given the call up
+                self._answer.set_result(action)
+        either: set[asyncio.Future[Any]] = {self._program, self._call}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._program.done():
+            return Outcome(self._call.result(), ())
+        given = self._program.result()
+        result: Mapping[str, Any] = given if isinstance(given, Mapping) else {"reward": given}
+        reward = result.get("reward")
+        if not isinstance(reward, Real):
+            raise TypeError(
+                f"the program returned {given!r:.200}, expected the reward, or a dict with it under 'reward'"
+            )
+        self._rewards = result.get("rewards", {})
+        return Outcome(
+            observation=result.get("outcome", f"The reward is {float(reward):g}."),
+            admissible_actions=(),
+            reward=float(reward),
+            score=result.get("score", min(1.0, max(0.0, float(reward)))),
+            won=result.get("won", float(reward) >= 1),
+            done=True,
+        )
+
+    async def _respond(self, request: httpx2.Request) -> httpx2.Response:
+        """What the server of the program's client answers."""
+        import httpx2
+
+        try:
+            text = await self._ask(request.url.path, json.loads(request.content or b"{}"))
+        except ValueError as error:
+            return httpx2.Response(400, json={"error": {"message": str(error)}})
+        message = {"role": "assistant", "content": text}
+        completion = {
+            "id": f"{self._task_id}/{len(self._actions)}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": MODEL,
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        }
+        return httpx2.Response(200, json=completion)
+
+    async def _ask(self, path: str, body: Mapping[str, Any]) -> str:
+        if not path.endswith("/chat/completions"):
+            raise ValueError(f"{path}: the policy answers chat.completions.create only")
+        if others := sorted(body.keys() - TAKEN):
+            raise ValueError(
+                f"found {', '.join(others)}, expected messages only: the settings of the run decide the rest"
+            )
+        if body.get("stream") or body.get("n", 1) != 1:
+            raise ValueError("found stream or n, expected a call for one whole answer")
+        if self._call is None or self._call.done():
+            raise ValueError("found a second call before the first was answered, expected one at a time")
+        messages = [_plain(message) for message in body.get("messages", ())]
+        known = self._conversation
+        roles = [message["role"] for message in messages[len(known) :]]
+        if messages[: len(known)] != known or roles != (["user"] if known else ["system", "user"]):
+            expected = "the last call's messages, its answer and one message of the user" if known else "system, user"
+            raise ValueError(
+                f"found messages of {', '.join(each['role'] for each in messages) or 'nobody'}, expected {expected}"
+            )
+        self._conversation = messages
+        self._answer = self._loop.create_future()
+        self._call.set_result(messages[-1]["content"])
+        return await self._answer
+
+
+def _client(respond: Callable[[httpx2.Request], Coroutine[None, None, httpx2.Response]]) -> AsyncOpenAI:
+    """A client whose requests a coroutine function answers in this process."""
+    try:
+        import httpx2
+        import openai
+    except ImportError as error:
+        raise MissingPackageError(
+            f"a program's client needs the package openai; install it with: {install_command('endpoint')}"
+        ) from error
+    transport = httpx2.MockTransport(respond)
+    return openai.AsyncOpenAI(
+        api_key="none",
+        base_url="http://policy/v1",
+        max_retries=0,
+        http_client=openai.DefaultAsyncHttpxClient(transport=transport),
+    )
+
+
+def _plain(message: Mapping[str, Any]) -> Message:
+    """Role and text of a message.
+
+    Raises:
+        ValueError: its content is no text.
+    """
+    content = message.get("content")
+    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) or message.get("tool_calls"):
+        raise ValueError(f"found {json.dumps(message):.200}, expected a message with a text as its content")
+    return {"role": message.get("role"), "content": content}
+
+
+async def _result(running: Awaitable[Result]) -> Result:
+    return await running

@@ -1,0 +1,200 @@
+"""Programs that call a chat model are played, trained and refused as environments."""
+
+from __future__ import annotations
+
+import asyncio
+
+import gymnasium
+import numpy as np
+import openai
+import pytest
+from chat_tokenizers import chat_tokenizer
+
+from trial_envs.core.projection import project_action
+from trial_envs.program import ProgramEnv
+from trial_ray.engines.protocol import Response, SamplingParams
+from trial_ray.environments import EnvironmentAdapter, EnvironmentEntry, program_adapter
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.templates import PromptContext, TaggedTemplate
+from trial_ray.rollout.conversation import ConversationBuilder
+from trial_ray.rollout.episode import PolicyPlayer, play_episode
+
+TASK = "find the number"
+ANSWERS = ["<think>low</think><action>2</action>", "<action>9</action>", "<action>5</action>", "<action>1</action>"]
+TEMPLATE = EnvironmentAdapter("test/Numbers-v0", templates={"tagged": TaggedTemplate("You guess.")}).template(
+    "conversation"
+)
+
+
+def hint(guess: str, hidden: int) -> str:
+    return "found" if guess == str(hidden) else "higher" if guess < str(hidden) else "lower"
+
+
+class NumberEnv(gymnasium.Env):
+    """The game as an environment."""
+
+    max_turns = 4
+
+    def tasks(self, split):
+        return ["5"]
+
+    def reset(self, *, seed=None, options=None):
+        self.hidden = int(options["task"])
+        return "which number?", {"task": TASK}
+
+    def step(self, action):
+        said = hint(action, self.hidden)
+        return said, float(said == "found"), said == "found", False, {"task": TASK, "won": said == "found"}
+
+
+async def play(task, chat):
+    """The game as a program, which writes what the environment's template writes."""
+    said, messages = "which number?", [{"role": "system", "content": TEMPLATE.system(TASK)}]
+    for step in range(1, 5):
+        shown = TEMPLATE.render(PromptContext(TASK, said, (), (), step))
+        messages.append({"role": "user", "content": shown})
+        answer = await chat.chat.completions.create(model="policy", messages=messages)
+        messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+        said = hint(project_action(messages[-1]["content"]).action, int(task))
+        if said == "found":
+            return {"reward": 1.0, "outcome": said, "rewards": {"steps": step}}
+    return 0.0
+
+
+def entry(made, adapter, **kwargs) -> EnvironmentEntry:
+    spec = gymnasium.envs.registration.EnvSpec(adapter.env_id, entry_point=made, kwargs=kwargs)
+    return EnvironmentEntry(spec, adapter, name="Numbers")
+
+
+def program(run, **fields) -> EnvironmentEntry:
+    return entry(ProgramEnv, program_adapter("test/Program-v0", **fields), run=run, tasks={"train": ["5"]}, max_turns=4)
+
+
+def episode(played: EnvironmentEntry):
+    tokenizer = chat_tokenizer("qwen3")
+    answers = iter(ANSWERS)
+
+    async def generate(prompt_ids, params):
+        ids = [*tokenizer.encode(next(answers), add_special_tokens=False), tokenizer.eos_token_id]
+        return Response(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), 0, "stop")
+
+    writer = ConversationBuilder(tokenizer, played.adapter.template("conversation"), 100_000, 4)
+    player = PolicyPlayer(writer, SamplingParams(max_tokens=64), generate)
+    env = GuardedEnv(played)
+    try:
+        return asyncio.run(play_episode(env, "5", player))
+    finally:
+        env.close()
+
+
+def test_a_program_and_an_environment_of_the_same_messages_have_the_same_turns():
+    adapter = EnvironmentAdapter("test/Numbers-v0", templates={"conversation": TEMPLATE})
+    expected, found = episode(entry(NumberEnv, adapter)), episode(program(play))
+    assert expected.ended == found.ended == "terminated"
+    assert len(found.turns) == len(expected.turns) == 3
+    for one, other in zip(found.turns, expected.turns, strict=True):
+        assert np.array_equal(one.prompt_ids, other.prompt_ids)
+        assert np.array_equal(one.response_ids, other.response_ids)
+        assert (one.insert_at, one.reward) == (other.insert_at, other.reward)
+    assert found.turns[-1].outcome == "found"
+    assert (found.success, found.score, found.rewards) == (True, 1.0, {"steps": 3.0})
+
+
+async def rewrites(task, chat):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    await chat.chat.completions.create(model="policy", messages=messages)
+    messages += [{"role": "assistant", "content": "other words"}, {"role": "user", "content": "u"}]
+    await chat.chat.completions.create(model="policy", messages=messages)
+
+
+async def samples_its_own_way(task, chat):
+    await chat.chat.completions.create(model="policy", temperature=0.1, messages=[])
+
+
+async def calls_twice(task, chat):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    async with asyncio.TaskGroup() as calls:
+        for _ in range(2):
+            calls.create_task(chat.chat.completions.create(model="policy", messages=messages))
+
+
+async def begins_with_the_user(task, chat):
+    await chat.chat.completions.create(model="policy", messages=[{"role": "user", "content": "u"}])
+
+
+async def shows_an_image(task, chat):
+    content = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    await chat.chat.completions.create(model="policy", messages=[{"role": "system", "content": content}])
+
+
+async def asks_nothing(task, chat):
+    return 1.0
+
+
+async def returns_nothing(task, chat):
+    await begins(chat)
+
+
+async def asks_for_embeddings(task, chat):
+    await chat.embeddings.create(model="policy", input="u")
+
+
+async def begins(chat):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    return await chat.chat.completions.create(model="policy", messages=messages)
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (rewrites, "found messages of system, user, assistant, user, expected the last call's messages, its answer"),
+        (samples_its_own_way, "found temperature, expected messages only"),
+        (calls_twice, "ExceptionGroup"),
+        (begins_with_the_user, "found messages of user, expected system, user"),
+        (shows_an_image, "expected a message with a text"),
+        (asks_nothing, "ended before it asked the model anything"),
+        (returns_nothing, "the program returned None, expected the reward"),
+        (asks_for_embeddings, "the policy answers chat.completions.create only"),
+    ],
+)
+def test_a_program_that_cannot_be_trained_fails_its_rollout_and_says_why(run, told):
+    failed = episode(program(run))
+    assert (failed.ended, failed.failed_by) == ("failed", "environment")
+    assert told in failed.error
+
+
+def test_a_program_that_is_cut_is_cancelled_before_the_next_episode_begins():
+    ended = []
+
+    async def endless(task, chat):
+        messages = [{"role": "system", "content": "s"}]
+        try:
+            while True:
+                messages.append({"role": "user", "content": task})
+                found = await chat.chat.completions.create(model="policy", messages=messages)
+                messages.append({"role": "assistant", "content": found.choices[0].message.content})
+        finally:
+            ended.append(task)
+
+    env = ProgramEnv(endless, {"train": ["a", "b"]}, max_turns=2)
+    for task in ("a", "b"):
+        env.reset(options={"task": task})
+        assert [env.step("go")[3] for _ in range(2)] == [False, True]
+    assert ended == ["a"]
+    env.close()
+    assert ended == ["a", "b"]
+
+
+def test_the_client_is_the_libraries_own():
+    seen = []
+
+    async def run(task, chat):
+        seen.append(chat)
+        return float((await begins(chat)).choices[0].message.content == "hello")
+
+    env = ProgramEnv(run, {"train": ["a"]})
+    observation, info = env.reset()
+    assert (observation, info["task"]) == ("u", "s")
+    assert env.step("hello")[1:3] == (1.0, True)
+    assert isinstance(seen[0], openai.AsyncOpenAI)
+    env.close()
