@@ -112,15 +112,15 @@ _LEARNER = _group(
         "trial/dense_loss": r"$L_{dense}$ (Eq. 7), before coefficient and clamp; logged during warm-up too",
         "trial/turn_score_mean": "mean over turn rows of $s_k$ (Eq. 5), nats per token",
         "trial/turn_weight_std": "standard deviation over turn rows of the applied weights $w_k$",
-        "trial/gap_mean": r"mean over tokens of $\Delta^{old}$; above 0 where hindsight confirms the responses on average",
+        "trial/gap_mean": r"mean over tokens of $\Delta^{old}$; above 0 if hindsight confirms the responses on average",
         "trial/agreement": (
             "share of the dense loss that raises the turns of better rollouts, over the last 10 iterations; 0.5: it has nothing "
             "to do with the return, less: it opposes it; absent until two groups have different returns"
         ),
         "trial/agreement_error": "standard error of `trial/agreement` over groups",
-        "trial/gate": "iterations for which `hindsight_gate` has been open; negative: closed",
+        "trial/gate": "iterations since `hindsight_gate` opened; negative: since it closed",
         "trial/clamp_saturated_fraction": (
-            "share of microbatches in which the clamp of Eq. 8 removed the dense gradient; 0 during warm-up"
+            "share of microbatches without dense gradient because of the clamp of Eq. 8; 0 during warm-up"
         ),
         "trial/hindsight_coeff": r"$\lambda_g$",
         "grpo/entropy": "token mean of the policy's entropy, nats",
@@ -201,7 +201,7 @@ _DRIVER = _group(
         "rows/sampled": "turn rows of all completed rollouts",
         "rows/given_to_learners": "turn rows of trained groups",
         "rows/left_out": "turn rows of dropped groups",
-        "rows/redrawn": "turn rows of groups played again: fewer than 2 rollouts completed, or their env runner was lost",
+        "rows/redrawn": "turn rows of resampled groups: fewer than 2 rollouts completed, or their env runner was lost",
         "rows/stale": (
             "turn rows dropped and resampled because their weights were too old, or because they were in flight "
             "when the effective sample size was too small"
@@ -215,18 +215,18 @@ _DRIVER = _group(
         ),
         "groups/num_refilled": "tasks drawn to replace groups without variance (`max_refills`)",
         "groups/num_stale": "groups whose rows `rows/stale` counts",
-        "groups/num_in_flight": "groups, finished or not, that wait for a later update when this one begins",
+        "groups/num_in_flight": "groups, finished or not, that wait for a later update when this one starts",
         "groups/num_of_several_versions": "trained groups that several versions of the weights sampled",
-        "groups/num_on_policy_iterations": "1 where a small effective sample size made the iteration on-policy",
-        "groups/num_empty_iterations": "1 where the iteration trained nothing; a warning says why",
+        "groups/num_on_policy_iterations": "1 if a small effective sample size made the iteration on-policy",
+        "groups/num_empty_iterations": "1 if the iteration trained nothing; a warning gives the reason",
         "groups/zero_variance_fraction": (
             "item",
             "share of groups with at least 2 completed rollouts whose rollouts all earned the same `reward`, up "
             "to rounding",
         ),
         "guards/num_violated": "violated [health checks](reliability.md#health-checks-of-the-policy)",
-        "actors/num_engines": ("item", "engines when the iteration began"),
-        "actors/num_env_runners": ("item", "env-runner actors when the iteration began"),
+        "actors/num_engines": ("item", "engines when the iteration started"),
+        "actors/num_env_runners": ("item", "env-runner actors when the iteration started"),
         "seconds/sampling": "seconds of the iteration that the driver spent sampling",
         "seconds/update": "in the learner update, including scoring",
         "seconds/sync": "sending weights",
@@ -248,9 +248,9 @@ _RLLIB = _group(
         "timers/restore_env_runners": "mean seconds of connecting restarted env runners",
         "timers/evaluation_iteration": "mean seconds of an evaluation",
         "fault_tolerance/num_healthy_workers": "env runners that can play",
-        "fault_tolerance/num_remote_worker_restarts": "env runners started again so far",
+        "fault_tolerance/num_remote_worker_restarts": "restarts of env runners so far",
         "fault_tolerance/num_env_runners_dropped_lifetime": "env runners replaced for being late so far",
-        "env_runner_group/actor_manager_num_outstanding_async_reqs": "RLlib's own calls under way",
+        "env_runner_group/actor_manager_num_outstanding_async_reqs": "pending calls of RLlib itself",
     },
 )
 
@@ -301,7 +301,7 @@ def log_time(logger: MetricsLogger, key: str) -> AbstractContextManager[Any]:
 
 
 def peek(logger: MetricsLogger, key: str) -> float | None:
-    """The driver's value in the iteration that is under way; ``None`` where there is none yet."""
+    """The driver's value in the current iteration; ``None`` if there is none yet."""
     value = logger.peek(tuple(key.split("/")), default=_MISSING)
     return None if value is _MISSING or value is None else float(value)
 

@@ -90,7 +90,7 @@ class Sections:
             microbatch_rows: most turn rows over which a token mean and the dense clamp are computed, at any number of
                 learners.
             num_epochs: passes over all rows of an iteration.
-            batch_shards: parts of the batch, in task order, from which each minibatch takes a slice: 8 ranks in the
+            batch_shards: parts of the batch, in task order; each minibatch takes a slice of each: 8 ranks in the
                 published runs; 1: rows in task order.
             shuffle: draw the rows of minibatches at random (by the run's seed) instead of by ``batch_shards``.
             microbatch_weighting: weight of a microbatch in its minibatch: by its ``"rows"``, or ``"equal"`` as in the
@@ -120,8 +120,8 @@ class Sections:
             adam_betas: of AdamW.
             max_logprob_gap: limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, nats),
                 above which the run stops before it trains; ``None``: 0.001 if both compute in float32, else 0.1.
-            importance_cap: TIS cap on the ratio of the learner's to the engine's probability, by which each token of the
-                surrogate is weighted; ``None``: not weighted.
+            importance_cap: TIS cap on the weight of each token of the surrogate, the ratio of the learner's to the
+                engine's probability; ``None``: not weighted.
             importance_mode: with ``importance_cap``: the ratio of each ``token`` or of a whole response (``sequence``);
                 ``truncate`` lowers it to the cap, ``mask`` drops token or response.
             ratio_level: clipped ratio to the policy before the update: of each ``"token"`` or of a whole response
@@ -150,7 +150,7 @@ class Sections:
             add_default_connectors_to_learner_pipeline: see RLlib.
             learner_config_dict: see RLlib.
             hindsight_coeff: λ, the weight of the dense hindsight loss (Eq. 8).
-            hindsight_start_iteration: first iteration (from 1) in which λ applies; 25 in the published runs.
+            hindsight_start_iteration: first iteration (from 1) with λ; 25 in the published runs.
             clamp_alpha: α, the bound of the dense term relative to the GRPO loss (Eq. 8).
             gap_clip: c, the bound on each token's hindsight log-ratio, in nats (Eq. 4).
             hindsight_gate: λ is 0 while `trial/agreement` is not above it by its standard error; 0.5 keeps the dense loss
@@ -160,7 +160,7 @@ class Sections:
             value_weighting: multiply each turn's score by its value, the discounted success rate of the group's rollouts
                 from its observation (not in the paper).
             rescaling: λ before it falls, by equal steps.
-            rescaling_iterations: steps in which λ falls to 0.
+            rescaling_iterations: steps until λ is 0.
             rescaling_clip: ε, the bound of the rescaling.
             distillation_coeff: μ, the weight of the gated likelihood.
             gate_slope: β, slope of the gate; with 0 the gate is ½ for every token.
@@ -200,8 +200,8 @@ class Sections:
                 policy; exclusive with ``model_path``.
             chat_template_kwargs: variables of the chat template, such as ``enable_thinking``, wherever a prompt is made;
                 empty: the template's own defaults.
-            chat_template_date: date for chat templates that write one, ``YYYY-MM-DD``; ``None``: the day on which the run
-                begins, which is recorded.
+            chat_template_date: date for chat templates that write one, ``YYYY-MM-DD``; ``None``: the day of the run's
+                start, which is recorded.
             model_dtype: dtype of the master weights; bfloat16 cannot represent an update of 1e-6.
             compute_dtype: dtype of forward and backward passes (autocast); ``None``: bfloat16 on a GPU, else no autocast;
                 ``"float32"``: no autocast.
@@ -212,7 +212,7 @@ class Sections:
                 and optimizer state (FSDP2).
             fsdp_size: learners per shard group; must divide their number. Set it to the learners per node, so that only
                 gradients cross nodes, once a step. ``None``: all learners.
-            lora_rank: rank of low-rank adapters, which alone are trained; the reference is the model without them.
+            lora_rank: rank of low-rank adapters, the only trained weights; the reference is the model without them.
                 ``None`` trains all weights.
             lora_alpha: scale of the adapters' product, divided by the rank.
             lora_targets: linear layers that get adapters, such as ``q_proj``; ``None``: all of the decoder's.
@@ -290,13 +290,13 @@ class Sections:
             prompt_style: one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or
                 ``"plain"`` ones (the response is the action), or one ``"conversation"`` per episode with tagged
                 responses.
-            seeded_sampling: seed every request, so that a run can be repeated.
+            seeded_sampling: seed every request: makes a run repeatable.
             max_episodes_in_flight: episodes that an env runner plays at once; several keep engines busy while
                 environments step.
             environment_processes: give each environment instance its own process, so that a hang or crash costs only its
                 rollout; ``None``: if its environment adapter sets ``own_process``.
             step_timeout_s: deadline in seconds of ``reset`` and ``step`` of an environment in its own process (creation:
-                ten times as long), after which its rollout fails.
+                ten times as long); then its rollout fails.
             environment_memory_gb: GB that an environment in its own process may allocate; beyond it the rollout fails.
             request_timeout_s: deadline of a response, in seconds.
             max_group_redraws: times that a task is resampled when fewer than 2 of its rollouts completed.
@@ -353,8 +353,8 @@ class Sections:
         Args:
             trajectories_folder: folder for all training trajectories as Parquet, in a Tune trial relative to its folder;
                 ``None``: not recorded.
-            training_folder: folder for what a replay of an update needs and, as Parquet, the update's values for each
-                turn (docs/runs.md), in a Tune trial relative to its folder; ``None``: not recorded.
+            training_folder: folder for the data of a replay and, as Parquet, the update's values for each turn
+                (docs/runs.md), in a Tune trial relative to its folder; ``None``: not recorded.
             max_recorded_tokens: with ``training_folder``: most response tokens of an update (about 8 MB) whose values for
                 each turn are recorded. 0: none.
         """
@@ -393,7 +393,7 @@ class Sections:
                 as learners, and ``num_gpus_per_engine`` + ``num_gpus_per_learner`` = 1.
             sleep_level: with ``colocate``: 1 keeps a sleeping engine's weights in the host's memory, 2 drops them.
             weight_transfer: how weights reach the engines: Ray's ``"object_store"``; on CUDA with vLLM also ``"ipc"``
-                (with ``colocate``) or ``"nccl"`` (separate GPUs). ``"auto"``: ``"ipc"`` where possible, else
+                (with ``colocate``) or ``"nccl"`` (separate GPUs). ``"auto"``: ``"ipc"`` if possible, else
                 ``"object_store"``.
         """
 
@@ -475,7 +475,7 @@ class Sections:
         """Choose the held-out tasks that are played before, during and after training, and how.
 
         Args:
-            evaluation_env_config: entries that replace those of the training ``env_config``.
+            evaluation_env_config: entries that replace entries of the training ``env_config``.
             evaluation_split: split of the tasks; in a mixture of environments also a dict by name, with
                 ``evaluation_env_config`` by name too; ``None``: no evaluation set.
             evaluation_num_tasks: tasks in the evaluation set.

@@ -56,7 +56,7 @@ class PolicySettings(Settings):
     )
     chat_template_date: str | None = setting(
         None,
-        "date for chat templates that write one, ``YYYY-MM-DD``; ``None``: the day on which the run begins, which is "
+        "date for chat templates that write one, ``YYYY-MM-DD``; ``None``: the day of the run's start, which is "
         "recorded",
     )
     model_dtype: str = setting(
@@ -91,7 +91,7 @@ class PolicySettings(Settings):
 
     lora_rank: int | None = setting(
         None,
-        "rank of low-rank adapters, which alone are trained; the reference is the model without them. ``None`` "
+        "rank of low-rank adapters, the only trained weights; the reference is the model without them. ``None`` "
         "trains all weights",
         at_least=1,
     )
@@ -147,7 +147,7 @@ class EngineSettings(Settings):
     weight_transfer: str = setting(
         "auto",
         'how weights reach the engines: Ray\'s ``"object_store"``; on CUDA with vLLM also ``"ipc"`` (with '
-        '``colocate``) or ``"nccl"`` (separate GPUs). ``"auto"``: ``"ipc"`` where possible, else '
+        '``colocate``) or ``"nccl"`` (separate GPUs). ``"auto"``: ``"ipc"`` if possible, else '
         '``"object_store"``',
         one_of=("auto", *BACKENDS),
     )
@@ -184,7 +184,7 @@ class RecordingSettings(Settings):
     )
     training_folder: str | None = setting(
         None,
-        "folder for what a replay of an update needs and, as Parquet, the update's values for each turn (docs/runs.md), "
+        "folder for the data of a replay and, as Parquet, the update's values for each turn (docs/runs.md), "
         "in a Tune trial relative to its folder; ``None``: not recorded",
     )
     max_recorded_tokens: int = setting(
@@ -224,7 +224,7 @@ class RolloutSettings(Settings):
         '(the response is the action), or one ``"conversation"`` per episode with tagged responses',
         one_of=GENERIC,
     )
-    seeded_sampling: bool = setting(False, "seed every request, so that a run can be repeated")
+    seeded_sampling: bool = setting(False, "seed every request: makes a run repeatable")
     max_episodes_in_flight: int = setting(
         128,
         "episodes that an env runner plays at once; several keep engines busy while environments step",
@@ -238,7 +238,7 @@ class RolloutSettings(Settings):
     step_timeout_s: float = setting(
         120.0,
         "deadline in seconds of ``reset`` and ``step`` of an environment in its own process (creation: ten times as "
-        "long), after which its rollout fails",
+        "long); then its rollout fails",
         above=0,
     )
     environment_memory_gb: float | None = setting(

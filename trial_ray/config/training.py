@@ -40,7 +40,7 @@ class TrainingSettings(Settings):
     num_epochs: int = setting(1, "passes over all rows of an iteration", at_least=1)
     batch_shards: int = setting(
         8,
-        "parts of the batch, in task order, from which each minibatch takes a slice: 8 ranks in the published runs; 1: "
+        "parts of the batch, in task order; each minibatch takes a slice of each: 8 ranks in the published runs; 1: "
         "rows in task order",
         at_least=1,
     )
@@ -109,8 +109,8 @@ class TrainingSettings(Settings):
     )
     importance_cap: float | None = setting(
         None,
-        "TIS cap on the ratio of the learner's to the engine's probability, by which each token of the surrogate is "
-        "weighted; ``None``: not weighted",
+        "TIS cap on the weight of each token of the surrogate, the ratio of the learner's to the engine's probability; "
+        "``None``: not weighted",
         at_least=1,
     )
     importance_mode: ImportanceMode = setting(
@@ -158,7 +158,7 @@ class EvaluationSettings(Settings):
     """Which tasks an evaluation plays, and how; one rollout each."""
 
     evaluation_env_config: dict[str, Any] = setting(
-        factory=dict, doc="entries that replace those of the training ``env_config``"
+        factory=dict, doc="entries that replace entries of the training ``env_config``"
     )
     evaluation_split: str | dict[str, str] | None = setting(
         None,

@@ -41,7 +41,7 @@ class WarmStartSettings:
     # In a conversation action noise would contradict the demonstrated response, which stands in all later prompts.
     response_style: Literal["plain", "tagged"] = setting(
         "plain",
-        "``plain``: the response is the action; ``tagged``: the action stands in ``<action>``. Inside a config "
+        "``plain``: the response is the action; ``tagged``: the action is in ``<action>``. Inside a config "
         "this and the next four are the config's unless set",
         one_of=("plain", "tagged"),
     )
@@ -52,14 +52,14 @@ class WarmStartSettings:
     max_prompt_tokens: int = setting(512, "longest prompt", at_least=1)
     max_response_tokens: int = setting(16, "longest response when success is measured", at_least=1)
     chat_template_date: str | None = setting(
-        None, "day that chat templates which write the date show, ``YYYY-MM-DD``; ``None``: that on which it is made"
+        None, "day that chat templates which write the date show, ``YYYY-MM-DD``; ``None``: the day of the warm start"
     )
     games: int = setting(250, "generated games that the expert plays", at_least=1)
     episodes_per_game: int = setting(4, "episodes of each, with different seeds of the expert", at_least=1)
     action_noise: float = setting(
         0.1,
         "probability of executing another action (admissible or malformed) than the expert's, which stays the example: "
-        "the policy sees what mistakes lead to and how to recover",
+        "the policy sees mistakes and how to recover from them",
         within=(0, 1),
     )
     suboptimal_probability: float = setting(
@@ -81,7 +81,7 @@ class WarmStartSettings:
     )
     renaming_probability: float = setting(
         0.5,
-        "share of examples in which names are exchanged at random, so that the model must copy, not guess",
+        "share of examples with names exchanged at random: the model must copy, not guess",
         within=(0, 1),
     )
     optimizer: Literal["muon", "adamw"] = setting(
@@ -102,7 +102,7 @@ class WarmStartSettings:
     check_every: int = setting(50, "updates between checks", at_least=1)
     check_games: int = setting(
         64,
-        "held-out games of a check, other than those of the final evaluation",
+        "held-out games of a check; the final evaluation has others",
         at_least=1,
     )
     evaluation_games: int = setting(
@@ -121,12 +121,12 @@ class WarmStartSettings:
     )
     compute_dtype: Literal["float32", "bfloat16"] = setting(
         "float32",
-        "dtype of cloning's forward and backward passes; ``bfloat16`` (autocast) is faster where the processor has it",
+        "dtype of cloning's forward and backward passes; ``bfloat16`` (autocast) is faster on processors with bfloat16",
         one_of=("float32", "bfloat16"),
     )
     device: Literal["cpu", "cuda"] = setting(
         "cpu",
-        "where it clones and plays: ``cuda`` for pretrained models; only ``cpu`` is repeatable bit for bit",
+        "device of cloning and playing: ``cuda`` for pretrained models; only ``cpu`` is repeatable bit for bit",
         one_of=("cpu", "cuda"),
     )
 

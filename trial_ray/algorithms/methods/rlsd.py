@@ -43,7 +43,7 @@ class RLSDConfig(GRPOConfig):
 
     privileged_view: str | None = setting("skill")
     rescaling: float = setting(0.5, "λ before it falls, by equal steps", within=(0, 1))
-    rescaling_iterations: int = setting(100, "steps in which λ falls to 0", at_least=1)
+    rescaling_iterations: int = setting(100, "steps until λ is 0", at_least=1)
     rescaling_clip: float = setting(0.2, "ε, the bound of the rescaling", within=(0, 1))
 
     def schedules(self) -> dict[str, int]:

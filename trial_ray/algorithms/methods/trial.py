@@ -129,9 +129,7 @@ class TRIALConfig(GRPOConfig):
 
     privileged_view: str | None = setting("outcome")
     hindsight_coeff: float = setting(0.01, "λ, the weight of the dense hindsight loss (Eq. 8)", at_least=0)
-    hindsight_start_iteration: int = setting(
-        1, "first iteration (from 1) in which λ applies; 25 in the published runs", at_least=1
-    )
+    hindsight_start_iteration: int = setting(1, "first iteration (from 1) with λ; 25 in the published runs", at_least=1)
     clamp_alpha: float = setting(
         1.0, "α, the bound of the dense term relative to the GRPO loss (Eq. 8)", at_least=0, infinite=True
     )
