@@ -20,6 +20,7 @@ from trial_ray.files import PACKAGE
 
 FILE = PACKAGE / "config" / "keywords.pyi"
 HEAD = '''# Written by docsite/keyword_stubs.py
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 from ray.tune.search.sample import Domain
@@ -70,9 +71,13 @@ def _values(field: Field[Any]) -> str:
 
 def _annotation(kind: Any) -> str:
     """A type as an annotation says it."""
+    if typing.get_origin(kind) is typing.Union:
+        return " | ".join(map(_annotation, typing.get_args(kind)))
     if isinstance(kind, type) and not getattr(kind, "__args__", None):
         return "None" if kind is NoneType else kind.__name__
-    return str(kind).replace("typing.", "").replace("NoneType", "None").replace("'", '"')
+    return (
+        str(kind).replace("typing.", "").replace("collections.abc.", "").replace("NoneType", "None").replace("'", '"')
+    )
 
 
 if __name__ == "__main__":

@@ -81,6 +81,10 @@ class EnvironmentFaultError(InfrastructureError):
     """An environment raised, could not be made, or answered outside the contract of text environments."""
 
 
+class RewardError(EnvironmentFaultError):
+    """A reward function raised, did not answer in time, or returned something else than finite numbers."""
+
+
 class LearnerError(InfrastructureError):
     """A learner died, and with it the part of the state that no other process holds."""
 

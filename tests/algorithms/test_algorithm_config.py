@@ -139,6 +139,7 @@ def test_paper_examples_hold_table_1(name):
         *sorted(EXAMPLES.glob("alfworld_*.py")),
         EXAMPLES / "textarena_frozen_lake.py",
         EXAMPLES / "reasoning_gym_chain_sum.py",
+        EXAMPLES / "reward_functions.py",
     ],
     ids=lambda file: file.stem,
 )

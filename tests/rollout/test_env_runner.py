@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import threading
 import time
 from collections import Counter, defaultdict
@@ -20,10 +21,12 @@ from user_env import registered
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.errors import CallbackError
+from trial_ray.errors import CallbackError, EnvironmentFaultError
+from trial_ray.learner.rows import group_turn_rows
 from trial_ray.rollout.callbacks import RUNNER_HOOKS, TextEpisode
 from trial_ray.rollout.env_runner import TextEnvRunner
-from trial_ray.rollout.groups import GroupRequest, SampleSettings
+from trial_ray.rollout.groups import GroupRequest, SampleSettings, failure_of
+from trial_ray.rollout.recording import read_trajectories
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.rollout.workers import RolloutWorkers
 
@@ -242,6 +245,73 @@ def test_an_environment_in_a_process_of_its_own_is_shown_by_its_stand_in(runner_
     (sample,) = play(runner, size=1, groups=1)
     assert sample.num_survivors == 1
     assert [env.name for env in found] == ["Counting-v0"]
+
+
+# --- a reward function of the user's
+
+
+def parts_of(episode):
+    told = episode.get_infos()
+    assert [each["score"] for each in told] == [turn / TURNS for turn in range(TURNS + 1)]
+    assert (episode.get_rewards(-1), len(episode.responses)) == (1.0, TURNS)
+    return {"solved": episode.success, "seed": episode.seed % 1000, "turns": np.float32(len(episode))}
+
+
+async def parts_from_elsewhere(episode):
+    await asyncio.sleep(0)
+    return parts_of(episode)
+
+
+@pytest.mark.parametrize("function", [parts_of, parts_from_elsewhere])
+@pytest.mark.parametrize("process", [False, True], ids=["here", "in a process of its own"])
+def test_a_reward_function_sees_the_episode_and_is_trained_on_logged_and_recorded(
+    runner_of, tmp_path, function, process
+):
+    config = GRPOConfig().training(reward=function, reward_weights={"solved": 10.0, "turns": 0.0})
+    config.env_runners(environment_processes=process).recording(trajectories_folder=str(tmp_path))
+    (sample,) = play(runner_of(config), groups=1)
+    group, seeds = sample.group, [each.seed % 1000 for each in sample.group.trajectories]
+    assert [each.function_reward for each in group.trajectories] == [10.0 + seed for seed in seeds]
+    named = {"solved": 1.0, "seed": sum(seeds) / 2, "turns": TURNS, function.__name__: 10.0 + sum(seeds) / 2}
+    assert (
+        sample.counts.episode_metrics().items()
+        >= {f"rewards/{name}_mean": each for name, each in named.items()}.items()
+    )
+    assert not sample.zero_variance, "all succeeded, so that the function alone tells them apart"
+    assert bool(group_turn_rows([group], config).advantages[0] > 0) == (seeds[0] > seeds[1])
+    assert [each.function_reward for each in read_trajectories(tmp_path)] == [10.0 + seed for seed in seeds]
+
+
+RELEASED = threading.Event()
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (lambda episode: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda episode: next(iter(())), "RuntimeError: coroutine raised StopIteration"),
+        (lambda episode: float("nan"), r"the answer {'faulty': nan} .*expected a dict of at most 32 finite numbers"),
+        (lambda episode: {"well": 1.0}, "reward_weights names good; found well"),
+        (lambda episode: {"good": 1e308, "better": 1e308}, "the weighted sum .*inf"),
+        (lambda episode: RELEASED.wait(), r"no answer within 0\.2 s"),
+        (lambda episode: asyncio.sleep(1000), r"no answer within 0\.2 s"),
+    ],
+)
+def test_a_reward_function_that_fails_fails_its_rollout_by_name_and_leaves_the_environment(runner_of, answer, found):
+    def faulty(episode):
+        return answer(episode)
+
+    config = GRPOConfig().training(reward=faulty, reward_weights={"good": 10.0}, reward_timeout_s=0.2)
+    runner = runner_of(config)
+    try:
+        (sample,) = play(runner, size=1, groups=1)
+    finally:
+        RELEASED.set()
+        RELEASED.clear()
+    (error,) = sample.errors
+    assert re.match(rf"RewardError: reward function faulty, Counting-v0, task 'two': {found}", error)
+    assert (sample.num_survivors, [len(free) for free in runner._free_envs.values()]) == (0, [1])
+    assert isinstance(failure_of("nothing", [sample], []), EnvironmentFaultError), "a restart would not help"
 
 
 # --- groups that are played while the runner answers calls

@@ -78,7 +78,7 @@ def test_files_of_the_version_before_are_read_and_others_and_incomplete_ones_ref
     assert [trajectory.failed_by for trajectory in read_trajectories(tmp_path)] == [None, "engine"]
     for change, found in (
         (table.replace_schema_metadata({VERSION_KEY: b"5"}), "lacks columns of schema version 5: failed_by"),
-        (table.drop_columns(["score"]), "lacks columns of schema version 5: score, failed_by"),
+        (table.drop_columns(["score"]), "lacks columns of schema version 6: score, failed_by"),
         (table.replace_schema_metadata({VERSION_KEY: b"3"}), f"schema version 3; expected {recording.SCHEMA_VERSION}"),
         (table.replace_schema_metadata(None), f"schema version none; expected {recording.SCHEMA_VERSION}"),
     ):

@@ -204,6 +204,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         self.check_evaluation()
         self.check_engines()
         self.check_update()
+        self.check_reward()
         self.check_teacher()
         self._check_rllib()
         self.check_environments()

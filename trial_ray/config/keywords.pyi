@@ -1,4 +1,5 @@
 # Written by docsite/keyword_stubs.py
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 from ray.tune.search.sample import Domain
@@ -23,7 +24,9 @@ class Sections:
         shuffle: bool | Search = ...,
         microbatch_weighting: Literal["rows", "equal"] | Search = ...,
         max_tokens_per_forward: int | Search = ...,
-        reward: Literal["success", "score", "return", "per_turn"] | Search = ...,
+        reward: Literal["success", "score", "return", "per_turn"] | Callable[..., Any] | Search = ...,
+        reward_weights: dict[str, float] | Search = ...,
+        reward_timeout_s: float | Search = ...,
         turn_coeff: float | Search = ...,
         turn_discount: float | Search = ...,
         reward_scale: float | Search = ...,
@@ -98,7 +101,10 @@ class Sections:
             max_tokens_per_forward: most tokens in a forward pass, repeated and padded ones included; limits memory, never
                 changes the loss.
             reward: R_i: ``"success"`` (0 or 1), the environment's ``"score"`` or ``"return"``; ``"per_turn"``: success,
-                and each turn's discounted return relative to the same turn of the group's other rollouts.
+                and each turn's discounted return relative to the same turn of the group's other rollouts; or a function
+                of the episode.
+            reward_weights: weights of the named parts that a reward function returns; 1 for others, 0: only logged.
+            reward_timeout_s: deadline of a reward function in seconds, after which its rollout fails.
             turn_coeff: with ``reward="per_turn"``, weight of the turns' advantages.
             turn_discount: with ``reward="per_turn"``, γ of the return from a turn on.
             reward_scale: factor on the reward; 10 in the published runs.

@@ -7,6 +7,8 @@ import importlib.util
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ray import cloudpickle
+
 from trial_envs.core.extras import install_command
 from trial_ray.config.declare import RLlibSettings
 from trial_ray.config.sampling import (
@@ -17,10 +19,13 @@ from trial_ray.config.sampling import (
     check_number,
 )
 from trial_ray.config.training import (
+    RECORDED_FUNCTION,
+    REWARDS,
     EvaluationSettings,
     GuardSettings,
     RecoverySettings,
     TrainingSettings,
+    reward_name,
 )
 from trial_ray.engines.admission import MIN_TEMPERATURE
 from trial_ray.engines.arguments import NO_SLEEP
@@ -309,6 +314,27 @@ class RunSettings(
                 f"max_refills is {self.max_refills}, expected 0 with max_staleness={self.max_staleness}: an iteration takes the "
                 "groups that are finished and does not wait for tasks drawn in place of others."
             )
+
+    def check_reward(self) -> None:
+        """Refuse a reward that is neither known nor a function that can travel to actors.
+
+        Raises:
+            ConfigError: says what was found.
+        """
+        if isinstance(self.reward, str) and (self.reward in REWARDS or self.reward.startswith(RECORDED_FUNCTION)):
+            return
+        if not callable(self.reward):
+            raise ConfigError(
+                f"reward is {self.reward!r}, expected one of {', '.join(map(repr, REWARDS))}, or a function that is called with "
+                "each episode and returns a number."
+            )
+        try:
+            cloudpickle.dumps(self.reward)
+        except Exception as error:  # whatever an object that the function uses raises when it is pickled
+            raise ConfigError(
+                f"The reward function {reward_name(self.reward)} cannot travel to env runners ({type(error).__name__}: {error}). "
+                "Make clients, locks and open files inside of the function."
+            ) from error
 
     def check_teacher(self) -> None:
         """Refuse a method without the privileged view that it needs, a teacher without a view, and a lagged one with adapters.

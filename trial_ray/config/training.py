@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from trial_ray.config.declare import Section, Settings, setting
@@ -17,9 +18,17 @@ from trial_ray.objectives.choices import (
 ADVANTAGE_STATISTICS = ("trajectories", "rows")
 ADVANTAGE_NORMS = ("mean_std_norm", "mean_norm")
 REWARDS = ("success", "score", "return", "per_turn")
+Reward = Literal["success", "score", "return", "per_turn"] | Callable[..., Any]
+RECORDED_FUNCTION = "function "
+"""What the record of a config has before the name of a reward function, whose code is in the experiment file."""
 PRIVILEGED_VIEWS = ("outcome", "feedback", "skill", "solution", "peer")
 MicrobatchWeighting = Literal["rows", "equal"]
 MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
+
+
+def reward_name(reward: Reward) -> str:
+    """The text that names a reward, or the name of a function."""
+    return reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__).strip("<>")
 
 
 class TrainingSettings(Settings):
@@ -57,11 +66,16 @@ class TrainingSettings(Settings):
         "most tokens in a forward pass, repeated and padded ones included; limits memory, never changes the loss",
         at_least=1,
     )
-    reward: str = setting(
+    reward: Reward = setting(
         "success",
         'R_i: ``"success"`` (0 or 1), the environment\'s ``"score"`` or ``"return"``; ``"per_turn"``: success, and each '
-        "turn's discounted return relative to the same turn of the group's other rollouts",
-        one_of=REWARDS,
+        "turn's discounted return relative to the same turn of the group's other rollouts; or a function of the episode",
+    )
+    reward_weights: dict[str, float] = setting(
+        factory=dict, doc="weights of the named parts that a reward function returns; 1 for others, 0: only logged"
+    )
+    reward_timeout_s: float = setting(
+        120.0, "deadline of a reward function in seconds, after which its rollout fails", above=0
     )
     turn_coeff: float = setting(1.0, 'with ``reward="per_turn"``, weight of the turns\' advantages', at_least=0)
     turn_discount: float = setting(0.95, 'with ``reward="per_turn"``, γ of the return from a turn on', within=(0, 1))

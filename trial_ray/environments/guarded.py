@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeVar
@@ -51,6 +53,7 @@ class StepResult:
         rewards: ``info["rewards"]``, parts or companions of the reward by name, which are logged; else empty.
         terminated: the task itself ended.
         truncated: a limit of the environment cut the episode.
+        info: the entries of ``info`` that JSON has a form for, if they are kept.
     """
 
     observation: str
@@ -64,6 +67,7 @@ class StepResult:
     rewards: Mapping[str, float] = field(default_factory=dict)
     terminated: bool = False
     truncated: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 class GuardedEnv:
@@ -75,6 +79,7 @@ class GuardedEnv:
     Args:
         entry: the environment.
         required: keys that ``info`` must hold when an episode ends.
+        keep_info: whether results have ``info``.
 
     Attributes:
         faulty: a call went wrong, so that the instance must not be used again.
@@ -82,13 +87,14 @@ class GuardedEnv:
         told: keys that ``info`` had so far.
     """
 
-    def __init__(self, entry: EnvironmentEntry, required: Collection[str] = ()) -> None:
+    def __init__(self, entry: EnvironmentEntry, required: Collection[str] = (), keep_info: bool = False) -> None:
         self.faulty = False
         self.told: set[str] = set()
         # Once: the episode loop asks in every turn, and the answer inspects a constructor's signature.
         self.max_turns = entry.max_turns
         self._entry = entry
         self._required = tuple(required)
+        self._keep_info = keep_info
         self._env: gymnasium.Env[Any, Any] | None = None
         self._task_id = ""
         self._turn = 0
@@ -166,7 +172,7 @@ class GuardedEnv:
     def _call(self, stage: str, call: Callable[[], Answer]) -> Answer:
         try:
             return call()
-        except _ContractError as error:
+        except ContractError as error:
             raise self._fault(stage, str(error), error) from error
         except (Exception, SystemExit) as error:  # an environment that exits must not end the others
             raise self._fault(stage, first_line(error), error) from error
@@ -191,7 +197,7 @@ class GuardedEnv:
         ends = _truth("terminated", terminated), _truth("truncated", truncated)
         result = self._result(observation, info, float(reward), terminated=ends[0], truncated=ends[1])
         if any(ends) and (missing := [key for key in self._required if key not in info]):
-            raise _ContractError(
+            raise ContractError(
                 f"info without {', '.join(map(repr, missing))} at the end of an episode, which the reward needs; expected it "
                 "there, or an adapter that says when an episode is won (success=...)"
             )
@@ -216,7 +222,8 @@ class GuardedEnv:
             score=_score(info, adapter, self._return),
             invalid_action=_truth("info['invalid_action']", info.get("invalid_action", False)),
             reward=reward,
-            rewards=_named_rewards(info.get("rewards", {})),
+            rewards=named_rewards(info.get("rewards", {}), "info['rewards']"),
+            info=_as_json(info) if self._keep_info else {},
             **ends,
         )
 
@@ -228,7 +235,7 @@ def start_episode(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Any:
     return env.reset(seed=int(task_id))
 
 
-class _ContractError(TypeError):
+class ContractError(TypeError):
     """An answer is not what the contract of text environments promises."""
 
 
@@ -250,7 +257,25 @@ def _score(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return:
     return float(_require(name, score, "a number in [0, 1]", in_range))
 
 
-def _named_rewards(value: Any) -> dict[str, float]:
+def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that JSON has a form for, with lists in place of arrays."""
+    kept = {}
+    for name, value in info.items():
+        with suppress(TypeError, ValueError, AttributeError, RecursionError):
+            kept[str(name)] = json.loads(json.dumps(value, default=lambda each: each.tolist()))
+    return kept
+
+
+def named_rewards(value: Any, source: str) -> dict[str, float]:
+    """The value as numbers by name.
+
+    Args:
+        value: found in ``source``.
+        source: for the message.
+
+    Raises:
+        ContractError: it is none, or too many.
+    """
     expected = (
         f"a dict of at most {MOST_REWARDS} finite numbers by name (letters, digits, '_', '.' and '-', at most 64)"
     )
@@ -260,12 +285,12 @@ def _named_rewards(value: Any) -> dict[str, float]:
         and all(isinstance(name, str) and REWARD_NAME.fullmatch(name) for name in value)
         and all(isinstance(reward, Real) and math.isfinite(reward) for reward in value.values())
     )
-    return {name: float(reward) for name, reward in _require("info['rewards']", value, expected, kept).items()}
+    return {name: float(reward) for name, reward in _require(source, value, expected, kept).items()}
 
 
 def _parts(method: str, answer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
     if not isinstance(answer, tuple | list) or len(answer) != len(names):
-        raise _ContractError(f"{method}() gave {_shown(answer)}; expected {len(names)} values: {', '.join(names)}")
+        raise ContractError(f"{method}() gave {_shown(answer)}; expected {len(names)} values: {', '.join(names)}")
     return tuple(answer)
 
 
@@ -286,14 +311,14 @@ def _texts(name: str, value: Any) -> Sequence[str]:
 def _require_length(*texts: str) -> None:
     length = len(texts) + sum(map(len, texts))
     if length > MOST_CHARACTERS:
-        raise _ContractError(
+        raise ContractError(
             f"observation and info have texts of {length:,} characters; expected at most {MOST_CHARACTERS:,}"
         )
 
 
 def _require(name: str, value: Any, expected: str, kept: bool) -> Any:
     if not kept:
-        raise _ContractError(f"{name} {_shown(value)}; expected {expected}")
+        raise ContractError(f"{name} {_shown(value)}; expected {expected}")
     return value
 
 
@@ -308,13 +333,13 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
 
 
-def required_keys(entry: EnvironmentEntry, reward: str) -> tuple[str, ...]:
+def required_keys(entry: EnvironmentEntry, reward: Any) -> tuple[str, ...]:
     """Keys that ``info`` must hold at the end of an episode for this reward."""
     return ("won",) if reward in ("success", "per_turn") and entry.adapter.success is None else ()
 
 
 def check_environment(
-    entry: EnvironmentEntry, tasks: list[str], *, style: str, reward: str, privileged_view: str | None
+    entry: EnvironmentEntry, tasks: list[str], *, style: str, reward: Any, privileged_view: str | None
 ) -> StepResult:
     """Play one turn of the first task and look at what the environment tells.
 

@@ -61,6 +61,7 @@ class ProcessEnv:
         required: keys that ``info`` must hold when an episode ends.
         processes: start and end the process.
         limits: of time and memory.
+        keep_info: whether results have ``info``.
 
     Attributes:
         faulty: a call went wrong, or was given up; the process must be ended.
@@ -68,12 +69,17 @@ class ProcessEnv:
     """
 
     def __init__(
-        self, entry: EnvironmentEntry, required: Collection[str], processes: ForkedProcesses, limits: ProcessLimits
+        self,
+        entry: EnvironmentEntry,
+        required: Collection[str],
+        processes: ForkedProcesses,
+        limits: ProcessLimits,
+        keep_info: bool = False,
     ) -> None:
         self.faulty = False
         self.max_turns = entry.max_turns
         self._entry = entry
-        self._required = tuple(required)
+        self._arguments = (entry, tuple(required), keep_info)
         self._processes = processes
         self._limits = limits
         self._connection: socket.socket | None = None
@@ -140,7 +146,7 @@ class ProcessEnv:
         setup = {
             "env_id": self._entry.env_id,
             "memory_bytes": None if memory is None else int(memory * 1e9),
-            "environment": base64.b64encode(cloudpickle.dumps((self._entry, self._required))).decode(),
+            "environment": base64.b64encode(cloudpickle.dumps(self._arguments)).decode(),
             "task_id": self._task_id,
         }
         await self._exchange("creation", setup, CREATION_FACTOR)
@@ -215,12 +221,12 @@ def answer_requests(connection: socket.socket) -> None:
     np.random.seed()  # every fork would draw the same numbers
     try:
         _limit_memory(setup["memory_bytes"])
-        entry, required = cloudpickle.loads(base64.b64decode(setup["environment"]))
+        arguments = cloudpickle.loads(base64.b64decode(setup["environment"]))
     except Exception as error:
         fault = f"{setup['env_id']}, task {setup['task_id']!r}, creation: {first_line(error)}"
         connection.sendall(json_line({"fault": fault}))
         return
-    env = GuardedEnv(entry, required)
+    env = GuardedEnv(*arguments)
     connection.sendall(json_line(_outcome(env, "make", [setup["task_id"]])))
     while line := lines.readline():
         method, *arguments = json.loads(line)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from trial_ray.config.run import RunSettings
+from trial_ray.config.training import Reward, reward_name
 from trial_ray.environments.templates import PromptStyle
 from trial_ray.errors import MethodError, TrainingDivergedError
 from trial_ray.learner.packing import scored_turn
@@ -186,8 +187,9 @@ def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
             if not math.isfinite(earned)
         )
         raise TrainingDivergedError(
-            f"A rollout of task {task_id!r} earned {reward} ({config.reward} times reward_scale={config.reward_scale:g}), expected "
-            "a finite number; nothing was trained. Check the rewards of the environment, or lower reward_scale."
+            f"A rollout of task {task_id!r} earned {reward} ({reward_name(config.reward)} times "
+            f"reward_scale={config.reward_scale:g}), expected a finite number; nothing was trained. "
+            "Check the rewards of the environment, or lower reward_scale."
         )
     penalties = form_penalties(turns, config)
     if config.advantage_statistics == "rows":
@@ -262,12 +264,13 @@ def _numbered(keys: Iterable[Hashable]) -> torch.Tensor:
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
-def step_returns(groups: Iterable[TrajectoryGroup], reward: str, discount: float) -> torch.Tensor:
+def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: float) -> torch.Tensor:
     """Discounted return from each turn of all survivors on, float64 ``[K]``, in units of the unscaled reward.
 
     Args:
         groups: the groups of an update.
-        reward: as ``GRPOConfig.training``; success and score arrive with the last turn, ``"per_turn"`` is the environment's.
+        reward: as ``GRPOConfig.training``; success, score and that of a function arrive with the last turn, ``"per_turn"`` is
+            the environment's.
         discount: γ.
     """
     trajectories = [trajectory for group in groups for trajectory in group.survivors]
@@ -282,7 +285,7 @@ def step_values(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
     return group_means(step_returns(groups, "success", VALUE_DISCOUNT), anchor_ids(groups))
 
 
-def _rewards(trajectory: Trajectory, reward: str) -> list[float]:
+def _rewards(trajectory: Trajectory, reward: Reward) -> list[float]:
     if reward in ("return", "per_turn"):
         return [turn.reward for turn in trajectory.turns]
     return [0.0] * (len(trajectory.turns) - 1) + [trajectory.outcome_reward(reward)]

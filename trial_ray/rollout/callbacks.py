@@ -19,6 +19,7 @@ from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.processes import ProcessEnv
 from trial_ray.errors import CallbackError
 from trial_ray.rollout.response_texts import ResponseTexts
+from trial_ray.rollout.rewards import RewardFunction
 from trial_ray.rollout.trajectory import Trajectory
 
 RUNNER_HOOKS = (
@@ -73,6 +74,7 @@ class TextEpisode(Trajectory):
         max_turns: after which it is cut.
         custom_data: a callback's own, for this episode.
         now: what the environment shows now; ``None`` before it was reset.
+        infos: what the environment's ``info`` held that JSON has a form for, the reset's first.
     """
 
     id_: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -80,6 +82,7 @@ class TextEpisode(Trajectory):
     max_turns: int = 0
     custom_data: dict[Any, Any] = field(default_factory=dict)
     now: StepResult | None = None
+    infos: list[Mapping[str, Any]] = field(default_factory=list)
     texts: ResponseTexts | None = field(default=None, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -148,6 +151,10 @@ class TextEpisode(Trajectory):
     def get_rewards(self, indices: int | slice | Sequence[int] | None = None) -> Any:
         """The environment's rewards; ``indices`` as above."""
         return _at([turn.reward for turn in self.turns], indices)
+
+    def get_infos(self, indices: int | slice | Sequence[int] | None = None) -> Any:
+        """The environment's ``info``, the reset's first; ``indices`` as above."""
+        return _at(self.infos, indices)
 
 
 def _at(values: list[Any], indices: int | slice | Sequence[int] | None) -> Any:
@@ -237,6 +244,7 @@ class EpisodeWatch:
         env_config: the environment's keyword arguments.
         in_evaluation: whether it is one of an evaluation set.
         texts: ids to text.
+        reward: the user's reward function, if any.
     """
 
     callbacks: RunnerCallbacks
@@ -244,6 +252,7 @@ class EpisodeWatch:
     env_config: Mapping[str, Any]
     in_evaluation: bool
     texts: ResponseTexts
+    reward: RewardFunction | None = None
     _place: dict[str, Any] = field(init=False)
     """Arguments that are the same in every call."""
 
@@ -265,9 +274,17 @@ class EpisodeWatch:
         self._place = {"env": made, "env_index": number, "rl_module": None}
         self.callbacks.call("on_episode_created", self.in_evaluation, episode=episode, **self._place)
 
+    async def rate(self, episode: Trajectory) -> None:
+        """Call the user's reward function, if any, with an episode that has ended; errors as :meth:`RewardFunction.rate`."""
+        assert isinstance(episode, TextEpisode)  # made by episode()
+        if self.reward is not None:
+            await self.reward.rate(episode)
+
     def tell(self, hook: str, episode: Trajectory, now: StepResult) -> None:
         """Call one of the episode's later hooks, with what the environment shows now."""
         assert isinstance(episode, TextEpisode)  # made by episode()
+        if now is not episode.now:
+            episode.infos.append(now.info)
         episode.now = now
         more: dict[str, Any] = {"prev_episode_chunks": []} if hook == "on_episode_end" else {}
         self.callbacks.call(hook, self.in_evaluation, episode=episode, **self._place, **more)

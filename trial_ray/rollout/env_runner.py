@@ -34,6 +34,7 @@ from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.prompts import PromptWriter
+from trial_ray.rollout.rewards import RewardFunction
 from trial_ray.rollout.trajectory import Trajectory
 
 Result = TypeVar("Result")
@@ -108,6 +109,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._num_batches = 0
         self._in_background: BackgroundGroups | None = None
         self._callbacks = RunnerCallbacks(self)
+        self._reward = RewardFunction.of(config)
 
     def reset(self, config: RunSettings) -> None:
         """Play with another config from now on, as if made with it; :meth:`connect` has to follow."""
@@ -179,11 +181,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def _new_env(self, entry: EnvironmentEntry) -> EpisodeEnv:
         """An instance in this process, or in one of its own: as the setting says, else the environment's adapter."""
         config, required = self.config, required_keys(entry, self.config.reward)
+        keep_info = self._is_watched()
         chosen = config.environment_processes
         if entry.adapter.own_process if chosen is None else chosen:
             limits = ProcessLimits(config.step_timeout_s, config.environment_memory_gb)
-            return ProcessEnv(entry, required, self._processes, limits)
-        return GuardedEnv(entry, required)
+            return ProcessEnv(entry, required, self._processes, limits, keep_info)
+        return GuardedEnv(entry, required, keep_info)
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
         """The player of one rollout, of the task that calls; all of a group's requests stick to one engine."""
@@ -222,11 +225,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return self._client
 
     def watch(self, env: EpisodeEnv, environment: int, settings: SampleSettings) -> EpisodeWatch | None:
-        """What tells the user's callbacks of an episode; ``None`` where there are none."""
-        if not self._callbacks:
+        """What calls the user's reward function and callbacks; ``None`` if there are none."""
+        if not self._is_watched():
             return None
         config, writer = settings.env_configs[environment], self._prompt_writer(environment)
-        return EpisodeWatch(self._callbacks, env, config, settings.in_evaluation, writer.responses)
+        return EpisodeWatch(self._callbacks, env, config, settings.in_evaluation, writer.responses, self._reward)
+
+    def _is_watched(self) -> bool:
+        return bool(self._callbacks) or self._reward is not None
 
     def _background(self) -> BackgroundGroups:
         if self._in_background is None:

@@ -69,7 +69,7 @@ async def play_episode(
         player: decides.
         env_seed: seed of the environment, the same for all rollouts of a group.
         seed: seed of this rollout, for the record.
-        watch: tells a user's callbacks; ``on_episode_end`` of an episode that was played to its end alone.
+        watch: calls a user's reward function and callbacks; ``on_episode_end`` of an episode that was played to its end alone.
 
     Raises:
         CallbackError: a callback raised.
@@ -121,6 +121,7 @@ async def _play(
     trajectory.success, trajectory.score = now.won, now.score
     trajectory.ended = "terminated" if now.terminated else cut
     if watch is not None:
+        await watch.rate(trajectory)
         watch.tell("on_episode_end", trajectory, now)
 
 

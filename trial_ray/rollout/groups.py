@@ -21,6 +21,7 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES,
 )
 
+from trial_ray.config.training import Reward
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
@@ -235,7 +236,7 @@ class GroupSample:
         cls,
         request: GroupRequest,
         group: TrajectoryGroup,
-        reward: str,
+        reward: Reward,
         row_penalty: float = 0.0,
         *,
         keep: bool = False,

@@ -19,7 +19,7 @@ from trial_ray.files import escaped, unescaped
 from trial_ray.rollout.partitions import FLOATS, IDS, new_schema, partitions, read_rows, write_rows
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised by one whenever a column is added, or changes its name, type or meaning."""
 
 _TRAJECTORY_COLUMNS = (
@@ -34,6 +34,7 @@ _TRAJECTORY_COLUMNS = (
     ("ended", pa.string(), "`terminated`, `turn_limit`, `prompt_limit` or `failed`"),
     ("error", pa.string(), "for `failed` and `prompt_limit`: which error; else null"),
     ("failed_by", pa.string(), "for `failed`: `environment` or `engine`; else null, as in all files of version 4"),
+    ("function_reward", pa.float64(), "R_i by the run's reward function; null without one"),
     ("solution", pa.list_(pa.string()), "the environment's own solution of the task; empty where it knows none"),
 )
 _TURN_COLUMNS = (
@@ -54,7 +55,9 @@ _TURN_COLUMNS = (
 _TURN_INDEX = ("turn_index", pa.int32(), "index of the turn in its trajectory; null where no turn was taken")
 
 
-SCHEMA = new_schema((*_TRAJECTORY_COLUMNS, _TURN_INDEX, *_TURN_COLUMNS), SCHEMA_VERSION, added={"failed_by": 5})
+SCHEMA = new_schema(
+    (*_TRAJECTORY_COLUMNS, _TURN_INDEX, *_TURN_COLUMNS), SCHEMA_VERSION, added={"failed_by": 5, "function_reward": 6}
+)
 """Columns of a file, each with its description; ``iteration`` comes from the folder's name."""
 
 

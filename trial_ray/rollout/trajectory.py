@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from trial_ray.config.training import Reward, reward_name
+from trial_ray.errors import ConfigError
 from trial_ray.objectives.rounding import equal_up_to_rounding
 
 PromptCut = Literal["none", "history", "observation"]
@@ -85,8 +87,8 @@ class Trajectory:
     ``solution`` is the environment's own (its ``walkthrough``), empty where it has none; no prompt shows it.
     ``ended`` says how: the environment terminated it, a limit on turns or prompt tokens cut it (truncated), or an engine or
     the environment failed (``failed``; ``failed_by`` then says which, and ``error`` how). Failed rollouts never enter group
-    statistics. ``rewards`` are sums of the rewards that the environment names (``info["rewards"]``); they are logged and not
-    recorded.
+    statistics. ``rewards`` are sums of the rewards that the environment names (``info["rewards"]``), and the parts that a
+    reward function returns; they are logged and not recorded. ``function_reward`` is R_i by the run's reward function.
     """
 
     task_id: str
@@ -101,6 +103,7 @@ class Trajectory:
     solution: tuple[str, ...] = ()
     environment: str = ""
     rewards: dict[str, float] = field(default_factory=dict)
+    function_reward: float | None = None
 
     @property
     def episode_return(self) -> float:
@@ -109,10 +112,21 @@ class Trajectory:
         total, gained = sum(rewards), sum(each for each in rewards if each > 0)
         return 0.0 if equal_up_to_rounding(gained, gained - total) else total
 
-    def outcome_reward(self, reward: str) -> float:
-        """The unscaled R_i of Eq. 1: ``"success"`` (0 or 1) and ``"per_turn"``, ``"score"``, or ``"return"``."""
+    def outcome_reward(self, reward: Reward) -> float:
+        """The unscaled R_i of Eq. 1: ``"success"`` (0 or 1) and ``"per_turn"``, ``"score"``, ``"return"``, or a function's.
+
+        Raises:
+            ConfigError: no reward function was called with this rollout.
+        """
         success = float(self.success)
-        return {"success": success, "per_turn": success, "score": self.score, "return": self.episode_return}[reward]
+        named = {"success": success, "per_turn": success, "score": self.score, "return": self.episode_return}
+        found = named.get(reward, self.function_reward) if isinstance(reward, str) else self.function_reward
+        if found is None:
+            raise ConfigError(
+                f"reward is {reward_name(reward)}, which was not called with a rollout of task {self.task_id!r}. Set "
+                ".training(reward=FUNCTION) before rollouts are played; a recorded config has its name alone."
+            )
+        return found
 
     @property
     def failed(self) -> bool:
@@ -178,7 +192,7 @@ class TrajectoryGroup:
         """Environment steps in the group (RLlib counts sampled steps by ``len``)."""
         return sum(len(trajectory.turns) for trajectory in self.trajectories)
 
-    def has_variance(self, reward: str, row_penalty: float = 0.0) -> bool:
+    def has_variance(self, reward: Reward, row_penalty: float = 0.0) -> bool:
         """Whether advantages can differ from 0: whether the survivors' rewards differ by more than rounding, turn by turn too with
         ``"per_turn"``.
 

@@ -19,6 +19,7 @@ from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
 from trial_ray.config.recorded import RLLIB, require_data
 from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS, RENAMED_SETTINGS
+from trial_ray.config.training import RECORDED_FUNCTION, reward_name
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
 from trial_ray.files import checked_content, finite, read_json, redacted, without_secrets
@@ -55,6 +56,8 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
             continue
         if name in names and may_be_infinite(type(config), name) and value == math.inf:
             settings[name] = INFINITE
+        elif name == "reward" and callable(value):
+            settings[name] = RECORDED_FUNCTION + reward_name(value)
         elif name in names and (name in decisive or is_json(value)):
             settings[name] = _as_json(value, name, other)
         else:

@@ -1,0 +1,86 @@
+"""Rewards of the user's own: a function that is called with each episode that was played to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.config.training import reward_name
+from trial_ray.environments.guarded import ContractError, first_line, named_rewards
+from trial_ray.errors import RewardError
+
+if TYPE_CHECKING:
+    from trial_ray.config.run import RunSettings
+    from trial_ray.rollout.trajectory import Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """The user's reward function.
+
+    Attributes:
+        function: takes the episode (``callbacks.TextEpisode``); gives a number, or numbers by name, or an awaitable of them.
+        weights: of the named numbers; 1 for others.
+        timeout_s: seconds that it may take.
+    """
+
+    function: Callable[[Trajectory], Any]
+    weights: Mapping[str, float]
+    timeout_s: float
+
+    @classmethod
+    def of(cls, config: RunSettings) -> RewardFunction | None:
+        """The function of a config; ``None`` if its reward is named by a text."""
+        reward = config.reward
+        return None if isinstance(reward, str) else cls(reward, config.reward_weights, config.reward_timeout_s)
+
+    async def rate(self, episode: Trajectory) -> None:
+        """Put the reward, and its parts by name, into the episode.
+
+        Raises:
+            RewardError: the function raised, did not answer in time, or returned something else than finite numbers.
+        """
+        name = reward_name(self.function)
+        try:
+            async with asyncio.timeout(self.timeout_s) as deadline:
+                found = await self._answer(episode)
+            parts = named_rewards(found if isinstance(found, Mapping) else {name: found}, "the answer")
+            if unknown := self.weights.keys() - parts.keys():
+                raise ContractError(
+                    f"reward_weights names {', '.join(sorted(unknown))}; found {', '.join(parts) or 'none'}"
+                )
+            total = sum(self.weights.get(part, 1.0) * value for part, value in parts.items())
+            episode.rewards |= named_rewards({**parts, name: total}, "the weighted sum")
+            episode.function_reward = float(total)
+        except (Exception, SystemExit) as error:
+            cause = str(error) if isinstance(error, ContractError) else first_line(error)
+            if deadline.expired():
+                cause = f"no answer within {self.timeout_s:g} s"
+            told = f"reward function {name}, {episode.environment}, task {episode.task_id!r}: {cause}"
+            logger.warning(told, exc_info=error)
+            raise RewardError(told) from error
+
+    async def _answer(self, episode: Trajectory) -> Any:
+        """What the function returns, called in a thread: the other episodes go on meanwhile."""
+        returned: Future[Any] = Future()
+        returned.set_running_or_notify_cancel()
+        # A daemon, unlike the threads of an executor: a function that hangs does not keep the process from ending.
+        threading.Thread(target=lambda: returned.set_result(self._called(episode)), daemon=True).start()
+        found = await asyncio.wrap_future(returned)
+        if isinstance(found, BaseException):
+            raise found
+        return await found if inspect.isawaitable(found) else found
+
+    def _called(self, episode: Trajectory) -> Any | Awaitable[Any] | BaseException:
+        try:
+            return self.function(episode)
+        except BaseException as error:  # to be raised where it is awaited; a future does not take every exception
+            return error
