@@ -47,7 +47,7 @@ class Explorer:
     def __init__(self, config: Any, tokenizer: Any, random_actions: float, seed: int) -> None:
         from trial_ray.environments.alfworld import ADAPTER
         from trial_ray.planning.time import RESPONSE_SHARE
-        from trial_ray.rollout.conversation import prompt_writer
+        from trial_ray.rollout.styles import prompt_writer
 
         self._prompts = prompt_writer(tokenizer, config, ADAPTER)
         self._expert = ADAPTER.warm_start.demonstrator()

@@ -21,9 +21,9 @@ from trial_ray.engines.transformers import LocalEngine
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.files import content_key, files_digest, get_or_build
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
-from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest
+from trial_ray.rollout.styles import prompt_writer
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 EXAMPLE = Path(__file__).parent.parent / "tuned_examples" / "alfworld_quickstart.py"

@@ -8,6 +8,8 @@ for each command of their environment.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from trial_envs.chat import make_text_env, user_message
@@ -85,3 +87,10 @@ class ToolEnv(ToolEpisode):
             What happened, and the actions on offer now.
         """
         return self._take(str(action))
+
+
+def command_tools(tools: type[ToolEpisode]) -> dict[str, Callable[..., str]]:
+    """The tools of a class by name, each of which returns the command that it makes and takes no step."""
+    commands: ToolEpisode = object.__new__(type(tools.__name__, (tools,), {"_take": lambda self, command: command}))
+    methods = [name for name, _ in inspect.getmembers(tools, inspect.isfunction)]
+    return {name: getattr(commands, name) for name in methods if name[0] != "_" and name not in ("reset", "get_reward")}

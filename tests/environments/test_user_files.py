@@ -12,7 +12,7 @@ from ray import cloudpickle
 from trial_ray.environments.registry import load_adapters
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.rollout.conversation import prompt_writer
+from trial_ray.rollout.styles import prompt_writer
 from trial_ray.runs.experiment import load_experiment
 
 ADAPTER = """

@@ -7,9 +7,9 @@ from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.guarded import StepResult
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.rollout.chat_template import TemplateOptions
-from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.prompts import CUT_MARK, PromptBuilder
 from trial_ray.rollout.response_texts import ResponseTexts
+from trial_ray.rollout.styles import prompt_writer
 
 HOME = alfworld.ADAPTER
 FIRST = {

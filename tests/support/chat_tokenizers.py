@@ -23,11 +23,11 @@ QWEN_PIECES = (
 MODELS = ("qwen2.5", "qwen3", "smollm2", "tiny")
 # How templates spell control tokens: <|name|>, <|name>, <name|>, with full-width bars, and a few without any.
 CONTROL = re.compile(
-    r"<[|｜][^<>|｜{}%\s]+[|｜]?>|<[a-z_]+\|>|<(?:start|end)_of_[a-z]+>|\[gMASK\]|<sop>|</s>|</?think>|/nothink"
+    r"<[|｜][^<>|｜{}%\s]+[|｜]?>|<[a-z_]+\|>|<(?:start|end)_of_[a-z]+>|\[gMASK\]|<sop>|</s>|</?think>|/nothink|</?tool_(?:call|response)>"
 )
 OWN = ("smollm2", "tiny")
 """Models of ours, whose templates ``trl`` does not ship."""
-ORDINARY = ("<think>", "</think>", "/nothink")
+ORDINARY = ("<think>", "</think>", "/nothink", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Added tokens that are not special in most tokenizers that have them; in DeepSeek's none are but those of the text's ends."""
 
 

@@ -26,10 +26,10 @@ from trial_ray.planning.memory import PlanRequest
 from trial_ray.planning.time import gpu_bytes
 from trial_ray.process import release_memory
 from trial_ray.rollout.chat_template import describe_chat_template
-from trial_ray.rollout.conversation import prompt_writer, template_options
 from trial_ray.rollout.engines import pool_arguments
 from trial_ray.rollout.hindsight import FRAMES, require_room
 from trial_ray.rollout.prompts import require_first_prompt
+from trial_ray.rollout.styles import prompt_writer, template_options
 
 if TYPE_CHECKING:
     from trial_ray.environments.adapter import EnvironmentAdapter

@@ -221,7 +221,8 @@ class RolloutSettings(Settings):
     prompt_style: PromptStyle = setting(
         "tagged",
         'one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or ``"plain"`` ones '
-        '(the response is the action), or one ``"conversation"`` per episode with tagged responses',
+        '(the response is the action), or one conversation per episode, with tagged responses (``"conversation"``) or with calls '
+        'of tools in the model\'s own format (``"tools"``)',
         one_of=GENERIC,
     )
     seeded_sampling: bool = setting(False, "seed every request: makes a run repeatable")

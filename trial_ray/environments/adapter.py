@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Protocol, runtime_checkable
 
+from trial_envs.tool_env import ToolEnv, ToolEpisode
 from trial_ray.environments.templates import (
+    CONVERSATIONS,
     GENERIC,
-    ConversationTemplate,
     PromptTemplate,
     TaggedTemplate,
     check_template,
@@ -158,8 +159,8 @@ class EnvironmentAdapter:
         env_id: id under which the environment is registered with Gymnasium.
         title: name in tables; empty: the id without namespace and version.
         task: the instruction, where ``info`` has no ``"task"``.
-        templates: prompt templates by style (``"tagged"``, ``"plain"``, ``"conversation"``), see
-            :mod:`trial_ray.environments.templates`. A conversation that is missing follows from a ``TaggedTemplate``; any other
+        templates: prompt templates by style (``"tagged"``, ``"plain"``, ``"conversation"``, ``"tools"``), see
+            :mod:`trial_ray.environments.templates`. Conversations that are missing follow from a ``TaggedTemplate``; any other
             style that is missing is written by a generic template.
         skills: advice for the ``"skill"`` view by family (``info["family"]``), and under ``""`` for all other families;
             ``None``: the environment offers no such view.
@@ -177,6 +178,8 @@ class EnvironmentAdapter:
         labels: what reports call families, splits and actions.
         defaults: settings of the config that :meth:`~trial_ray.algorithms.GRPOConfig.environment` sets where they still have
             the config's own default, such as ``max_prompt_tokens``.
+        tools: of the style ``"tools"``: a class whose public methods are the tools, of which no instance is made. A tool returns
+            ``self._take(action)``; its name, type hints and docstring are the schema. The default has the one tool ``act(action)``.
     """
 
     env_id: str
@@ -192,6 +195,7 @@ class EnvironmentAdapter:
     warm_start: WarmStartSpec = WarmStartSpec()
     labels: ReportLabels = ReportLabels()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    tools: type[ToolEpisode] = ToolEnv
 
     @property
     def name(self) -> str:
@@ -212,8 +216,8 @@ class EnvironmentAdapter:
     def own_template(self, style: str) -> PromptTemplate | None:
         """The environment's own template of a style; ``None`` where it has none and none follows from another one."""
         tagged = self.templates.get("tagged")
-        if style == "conversation" and style not in self.templates and isinstance(tagged, TaggedTemplate):
-            return ConversationTemplate(tagged)
+        if style in CONVERSATIONS and style not in self.templates and isinstance(tagged, TaggedTemplate):
+            return CONVERSATIONS[style](tagged)
         return self.templates.get(style)
 
     def action_class(self, action: str) -> str:
@@ -243,6 +247,8 @@ class EnvironmentAdapter:
             raise self._error("env_id", "the id under which the environment is registered")
         for style, template in self._mapping("templates").items():
             check_template(template, style, self.env_id)
+        if not (isinstance(self.tools, type) and issubclass(self.tools, ToolEpisode)):
+            raise self._error("tools", "a subclass of trial_envs.tool_env.ToolEpisode")
         if self.skills is not None:
             self._check_skills()
         success = self.success
@@ -289,6 +295,7 @@ class EnvironmentAdapter:
             "env_id": self.env_id,
             "task": self.task,
             "templates": {style: describe_template(template) for style, template in sorted(self.templates.items())},
+            **({} if self.tools is ToolEnv else {"tools": _described(self.tools)}),
             "skills": None if self.skills is None else dict(self.skills),
             "success": _described(self.success),
             "score": _described(self.score),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trial_envs.alfworld.tool_env import ALFWorldToolEnv
 from trial_ray.environments.adapter import (
     ACQUISITION,
     NAVIGATION,
@@ -76,6 +77,7 @@ ADAPTER = EnvironmentAdapter(
         ),
         "plain": PlainTemplate(dropped_lines=r"^-= .* =-$|^your task is to:.*$", hidden_actions=HELP),
     },
+    tools=ALFWorldToolEnv,
     skills=SKILLS,
     warm_start=WarmStartSpec(
         demonstrator=_demonstrator,

@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Literal, Protocol, cast
 from trial_envs.core.projection import Projection, project_action
 from trial_ray.errors import ConfigError
 
-PromptStyle = Literal["tagged", "plain", "conversation"]
-"""Every turn a prompt of its own, for responses with tags or for bare actions; or an episode as one conversation, with tags."""
+PromptStyle = Literal["tagged", "plain", "conversation", "tools"]
+"""Every turn a prompt of its own, for responses with tags or for bare actions; or an episode as one conversation, with tags or with
+calls of tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class PromptContext:
         task: instruction, one sentence.
         observation: what the environment shows now.
         admissible_actions: actions on offer, in the environment's order.
-        history: the last (observation, action) pairs, oldest first; empty in a conversation, whose prompt holds them already.
+        history: the last (observation, action) pairs, oldest first; empty in a conversation, whose prompt holds them already, but
+            where one with tools starts again.
         step: number of this decision, from 1.
     """
 
@@ -57,7 +59,7 @@ class PromptTemplate(Protocol):
 
 
 class ConversationPrompt(PromptTemplate, Protocol):
-    """Strategy of the style ``"conversation"``: ``render`` writes the user's message of one turn, which is never written again."""
+    """Strategy of the styles ``"conversation"`` and ``"tools"``: ``render`` writes the message of one turn, never written again."""
 
     def system(self, task: str) -> str:
         """Write the system message, the same in every turn: the task, and the form of responses."""
@@ -94,7 +96,7 @@ class TaggedTemplate:
         if context.task and (context.step > 1 or context.task not in observation):
             parts.append(f"Your task: {context.task}")
         if context.step > 1:
-            parts.append(self._past(context))
+            parts.append(self.past(context))
         parts += (now := self.now(context))
         given = "exactly one of the actions listed above" if len(now) > 1 else "your action"
         parts.append(
@@ -115,7 +117,8 @@ class TaggedTemplate:
             paragraphs.append(f"Actions that you can take now:\n{offered}")
         return paragraphs
 
-    def _past(self, context: PromptContext) -> str:
+    def past(self, context: PromptContext) -> str:
+        """The paragraph of the steps so far, with the last records."""
         taken = context.step - 1
         lines = [f"Steps taken so far: {taken}."]
         if context.history:
@@ -160,6 +163,37 @@ class ConversationTemplate:
     def project(self, response: str) -> Projection:
         """The text between the action tags, as of a tagged response."""
         return self.tagged.project(response)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTemplate(ConversationTemplate):
+    """An episode as one conversation in which tools act: role and task once, then what every turn shows.
+
+    The chat template adds the tools. Calls are read by the tokenizer's ``response_template``, not by ``project``.
+    """
+
+    style: ClassVar[PromptStyle] = "tools"
+
+    @property
+    def hidden_actions(self) -> frozenset[str]:
+        """Admissible actions that are not offered."""
+        return self.tagged.hidden_actions
+
+    def system(self, task: str) -> str:
+        """Write the system message."""
+        parts = [self.tagged.role]
+        if task:
+            parts.append(f"Your task: {task}")
+        parts.append(
+            "Call exactly one tool in every turn. Its result shows what your action led to and, where it can, the actions that "
+            "you can take next."
+        )
+        return "\n\n".join(parts)
+
+    def render(self, context: PromptContext) -> str:
+        """Write the message: the last steps, where the conversation starts again with them, observation and actions."""
+        past = [self.tagged.past(context)] if context.history else []
+        return "\n\n".join([*past, *self.tagged.now(context)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +246,11 @@ GENERIC: dict[PromptStyle, PromptTemplate] = {
     "tagged": _GENERIC_TAGGED,
     "plain": PlainTemplate(),
     "conversation": ConversationTemplate(_GENERIC_TAGGED),
+    "tools": ToolTemplate(_GENERIC_TAGGED),
 }
 """Templates of environments that have none of their own, by style."""
+CONVERSATIONS: dict[str, type[ConversationTemplate]] = {"conversation": ConversationTemplate, "tools": ToolTemplate}
+"""By style, the template that follows from a tagged one."""
 
 _PROBES = (
     PromptContext("find the key", "You are in a hall.", ("go north", "help"), (), 1),
@@ -227,13 +264,13 @@ def check_template(template: Any, style: str, environment: str) -> None:
     Raises:
         ConfigError: says what was found and what is expected.
     """
-    methods = ("render", "project", "system") if style == "conversation" else ("render", "project")
+    methods = ("render", "project", "system") if style in CONVERSATIONS else ("render", "project")
     missing = [name for name in methods if not callable(getattr(template, name, None))]
     if isinstance(template, type) or missing or getattr(template, "style", None) not in GENERIC:
         raise ConfigError(
             f"A prompt template is {template!r:.200}, expected an object with a style (one of {', '.join(GENERIC)}), a "
-            "render(context) that returns the message, and a project(response) that returns a Projection; in the style "
-            "conversation also a system(task) that returns the system message."
+            "render(context) that returns the message, and a project(response) that returns a Projection; in the styles tools "
+            "and conversation also a system(task) that returns the system message."
         )
     if template.style != style:
         raise ConfigError(
@@ -254,9 +291,7 @@ def require_task(template: PromptTemplate, context: PromptContext, environment: 
     written = _messages(template, context)[0]
     if not isinstance(written, str) or _letters(context.task) not in _letters(written):
         needed = (
-            "the task into the system message"
-            if template.style == "conversation"
-            else "context.task into every message"
+            "the task into the system message" if template.style in CONVERSATIONS else "context.task into every message"
         )
         raise ConfigError(
             f"The prompt template {type(template).__qualname__} of {environment} drops the task: for the task {context.task!r} "
@@ -268,7 +303,7 @@ def _messages(template: PromptTemplate, context: PromptContext) -> list[str]:
     """Messages of a prompt that begins with this turn."""
     user = template.render(context)
     return (
-        [cast(ConversationPrompt, template).system(context.task), user] if template.style == "conversation" else [user]
+        [cast(ConversationPrompt, template).system(context.task), user] if template.style in CONVERSATIONS else [user]
     )
 
 

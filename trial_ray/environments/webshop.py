@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trial_envs.webshop.tool_env import WebShopToolEnv
 from trial_ray.environments.adapter import (
     ACQUISITION,
     NAVIGATION,
@@ -68,6 +69,7 @@ ADAPTER = EnvironmentAdapter(
         ),
         "plain": PlainTemplate(dropped_lines=f"{BANNER}|{BUTTONS}"),
     },
+    tools=WebShopToolEnv,
     skills=SKILLS,
     warm_start=WarmStartSpec(demonstrator=_demonstrator, generated=generated_games),
     # Analogues of ALFWorld's: opening a product is acquiring it, choosing an option puts together what is bought, searching

@@ -17,6 +17,7 @@ from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.environments.templates import ConversationPrompt, PromptContext, PromptTemplate
 from trial_ray.errors import (
+    ConfigError,
     EngineError,
     InfrastructureError,
     MissingDependencyError,
@@ -179,7 +180,12 @@ class EndpointPlayer:
         self.conversation.append({"role": "assistant", "content": text})
         projection = self.template.project(text)
         finish_reason = "length" if ended == "length" else "stop"
-        return Turn(action=projection.action, valid=projection.valid, finish_reason=finish_reason)
+        return Turn(
+            action=projection.action,
+            valid=projection.valid,
+            outcome=projection.answer,
+            finish_reason=finish_reason,
+        )
 
     def _messages(self, result: StepResult, history: History, step: int) -> list[dict[str, str]]:
         window, conversation = self.config.history_window, self.config.prompt_style == "conversation"
@@ -225,7 +231,13 @@ def evaluate_endpoint(
     Raises:
         UserInputError: the endpoint refuses requests.
         InfrastructureError: episodes failed; others were passed to ``on_episode``.
+        ConfigError: prompts are conversations with tools.
     """
+    if config.prompt_style == "tools":
+        raise ConfigError(
+            "prompt_style is 'tools', whose calls are read from token ids, which an endpoint does not return; expected 'tagged', "
+            "'plain' or 'conversation' with --endpoint. Set --set prompt_style=conversation."
+        )
     template = entry.adapter.template(config.prompt_style)
     episodes = dict(known)
     pending = [task for task in panel.task_ids if task not in episodes]

@@ -29,11 +29,11 @@ from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tensors import engine_tensors
 from trial_ray.rollout.chat_template import describe_chat_template
-from trial_ray.rollout.conversation import template_options
 from trial_ray.rollout.engines import create_engines
 from trial_ray.rollout.episode import History, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
+from trial_ray.rollout.styles import template_options
 from trial_ray.rollout.trajectory import EpisodeResult, Turn
 from trial_ray.rollout.workers import RolloutWorkers
 

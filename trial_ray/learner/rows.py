@@ -26,6 +26,7 @@ from trial_ray.objectives.advantages import (
     penalised_advantages,
 )
 from trial_ray.rollout.hindsight import Evidence
+from trial_ray.rollout.tool_calls import last_call, require_response_template
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -300,7 +301,8 @@ def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptSt
 
     In a tagged response (those of a conversation are tagged, too) a token counts when any of its characters lies between the
     first ``<action>`` and the first ``</action>``, from where the projection reads the action; without that pair of tags none
-    does. A plain response is the action, but for its special tokens.
+    does. A plain response is the action, but for its special tokens; in one that calls tools the last call is, see
+    :func:`~trial_ray.rollout.tool_calls.last_call`.
 
     Args:
         responses: int ``[y]`` each.
@@ -309,6 +311,9 @@ def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptSt
     """
     if style == "plain":
         masks = [~np.isin(ids, tokenizer.all_special_ids) for ids in responses]
+    elif style == "tools":
+        require_response_template(tokenizer)
+        masks = [last_call(tokenizer, ids) for ids in responses]
     else:
         masks = [_between_tags(ids, tokenizer) for ids in responses]
     return torch.from_numpy(np.concatenate([np.empty(0, bool), *masks]))

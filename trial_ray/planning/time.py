@@ -14,10 +14,11 @@ from trial_ray.rollout.hindsight import FRAMES
 
 TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
 """Lengths over their limits. With the paper's limits: 3.9 million tokens an iteration; a published run of it had 3.83 million."""
-SHARED_PREFIXES = {"tagged": (1.21, 1.11), "conversation": (2.33, 2.16), "plain": (2.2, 2.2)}
+_CONVERSATION = (2.33, 2.16)
+SHARED_PREFIXES = {"tagged": (1.21, 1.11), "conversation": _CONVERSATION, "tools": _CONVERSATION, "plain": (2.2, 2.2)}
 """By prompt style, tokens of rows over those that the learner computes, in scoring and in the minibatches of an update: tagged and
-conversation ones of ``benchmarks/bench_prefixes.py``, half of whose actions in official games are random; plain ones of the
-quickstart."""
+conversation ones of ``benchmarks/bench_prefixes.py``, half of whose actions in official games are random, also assumed of tools;
+plain ones of the quickstart."""
 EVIDENCE_SHARE = 0.3
 """Tokens that a second view adds to those of the first, measured there (tagged). One in front of the prompt shares none, and
 adds as many."""

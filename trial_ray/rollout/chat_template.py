@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,21 +39,24 @@ class TemplateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a chat template writes around a message of the system or the user.
+    """What a chat template writes around a message of the system, the user or a tool.
 
     Attributes:
         ids: before it, up to the last special token.
         lead_in: the text between that token and the message, which is tokenised together with the message.
         lead_out: the text between the message and the next special token, likewise.
+        quoted: whether the message is written as the inside of a JSON string.
     """
 
     ids: list[int]
     lead_in: str
     lead_out: str
+    quoted: bool = False
 
     def encode(self, tokenizer: Any, message: str) -> list[int]:
         """Ids of an untrusted message with the text around it."""
-        return encode_untrusted(tokenizer, self.lead_in + message + self.lead_out)
+        written = json_string(message) if self.quoted else message
+        return encode_untrusted(tokenizer, self.lead_in + written + self.lead_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +89,11 @@ def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTION
         ChatTemplateError: there is no chat template, or it alters, repeats or does not delimit the message.
         ConfigError: an option is none that a template may be given.
     """
-    before, behind = _render(tokenizer, ["user"], options)
-    around, rest = _around(tokenizer, before, behind, "the user's message")
-    suffix_ids = _encode(tokenizer, rest)
-    whole = [*around.ids, *around.encode(tokenizer, _probe(0)), *suffix_ids]
-    _require_same(tokenizer, before + _probe(0) + behind, whole)
+    before, behind = render(tokenizer, ["user"], options)
+    around, rest = find_around(tokenizer, before, behind, "the user's message")
+    suffix_ids = encode_trusted(tokenizer, rest)
+    whole = [*around.ids, *around.encode(tokenizer, probe(0)), *suffix_ids]
+    require_same(tokenizer, before + probe(0) + behind, whole)
     return around, suffix_ids
 
 
@@ -112,18 +116,16 @@ def split_conversation(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTION
 
 
 def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> ConversationParts:
-    *head, opens, suffix = _render(tokenizer, [*system, "user"], options)
-    *long_head, long_opens, _, closing, long_suffix = _render(
-        tokenizer, [*system, "user", "assistant", "user"], options
-    )
+    *head, opens, suffix = render(tokenizer, [*system, "user"], options)
+    *long_head, long_opens, _, closing, long_suffix = render(tokenizer, [*system, "user", "assistant", "user"], options)
     around_system = None
     if system:
-        around_system, opens = _around(tokenizer, head[0], opens, "the system message")
-        _, long_opens = _around(tokenizer, long_head[0], long_opens, "the system message")
-    first, rest = _around(tokenizer, opens, suffix, "the user's message")
-    later, _ = _around(tokenizer, closing, long_suffix, "the user's message")
-    if not any(closing.startswith(token) for token in _special(tokenizer)):
-        raise _not_delimited("a response", closing)
+        around_system, opens = find_around(tokenizer, head[0], opens, "the system message")
+        _, long_opens = find_around(tokenizer, long_head[0], long_opens, "the system message")
+    first, rest = find_around(tokenizer, opens, suffix, "the user's message")
+    later, _ = find_around(tokenizer, closing, long_suffix, "the user's message")
+    if not any(closing.startswith(token) for token in control_tokens(tokenizer)):
+        raise not_delimited("a response", closing)
     same = (head, opens, suffix) == (long_head, long_opens, long_suffix)
     if not same or (first.ids[-1:], first.lead_in) != (later.ids[-1:], later.lead_in):
         raise ChatTemplateError(
@@ -133,20 +135,22 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
     ends = _end_ids(tokenizer, options) or frozenset(
         later.ids
     )  # the next message's opening may be what ends a response
-    parts = ConversationParts(around_system, first, later, _encode(tokenizer, rest), ends)
+    parts = ConversationParts(around_system, first, later, encode_trusted(tokenizer, rest), ends)
     beginning, written = _beginning(tokenizer, parts, "".join(head), opens)
-    _require_same(tokenizer, written + suffix, [*beginning, *parts.suffix_ids])
-    turn = [*later.ids, *later.encode(tokenizer, _probe(0)), *parts.suffix_ids]
-    _require_same(tokenizer, closing + _probe(0) + suffix, turn)
+    require_same(tokenizer, written + suffix, [*beginning, *parts.suffix_ids])
+    turn = [*later.ids, *later.encode(tokenizer, probe(0)), *parts.suffix_ids]
+    require_same(tokenizer, closing + probe(0) + suffix, turn)
     return parts
 
 
 def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
     """Special tokens behind a response that nothing follows; none where the template writes none, or no such conversation."""
     with suppress(ChatTemplateError):
-        _, _, end = _render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
-        special = set(_special(tokenizer))
-        return frozenset(id_ for id_ in _encode(tokenizer, end) if tokenizer.convert_ids_to_tokens(id_) in special)
+        _, _, end = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
+        special = set(control_tokens(tokenizer))
+        return frozenset(
+            id_ for id_ in encode_trusted(tokenizer, end) if tokenizer.convert_ids_to_tokens(id_) in special
+        )
     return frozenset()
 
 
@@ -154,17 +158,17 @@ def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) 
     """A probed conversation up to the end of the user's first message: ids of its parts, and as text."""
     system, first = parts.system, parts.first
     if system is not None:
-        ids = [*system.ids, *system.encode(tokenizer, _probe(1)), *first.ids, *first.encode(tokenizer, _probe(0))]
-        return ids, head + _probe(1) + system.lead_out + opens + _probe(0)
+        ids = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
+        return ids, head + probe(1) + system.lead_out + opens + probe(0)
     # The user's message is tokenised apart from the head that stands before it in the first turn alone.
-    folded = encode_head(tokenizer, first, _probe(1))
-    message, lead_in = first.encode(tokenizer, _probe(0)), encode_untrusted(tokenizer, first.lead_in)
+    folded = encode_head(tokenizer, first, probe(1))
+    message, lead_in = first.encode(tokenizer, probe(0)), encode_untrusted(tokenizer, first.lead_in)
     if message[: len(lead_in)] != lead_in:
         raise ChatTemplateError(
             f"this tokenizer merges {first.lead_in!r}, which the chat template writes before a message, with the message's first "
             "word, so that the message cannot be told from it; use prompt_style='tagged'"
         )
-    return [*first.ids, *folded, *message[len(lead_in) :]], opens + _probe(1) + HEAD_END + _probe(0)
+    return [*first.ids, *folded, *message[len(lead_in) :]], opens + probe(1) + HEAD_END + probe(0)
 
 
 def encode_head(tokenizer: Any, first: Around, text: str) -> list[int]:
@@ -186,10 +190,10 @@ def describe_chat_template(tokenizer: Any, options: TemplateOptions = DEFAULT_OP
 
 
 def _written(tokenizer: Any, options: TemplateOptions) -> str:
-    texts = _render(tokenizer, ["user"], options)
+    texts = render(tokenizer, ["user"], options)
     for roles in (["system", "user"], ["user", "assistant", "user"]):
         with suppress(ChatTemplateError):
-            texts += ["", *_render(tokenizer, roles, options)]
+            texts += ["", *render(tokenizer, roles, options)]
     return "\0".join(texts)
 
 
@@ -200,10 +204,28 @@ def _day(options: TemplateOptions) -> datetime.date:
 # -- rendering ---------------------------------------------------------------------------------------------------------
 
 
-def _render(tokenizer: Any, roles: Sequence[str], options: TemplateOptions, **further: Any) -> list[str]:
+def render(
+    tokenizer: Any,
+    roles: Sequence[str | Mapping[str, Any]],
+    options: TemplateOptions,
+    *,
+    quoted: bool = False,
+    **further: Any,
+) -> list[str]:
     """The text around probes as messages of these roles, up to where the response starts.
 
     A message is a text or, where the template does not write that, a list of parts.
+
+    Args:
+        tokenizer: with the chat template.
+        roles: of the messages; a message with a content of its own has no probe.
+        options: what the template is rendered with.
+        quoted: whether the last probe is written as a JSON string.
+        further: arguments of ``apply_chat_template``.
+
+    Raises:
+        ChatTemplateError: the template refuses the messages, or alters or repeats a probe.
+        ConfigError: an option is none that a template may be given.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise ChatTemplateError(
@@ -218,21 +240,21 @@ def _render(tokenizer: Any, roles: Sequence[str], options: TemplateOptions, **fu
         )
     day = _day(options)
     named |= {**options.kwargs, "strftime_now": day.strftime}
-    probes = [_probe(len(roles) - 1 - index) for index in range(len(roles))]
+    given: list[dict[str, Any]] = [{"role": each} if isinstance(each, str) else dict(each) for each in roles]
+    probed = [message for message in given if "content" not in message]
+    probes = [probe(len(probed) - 1 - index) for index in range(len(probed))]
+    written = [*probes[:-1], json_string(probes[-1])] if quoted else probes
     refused: ChatTemplateError | None = None
     for in_parts in (False, True):
-        messages = [
-            {"role": role, "content": [{"type": "text", "text": probe}] if in_parts else probe}
-            for role, probe in zip(roles, probes, strict=True)
-        ]
+        for message, text in zip(probed, probes, strict=True):
+            message["content"] = [{"type": "text", "text": text}] if in_parts else text
         try:
             try:
-                rendered: str = tokenizer.apply_chat_template(messages, **named)
+                rendered: str = tokenizer.apply_chat_template(given, **named)
             except Exception as error:  # the template is a program, which may fail in any way
-                raise ChatTemplateError(
-                    f"the chat template cannot render messages of {', '.join(roles)}: {error}"
-                ) from error
-            return _pieces(rendered, roles, probes)
+                names = ", ".join(message["role"] for message in given)
+                raise ChatTemplateError(f"the chat template cannot render messages of {names}: {error}") from error
+            return _pieces(rendered, [message["role"] for message in probed], written)
         except ChatTemplateError as error:
             refused = refused or error
     assert refused is not None
@@ -241,54 +263,68 @@ def _render(tokenizer: Any, roles: Sequence[str], options: TemplateOptions, **fu
 
 def _pieces(rendered: str, roles: Sequence[str], probes: Sequence[str]) -> list[str]:
     pieces = []
-    for role, probe in zip(roles, probes, strict=True):
-        if rendered.count(probe) != 1:
+    for role, text in zip(roles, probes, strict=True):
+        if rendered.count(text) != 1:
             raise ChatTemplateError(
                 f"the chat template must write every message once, unaltered and in order, but a probe as message of the {role} "
-                f"occurs {rendered.count(probe)} times in what it renders; use a template that leaves messages as they are"
+                f"occurs {rendered.count(text)} times in what it renders; use a template that leaves messages as they are"
             )
-        piece, rendered = rendered.split(probe)
+        piece, rendered = rendered.split(text)
         pieces.append(piece)
     return [*pieces, rendered]
 
 
-def _probe(index: int) -> str:
+def json_string(text: str) -> str:
+    """The inside of a JSON string, as chat templates write it."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def probe(index: int) -> str:
+    """The text that stands for a message; those of a conversation are numbered from its end."""
     return _PROBE.format(index)
 
 
-def _around(tokenizer: Any, before: str, behind: str, message: str) -> tuple[Around, str]:
+def find_around(tokenizer: Any, before: str, behind: str, message: str) -> tuple[Around, str]:
     """What stands around a message, and the text from the special token behind it on.
 
     Raises:
         ChatTemplateError: there is none behind it, so that an observation could imitate the end of the message.
     """
-    special = _special(tokenizer)
+    special = control_tokens(tokenizer)
     end = max((before.rfind(token) + len(token) for token in special if token in before), default=0)
     closes = min((behind.find(token) for token in special if token in behind), default=None)
     if closes is None:
-        raise _not_delimited(message, behind)
-    return Around(_encode(tokenizer, before[:end]), before[end:], behind[:closes]), behind[closes:]
+        raise not_delimited(message, behind)
+    return Around(encode_trusted(tokenizer, before[:end]), before[end:], behind[:closes]), behind[closes:]
 
 
-def _special(tokenizer: Any) -> list[str]:
+def control_tokens(tokenizer: Any) -> list[str]:
+    """Texts of the special tokens, and of :func:`ordinary_controls`."""
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     return [*special, *ordinary_controls(tokenizer).values()]
 
 
-def _encode(tokenizer: Any, text: str) -> list[int]:
+def encode_trusted(tokenizer: Any, text: str) -> list[int]:
+    """Ids of text that a chat template wrote, control tokens included."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return ids
 
 
-def _not_delimited(message: str, text: str) -> ChatTemplateError:
+def not_delimited(message: str, text: str) -> ChatTemplateError:
+    """The error of a message that no special token closes."""
     return ChatTemplateError(
         f"the chat template must close {message} with a special token, but goes on with {text[:40]!r}; "
         "without one, an observation could imitate the end of the message"
     )
 
 
-def _require_same(tokenizer: Any, whole: str, parts: list[int]) -> None:
-    if parts != _encode(tokenizer, whole):
+def require_same(tokenizer: Any, whole: str, parts: list[int]) -> None:
+    """Refuse a tokenizer by which the parts of a conversation do not make the whole.
+
+    Raises:
+        ChatTemplateError: the ids differ.
+    """
+    if parts != encode_trusted(tokenizer, whole):
         raise ChatTemplateError(
             "this tokenizer gives other ids for the conversation as a whole than for its parts (before, in and after "
             "the user's message); use a tokenizer whose special tokens separate text"

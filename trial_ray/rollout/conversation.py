@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
-from trial_ray.config.run import RunSettings
-from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import ConversationPrompt, PromptContext
 from trial_ray.errors import ChatTemplateError, PromptTooLongError
-from trial_ray.models.vocabulary import stop_token_ids
-from trial_ray.rollout.chat_template import TemplateOptions, encode_head, split_conversation
+from trial_ray.rollout.chat_template import Around, TemplateOptions, encode_head, split_conversation
 from trial_ray.rollout.hindsight import encode_untrusted
-from trial_ray.rollout.prompts import Prompt, PromptBuilder, PromptWriter, too_long
+from trial_ray.rollout.prompts import Prompt, PromptWriter, too_long
 from trial_ray.rollout.trajectory import Turn
-
-
-def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapter) -> PromptWriter:
-    """The prompt writer of a run in one of its environments.
-
-    Raises:
-        ChatTemplateError: the tokenizer's chat template cannot be used in the style asked for, or ends responses of a conversation
-            with a token at which the model in ``config.model_path`` does not stop.
-    """
-    template = adapter.template(config.prompt_style)
-    settings = config.max_prompt_tokens, config.history_window, template_options(config)
-    if config.prompt_style == "conversation":
-        builder = ConversationBuilder(tokenizer, cast(ConversationPrompt, template), *settings)
-        if config.model_path is not None and Path(config.model_path).is_dir():
-            builder.require_end(stop_token_ids(config.model_path))
-        return builder
-    return PromptBuilder(tokenizer, template, *settings)
-
-
-def template_options(config: RunSettings) -> TemplateOptions:
-    """What the chat template of a run is rendered with."""
-    return TemplateOptions(config.chat_template_kwargs, config.chat_template_date)
 
 
 class ConversationBuilder(PromptWriter):
@@ -91,7 +64,7 @@ class ConversationBuilder(PromptWriter):
             raise self._too_long(result, None)
         later = np.asarray([*self._parts.later.encode(self._tokenizer, message), *self._parts.suffix_ids], np.int32)
         if turns:
-            ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1]), later])
+            ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1], self._parts.later), later])
             if len(ids) <= self.max_prompt_tokens:
                 return self._prompt(ids, 0)
         beginning = self._beginning(result.task)
@@ -103,7 +76,8 @@ class ConversationBuilder(PromptWriter):
 
     def _conversation(self, beginning: np.ndarray, turns: Sequence[Turn], message: np.ndarray) -> np.ndarray:
         """A conversation that begins with these turns, up to the response to a message."""
-        kept = [part for turn in turns for part in (self._message(turn, beginning), self._answered(turn))]
+        later = self._parts.later
+        kept = [part for turn in turns for part in (self._message(turn, beginning), self._answered(turn, later))]
         ids = [*kept, message]
         return np.concatenate([beginning, ids[0][len(self._lead_in) :], *ids[1:]])
 
@@ -123,9 +97,9 @@ class ConversationBuilder(PromptWriter):
             return np.concatenate([self._lead_in, turn.prompt_ids[opens + len(head) :]])
         return turn.prompt_ids[opens:]
 
-    def _answered(self, turn: Turn) -> np.ndarray:
+    def _answered(self, turn: Turn, later: Around) -> np.ndarray:
         """Ids of a turn's response and of all that stands between it and the next message."""
-        glue, ids = self._parts.later.ids, turn.response_ids.tolist()
+        glue, ids = later.ids, turn.response_ids.tolist()
         written = next(number for number in range(len(glue), -1, -1) if ids[len(ids) - number :] == glue[:number])
         return np.concatenate([turn.response_ids, np.asarray(glue[written:], np.int32)])
 

@@ -30,11 +30,11 @@ from trial_ray.errors import EngineError, UnsupportedError, refusing
 from trial_ray.process import EPISODE, RESPONSE, ProcessEvents, announce, note_event, peak_memory, process_events
 from trial_ray.rollout.background_groups import BackgroundGroups
 from trial_ray.rollout.callbacks import EpisodeWatch, RunnerCallbacks
-from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.rewards import RewardFunction
+from trial_ray.rollout.styles import prompt_writer
 from trial_ray.rollout.trajectory import Trajectory
 
 Result = TypeVar("Result")

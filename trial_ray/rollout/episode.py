@@ -103,7 +103,11 @@ async def _play(
             break
         if turn is None:
             break
-        before, now = now, await _resolved(env.step(turn.action))
+        before = now
+        if turn.outcome:  # the answer to a response that holds no action
+            now = replace(before, observation=turn.outcome, reward=0.0, rewards={}, invalid_action=True)
+        else:
+            now = await _resolved(env.step(turn.action))
         advance()
         for name, value in now.rewards.items():
             trajectory.rewards[name] = trajectory.rewards.get(name, 0.0) + value
@@ -150,11 +154,11 @@ class PolicyPlayer:
         prompt = self.prompts.write(result, history)
         params = self.params if self.seed is None else replace(self.params, seed=derive_seed(self.seed, step))
         response = await self.generate(prompt.ids, params)
-        text = self.prompts.responses.text(prompt.ids, prompt.insert_at, response.response_ids)
-        projection = self.prompts.template.project(text)
+        projection = self.prompts.read(prompt, response.response_ids)
         return Turn(
             action=projection.action,
             valid=projection.valid,
+            outcome=projection.answer,
             prompt_ids=prompt.ids,
             response_ids=response.response_ids,
             logprobs=response.logprobs,

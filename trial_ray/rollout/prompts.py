@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trial_envs.core.projection import Projection
 from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import PromptTooLongError
@@ -81,6 +82,15 @@ class PromptWriter(ABC):
         Raises:
             PromptTooLongError: the prompt exceeds the limit even with all that may be cut left out.
         """
+
+    def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
+        """The action in the response to a prompt.
+
+        Args:
+            prompt: that this class wrote.
+            response_ids: int32 ``[y]``, as sampled.
+        """
+        return self.template.project(self.responses.text(prompt.ids, prompt.insert_at, response_ids))
 
 
 class PromptBuilder(PromptWriter):

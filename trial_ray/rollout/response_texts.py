@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,19 @@ class ResponseTexts:
             insert_at: index in it of the end of the user's message.
             response_ids: int ``[y]``; ids outside of the tokenizer's vocabulary are spelled (:func:`spell_unknown`).
         """
-        texts, known = [self.opened(prompt_ids, insert_at)], list[int]()
-        for each in response_ids.tolist():
+        return self.opened(prompt_ids, insert_at) + self._spelled(response_ids, self._dropped)
+
+    def whole(self, response_ids: np.ndarray) -> str:
+        """A response with all its special tokens, without what its prompt opened; ids as in :meth:`text`."""
+        return self._spelled(response_ids, frozenset())
+
+    def _spelled(self, ids: np.ndarray, dropped: Collection[int]) -> str:
+        texts, known = list[str](), list[int]()
+        for each in ids.tolist():
             if not 0 <= each < self._size:
                 texts += [self.decode(known), spell_unknown(each)]
                 known = []
-            elif each not in self._dropped:
+            elif each not in dropped:
                 known.append(each)
         return "".join([*texts, self.decode(known)])
 

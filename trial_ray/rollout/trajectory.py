@@ -38,7 +38,8 @@ class Turn:
         observation: what the environment showed before the decision.
         action: the action that was sent to the environment.
         valid: whether the response had the required form (not whether the action was admissible).
-        outcome: what the environment answered to the action.
+        outcome: what the environment answered to the action; a player sets the answer to a response that holds no action, which the
+            environment is not asked to carry out.
         reward: the environment's reward for this step.
         finish_reason: ``"stop"`` or ``"length"``.
         prompt_cut: what was left out of the prompt for its length.

@@ -20,10 +20,12 @@ class Projection:
     Attributes:
         action: the argument of the environment's ``step``.
         valid: whether the response has the required form; the action may still be inadmissible.
+        answer: to a response that holds no action, in place of the environment's; empty: the environment takes the action.
     """
 
     action: str
     valid: bool
+    answer: str = ""
 
 
 def project_action(

@@ -1,0 +1,205 @@
+"""Tools of an environment, and the calls of them in responses: schemas, parsing, and the action that a call stands for."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from transformers.utils.chat_template_utils import (
+    DocstringParsingException,
+    TypeHintParsingException,
+    get_json_schema,
+)
+
+from trial_envs.core.projection import Projection
+from trial_envs.tool_env import ToolEpisode, command_tools
+from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError, first_line
+
+_TYPES: Mapping[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": int | float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+_LONGEST = 200
+"""Characters of an error that an answer repeats."""
+
+
+def require_response_template(tokenizer: Any) -> None:
+    """Give a tokenizer the ``response_template`` by which ``parse_response`` reads its model's responses, where it brings none.
+
+    It is taken from TRL, which has those of published chat templates.
+
+    Raises:
+        MissingDependencyError: TRL is not installed.
+        ChatTemplateError: TRL has none for the tokenizer's chat template.
+    """
+    if getattr(tokenizer, "response_template", None) is not None:
+        return
+    needed = (
+        "prompt_style='tools' reads calls by the tokenizer's response_template (transformers' response parsing), and this "
+        "tokenizer has none"
+    )
+    own = "add response_template to the model's tokenizer_config.json"
+    try:
+        from trl.chat_template_utils import add_response_schema
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{needed}; install TRL, which has those of published chat templates: pip install trl, or {own}"
+        ) from error
+    try:
+        add_response_schema(tokenizer)
+    except ValueError as error:
+        raise ChatTemplateError(
+            f"{needed}, nor does TRL have one for its chat template; {own}, or choose prompt_style='conversation'"
+        ) from error
+
+
+def parse_calls(
+    tokenizer: Any, response: str, prefix: str = "", tools: Sequence[dict[str, Any]] | None = None
+) -> list[Any]:
+    """The calls in a response, in their order.
+
+    Args:
+        tokenizer: with a ``response_template``.
+        response: special tokens included.
+        prefix: the end of the prompt, from where it opens the response.
+        tools: schemas, by which arguments that were written as text get their types.
+
+    Raises:
+        ValueError: the response cannot be parsed.
+    """
+    try:
+        calls = tokenizer.parse_response(response, prefix=prefix, tools=tools).get("tool_calls", [])
+    except Exception as error:  # the response is anything that a model may write, and its parser may fail in any way
+        raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
+    return calls if isinstance(calls, list) else [calls]
+
+
+def last_call(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
+    """Mask of the tokens from the opening of a response's last call on, special tokens excluded: bool ``[y]``.
+
+    None where the response cannot be parsed, or has no call.
+
+    Args:
+        tokenizer: with a ``response_template``.
+        ids: int ``[y]``, the response.
+    """
+
+    mask = np.zeros(len(ids), bool)
+    for start in range(len(ids) - 1, -1, -1):
+        if _has_call(tokenizer, ids[start:]):
+            mask[start:] = ~np.isin(ids[start:], tokenizer.all_special_ids)
+            break
+    return mask
+
+
+def _has_call(tokenizer: Any, ids: np.ndarray) -> bool:
+    try:
+        return bool(parse_calls(tokenizer, tokenizer.decode(ids)))
+    except ValueError:
+        return False
+
+
+class ToolSet:
+    """The tools of an environment.
+
+    Args:
+        tools: class whose public methods are the tools, as TRL offers them to the model.
+
+    Attributes:
+        schemas: of the tools, in the order of their names, in the format of ``apply_chat_template``.
+
+    Raises:
+        ConfigError: there are none, or one has no type hints or no docstring.
+    """
+
+    def __init__(self, tools: type[ToolEpisode]) -> None:
+        self._commands = command_tools(tools)
+        if not self._commands:
+            raise ConfigError(
+                f"{tools.__name__} has no tools; expected public methods that return self._take(command)."
+            )
+        try:
+            self.schemas = [get_json_schema(tool) for tool in self._commands.values()]
+        except (TypeHintParsingException, DocstringParsingException) as error:
+            raise ConfigError(
+                f"A tool of {tools.__name__} has no schema: {error}. Give every argument a type hint and a line under Args: in "
+                "the method's docstring."
+            ) from error
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tools."""
+        return list(self._commands)
+
+    def project(self, calls: Sequence[Any]) -> Projection:
+        """The action that the calls of a response stand for: that of the one call, if it can be made.
+
+        Otherwise nothing is carried out: the projection is not valid, and its answer says what was wrong. Args and outcomes are
+        listed in docs/environments.md.
+        """
+        if len(calls) != 1:
+            return self.refuse(
+                f"{len(calls)} tools were called, so that none was carried out." if calls else "No tool was called."
+            )
+        name, arguments = read_call(calls[0])
+        if name not in self._commands:
+            return self.refuse(f"There is no tool {name[:_LONGEST]!r}.")
+        try:
+            command = self._commands[name](**self._checked(name, arguments))
+        except Exception as error:  # arguments are the model's, and the tool may be a user's
+            return self.refuse(f"{name} could not be called: {error!s:.{_LONGEST}}.")
+        return Projection(command, True)
+
+    def call_of(self, action: str) -> tuple[str, dict[str, str]] | None:
+        """Name and arguments of the call that makes an action, the inverse of :meth:`project`; ``None`` if no tool makes it.
+
+        Arguments are texts.
+        """
+        for name, tool in self._commands.items():
+            marks = {each: f"\0{each}\0" for each in self._parameters(name)}
+            pattern = re.escape(tool(**marks))
+            for each, mark in marks.items():
+                pattern = pattern.replace(mark, f"(?P<{each}>.+)", 1)
+            if found := re.fullmatch(pattern, action, re.DOTALL):
+                return name, found.groupdict()
+        return None
+
+    def refuse(self, mistake: str) -> Projection:
+        """The projection of a response that holds no action."""
+        offered = ", ".join(f"{name}({', '.join(self._parameters(name))})" for name in self._commands)
+        return Projection("", False, f"{mistake} Call exactly one tool in every turn: {offered}.")
+
+    def _parameters(self, name: str) -> Sequence[str]:
+        return list(inspect.signature(self._commands[name]).parameters)
+
+    def _checked(self, name: str, arguments: Any) -> dict[str, Any]:
+        """Arguments of the names and types of a tool's schema.
+
+        Raises:
+            TypeError: names what is missing, unknown or of another type.
+        """
+        if not isinstance(arguments, dict):
+            raise TypeError(f"its arguments are {arguments!r:.{_LONGEST}}, expected an object")
+        inspect.signature(self._commands[name]).bind(**arguments)
+        (schema,) = (each["function"] for each in self.schemas if each["function"]["name"] == name)
+        for key, value in arguments.items():
+            kind = schema["parameters"]["properties"].get(key, {}).get("type")
+            if isinstance(kind, str) and not isinstance(value, _TYPES.get(kind, object)):
+                raise TypeError(f"{key} is {value!r:.{_LONGEST}}, expected a {kind}")
+        return arguments
+
+
+def read_call(call: Any) -> tuple[str, Any]:
+    """Name and arguments of a call; the name is empty where it is none."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
+        return "", None
+    arguments = function.get("arguments")
+    return name, {} if arguments is None else arguments
