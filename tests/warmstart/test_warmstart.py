@@ -28,12 +28,13 @@ from trial_ray.errors import (
 )
 from trial_ray.files import CACHE_VARIABLE, get_or_build
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
-from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.prompts import Prompt, PromptBuilder
+from trial_ray.rollout.tool_conversation import ToolConversationBuilder
 from trial_ray.warmstart import WarmStartSettings, cloning, warm_start
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.cloning import Example, Renamer, cloning_loss, collate, updates
 from trial_ray.warmstart.demonstrations import collect, encode_response, to_examples
-from trial_ray.warmstart.policy import HeldOutGames, Policy
+from trial_ray.warmstart.policy import HeldOutGames, Policy, load_policy
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, task_set
 
 SETTINGS = WarmStartSettings(
@@ -391,6 +392,31 @@ def test_of_two_builders_the_first_wins(own_cache):
     assert (path / "model").read_text() == "first"
     assert not cached
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
+
+
+def test_demonstrations_with_tools_are_calls_that_make_the_actions(policy):
+    """Later prompts hold the calls of what was carried out, of which noise makes half."""
+    tokenizer, settings = published_tokenizer("qwen3"), {"action_noise": 0.5, "max_prompt_tokens": 100_000}
+    writer = ToolConversationBuilder(tokenizer, ADAPTER.template("tools"), ADAPTER.tools, 100_000)
+    demonstrator = replace(policy(**settings), tokenizer=tokenizer, builder=writer)
+    found = collect(replace(demonstrator, settings=replace(demonstrator.settings, games=2)))
+    said, disturbed = [], 0
+    for each, following in zip(found, [*found[1:], None], strict=True):
+        opened = each.ordinary.prompt_ids
+        prompt = Prompt(opened, int(np.flatnonzero(opened == tokenizer.eos_token_id)[-1]), "none")
+        said.append(writer.read(prompt, each.ordinary.response_ids))
+        assert each.ordinary.response_ids[-1] == tokenizer.eos_token_id
+        if following is not None and len(following.ordinary.prompt_ids) > len(opened):
+            assert following.ordinary.prompt_ids[: len(opened)].tolist() == opened.tolist()
+            carried_out = following.ordinary.prompt_ids[len(opened) :][: len(each.ordinary.response_ids)]
+            disturbed += carried_out.tolist() != each.ordinary.response_ids.tolist()
+    assert all(each.valid for each in said)
+    assert {each.action.split()[0] for each in said} >= {"go", "take"}
+    assert 0 < disturbed < len(found)
+    with pytest.raises(ConfigError, match=r"'help' cannot be stated by a call of clean, close"):
+        writer.encode_action(prompt, "help")
+    with pytest.raises(ConfigError, match=r"response_style is 'tools'.*set model_path"):
+        load_policy(replace(SETTINGS, response_style="tools"), HOME)
 
 
 def test_every_setting_and_the_adapter_are_part_of_the_key():

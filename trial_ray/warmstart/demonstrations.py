@@ -21,6 +21,8 @@ from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import checked_content, get_or_build
 from trial_ray.rollout.episode import History, play_episode
 from trial_ray.rollout.hindsight import augment, encode_evidence, encode_untrusted, outcome_view
+from trial_ray.rollout.prompts import Prompt
+from trial_ray.rollout.tool_conversation import ToolConversationBuilder
 from trial_ray.rollout.trajectory import Trajectory, Turn
 from trial_ray.warmstart.cloning import Example
 from trial_ray.warmstart.policy import Policy, make_demonstrator
@@ -88,14 +90,15 @@ class DemonstratorPlayer:
         demonstrator: plans.
         random: draws noise, and the demonstrator's seed.
         solution: the environment's, for a demonstrator that reads it.
-        planned: of each turn, whether the planned action was carried out, and the response that states it.
+        planned: of each turn, whether the planned action was carried out, the response that states what the policy shall imitate,
+            and the one that states the planned action.
     """
 
     policy: Policy
     demonstrator: Demonstrator
     random: np.random.Generator
     solution: Callable[[], Sequence[str]]
-    planned: list[tuple[bool, np.ndarray]] = field(default_factory=list)
+    planned: list[tuple[bool, np.ndarray, np.ndarray]] = field(default_factory=list)
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn:
         """Write the prompt, ask the demonstrator, apply noise; see :class:`~trial_ray.rollout.episode.Player`."""
@@ -113,13 +116,19 @@ class DemonstratorPlayer:
             carried_out = self._malformed(other, (chosen, *actions)) or other
         self.demonstrator.carried_out(carried_out)
         planned = carried_out if carried_out in as_good else planned
+        imitated, better = (self._response(prompt, action) for action in (chosen, planned))
+        self.planned.append((planned == carried_out, imitated, better))
+        # A conversation goes on from what was carried out.
+        said = imitated if carried_out == chosen else self._response(prompt, carried_out)
+        return Turn(action=carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=said)
+
+    def _response(self, prompt: Prompt, action: str) -> np.ndarray:
+        """Ids of the response that states an action."""
+        builder, style = self.policy.builder, self.policy.settings.response_style
+        if isinstance(builder, ToolConversationBuilder):
+            return builder.encode_action(prompt, action)
         opened = builder.responses.opened(prompt.ids, prompt.insert_at)
-        response, better = (
-            encode_response(self.policy.tokenizer, action, settings.response_style, opened)
-            for action in (chosen, planned)
-        )
-        self.planned.append((planned == carried_out, better))
-        return Turn(action=carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)
+        return encode_response(self.policy.tokenizer, action, style, opened)
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
         """Demonstrations of the last episode."""
@@ -127,11 +136,11 @@ class DemonstratorPlayer:
         return [
             Demonstration(
                 trajectory.task_id,
-                Example(turn.prompt_ids, turn.response_ids),
+                Example(turn.prompt_ids, imitated),
                 Example(augment(turn.prompt_ids, turn.insert_at, shown), better),
                 planned,
             )
-            for turn, shown, (planned, better) in zip(trajectory.turns, evidence, self.planned, strict=True)
+            for turn, shown, (planned, imitated, better) in zip(trajectory.turns, evidence, self.planned, strict=True)
         ]
 
     def _malformed(self, action: str, known: Sequence[str]) -> str | None:
@@ -143,7 +152,12 @@ class DemonstratorPlayer:
         words[place : place + 1] = str(self.random.choice(known[1:])).split()[-1:]
         malformed = " ".join(words)
         # Words of two actions on offer can make a third one that is, or the chosen one.
-        return None if malformed in known else malformed
+        return None if malformed in known or not self._can_say(malformed) else malformed
+
+    def _can_say(self, action: str) -> bool:
+        """Whether a response can state an action; calls of tools cannot state any."""
+        builder = self.policy.builder
+        return not isinstance(builder, ToolConversationBuilder) or builder.tools.call_of(action) is not None
 
     def _other(self, actions: Sequence[str], than: str) -> str | None:
         """Any action on offer but one; ``None`` where there is no other."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -21,7 +21,7 @@ from trial_ray.engines.transformers import LocalEngine
 from trial_ray.environments.adapter import Demonstrator, RandomPlay, begin
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.environments.templates import PromptContext
+from trial_ray.environments.templates import ConversationPrompt, PromptContext
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
@@ -29,7 +29,8 @@ from trial_ray.models.vocabulary import stop_tokens_of
 from trial_ray.rollout.chat_template import TemplateOptions
 from trial_ray.rollout.env_runner import run_quietly
 from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
-from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.prompts import PromptBuilder, PromptWriter
+from trial_ray.rollout.tool_conversation import ToolConversationBuilder
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
 
@@ -85,7 +86,7 @@ class Policy:
     entry: EnvironmentEntry
     model: PreTrainedModel
     tokenizer: Any
-    builder: PromptBuilder
+    builder: PromptWriter
 
 
 def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
@@ -94,7 +95,13 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
     Raises:
         CheckpointError: ``model_path`` holds no causal LM with a tokenizer.
         ChatTemplateError: the tokenizer has no chat template or no end token.
+        ConfigError: responses call tools, and the tiny model is to be built.
     """
+    if settings.response_style == "tools" and settings.model_path is None:
+        raise ConfigError(
+            "Warm-start setting response_style is 'tools', but the tiny model's chat template has no tools; set model_path to a "
+            "model that has them, or response_style='plain'."
+        )
     path = settings.model_path
     model: Any
     tokenizer: Any
@@ -113,7 +120,13 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
             raise ChatTemplateError(f"The tokenizer in {path} has no end token; set its eos_token.")
     options = TemplateOptions(settings.chat_template_kwargs, settings.chat_template_date)
     template = entry.adapter.template(settings.response_style)
-    builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window, options)
+    limits = settings.max_prompt_tokens, settings.history_window, options
+    builder: PromptWriter
+    if settings.response_style == "tools":
+        conversation = cast(ConversationPrompt, template)
+        builder = ToolConversationBuilder(tokenizer, conversation, entry.adapter.tools, *limits)
+    else:
+        builder = PromptBuilder(tokenizer, template, *limits)
     return Policy(settings, entry, model.to(settings.device), tokenizer, builder)
 
 

@@ -38,12 +38,12 @@ class WarmStartSettings:
         "Hugging Face folder of a causal LM with a chat template; ``None`` builds the tiny model",
     )
     size: str = setting("tiny", "shape of the tiny model, a key of ``trial_ray.models.tiny.SHAPES``")
-    # In a conversation action noise would contradict the demonstrated response, which stands in all later prompts.
-    response_style: Literal["plain", "tagged"] = setting(
+    # Not conversations with tags: later prompts would hold the empty reasoning of the demonstrated responses.
+    response_style: Literal["plain", "tagged", "tools"] = setting(
         "plain",
-        "``plain``: the response is the action; ``tagged``: the action is in ``<action>``. Inside a config "
-        "this and the next four are the config's unless set",
-        one_of=("plain", "tagged"),
+        "``plain``: the response is the action; ``tagged``: the action is in ``<action>``; ``tools``: the response calls a "
+        "tool (needs ``model_path``). Inside a config this and the next four are the config's unless set",
+        one_of=("plain", "tagged", "tools"),
     )
     chat_template_kwargs: Mapping[str, Any] = setting(
         factory=dict, doc="variables of the chat template, such as ``enable_thinking``"

@@ -64,6 +64,9 @@ CODE = (
     "rollout/response_texts.py",
     "rollout/hindsight.py",
     "rollout/episode.py",
+    "rollout/conversation.py",
+    "rollout/tool_calls.py",
+    "rollout/tool_conversation.py",
     "environments/*.py",
 )
 """The code, beside the environment's, that decides what a warm start leads to."""
