@@ -100,9 +100,7 @@ def load_scale(name: str) -> Scale:
     path = scale_file(name)
     scale = run_user_file(path, "trial_ray_scale").get("scale")
     if not isinstance(scale, Scale):
-        raise UserInputError(
-            f"{path} must define `scale`, a trial_ray.reproduction.Scale; found {type(scale).__name__}."
-        )
+        raise UserInputError(f"{path} must define `scale`, a trial_ray.reproduction.Scale, got {type(scale).__name__}.")
     return scale
 
 

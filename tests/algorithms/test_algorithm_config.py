@@ -26,11 +26,11 @@ def valid_config() -> TRIALConfig:
     ("section", "settings", "message"),
     [
         ("training", {"group_size": 1}, "group_size is 1.*at least 2"),
-        ("training", {"privileged_view": None}, "needs a second view"),
+        ("training", {"privileged_view": None}, "needs a teacher context"),
         ("training", {"minibatch_rows": 16}, "minibatch_rows is 16, below microbatch_rows, which is 32"),
-        ("training", {"max_refills": 2}, "set drop_zero_variance_groups too"),
+        ("training", {"max_refills": 2}, "Set drop_zero_variance_groups too"),
         ("training", {"importance_cap": 0.9}, "importance_cap is 0.9.*at least 1"),
-        ("training", {"importance_mode": "sequence_mask"}, "importance_cap is None, so that nothing is weighed"),
+        ("training", {"importance_mode": "sequence_mask"}, "importance_cap is None, so no token is weighted"),
         ("env_runners", {"temperature": 0.0}, "temperature is 0.0, expected a finite value of at least 0.01: greedy"),
         ("env_runners", {"top_p": 0.9}, "top_p is 0.9, expected 1: .*no correction"),
         ("env_runners", {"max_staleness": 1}, "importance_cap is None.*importance_cap=2.0"),
@@ -94,10 +94,10 @@ def test_more_learners_than_trajectories_are_refused():
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("serl", {"privileged_view": None}, "SERLConfig needs a second view|without a privileged_view"),
+        ("serl", {"privileged_view": None}, "SERLConfig needs a teacher context|there is no teacher"),
         ("grpo_opsd", {"gate_slope": 5.0}, "use sdar"),
         ("opsd", {"jsd_mix": 1.0}, "jsd_mix is 1.0"),
-        ("grpo", {"teacher_sync_iterations": 10}, "without a privileged_view no teacher"),
+        ("grpo", {"teacher_sync_iterations": 10}, "privileged_view is None, so there is no teacher"),
     ],
 )
 def test_methods_refuse_values_out_of_range(method, settings, message):

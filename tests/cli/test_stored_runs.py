@@ -75,10 +75,10 @@ def test_a_copy_follows_the_run_and_has_the_checkpoints_that_a_command_reads(sto
     ("command", "words"),
     [
         (["report", "file:///nowhere/at all"], "is not in a run: there is no run.json in it or above"),
-        (["sweep", "FILE", "--out", "s3://bucket/sweep"], "s3:/bucket/sweep was a URI; expected a path"),
+        (["sweep", "FILE", "--out", "s3://bucket/sweep"], "s3:/bucket/sweep was a URI; expected a local path"),
         (["export", "sftp://host/run", "out"], "Expected a URI such as s3://BUCKET/FOLDER"),
-        (["inspect", "s3://AKIAKEY:sec/ret@bucket/run"], "holds credentials"),
-        (["train", "FILE", "--out", "s3://bucket/run?session_token=secret"], "holds credentials"),
+        (["inspect", "s3://AKIAKEY:sec/ret@bucket/run"], "contains credentials"),
+        (["train", "FILE", "--out", "s3://bucket/run?session_token=secret"], "contains credentials"),
         (["train", "FILE", "--resume", "file:///nowhere/run"], "is not a run folder"),
     ],
 )

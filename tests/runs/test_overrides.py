@@ -133,7 +133,7 @@ def test_dataclass_settings():
         ("game=3", "Did you mean 'games'"),
         ("games=many", "games expects int"),
         ("games=0", "at least 1"),
-        ("rate=1e400", "rate expects a finite number; found '1e400'"),
+        ("rate=1e400", "rate expects a finite number, got '1e400'"),
     ],
 )
 def test_dataclass_settings_are_checked(assignment, words):

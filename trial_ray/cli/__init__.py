@@ -94,7 +94,9 @@ def _local(value: Any) -> Any:
     if not isinstance(value, Path):
         return value
     if _MANGLED.match(str(value)) and not value.exists():
-        raise UserInputError(f"{value} was a URI; expected a path here (docs/cluster.md says what takes URIs).")
+        raise UserInputError(
+            f"{value} was a URI; expected a local path (docs/cluster.md lists the commands that take URIs)."
+        )
     try:
         return value.expanduser()
     except RuntimeError as error:

@@ -193,7 +193,7 @@ def readable(checkpoints: int | None) -> Callable[[str], Path | StoredCopy]:
 def positive(text: str) -> int:
     """An argparse type: a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"expected a whole number of at least 1; found {text!r}")
+        raise ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
 

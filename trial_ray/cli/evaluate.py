@@ -34,7 +34,7 @@ def _json_object(text: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise ArgumentTypeError(f'expected a JSON object such as \'{{"reasoning_effort": "low"}}\'; found {text!r}')
+        raise ArgumentTypeError(f'expected a JSON object such as \'{{"reasoning_effort": "low"}}\', got {text!r}')
     return value
 
 
@@ -201,14 +201,13 @@ def checkpoint_config(
     if env is None:
         if len(known) != 1:
             found = f"its run plays {', '.join(sorted(known))}" if known else "it belongs to no run"
-            raise UserInputError(f"Name the environment that {checkpoint} shall play with --env ID; {found}.")
+            raise UserInputError(f"Choose the environment of {checkpoint} with --env ID: {found}.")
         (env,) = known
     played = known.get(env)
     if split is None:
         if played is None or not sets:
             raise UserInputError(
-                f"Name the split that {checkpoint} shall play with --split NAME; it belongs to no run with an evaluation set in "
-                f"{env}."
+                f"Choose a split with --split NAME: {checkpoint} is not part of a run with an evaluation set for {env}."
             )
         split = played.split
     config.environment(env, adapter=adapters)

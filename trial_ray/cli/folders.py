@@ -83,7 +83,7 @@ def inspect(args: Namespace) -> None:
     folders, text = args.run_folders, args.text
     if len(folders) > (1 if text else 2):
         expected = "one RUN with --text" if text else "one or two RUN folders"
-        raise UserInputError(f"Expected {expected}; found {len(folders)}.")
+        raise UserInputError(f"Expected {expected}, got {len(folders)}.")
     if args.show and not text:
         raise UserInputError("--show K prints a trajectory in the terminal; give --text with it.")
     if text and (args.out or args.open):
@@ -126,7 +126,7 @@ def _print(run: RecordedRun, number: int | None) -> None:
     if number is None:
         output().print(list_trajectories(recorded, f"iteration {iteration}"))
     elif number > len(recorded):
-        raise UserInputError(f"Iteration {iteration} has {len(recorded)} trajectories; found --show {number}.")
+        raise UserInputError(f"Iteration {iteration} has {len(recorded)} trajectories; got --show {number}.")
     else:
         for part in print_trajectory(recorded[number - 1], run.tokens):
             output().print(part, soft_wrap=True)

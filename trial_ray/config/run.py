@@ -168,8 +168,8 @@ class RunSettings(
             )
         if self.model_dtype == "float64" and self._autocast_dtype() != "float32":
             raise ConfigError(
-                "model_dtype is 'float64', which passes in bfloat16 cannot multiply; set .rl_module(compute_dtype='float32'), with "
-                "which they compute in float64, or model_dtype='float32'."
+                "model_dtype is 'float64', but passes are in bfloat16. Set .rl_module(compute_dtype='float32'), so that "
+                "they compute in float64, or model_dtype='float32'."
             )
         if self.sharding == "fsdp" and self.num_learners < 2:
             raise ConfigError(
@@ -253,7 +253,7 @@ class RunSettings(
         context = self.engine_kwargs.get("max_model_len", self.row_tokens())
         if is_whole(context) and context < self.row_tokens():
             raise ConfigError(
-                f"engine_kwargs: max_model_len={context} found, at least {self.row_tokens()} expected (max_prompt_tokens "
+                f"engine_kwargs: expected max_model_len of at least {self.row_tokens()}, got {context} (max_prompt_tokens "
                 "plus max_response_tokens); leave it out, or lower max_prompt_tokens or max_response_tokens."
             )
         if self.colocate:
@@ -298,21 +298,21 @@ class RunSettings(
                 "made of microbatches: raise minibatch_rows, or lower microbatch_rows."
             )
         if self.max_refills and not self.drop_zero_variance_groups:
-            raise ConfigError("max_refills is set, but nothing is left out: set drop_zero_variance_groups too.")
+            raise ConfigError("max_refills is set, but no group is dropped. Set drop_zero_variance_groups too.")
         if self.importance_mode != "token_truncate" and self.importance_cap is None:
             raise ConfigError(
-                f"importance_mode is {self.importance_mode!r}, but importance_cap is None, so that nothing is weighed. Set "
+                f"importance_mode is {self.importance_mode!r}, but importance_cap is None, so no token is weighted. Set "
                 "importance_cap too, for example to 2.0."
             )
         if self.max_staleness and self.importance_cap is None:
             raise ConfigError(
-                f"max_staleness is {self.max_staleness}, so that older weights sample part of the rows, but importance_cap is "
-                "None: nothing would correct for it. Set .training(importance_cap=2.0), or max_staleness=0."
+                f"max_staleness is {self.max_staleness}, which makes part of the rows off-policy, but importance_cap is "
+                "None. Set .training(importance_cap=2.0), or max_staleness=0."
             )
         if self.max_staleness and self.max_refills:
             raise ConfigError(
-                f"max_refills is {self.max_refills}, expected 0 with max_staleness={self.max_staleness}: an iteration takes the "
-                "groups that are finished and does not wait for tasks drawn in place of others."
+                f"max_refills is {self.max_refills}, expected 0 with max_staleness={self.max_staleness}: an iteration takes "
+                "finished groups and does not wait for replacements."
             )
 
     def check_reward(self) -> None:
@@ -344,14 +344,16 @@ class RunSettings(
         """
         if self.privileged_view is None and self.method_class.needs_privileged_view:
             raise ConfigError(
-                f"{type(self).__name__} needs a second view of each turn; set privileged_view, for example to 'outcome'."
+                f"{type(self).__name__} needs a teacher context for each turn. Set privileged_view, for example to 'outcome'."
             )
         if self.teacher_sync_iterations is None:
             return
         if self.privileged_view is None:
-            raise ConfigError("teacher_sync_iterations is set, but without a privileged_view no teacher is asked.")
+            raise ConfigError(
+                "teacher_sync_iterations is set, but privileged_view is None, so there is no teacher. Set privileged_view too."
+            )
         if self.lora_rank is not None:
             raise ConfigError(
-                "teacher_sync_iterations asks for a lagged copy of the policy, which there is none of with adapters "
+                "teacher_sync_iterations needs a stale copy of the policy, which adapters do not have "
                 f"(lora_rank is {self.lora_rank}). Set teacher_sync_iterations=None, or lora_rank=None."
             )

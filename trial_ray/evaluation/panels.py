@@ -43,7 +43,7 @@ class Panel:
         if not self.task_ids:
             raise PanelError(f"A panel needs at least one task; {self.env_id} split {self.split!r} gave none.")
         if len(set(self.task_ids)) != len(self.task_ids):
-            raise PanelError("A panel holds each task once; found a task id twice.")
+            raise PanelError("Expected each task once in an evaluation set, got a task id twice.")
 
     def __len__(self) -> int:
         return len(self.task_ids)
@@ -136,14 +136,14 @@ def choose_panel(entry: EnvironmentEntry, panel: str | int = "full") -> Panel:
     missing = sorted(set(committed.task_ids) - set(entry.tasks()))
     if missing:
         raise PanelError(
-            f"The data at hand lack {len(missing)} of the {len(committed)} tasks of panel {panel!r}, for example "
-            f"{missing[0]!r}; they are not the release that the panel was chosen from."
+            f"The installed data lack {len(missing)} of the {len(committed)} tasks of panel {panel!r}, for example "
+            f"{missing[0]!r}; they are another release than the panel's."
         )
     found = instructions_digest(entry, committed.task_ids)
     if found != committed.instructions:
         raise PanelError(
-            f"The data at hand are not those of panel {panel!r}: the same ids ask for something else (digest of the "
-            f"instructions {found[:12]}, expected {committed.instructions[:12]}). Choose --panel full or --episodes N instead."
+            f"The installed data differ from the data of panel {panel!r}: equal ids have other instructions (digest "
+            f"{found[:12]}, expected {committed.instructions[:12]}). Choose --panel full or --episodes N instead."
         )
     return committed
 

@@ -210,7 +210,7 @@ def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():
-        raise ValueError(f"values must be finite and of shape [seeds, tasks]; found shape {values.shape}")
+        raise ValueError(f"Expected finite values of shape [seeds, tasks], got shape {values.shape}.")
     generator = np.random.default_rng(seed)
     num_seeds, num_tasks = values.shape
     means = []

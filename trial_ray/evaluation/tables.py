@@ -96,7 +96,7 @@ class ResultTable:
     def __init__(self, entries: Iterable[TableEntry], reference: str | None = None, subject: str | None = None) -> None:
         entries = list(entries)
         if not entries:
-            raise TableError("A table needs at least one evaluation; found none.")
+            raise TableError("Expected at least one evaluation for a table, got none.")
         self._rows = list(dict.fromkeys(entry.row for entry in entries))
         self._reference, self._subject = reference or entries[0].method, subject
         known = dict.fromkeys(entry.method for entry in entries)

@@ -91,7 +91,7 @@ def require_own(checkpoint: Path) -> None:
         return
     raise CheckpointError(
         f"{checkpoint} holds pickles, which can run any program, and may be of somebody else: {reason}. Give --trust if you know "
-        "where it comes from. To play, copy or read what it holds (evaluate, export, inspect, report), none are loaded."
+        "where it comes from. evaluate, export, inspect and report work without it: they load no pickles."
     )
 
 
@@ -211,7 +211,7 @@ def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path 
             require_own(path)
         return path, damages
     if damages:
-        raise CheckpointError(f"No checkpoint in {folder} is whole. {' '.join(damages)} Begin the run again.")
+        raise CheckpointError(f"No checkpoint in {folder} is whole. {' '.join(damages)} Start the run from scratch.")
     return None, damages
 
 

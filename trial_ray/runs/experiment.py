@@ -74,7 +74,7 @@ def load_experiment(path: Path | str) -> Experiment:
     stop = names.get("stop", {})
     if not hasattr(config, "build_algo"):
         raise UserInputError(
-            f"{path} must define `config`, an AlgorithmConfig such as TRIALConfig(); found {type(config).__name__}."
+            f"{path} must define `config`, an AlgorithmConfig such as TRIALConfig(), got {type(config).__name__}."
         )
     if not isinstance(stop, dict) or not all(
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

@@ -266,8 +266,9 @@ class RunFolder:
         if saved or (saved is None and self.summary.exists()):
             after = f" of iteration {saved}" if saved else ""
             raise CheckpointError(
-                f"The checkpoint{after} is gone from {self.checkpoints}, so there is nothing to continue from, and beginning again "
-                "would remove the run's metrics and recordings. Restore the checkpoint, or begin a run in another folder."
+                f"The checkpoint{after} is gone from {self.checkpoints}, so there is nothing to continue from, and starting "
+                "from scratch would remove the run's metrics and recordings. Restore the checkpoint, or start a run in "
+                "another folder."
             )
 
     def _record_command(self, config: GRPOConfig, after_iteration: int) -> None:

@@ -44,7 +44,7 @@ def _assignments(assignments: Iterable[str]) -> Iterator[tuple[str, list[str], s
     for assignment in assignments:
         key, separator, text = assignment.partition("=")
         if not separator or not key.strip():
-            raise ConfigError(f"Expected --set key=value; found {assignment!r}.")
+            raise ConfigError(f"Expected --set key=value, got {assignment!r}.")
         name, *path = key.strip().split(".")
         yield name, path, text.strip()
 
@@ -124,12 +124,12 @@ def parse_value(key: str, text: str, accepted: Collection[type], infinite: bool 
         value = _converted(value, text, accepted)
         if value is None:
             names = " or ".join(sorted(kind.__name__.replace("NoneType", "None") for kind in accepted))
-            raise ConfigError(f"{key} expects {names}; found {text!r}.")
+            raise ConfigError(f"{key} expects {names}, got {text!r}.")
     for part in _parts_of(value):
         if isinstance(part, float) and not math.isfinite(part) and not (infinite and math.isinf(part)):
-            raise ConfigError(f"{key} expects a finite number; found {text!r}.")
+            raise ConfigError(f"{key} expects a finite number, got {text!r}.")
         if type(part) not in PLAIN_TYPES:
-            raise ConfigError(f"{key} expects numbers, texts, lists and dicts; found {text!r}.")
+            raise ConfigError(f"{key} expects numbers, texts, lists and dicts, got {text!r}.")
     return value
 
 

@@ -273,8 +273,8 @@ class SweepFile:
             self._check_searcher()
         if is_population_based(self.scheduler) and self.seeds:
             raise ConfigError(
-                f"{self.path} gives a population several seeds: its trials copy each other, so that results over seeds would "
-                "not be those of a setting. Leave seed out of the search."
+                f"{self.path} gives a population several seeds, but its trials copy each other's weights, so seeds are not "
+                "repetitions. Leave seed out of the search."
             )
         every_iteration = self.search_alg is not None or is_population_based(self.scheduler)
         if every_iteration and self.metric.startswith(EVALUATION) and self.config.evaluation_interval != 1:
