@@ -225,7 +225,7 @@ LOG_TO = repeated(
 ENV_ADAPTER = repeated(
     "--env-adapter",
     "env_adapters",
-    "what the trainer knows of an environment of yours: a file that defines ADAPTER",
+    "Python file that defines ADAPTER, the adapter of an own environment",
     "FILE.py",
     kind=Path,
 )

@@ -28,11 +28,11 @@ ABOUT_WEBSHOP = """WebShop: a shop to search, look around and buy in, in text mo
 
 
 @command(
-    "what an environment's data are and where they lie; import a copy; generate games",
+    "show, import or generate an environment's data",
     """examples:
-  trial-ray data alfworld                                                   what is needed, what was found
+  trial-ray data alfworld                                                   the data needed, and those found
   trial-ray data alfworld --from downloads/alfworld                         check a local copy by digest, then use it
-  trial-ray data alfworld --generate 200 --difficulty small --out my_games  write games of one's own
+  trial-ray data alfworld --generate 200 --difficulty small --out my_games  write games
   trial-ray data webshop --from downloads/webshop                           check and index a catalogue, then use it
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split train --set env_config.data=my_games
 

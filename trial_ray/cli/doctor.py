@@ -55,7 +55,7 @@ class Check:
 
 
 @command(
-    "what is installed, what the machine offers, what would stop a run",
+    "check packages, disk, GPUs and cluster",
     """Nothing is changed, and only the cluster that RAY_ADDRESS names is contacted. The exit code is 1 where a finding will
 stop a run, and 0 where only packages are missing that may not be needed.
 """,

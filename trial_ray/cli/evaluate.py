@@ -65,8 +65,8 @@ CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, a Hugging Face
 checkpoint inside a run folder is evaluated with the settings that the run had then (prompt, limits, engine); --set replaces them.
 The game data are found through the environment's own rules, or with --set env_config.data=FOLDER.
 With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
---endpoint plays with a model behind an OpenAI-compatible chat API; a CHECKPOINT beside it gives the settings alone.
-Responses are sampled with seeds that follow from the tasks, so env runners and engines may be as many as you like.
+--endpoint plays with a model behind an OpenAI-compatible chat API; a CHECKPOINT given too only provides the settings.
+Responses are seeded by their tasks: results do not depend on the number of env runners and engines, up to rounding.
 """,
     option("policy", "what to evaluate, see below", "CHECKPOINT|oracle", readable(1), nargs="?", default=Path(ORACLE)),
     option("--env", "environment, e.g. trial/ALFWorld-v0 (default: that of CHECKPOINT's run)", "ID"),
@@ -84,7 +84,7 @@ Responses are sampled with seeds that follow from the tasks, so env runners and 
             default="full",
         ),
     ),
-    option("--json", "write every episode as JSON; continue where it is cut", "FILE", Path),
+    option("--json", "write every episode as JSON; continues an interrupted evaluation", "FILE", Path),
     _endpoint_arguments,
     ENV_ADAPTER,
     SET,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @command(
-    "one HTML page of what runs learned and cost",
+    "one HTML page about the learning and cost of runs",
     """examples:
   trial-ray report runs/my-run                              writes runs/my-run/report.html
   trial-ray report runs/trial-0 runs/trial-1 runs/grpo-0 runs/grpo-1 --output comparison.html
@@ -38,7 +38,7 @@ compared, paired by seed and task. The page loads nothing: it can be sent, and o
     option("--figures", "also write every chart as PNG and SVG into DIR", "DIR", Path),
 )
 def report(args: Namespace) -> None:
-    """Write one HTML page of what runs learned, did and cost."""
+    """Write one HTML page about runs."""
     from trial_ray.reports.plots import write_figures
     from trial_ray.reports.report import REPORT_FILE, load_groups, write_report
 
@@ -155,7 +155,7 @@ def export(args: Namespace) -> None:
 
 
 @command(
-    "make an update again from its recorded rollouts, also with another method",
+    "repeat an update from its recorded rollouts, also with another method",
     """examples:
   trial-ray replay runs/my-run --iteration 1                         the same update: same weights, same metrics
   trial-ray replay runs/my-run --iteration 1 --method grpo           what GRPO makes of the same rollouts
@@ -168,7 +168,7 @@ With nothing changed, the weights are the same bit for bit on the CPU that made 
 the run folder is only read.
 """,
     option("run_folder", "run folder or URI", "RUN", readable(None)),
-    option("--iteration", "whose update is made again", "K", positive, required=True),
+    option("--iteration", "iteration to replay", "K", positive, required=True),
     console.METHOD,
     console.ENV_ADAPTER,
     console.TRUST,

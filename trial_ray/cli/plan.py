@@ -29,16 +29,16 @@ DEFAULT_GPU_GIB = 80
 
 
 @command(
-    "memory and time that a run would need",
+    "estimate the memory and step time of a run",
     """examples:
   trial-ray plan alfworld_quickstart
   trial-ray plan tuned_examples/alfworld_qwen3_1.7b.py --gpus 8 --gpu-memory 80
   trial-ray plan FILE --gpus 1 --gpu-memory 80 --set gradient_checkpointing=True
 
-Nothing is started and no weights are fetched. Where the run does not fit, the smallest change with which it would is printed,
-with what it then needs, and the exit code is 1. docs/scaling.md says what the prediction is made of.
+Nothing is started and no weights are fetched. If the run does not fit, the smallest change that makes it fit is printed
+with its memory, and the exit code is 1. docs/scaling.md explains the prediction.
 """,
-    option("--gpus", "GPUs that there are (default: as many as asked for)", "N", positive),
+    option("--gpus", "number of GPUs (default: as many as the experiment requests)", "N", positive),
     option("--gpu-memory", "memory of each, in GiB (default: that of the GPUs here, else 80)", "GB", float),
     FILE,
     ENV_ADAPTER,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
   trial-ray train FILE --log-to wandb --log-to mlflow
 
 FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}), or the
-name of one in tuned_examples/ without its .py, which an installed package has, too.
+name of one in tuned_examples/ without its .py; an installed package has them, too.
 An evaluation set in the config is played before and after training.
 With --resume the settings are those of FILE and of this command, not of the run: give --method, --seed and --set again.
 Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
@@ -198,7 +198,7 @@ def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
 @command(
     "search over settings with Ray Tune",
     """examples:
-  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, which an installed package has, too
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, from an installed package
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --iterations 2 --out sweeps/first --set num_engines=1
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --resume sweeps/first
   trial-ray sweep tuned_examples/sweeps/lambda_alpha_optuna.py --log-to wandb --log-to mlflow

@@ -11,7 +11,7 @@ from trial_ray.cli.evaluate import recorded_config
 
 
 @command(
-    "clone an exploring oracle into a model, to train from",
+    "clone an expert into a model, to train from",
     """examples:
   trial-ray warmstart                                          the tiny default model, on generated games
   trial-ray warmstart --out models/start --set games=1000
@@ -27,7 +27,7 @@ trial_ray.warmstart.WarmStartSettings.
     SET,
 )
 def warmstart(args: Namespace) -> None:
-    """Clone an exploring oracle into a causal LM, to start reinforcement learning from."""
+    """Clone an expert into a causal LM, the initial policy of reinforcement learning."""
     from trial_ray.environments.registry import load_adapters
     from trial_ray.runs.overrides import override_dataclass
     from trial_ray.warmstart import WarmStartSettings, warm_start
@@ -37,16 +37,16 @@ def warmstart(args: Namespace) -> None:
 
 
 @command(
-    "measure whether a model's hindsight view tells wasted actions from planned ones",
+    "measure whether the hindsight log-ratio separates wasted from planned actions",
     """examples:
   trial-ray judge models/start
   trial-ray judge runs/my-run --games 64
   trial-ray judge path/to/hf_model --demonstrator 0.25
   trial-ray judge path/to/hf_model --set response_style=tagged --set history_window=2 --games 64 --out judgement
 
-Run it before a long TRIAL run: where the gap between the two views does not tell a wasted action from a planned one, its weights
-have nothing to weigh. A model of a run or of `trial-ray warmstart` is judged under the settings that it was made with; --set
-changes them, and states those of any other model (fields of trial_ray.warmstart.WarmStartSettings).
+Run it before a long TRIAL run: if the log-ratio does not separate wasted from planned actions, TRIAL has no useful signal. A model
+of a run or of `trial-ray warmstart` is judged under the settings of its making, which --set changes; set those of any other model
+with --set (fields of trial_ray.warmstart.WarmStartSettings).
 """,
     option(
         "model",
