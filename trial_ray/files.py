@@ -147,7 +147,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def require_file(path: Path) -> None:
-    """Refuse what :func:`write_text` would not replace.
+    """Reject what :func:`write_text` would not replace.
 
     Raises:
         UserInputError: ``path`` is a folder or a device.
@@ -259,7 +259,7 @@ def nearest_folder(path: Path) -> str:
 
 
 def require_new_folder(folder: Path, instead: str = "") -> None:
-    """Refuse the name of a folder that :func:`write_folder` could not make.
+    """Reject the name of a folder that :func:`write_folder` could not make.
 
     Args:
         folder: to be made.
@@ -279,7 +279,7 @@ def require_new_folder(folder: Path, instead: str = "") -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse the name of a folder beside which none can be made, before what it is to hold is made.
+    """Reject the name of a folder beside which none can be made, before what it is to hold is made.
 
     Raises:
         UnwritableError: nothing can be written there.

@@ -29,7 +29,7 @@ from trial_ray.termination import raise_swallowed_interrupt
 def peak_memory() -> dict[str, int | None]:
     """Peaks since the calling process began, in bytes.
 
-    ``host_bytes`` is resident memory, with the pages shared with other processes (the object store's); ``None`` where the
+    ``host_bytes`` is resident memory, with the pages shared with other processes (the object store's); ``None`` if the
     system does not report it. ``device_bytes`` is torch's memory on the CUDA devices of this process, summed; ``None`` without
     any.
     """

@@ -156,7 +156,7 @@ def connect_to_head(address: str) -> None:
 
 
 def trial_folder(algorithm: Algorithm) -> Path | None:
-    """The folder of the Tune trial that an algorithm is; ``None`` where it is none. Tune tells function trainables alone."""
+    """The folder of the Tune trial that an algorithm is; ``None`` if it is none. Tune tells function trainables alone."""
     return None if algorithm._storage is None else Path(algorithm._storage.trial_fs_path)
 
 

@@ -65,7 +65,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def refuse_plain_secrets(name: str, value: Any) -> None:
-    """Refuse a value under a name that looks like a secret's: checkpoints and Ray Tune would write it into files.
+    """Reject a value under a name that looks like a secret's: checkpoints and Ray Tune would write it into files.
 
     Args:
         name: of the setting.

@@ -64,7 +64,7 @@ class RunActor:
         return actor_id(self.handle)
 
     def progress(self) -> Progress | None:
-        """Its published progress; ``None`` where its process did not start."""
+        """Its published progress; ``None`` if its process did not start."""
         return read_progress(self.id)
 
     def kill(self, restart: bool = False) -> None:
@@ -147,7 +147,7 @@ def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
 
 
 def with_fewer_learners(config: Config) -> Config | None:
-    """The config with as many learners as the cluster has room for now; ``None`` where that is not one, or none may be missing.
+    """The config with as many learners as the cluster has room for now; ``None`` if that is not one, or none may be missing.
 
     Updates do not depend on their number.
     """
@@ -204,7 +204,7 @@ def reserve_pairs(bundles: list[Bundle], config: RunSettings) -> PlacementGroup 
         config: of the run.
 
     Returns:
-        ``None`` where nothing is shared, or with a learner inside this process, whose device Ray does not manage.
+        ``None`` if nothing is shared, or with a learner inside this process, whose device Ray does not manage.
 
     Raises:
         ResourcesError: the cluster did not offer them within ``resource_timeout_s`` seconds.

@@ -210,7 +210,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         self.check_environments()
 
     def check_secrets(self) -> None:
-        """Refuse values under names that look like secrets.
+        """Reject values under names that look like secrets.
 
         Raises:
             ConfigError: names the setting.
@@ -238,7 +238,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
             )
 
     def check_environments(self) -> None:
-        """Refuse environments, weights and adapters that cannot be used.
+        """Reject environments, weights and adapters that cannot be used.
 
         Raises:
             ConfigError: names the environment, what was found and what is expected.
@@ -368,7 +368,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         ]
 
     def require_schedules_within(self, iterations: float) -> None:
-        """Refuse a schedule that training would not reach the end of.
+        """Reject a schedule that training would not reach the end of.
 
         Raises:
             ConfigError: a schedule needs more than ``iterations``; the message names both numbers.

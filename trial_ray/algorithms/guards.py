@@ -124,7 +124,7 @@ class Guards:
         return self._settings.guard_action == "stop" and bool(self._in_a_row)
 
     def require_healthy(self) -> None:
-        """Refuse another iteration with a diverged policy.
+        """Reject another iteration with a diverged policy.
 
         Raises:
             TrainingDivergedError: says what was found for how long, and what to change.

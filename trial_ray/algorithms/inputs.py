@@ -190,7 +190,7 @@ def resolved(config: GRPOConfig, folder: Path | None) -> GRPOConfig:
 
 
 def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:
-    """Refuse limits that the first prompts, or what stands around a privileged text, exceed with the policy's tokenizer.
+    """Reject limits that the first prompts, or what stands around a privileged text, exceed with the policy's tokenizer.
 
     Returns:
         The tokenizer's chat template, as :func:`describe_chat_template` gives it.
@@ -208,7 +208,7 @@ def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[st
 
 
 def require_memory(config: RunSettings) -> None:
-    """Refuse a run whose learners or engines do not fit on the GPUs that they ask for, where their memory is known.
+    """Reject a run whose learners or engines do not fit on the GPUs that they ask for, where their memory is known.
 
     Raises:
         ConfigError: says what fits.

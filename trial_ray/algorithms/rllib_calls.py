@@ -54,7 +54,7 @@ class RLlibCalls(Algorithm):
     """Base of :class:`~trial_ray.algorithms.grpo.GRPO` that keeps RLlib's contract for callbacks and calls."""
 
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> RLModule | None:
-        """A copy of the learner's module on the CPU, its weights gathered; ``None`` where there is none of this id."""
+        """A copy of the learner's module on the CPU, its weights gathered; ``None`` if there is none of this id."""
         if module_id != DEFAULT_MODULE_ID:
             return None
         module: CausalLMModule = self.config.get_rl_module_spec(spaces=self.spaces).build()

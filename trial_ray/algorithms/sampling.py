@@ -128,7 +128,7 @@ class StartedGroup:
         runner: env runner that plays it, or holds it.
         repeats: how often it was played again.
         finished: whether it can enter an update; where it is not played again, also without survivors.
-        sample: what was played; ``None`` where it was lost.
+        sample: what was played; ``None`` if it was lost.
     """
 
     request: GroupRequest

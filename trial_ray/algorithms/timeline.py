@@ -41,7 +41,7 @@ class Timeline:
 
 
 def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline | None:
-    """The timeline of the last iteration of this process; ``None`` where there was none.
+    """The timeline of the last iteration of this process; ``None`` if there was none.
 
     Args:
         actors: of the run.

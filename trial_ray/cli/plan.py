@@ -74,7 +74,7 @@ def plan(args: Namespace) -> int | None:
 
 
 def _machine(args: Namespace, request: PlanRequest) -> tuple[Machine, Device]:
-    """The named machine, else this one; a run that asks for GPUs where there are none is planned for 80 GiB."""
+    """The named machine, else this one; without GPUs here, a run that asks for some is planned for 80 GiB."""
     import psutil
     import torch
 

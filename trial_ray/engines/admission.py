@@ -41,7 +41,7 @@ class Request:
         weight_version: of the weights that sample it.
         response_ids: tokens sampled so far, with ``logprobs`` beside them.
         finish_reason: ``""`` while it runs.
-        cached_tokens: tokens of the prompt that the engine had computed before; ``None`` where it does not tell.
+        cached_tokens: tokens of the prompt that the engine had computed before; ``None`` if it does not tell.
     """
 
     prompt_ids: np.ndarray
@@ -100,7 +100,7 @@ class EngineUsage:
     Attributes:
         busy_seconds: time in steps, while at least one request was under way.
         prompt_tokens: of finished requests.
-        cached_tokens: those of them that the engine had computed before; ``None`` where it does not tell.
+        cached_tokens: those of them that the engine had computed before; ``None`` if it does not tell.
         response_tokens: sampled.
     """
 
@@ -181,13 +181,13 @@ class AdmissionGate:
 def check_request(
     prompt_ids: np.ndarray, params: SamplingParams, *, max_model_len: int | None, vocab_size: int | None
 ) -> None:
-    """Refuse a request that no engine of this model could serve.
+    """Reject a request that no engine of this model could serve.
 
     Args:
         prompt_ids: of the prompt.
         params: how to sample.
-        max_model_len: most tokens of prompt and response; ``None`` where it is not known.
-        vocab_size: token ids are below it; ``None`` where it is not known.
+        max_model_len: most tokens of prompt and response; ``None`` if it is not known.
+        vocab_size: token ids are below it; ``None`` if it is not known.
 
     Raises:
         InvalidRequestError: an empty prompt, ids outside the vocabulary, no room for ``max_tokens``, or a sampling

@@ -92,7 +92,7 @@ def engine_dtype(dtype: str | None, *, on_gpu: bool) -> str:
 
 
 def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the engine does not take.
+    """Reject arguments that the engine does not take.
 
     Args:
         engine: its name, for the message.
@@ -130,7 +130,7 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
 
 
 def check_positions(model_path: str, max_model_len: int) -> None:
-    """Refuse contexts that are longer than the model has positions for: it would fail there, or answer with nonsense.
+    """Reject contexts that are longer than the model has positions for: it would fail there, or answer with nonsense.
 
     Args:
         model_path: folder of the model; where this machine does not see it, the engine that loads it checks.

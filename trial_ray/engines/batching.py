@@ -355,7 +355,7 @@ class BatchingEngine(ABC):
         self._in_flight.update(requests)
 
     def _end_requests(self) -> None:
-        """Refuse what waits for the thread, which has ended, and tell of requests that it will not finish."""
+        """Reject what waits for the thread, which has ended, and tell of requests that it will not finish."""
         while not self._inbox.empty():
             self._inbox.get_nowait()()
         self._fail_requests("the engine was shut down before the response was finished")

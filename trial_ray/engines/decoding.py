@@ -194,7 +194,7 @@ class DecodingCache(Cache):
         rows: rows that the next forward pass writes to.
         columns: columns that it writes to.
         first: first column that it sees.
-        padding: bool ``[rows, columns]``, which of those that it writes to are no tokens; ``None`` where all are.
+        padding: bool ``[rows, columns]``, which of those that it writes to are no tokens; ``None`` if all are.
     """
 
     layers: list[_Layer]  # type: ignore[assignment]  # made as below

@@ -243,7 +243,7 @@ class EnginePool:
         Args:
             weights: what the engines load.
             transmit: called while they do, where the sender has to take part.
-            send_again: gives the same version to an engine that is started later; ``None`` where ``weights`` stay readable.
+            send_again: gives the same version to an engine that is started later; ``None`` if ``weights`` stay readable.
 
         Raises:
             WeightSyncError: an engine holds other weights than were sent.

@@ -32,7 +32,7 @@ TRIED_TOKENS = 6
 
 
 def try_cache(model: PreTrainedModel, longest: int) -> int | None:
-    """Bytes of a token in the cache of a :class:`Batch`; ``None`` where it gives other log-probabilities than the model.
+    """Bytes of a token in the cache of a :class:`Batch`; ``None`` if it gives other log-probabilities than the model.
 
     State-space and other recurrent layers keep no keys and values of single tokens, and rotary frequencies may follow the longest
     row of a batch: it is measured, on a long and a short random row, against the model's own forward pass over each alone.
@@ -136,7 +136,7 @@ class TransformersEngine(BatchingEngine):
         model_path: folder in the Hugging Face format.
         dtype: torch name of the compute type; ``None`` takes bfloat16 on CUDA and float32 elsewhere.
         max_model_len: most tokens of prompt and response together.
-        device: torch device; ``None`` takes CUDA where there is one.
+        device: torch device; ``None`` takes CUDA if there is one.
         max_batch: most rows decoded at a time; further requests wait. ``None``: as many as fit into free memory, up to 256.
         num_threads: torch's threads for the forward passes on the CPU; ``None`` leaves torch's own choice.
     """

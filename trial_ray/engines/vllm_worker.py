@@ -93,7 +93,7 @@ class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdat
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load one file; not vLLM's own method, which waits for an accelerator and fails where there is none."""
+        """Load one file; not vLLM's own method, which waits for an accelerator and fails if there is none."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdate) -> None:

@@ -214,7 +214,7 @@ class EnvironmentAdapter:
         return GENERIC[style] if own is None else own
 
     def own_template(self, style: str) -> PromptTemplate | None:
-        """The environment's own template of a style; ``None`` where it has none and none follows from another one."""
+        """The environment's own template of a style; ``None`` if it has none and none follows from another one."""
         tagged = self.templates.get("tagged")
         if style in CONVERSATIONS and style not in self.templates and isinstance(tagged, TaggedTemplate):
             return CONVERSATIONS[style](tagged)
@@ -238,7 +238,7 @@ class EnvironmentAdapter:
         return classes
 
     def check(self) -> None:
-        """Refuse what cannot be used.
+        """Reject what cannot be used.
 
         Raises:
             ConfigError: names the field, what was found, and what is expected.
@@ -271,7 +271,7 @@ class EnvironmentAdapter:
         self._check_pickles()
 
     def check_labels(self) -> None:
-        """Refuse labels that cannot be used.
+        """Reject labels that cannot be used.
 
         Raises:
             ConfigError: names the field, what was found, and what is expected.

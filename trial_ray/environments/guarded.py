@@ -106,7 +106,7 @@ class GuardedEnv:
         return self._entry.name
 
     def make(self, task_id: str) -> gymnasium.Env[Any, Any]:
-        """The instance, made where there is none; ``task_id`` is the task that it is made for.
+        """The instance, made if there is none; ``task_id`` is the task that it is made for.
 
         Raises:
             EnvironmentFaultError: it could not be made.
@@ -147,7 +147,7 @@ class GuardedEnv:
         )
 
     def commands_to_win(self) -> int | None:
-        """How many actions still win, by the environment's own planner; ``None`` where it has none or finds no plan.
+        """How many actions still win, by the environment's own planner; ``None`` if it has none or finds no plan.
 
         Raises:
             EnvironmentFaultError: the planner raised.

@@ -92,7 +92,7 @@ class ProcessEnv:
         return self._entry.name
 
     async def make(self, task_id: str) -> ProcessEnv:
-        """Start the process where there is none; see :meth:`~trial_ray.environments.guarded.GuardedEnv.make`.
+        """Start the process if there is none; see :meth:`~trial_ray.environments.guarded.GuardedEnv.make`.
 
         Raises:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.

@@ -114,7 +114,7 @@ class EnvironmentEntry:
             return gymnasium.make(self.spec, disable_env_checker=True, **with_secrets(given))
 
     def listed_tasks(self) -> list[str] | None:
-        """Task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` where tasks are seeds.
+        """Task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` if tasks are seeds.
 
         Raises:
             ConfigError: the environment has no such split.
@@ -244,7 +244,7 @@ def travelling(spec: EnvSpec) -> EnvSpec:
 
 
 def keyword_arguments(spec: EnvSpec) -> dict[str, Any] | None:
-    """Keyword arguments of the environment's constructor with their defaults; ``None`` where anything may be passed."""
+    """Keyword arguments of the environment's constructor with their defaults; ``None`` if anything may be passed."""
     entry_point = spec.entry_point
     try:
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point

@@ -259,7 +259,7 @@ _PROBES = (
 
 
 def check_template(template: Any, style: str, environment: str) -> None:
-    """Refuse what is no template of a style, or leaves the task out of its messages.
+    """Reject what is no template of a style, or leaves the task out of its messages.
 
     Raises:
         ConfigError: says what was found and what is expected.
@@ -281,7 +281,7 @@ def check_template(template: Any, style: str, environment: str) -> None:
 
 
 def require_task(template: PromptTemplate, context: PromptContext, environment: str) -> None:
-    """Refuse a template whose prompts may lack the task; blanks, marks and case do not count.
+    """Reject a template whose prompts may lack the task; blanks, marks and case do not count.
 
     The message that must hold it is the user's, and in a conversation the system message, the only one that is never dropped.
 

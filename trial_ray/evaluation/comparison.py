@@ -120,7 +120,7 @@ def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
 
 
 def require_one_protocol(results: Sequence[EvaluationResult]) -> None:
-    """Refuse evaluations whose episodes may not be counted together.
+    """Reject evaluations whose episodes may not be counted together.
 
     Raises:
         ComparisonError: the protocols differ.
@@ -132,7 +132,7 @@ def require_one_protocol(results: Sequence[EvaluationResult]) -> None:
 def require_same_protocol(
     first: dict[str, Any], second: dict[str, Any], where: tuple[str, str] = ("before", "after")
 ) -> None:
-    """Refuse two evaluations whose difference would not be that of their policies.
+    """Reject two evaluations whose difference would not be that of their policies.
 
     Args:
         first: protocol of one evaluation.

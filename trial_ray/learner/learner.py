@@ -294,7 +294,7 @@ class GRPOLearner(TorchLearner):
         return finite
 
     def _require_finite_weights(self) -> None:
-        """Refuse to hand on what an update has left, where it is no policy any more.
+        """Reject to hand on what an update has left, where it is no policy any more.
 
         Raises:
             PolicyBrokenError: weights are not finite.

@@ -61,7 +61,7 @@ class Method(Generic[Config]):
     needs_action_spans: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Refuse names that are nearly those of hooks, which would never be called.
+        """Reject names that are nearly those of hooks, which would never be called.
 
         Raises:
             MethodError: says which hook may be meant.

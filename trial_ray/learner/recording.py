@@ -157,7 +157,7 @@ class UpdateRecord:
         group_ids: of the groups that it trained on, in the order in which the learner got them.
         timesteps: what schedules and the comparison with the engine refer to, see ``GRPOLearner.update``.
         num_threads: of torch in the process of a learner without an actor of its own, on which the rounding of sums depends;
-            ``None`` where learners are actors, whose number Ray sets.
+            ``None`` if learners are actors, whose number Ray sets.
         weights_before: checksum of the weights that sampled, as engines got them (``inference.weights.weights_checksum``).
         weights_after: of the weights that came out.
     """

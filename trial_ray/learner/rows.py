@@ -107,8 +107,8 @@ class TokenBatch:
         mask: bool ``[T]``, the tokens to learn from.
         turn_ids: int64 ``[T]`` in ``[0, K)``, the turn of each token.
         trajectory_ids: int64 ``[K]``, the trajectory of each turn, the same numbers in every microbatch of an update.
-        hindsight_logprobs, reference_logprobs, weights: float ``[T]``, or ``None`` where the method does not use them.
-        importance_weights: float ``[T]``, what the tokens count in the surrogate, or ``None`` where each counts 1.
+        hindsight_logprobs, reference_logprobs, weights: float ``[T]``, or ``None`` if the method does not use them.
+        importance_weights: float ``[T]``, what the tokens count in the surrogate, or ``None`` if each counts 1.
         action_mask: bool ``[T]``, or ``None``.
     """
 

@@ -224,7 +224,7 @@ def encode_views(
 
 
 def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
-    """Refuse what would be taken for another turn's or token's value, and what is no number."""
+    """Reject what would be taken for another turn's or token's value, and what is no number."""
     name_of = type(method).__name__
     for name in ("advantages", "scores", "weights", "mask"):
         values: torch.Tensor | None = getattr(rows, name)

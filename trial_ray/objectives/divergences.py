@@ -54,7 +54,7 @@ def engine_divergences(
 
     Returns:
         Scalars of shape (): ``logprob_gap`` and ``logprob_gap_max``, mean and largest absolute difference in nats over the
-        tokens of ``compared``, 0 where there are none;
+        tokens of ``compared``, 0 if there are none;
         ``ratio_mean`` and ``ratio_max`` of r = π_old / π_engine; ``kl``, the mean of r − 1 − log r, an unbiased estimate of
         KL(π_engine ‖ π_old). NaN where an input is.
 

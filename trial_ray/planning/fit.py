@@ -104,7 +104,7 @@ def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ..
 
 
 def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]] | None:
-    """The plan with the mildest changes that fits, and these as ``key=value`` for ``--set``; ``None`` where none does.
+    """The plan with the mildest changes that fits, and these as ``key=value`` for ``--set``; ``None`` if none does.
 
     Another arrangement is the mildest; then come sharding, checkpointing, shorter passes, and adapters in place of all weights.
     """
@@ -157,7 +157,7 @@ def _changes(before: PlanRequest, after: PlanRequest) -> list[str]:
 
 
 def require_fit(request: PlanRequest, machine: Machine) -> None:
-    """Refuse a run whose actors do not fit into their GPUs' memory.
+    """Reject a run whose actors do not fit into their GPUs' memory.
 
     Raises:
         ConfigError: says what an actor needs, what there is, and what to change.

@@ -336,7 +336,7 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
 
     Args:
         request: sizes.
-        free: bytes of the device, or of the host, that the engine may take; ``None`` where that is not known.
+        free: bytes of the device, or of the host, that the engine may take; ``None`` if that is not known.
     """
     shape, on_gpu, split = request.shape, request.num_gpus_per_engine > 0, request.tensor_parallel_size
     widest = 2 * shape.intermediate + 4 * shape.hidden

@@ -108,7 +108,7 @@ def installed_gpus() -> tuple[list[InstalledGPU], str]:
 
 
 def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
-    """Memory of the largest GPU that this host or Ray's nodes are known to have; ``None`` where none is known.
+    """Memory of the largest GPU that this host or Ray's nodes are known to have; ``None`` if none is known.
 
     The largest, because a run is only refused where it fits on none of them.
     """

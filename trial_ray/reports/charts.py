@@ -184,7 +184,7 @@ def curve(metrics: Sequence[Mapping[str, float]], key: str) -> dict[int, float]:
 
 
 def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
-    """A chart of one metric, or ``None`` where no run logged it.
+    """A chart of one metric, or ``None`` if no run logged it.
 
     Args:
         key: of the metric.

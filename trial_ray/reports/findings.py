@@ -100,7 +100,7 @@ def _rate(results: Sequence[EvaluationResult]) -> str:
 
 
 def last_training_success(run: RecordedRun) -> float | None:
-    """Mean success of the rollouts of the last :data:`WINDOW` iterations that logged it; ``None`` where none did."""
+    """Mean success of the rollouts of the last :data:`WINDOW` iterations that logged it; ``None`` if none did."""
     found = list(curve(run.metrics, TRAINING_SUCCESS).values())[-WINDOW:]
     return statistics.fmean(found) if found else None
 
@@ -189,7 +189,7 @@ def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
 
 
 def require_something(groups: Sequence[RunGroup]) -> None:
-    """Refuse a report in which nothing could be shown.
+    """Reject a report in which nothing could be shown.
 
     Raises:
         UserInputError: no run has an iteration or an evaluation.

@@ -82,13 +82,13 @@ class TokenTexts:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """A turn, and what training recorded of it: all ``None`` where it was not trained on.
+    """A turn, and what training recorded of it: all ``None`` if it was not trained on.
 
     Attributes:
         turn: what was sampled.
         action_class: one of ``environments.adapter.ACTION_CLASSES``; empty where the environment's actions have none.
         advantage: of the turn's row.
-        turn_score: s_k (Eq. 5), the mean absolute gap of its tokens, in nats; ``None`` where the method has none.
+        turn_score: s_k (Eq. 5), the mean absolute gap of its tokens, in nats; ``None`` if the method has none.
         turn_weight: w_k (Eq. 6), whose token-weighted mean over the trajectory is one; ``None`` likewise.
         gap: signed hindsight gap of each response token in nats, ``[y]``; ``None`` without a hindsight view.
         learner_logprobs: of each response token under the learner before the update, ``[y]``.
@@ -137,7 +137,7 @@ class RecordedTrajectory:
 
     @property
     def advantage(self) -> float | None:
-        """Mean over its trained turns; ``None`` where it was not trained on."""
+        """Mean over its trained turns; ``None`` if it was not trained on."""
         found = [turn.advantage for turn in self.turns if turn.advantage is not None]
         return float(np.mean(found)) if found else None
 
@@ -149,7 +149,7 @@ class RecordedTrajectory:
 
     @property
     def disagreement(self) -> float | None:
-        """Nats a token by which its weighted gaps push against its outcome; ``None`` where no gap was recorded.
+        """Nats a token by which its weighted gaps push against its outcome; ``None`` if no gap was recorded.
 
         With the multiplier w of a token's turn (1 where the method has none) and its signed gap Δ,
 

@@ -157,7 +157,7 @@ class RecordedRun:
 
     @cached_property
     def tokens(self) -> TokenTexts | None:
-        """Texts of the run's tokens; ``None`` where it has no tokenizer yet."""
+        """Texts of the run's tokens; ``None`` if it has no tokenizer yet."""
         try:
             return TokenTexts(load_tokenizer(str(find_tokenizer(self.path))))
         except TrialRayError as error:
@@ -177,7 +177,7 @@ class RecordedRun:
 
     @property
     def seed(self) -> int | None:
-        """``None`` where it is not recorded."""
+        """``None`` if it is not recorded."""
         seed = self.settings.get("seed")
         return seed if isinstance(seed, int) else None
 
@@ -227,7 +227,7 @@ class RecordedRun:
         self._reasons.setdefault(part, []).append(reason)
 
     def _read(self, part: str, name: str, read: Callable[[Path], T]) -> T | None:
-        """Read what may be of another version, or changed by hand; ``None`` where it cannot be read, which is noted."""
+        """Read what may be of another version, or changed by hand; ``None`` if it cannot be read, which is noted."""
         path = self.path / name
         try:
             if path.exists():

@@ -96,7 +96,7 @@ def require_own(checkpoint: Path) -> None:
 
 
 def _manifest(checkpoint: Path) -> dict[str, Any] | None:
-    """What the manifest holds, checked; ``None`` where there is none."""
+    """What the manifest holds, checked; ``None`` if there is none."""
     path = checkpoint / MANIFEST
     if not path.is_file():
         return None
@@ -114,7 +114,7 @@ def _manifest(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def _foreign(checkpoint: Path, listed: set[str]) -> str:
-    """A file that the manifest does not list, or a link, behind which others could lie; empty where there is none."""
+    """A file that the manifest does not list, or a link, behind which others could lie; empty if there is none."""
     for path in sorted(checkpoint.rglob("*")):
         inside = path.relative_to(checkpoint)
         if path.is_symlink():
@@ -297,7 +297,7 @@ def find_adapter(path: Path | str) -> Path:
 
 
 def find_run_folder(path: Path | str) -> Path | None:
-    """The run folder that ``path`` is or lies in, recognised by the schema in its ``run.json``; ``None`` where there is none."""
+    """The run folder that ``path`` is or lies in, recognised by the schema in its ``run.json``; ``None`` if there is none."""
     path = Path(path).expanduser().resolve()
     return next((folder for folder in (path, *path.parents) if _is_run(folder / RUN_FILE)), None)
 
@@ -308,7 +308,7 @@ def _is_run(file: Path) -> bool:
 
 
 def checkpoint_iteration(path: Path, run: Path) -> int | None:
-    """The iteration of the checkpoint of ``run`` that ``path`` is or lies in; ``None`` where it lies in none."""
+    """The iteration of the checkpoint of ``run`` that ``path`` is or lies in; ``None`` if it lies in none."""
     inside = path.relative_to(run).parts
     name = re.match("[0-9]+", inside[1]) if len(inside) > 1 and inside[0] == "checkpoints" else None
     return int(name[0]) if name else None

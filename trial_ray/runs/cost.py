@@ -182,7 +182,7 @@ class CostMeter:
 
 
 def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of a run from those of its parts; ``None`` where something was not measured."""
+    """The figures of a run from those of its parts; ``None`` if something was not measured."""
     wall = sum(part["wall_seconds"] for part in parts)
     seconds = {phase: sum(part["seconds"].get(phase, 0.0) for part in parts) for phase in PHASES}
     counts = {name: _sum(part["counts"].get(name) for part in parts) for name in METRICS}
@@ -304,7 +304,7 @@ def _peaks(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int | None
 
 
 def _sum(values: Any) -> Any:
-    """The sum of what was measured; ``None`` where nothing was."""
+    """The sum of what was measured; ``None`` if nothing was."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
@@ -314,7 +314,7 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 
 
 def read_parts(file: Path) -> list[dict[str, Any]]:
-    """The parts of a run's ``cost.json``, one a command; none where there is no file.
+    """The parts of a run's ``cost.json``, one a command; none if there is no file.
 
     Raises:
         CheckpointError: it is not what this version writes.

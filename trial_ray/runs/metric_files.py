@@ -63,7 +63,7 @@ def recorded_metrics(file: Path, iteration: int) -> dict[str, float]:
 
 
 def recorded_iterations(file: Path) -> list[int]:
-    """The iterations that a ``metrics.jsonl`` holds; none where there is no file."""
+    """The iterations that a ``metrics.jsonl`` holds; none if there is no file."""
     return [number for number, _, _ in _lines_of(file)]
 
 
@@ -113,7 +113,7 @@ NEAR = 0.8
 
 
 def check_metric(name: str, role: str, config: GRPOConfig) -> None:
-    """Refuse, before anything runs, a name that is surely wrong; one that is merely unknown may be a method's own.
+    """Reject, before anything runs, a name that is surely wrong; one that is merely unknown may be a method's own.
 
     Args:
         name: ``/``-joined key of a result.
@@ -135,7 +135,7 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
 
 
 def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
-    """Refuse a name that a trial's first result does not hold; what an evaluation set gives may come later.
+    """Reject a name that a trial's first result does not hold; what an evaluation set gives may come later.
 
     Args:
         name: ``/``-joined key.

@@ -68,7 +68,7 @@ class NodeRecords:
 
 
 def hand_over(folder: Path, drop: bool) -> dict[str, bytes] | None:
-    """Take the files recorded below ``folder`` on this node away from there; ``None`` where nodes share it.
+    """Take the files recorded below ``folder`` on this node away from there; ``None`` if nodes share it.
 
     Args:
         folder: of the run.

@@ -134,7 +134,7 @@ def parse_value(key: str, text: str, accepted: Collection[type], infinite: bool 
 
 
 def _converted(value: Any, text: str, accepted: Collection[type]) -> Any:
-    """The value as one of the accepted types, of which it has none; ``None`` where it cannot be."""
+    """The value as one of the accepted types, of which it has none; ``None`` if it cannot be."""
     if float in accepted and type(value) is int:
         try:
             return float(value)

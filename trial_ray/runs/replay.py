@@ -243,7 +243,7 @@ def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:
 
 
 def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Path) -> None:
-    """Refuse a config for which the checkpoint lacks something."""
+    """Reject a config for which the checkpoint lacks something."""
     if config.teacher_sync_iterations is not None and recorded.teacher_sync_iterations is None:
         raise CheckpointError(
             f"{type(config).__name__} asks for a lagged teacher (teacher_sync_iterations={config.teacher_sync_iterations}), which "

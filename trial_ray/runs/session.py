@@ -367,7 +367,7 @@ class TrainingSession:
 
     def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
         def shown(values: Mapping[str, Any]) -> Any:
-            """The value of the only evaluation set, ``None`` where there is none; those of a mixture by environment."""
+            """The value of the only evaluation set, ``None`` if there is none; those of a mixture by environment."""
             return dict(values) if several else next(iter(values.values()), None)
 
         self.comparisons = {

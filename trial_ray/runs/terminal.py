@@ -158,7 +158,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     Args:
         console: where to print.
         done: iterations already behind a resumed run.
-        total: iterations in all; ``None`` where another criterion ends the run.
+        total: iterations in all; ``None`` if another criterion ends the run.
     """
 
     def __init__(self, console: Console, done: int = 0, total: int | None = None) -> None:

@@ -218,7 +218,7 @@ TRACKERS: dict[str, Callable[[TrackedRun], Any]] = {
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Refuse services whose library is not installed, before anything starts.
+    """Reject services whose library is not installed, before anything starts.
 
     Raises:
         MissingDependencyError: names the extra.

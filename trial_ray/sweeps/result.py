@@ -170,7 +170,7 @@ class SweepResult:
         return sorted(points, key=self._rank_of_point)
 
     def best(self) -> TrialRecord | None:
-        """The best trial of the best point; ``None`` where no trial that did not fail has a finite value."""
+        """The best trial of the best point; ``None`` if no trial that did not fail has a finite value."""
         ranked = self.points()
         return ranked[0].trials[0] if ranked and ranked[0].values else None
 
@@ -208,7 +208,7 @@ class SweepResult:
         return table
 
     def points_table(self) -> Table | None:
-        """A rich table: one row a point, mean and 95 % interval over its seeds; ``None`` where no point has several trials."""
+        """A rich table: one row a point, mean and 95 % interval over its seeds; ``None`` if no point has several trials."""
         points = self.points()
         if len(points) == len(self.trials):
             return None

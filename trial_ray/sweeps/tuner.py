@@ -63,7 +63,7 @@ class Capacity:
     Attributes:
         needs: amount of each of Ray's resources that the largest trial reserves.
         offered: amounts that the cluster has.
-        bytes_needed: host memory that the largest trial is predicted to hold; ``None`` where its model's shape is unknown.
+        bytes_needed: host memory that the largest trial is predicted to hold; ``None`` if its model's shape is unknown.
         bytes_offered: memory of the cluster's nodes.
     """
 
@@ -97,7 +97,7 @@ class Capacity:
 
     @property
     def by_memory(self) -> int | None:
-        """Trials whose predicted memory there is; ``None`` where it cannot be predicted."""
+        """Trials whose predicted memory there is; ``None`` if it cannot be predicted."""
         return int(self.bytes_offered / self.bytes_needed) if self.bytes_needed else None
 
     @property
@@ -106,7 +106,7 @@ class Capacity:
         return max(1, min(self.by_resources, self.by_resources if self.by_memory is None else self.by_memory))
 
     def require_one(self, local: bool) -> None:
-        """Refuse a sweep of which no trial could ever start.
+        """Reject a sweep of which no trial could ever start.
 
         Args:
             local: whether the cluster is this machine, which does not grow.
@@ -373,7 +373,7 @@ class EverySeed(Repeater):
         )
 
     def suggest(self, trial_id: str) -> Any:
-        """Parameters of the next trial; what else Tune expects where there is none."""
+        """Parameters of the next trial; what else Tune expects if there is none."""
         suggested = super().suggest(trial_id)
         if isinstance(suggested, dict):
             index = suggested.pop(TRIAL_INDEX)

@@ -160,7 +160,7 @@ class DemonstratorPlayer:
         return not isinstance(builder, ToolConversationBuilder) or builder.tools.call_of(action) is not None
 
     def _other(self, actions: Sequence[str], than: str) -> str | None:
-        """Any action on offer but one; ``None`` where there is no other."""
+        """Any action on offer but one; ``None`` if there is no other."""
         passed_over = {than, *getattr(self.policy.builder.template, "hidden_actions", ())}
         others = [each for each in actions if each.strip() and each not in passed_over]
         return str(self.random.choice(others)) if others else None

@@ -43,7 +43,7 @@ class JudgedTurn:
         episode: index of its episode.
         action: what it did.
         planned: whether the demonstrator would have done the same, or drawn between it and others.
-        decisive: whether the environment's planner needs fewer actions after it; ``None`` where there is no planner, or no plan.
+        decisive: whether the environment's planner needs fewer actions after it; ``None`` if there is no planner, or no plan.
         gap: mean over the response's tokens of the signed, clipped gap (Eq. 4), nats; above 0 where hindsight confirms.
     """
 
@@ -145,7 +145,7 @@ def judge_model(
     Raises:
         CheckpointError, ChatTemplateError: ``model_path`` holds no causal LM with a usable tokenizer.
         InfrastructureError: every episode failed.
-        ConfigError: nothing demonstrates, or ``device`` is ``cuda`` where there is none.
+        ConfigError: nothing demonstrates, or ``device`` is ``cuda`` without a CUDA device.
     """
     # Action noise would carry out another action than the response says.
     noise: dict[str, Any] = (
@@ -214,7 +214,7 @@ def _auc(turns: Sequence[JudgedTurn], name: str) -> tuple[float, float, float] |
     """Area under the curve of the gap, sign reversed, as a detector of turns that are not ``name``, where that is known; with a
     95 % interval over resampled episodes.
 
-    ``None`` where all turns are of one kind.
+    ``None`` if all turns are of one kind.
     """
     known = [turn for turn in turns if getattr(turn, name) is not None]
     labels = np.array([not getattr(turn, name) for turn in known], dtype=bool)

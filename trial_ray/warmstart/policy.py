@@ -167,7 +167,7 @@ def computing_with(settings: WarmStartSettings) -> Iterator[None]:
     """PyTorch with the settings' number of threads, and afterwards with as many as before.
 
     Raises:
-        ConfigError: ``device`` is ``cuda`` where there is none.
+        ConfigError: ``device`` is ``cuda`` without a CUDA device.
     """
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(

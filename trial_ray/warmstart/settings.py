@@ -174,7 +174,7 @@ def task_set(
 
 
 def require_tasks(settings: WarmStartSettings, entry: EnvironmentEntry) -> None:
-    """Refuse a split that has too few tasks, without playing or generating any.
+    """Reject a split that has too few tasks, without playing or generating any.
 
     Raises:
         ConfigError: as :func:`task_set`.

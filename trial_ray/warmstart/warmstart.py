@@ -161,7 +161,7 @@ def warm_start(
     Raises:
         UserInputError: ``out`` is a file or is not empty.
         ConfigError: the environment is not registered, nothing demonstrates, or there are too few tasks; ``device`` is
-            ``cuda`` where there is none.
+            ``cuda`` without a CUDA device.
         TrainingDivergedError: losses or weights of the model are not finite.
         CheckpointError: ``model_path`` holds no causal LM.
         ChatTemplateError: its tokenizer has no (usable) chat template.

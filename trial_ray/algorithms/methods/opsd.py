@@ -20,7 +20,7 @@ DIVERGENCES = ("jsd", "sampled")
 
 
 class SelfDistillation(Method["OPSDConfig"]):
-    """Â = 0. π_T is the lagged teacher where there is one; else, for ``jsd``, the policy itself without a gradient, and for
+    """Â = 0. π_T is the lagged teacher if there is one; else, for ``jsd``, the policy itself without a gradient, and for
     ``sampled`` the policy before the update.
     """
 
