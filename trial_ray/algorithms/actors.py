@@ -129,8 +129,7 @@ def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> Place
         for name in names
     ]
     raise ResourcesError(
-        f"The cluster did not have the resources of the run's actors within resource_timeout_s={timeout_s:g} s "
-        f"({'; '.join(lines)}). "
+        f"The cluster did not offer what the run's actors ask for within resource_timeout_s={timeout_s:g} s ({'; '.join(lines)}). "
         "Ask for less (num_env_runners, num_engines, num_learners and what each takes), start nodes, or raise "
         "resource_timeout_s where an autoscaler needs longer."
     )

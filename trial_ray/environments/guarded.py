@@ -377,7 +377,7 @@ def check_environment(
         )
     if privileged_view == "solution" and not solution:
         raise ConfigError(
-            f"privileged_view='solution' needs an environment with a solution, but {entry.env_id} has no `walkthrough`. Add "
+            f"privileged_view='solution' needs an environment that knows one, but {entry.env_id} has no `walkthrough`. Add "
             "it to the environment, or choose another privileged_view."
         )
     context = PromptContext(start.task, start.observation, start.admissible_actions, (), 2)

@@ -191,7 +191,7 @@ def _hashed_block(name: str) -> int:
 
 def _block(block: int, number: int) -> list[str]:
     if number > MOST_SEEDS:
-        raise ConfigError(f"A split whose tasks are seeds has at most {MOST_SEEDS:,} tasks; got {number:,}.")
+        raise ConfigError(f"A split whose tasks are seeds has at most {MOST_SEEDS:,} tasks; found {number:,}.")
     return [str(block * MOST_SEEDS + index) for index in range(number)]
 
 
@@ -318,7 +318,7 @@ def load_adapters(files: Iterable[Path]) -> tuple[EnvironmentAdapter, ...]:
                 if found is not None
                 else "no such name"
             )
-            raise ConfigError(f"{file} must define ADAPTER, a trial_ray.environments.EnvironmentAdapter, got {seen}.")
+            raise ConfigError(f"{file} must define ADAPTER, a trial_ray.environments.EnvironmentAdapter; found {seen}.")
         found.check()
         adapters.append(found)
     return tuple(adapters)

@@ -233,7 +233,7 @@ def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
             continue
         if values.shape != (size,):
             raise MethodError(
-                f"{name_of}.prepare must leave rows.{name} with shape [{size}], got {list(values.shape)}."
+                f"{name_of}.prepare must leave rows.{name} with shape [{size}]; found {list(values.shape)}."
             )
         if name in ("advantages", "weights") and (wrong := int((~values.isfinite()).sum())):
             raise TrainingDivergedError(

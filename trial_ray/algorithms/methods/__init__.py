@@ -107,5 +107,5 @@ def _config_of(module: ModuleType, method: str) -> type[GRPOConfig]:
 
     found = getattr(module, "CONFIG", None)
     if not (isinstance(found, type) and issubclass(found, GRPOConfig)):
-        raise ConfigError(f"{method} must define CONFIG, a class derived from GRPOConfig, got {found!r}.")
+        raise ConfigError(f"{method} must define CONFIG, a class derived from GRPOConfig; found {found!r}.")
     return found
