@@ -10,8 +10,12 @@ import torch
 
 @pytest.fixture(scope="session")
 def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a random two-layer Qwen3 with tied embeddings and no tokenizer and two stop tokens."""
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    """Folder of a random two-layer Qwen3 with tied embeddings and two stop tokens, whose tokenizer writes id 5 as ``<5>``.
+
+    Its generation settings would change what is sampled, if an engine followed them.
+    """
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -32,7 +36,11 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     model = Qwen3ForCausalLM(config)
     # The second is named here alone, as chat models do with their end-of-turn token.
-    model.generation_config = GenerationConfig(eos_token_id=[7, 8], pad_token_id=0)
+    own = {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.5, "repetition_penalty": 2.0}
+    model.generation_config = GenerationConfig(eos_token_id=[7, 8], pad_token_id=0, **own)
     folder = tmp_path_factory.mktemp("tiny_qwen3")
     model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({f"<{each}>": each for each in range(300)}, unk_token="<0>"))
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return folder

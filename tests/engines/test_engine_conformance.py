@@ -186,6 +186,25 @@ def test_any_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
         assert not np.isin(response.response_ids[: -1 if stopped else None], STOP_IDS).any()
 
 
+def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(engine):
+    prompts, params = make_prompts(4, seed=5), [SamplingParams(max_tokens=12, seed=seed) for seed in range(4)]
+    whole = engine.ask(prompts, params)
+    stops = []
+    for response in whole:
+        *_, last, next_to_it = response.response_ids[:5]
+        stops.append((f"{last}><{next_to_it}", "never said"))
+    for most in (12, 5):  # at the limit it has not been cut
+        cut = engine.ask(
+            prompts,
+            [dataclasses.replace(each, max_tokens=most, stop=stop) for each, stop in zip(params, stops, strict=True)],
+        )
+        for response, full in zip(cut, whole, strict=True):
+            assert (response.response_ids.tolist(), response.finish_reason) == (full.response_ids[:5].tolist(), "stop")
+            np.testing.assert_allclose(response.logprobs, full.logprobs[:5], atol=1e-4)
+    [again] = engine.ask(prompts[:1], [dataclasses.replace(params[0], stop=("never said",))])
+    assert again.response_ids.tolist() == whole[0].response_ids.tolist()
+
+
 def test_an_engine_counts_what_it_has_done(engine):
     """tests/e2e/test_training.py holds the counts against those of env runners."""
     [handle] = engine.pool.handles

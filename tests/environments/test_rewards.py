@@ -107,6 +107,18 @@ def test_a_turn_is_compared_with_the_same_turn_of_other_rollouts():
         group_turn_rows([_huge(group)], config.training(reward_scale=1e10))
 
 
+def test_cut_responses_can_be_left_out_of_the_loss_and_stay_in_the_statistics():
+    groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=3)
+    first = groups[0].trajectories[0]
+    first.turns[0] = replace(first.turns[0], finish_reason="length")
+    plain = group_turn_rows(groups, GRPOConfig())
+    masked = group_turn_rows(groups, GRPOConfig().training(mask_truncated=True))
+    assert plain.mask.all()
+    cut = [turn.finish_reason == "length" for turn in masked.turns]
+    assert masked.mask.tolist() == [not cut[turn] for turn in masked.turn_ids.tolist()]
+    assert masked.advantages.tolist() == plain.advantages.tolist()
+
+
 def _huge(group):
     for trajectory in group.trajectories:
         trajectory.turns = [replace(turn, reward=1e305) for turn in trajectory.turns]

@@ -289,7 +289,7 @@ class GroupSampler:
         config = self._config
         return SampleSettings(
             env_configs=tuple(dict(entry.config) for entry in config.environment_entries()),
-            params=SamplingParams(config.max_response_tokens, config.temperature),
+            params=SamplingParams(config.max_response_tokens, config.temperature, stop=tuple(config.stop_strings)),
             seeded=config.seeded_sampling,
         )
 

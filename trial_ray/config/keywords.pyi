@@ -36,6 +36,7 @@ class Sections:
         drop_zero_variance_groups: bool | Search = ...,
         max_refills: int | Search = ...,
         invalid_action_penalty: float | Search = ...,
+        mask_truncated: bool | Search = ...,
         clip_low: float | Search = ...,
         clip_high: float | Search = ...,
         dual_clip: float | None | Search = ...,
@@ -117,6 +118,8 @@ class Sections:
                 groups (dynamic sampling).
             invalid_action_penalty: subtracted from the scaled reward, and at most as much from the advantage, of a turn
                 whose response lacks the required form.
+            mask_truncated: leave responses that were cut at ``max_response_tokens`` out of the loss (DAPO; TRL:
+                ``mask_truncated_completions``); their rollouts stay in the group's statistics.
             clip_low: lower clip of the probability ratio is ``1 - clip_low``.
             clip_high: upper clip of the probability ratio is ``1 + clip_high``.
             dual_clip: bound on the surrogate for negative advantages; ``None``: no bound.
@@ -235,6 +238,7 @@ class Sections:
         max_response_tokens: int | Search = ...,
         temperature: float | Search = ...,
         top_p: float | Search = ...,
+        stop_strings: list[str] | Search = ...,
         history_window: int | Search = ...,
         prompt_style: Literal["tagged", "plain", "conversation"] | Search = ...,
         seeded_sampling: bool | Search = ...,
@@ -291,6 +295,8 @@ class Sections:
             max_response_tokens: longest response, stop token included.
             temperature: of training rollouts, above 0; the learner divides logits by it, too.
             top_p: nucleus mass of training rollouts; must be 1, since no correction is implemented.
+            stop_strings: texts that end a response, such as ``</action>`` (vLLM's ``stop``); they stay in it, and no stop
+                token follows.
             history_window: (observation, action) pairs in a prompt; in a conversation, turns kept when it exceeds
                 ``max_prompt_tokens`` and restarts.
             prompt_style: one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or

@@ -197,7 +197,7 @@ class RunSettings(
         """Training needs the log-probabilities of the distribution that was sampled from.
 
         Raises:
-            ConfigError: the number of env runners is none; responses would be greedy, or from a nucleus.
+            ConfigError: a stop string is none; the number of env runners is none; responses would be greedy, or from a nucleus.
         """
         check_number("num_env_runners", self.num_env_runners)
         if not (self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature)):
@@ -205,6 +205,8 @@ class RunSettings(
                 f"temperature is {self.temperature}, expected a finite value of at least {MIN_TEMPERATURE}: greedy responses have "
                 "no distribution to take a gradient of. For greedy evaluation set .evaluation(evaluation_temperature=0)."
             )
+        if not all(isinstance(each, str) and each for each in self.stop_strings):
+            raise ConfigError(f"stop_strings is {self.stop_strings!r}, expected a list of texts, none of them empty.")
         if self.top_p != 1:
             raise ConfigError(
                 f"top_p is {self.top_p}, expected 1: responses from a nucleus have other log-probabilities than those that are "

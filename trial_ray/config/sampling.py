@@ -212,6 +212,10 @@ class RolloutSettings(Settings):
         "of training rollouts, above 0; the learner divides logits by it, too",
     )
     top_p: float = setting(1.0, "nucleus mass of training rollouts; must be 1, since no correction is implemented")
+    stop_strings: list[str] = setting(
+        factory=list,
+        doc="texts that end a response, such as ``</action>`` (vLLM's ``stop``); they stay in it, and no stop token follows",
+    )
     history_window: int = setting(
         2,
         "(observation, action) pairs in a prompt; in a conversation, turns kept when it exceeds "

@@ -104,6 +104,11 @@ class TrainingSettings(Settings):
         "required form",
         at_least=0,
     )
+    mask_truncated: bool = setting(
+        False,
+        "leave responses that were cut at ``max_response_tokens`` out of the loss (DAPO; TRL: ``mask_truncated_completions``); "
+        "their rollouts stay in the group's statistics",
+    )
     clip_low: float = setting(0.2, "lower clip of the probability ratio is ``1 - clip_low``", within=(0, 1))
     clip_high: float = setting(0.2, "upper clip of the probability ratio is ``1 + clip_high``", at_least=0)
     dual_clip: float | None = setting(

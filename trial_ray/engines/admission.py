@@ -199,6 +199,8 @@ def check_request(
         raise InvalidRequestError(f"max_tokens: {params.max_tokens!r} found, a whole number of 1 or more expected")
     if params.seed is not None and not (is_whole(params.seed) and 0 <= params.seed < MOST_SEEDS):
         raise InvalidRequestError(f"seed: {params.seed!r} found, None or a whole number in [0, 2**63) expected")
+    if not (isinstance(params.stop, tuple) and all(isinstance(each, str) and each for each in params.stop)):
+        raise InvalidRequestError(f"stop: {params.stop!r:.80} found, a tuple of texts expected, none of them empty")
     known = all(
         isinstance(value, (int, float)) and math.isfinite(value) for value in (params.temperature, params.top_p)
     )

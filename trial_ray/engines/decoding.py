@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(outside, -torch.inf))
 
 
+MARGIN = 4
+"""Further tokens that are decoded before a stop string: the first ones of a text may lose a blank, or part of a character."""
 MOST_PADDING = 512
 """Padding tokens above which prompts are rather prefilled in two forward passes."""
 
@@ -66,13 +68,21 @@ class Batch:
         cached: whether keys and values are kept, for models of which ``try_cache`` says so; else every token costs a forward pass
             over the whole row, which rows of the same length share.
         max_rows: most rows that will ever run together, where that is known; memory is not taken for more.
+        decode: text of token ids without special tokens, for requests with ``stop``.
     """
 
     def __init__(
-        self, model: torch.nn.Module, stop_ids: frozenset[int], *, cached: bool = True, max_rows: int | None = None
+        self,
+        model: torch.nn.Module,
+        stop_ids: frozenset[int],
+        *,
+        cached: bool = True,
+        max_rows: int | None = None,
+        decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         self._model = model
         self._stop_ids = stop_ids
+        self._decode = decode
         self._device = next(model.parameters()).device
         self._rows: list[Request] = []
         self.cache = DecodingCache(max_rows) if cached else None
@@ -147,6 +157,14 @@ class Batch:
         )
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.take(token, logprob, self._stop_ids)
+            if row.params.stop and row.finish_reason in ("", "length") and self._spells_stop(row):
+                row.finish_reason = "stop"
+
+    def _spells_stop(self, row: Request) -> bool:
+        """Whether the last token has completed a stop string; each of its bytes may be a token."""
+        assert self._decode is not None, "an engine for requests with stop has a tokenizer"
+        tail = row.response_ids[-max(len(stop.encode()) for stop in row.params.stop) - MARGIN :]
+        return any(stop in self._decode(tail) for stop in row.params.stop)
 
     def _drop_finished(self) -> list[Request]:
         finished = [index for index, row in enumerate(self._rows) if row.finish_reason]

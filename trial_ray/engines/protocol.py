@@ -38,12 +38,14 @@ class SamplingParams:
         temperature: 0 is greedy; else 0.01 or more.
         top_p: nucleus mass; a greedy response ignores it.
         seed: makes this one response repeatable on one engine; ``None`` lets the engine choose.
+        stop: strings that end the response with the token that completes one, which belongs to it.
     """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int | None = None
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

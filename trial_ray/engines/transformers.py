@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +19,13 @@ from trial_ray.engines.decoding import Batch
 from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, EnginePart, Response, SamplingParams
 from trial_ray.engines.weights import Weights, WeightsChecksum, iter_weights, own_logprobs
 from trial_ray.errors import ConfigError, EngineError
+from trial_ray.models.loading import load_tokenizer
 from trial_ray.models.model_shape import max_positions
 from trial_ray.models.tensors import stored_tensors
 from trial_ray.models.vocabulary import stop_token_ids, vocabulary_size
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +250,16 @@ class TransformersEngine(BatchingEngine):
 
     def _recover(self) -> None:
         self._waiting = []
-        self._batch = Batch(self._model, frozenset(self._stop_ids), cached=self._cached, max_rows=self._room)
+        self._batch = Batch(
+            self._model, frozenset(self._stop_ids), cached=self._cached, max_rows=self._room, decode=self._decode
+        )
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self._model_path)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _close(self) -> None:
         del self._model

@@ -33,6 +33,7 @@ from trial_ray.engines.batching import DRAIN_TIMEOUT_S, BatchingEngine
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights, iter_shards
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError, first_line
+from trial_ray.models.loading import load_tokenizer
 from trial_ray.models.vocabulary import stop_token_ids
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class VLLMEngine(BatchingEngine):
 
     def _step(self, joining: list[Request]) -> list[Request]:
         for request in joining:
-            params = asdict(request.params)
+            params = {**asdict(request.params), "stop": list(request.params.stop)}
             request_id = self._add(request.prompt_ids, **params, stop_token_ids=self._stop_ids, logprobs=0)
             self._requests[request_id] = request
         # At most: vLLM computes fewer where the cache has no room, or a prefill takes a step of its own.
@@ -234,7 +235,11 @@ class VLLMEngine(BatchingEngine):
 
         request_id = str(next(self._ids))
         prompt: TokensPrompt = {"prompt_token_ids": prompt_ids.tolist()}
-        params |= {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
+        reads = bool(params.get("stop"))
+        if reads and self._engine.output_processor.tokenizer is None:
+            self._engine.output_processor.tokenizer = load_tokenizer(self._model_path)
+        params |= {"detokenize": reads, "include_stop_str_in_output": reads}
+        params |= {"output_kind": RequestOutputKind.FINAL_ONLY}
         self._engine.add_request(request_id, prompt, SamplingParams(**params))
         return request_id
 

@@ -49,7 +49,8 @@ def policy_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) 
     """
     options = template_options(config)
     described = describe_chat_template(load_tokenizer(str(config.model_path)), options)
-    return {**prompt_protocol(config, panel, entry), CHAT_TEMPLATE: described}
+    stop = {"stop_strings": list(config.stop_strings)} if config.stop_strings else {}
+    return {**prompt_protocol(config, panel, entry), CHAT_TEMPLATE: described, **stop}
 
 
 def prompt_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
@@ -141,7 +142,12 @@ class PanelPlayer:
         entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
         settings = SampleSettings(
             env_configs=tuple(dict(other.config) for other in entries),
-            params=SamplingParams(config.max_response_tokens, config.evaluation_temperature, config.evaluation_top_p),
+            params=SamplingParams(
+                config.max_response_tokens,
+                config.evaluation_temperature,
+                config.evaluation_top_p,
+                stop=tuple(config.stop_strings),
+            ),
             seeded=True,
             in_evaluation=True,
         )

@@ -49,7 +49,8 @@ class TurnRows:
         scores: float ``[K]``, turn scores s_k (Eq. 5), which are recorded, or ``None``.
         weights: float ``[K]``, turn weights w_k (Eq. 6), or ``None``.
         action_mask: bool ``[T]``, tokens that spell the action, or ``None``.
-        mask: bool ``[T]``, the tokens to learn from; every generated token unless the method says otherwise.
+        mask: bool ``[T]``, the tokens to learn from; every generated token unless the method, or ``mask_truncated``,
+            says otherwise.
     """
 
     turns: list[Turn]
@@ -202,7 +203,10 @@ def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
         )
     if config.reward == "per_turn":
         advantages = advantages + config.turn_coeff * turn_advantages(groups, config)
-    return TurnRows(turns, trajectory_ids, advantages)
+    rows = TurnRows(turns, trajectory_ids, advantages)
+    if config.mask_truncated:
+        rows.mask = torch.tensor([turn.finish_reason != "length" for turn in turns], dtype=torch.bool)[rows.turn_ids]
+    return rows
 
 
 def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> torch.Tensor:
