@@ -224,6 +224,15 @@ _DRIVER = _group(
             "share of groups with at least 2 completed rollouts whose rollouts all earned the same `reward`, up "
             "to rounding",
         ),
+        "tasks/seen_fraction": ("item", 'with `task_sampling="success_rate"`: share of the tasks that were played'),
+        "tasks/effective_fraction": (
+            "item",
+            "effective number of the tasks that are drawn from, 1 / Σ chance², as a share of all",
+        ),
+        **{
+            f"tasks/success_rate_p{percent}": ("item", f"{percent}th percentile of the played tasks' success rates")
+            for percent in (10, 50, 90)
+        },
         "guards/num_violated": "violated [health checks](reliability.md#health-checks-of-the-policy)",
         "actors/num_engines": ("item", "engines when the iteration started"),
         "actors/num_env_runners": ("item", "env-runner actors when the iteration started"),

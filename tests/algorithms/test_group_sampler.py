@@ -12,12 +12,13 @@ import pytest
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.sampling import MAX_LOSSES, GroupSampler, SampledBatch
+from trial_ray.algorithms.success_rates import SuccessRateSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
 from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.player import PanelPlayer
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 
 T = 4
 FEW = {"num_survivors": 1, "errors": ["EngineError: gone"]}
@@ -169,6 +170,32 @@ def test_no_group_gets_too_old_and_every_task_is_trained_once(max_staleness, see
     assert len(set(trained)) == len(trained)
     waiting = [request["task_id"] for request in overlapping.get_state()["returned"]]
     assert sorted(trained + waiting) == sorted(drawn(T * (12 + max_staleness)))
+
+
+def test_success_rates_are_those_of_the_groups_that_entered_and_go_on_after_a_resume():
+    def play(request, times):
+        return {"episodes": [EpisodeResult(request.task_id, "", request.seed % 2 == 0, 0.0, 1, "terminated")] * 4}
+
+    def whole(workers):
+        tasks = SuccessRateSampler([[f"task-{number}" for number in range(20)]], seed=0)
+        config = GRPOConfig().training(group_size=4, tasks_per_iteration=T)
+        return GroupSampler(config, tasks, workers, lambda: workers.version)
+
+    workers = PlayedWorkers(play=play)
+    first = whole(workers)
+    batch = first.sample(1)
+    assert first.get_state()["success_counts"] == [
+        {
+            each.request.task_id: [4.0 * each.episodes[0].success, 4.0 - 4.0 * each.episodes[0].success]
+            for each in batch.kept
+        }
+    ]
+    assert batch.metrics()["tasks/seen_fraction"] == T / 20
+    resumed = whole(PlayedWorkers(seed=5, play=play))
+    resumed.set_state(first.get_state())
+    for iteration in range(2, 6):
+        assert sorted(tasks_of(first.sample(iteration).kept)) == sorted(tasks_of(resumed.sample(iteration).kept))
+        assert first.get_state() == resumed.get_state()
 
 
 def test_an_update_does_not_wait_for_a_group_that_may_enter_a_later_one():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from trial_ray.algorithms.success_rates import SuccessRateSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
+from trial_ray.rollout.trajectory import EpisodeResult
 
 LISTS = [[f"{name}{number}" for number in range(size)] for name, size in (("a", 5), ("b", 3), ("c", 40))]
 
@@ -62,6 +67,58 @@ def test_what_was_put_back_is_drawn_first_with_its_seed_also_after_a_resume():
     earlier_release = {name: value for name, value in sampler.get_state().items() if name != "returned"}
     resumed.set_state(earlier_release)
     assert resumed.draw(1, 4)[0].task_id == whole[5].task_id
+
+
+TASKS = [f"t{number}" for number in range(20)]
+
+
+def ended(task: str, *successes: bool, failed: int = 0) -> GroupSample:
+    """A group of a task, of which ``failed`` more rollouts failed by an engine."""
+    whole = [EpisodeResult(task, "", success, 0.0, 1, "terminated") for success in successes]
+    lost = [EpisodeResult(task, "", True, 0.0, 0, "failed")] * failed
+    return GroupSample(GroupRequest(0, task, 4, 0), None, [*whole, *lost], [], 4, 4, False, RolloutCounts())
+
+
+def experienced(seed: int = 0) -> SuccessRateSampler:
+    """Of 20 tasks 8 are always solved, 8 never, 2 half of the time, and 2 were never played."""
+    sampler = SuccessRateSampler([TASKS], seed)
+    for _ in range(6):
+        for task in TASKS[:18]:
+            solved = [task in TASKS[:8]] * 8 if task in TASKS[:16] else [True, False] * 4
+            sampler.note(ended(task, *solved))
+    return sampler
+
+
+def test_tasks_that_are_solved_sometimes_or_were_never_played_are_drawn_more_often_and_none_is_forgotten():
+    sampler = experienced()
+    counts = Counter(sampler.draw(1, 4)[0].task_id for _ in range(3000))
+    assert counts.keys() == {*TASKS}
+    assert min(counts[task] for task in TASKS[16:]) > 2.5 * max(counts[task] for task in TASKS[:16])
+    for task in TASKS[16:]:  # p = 1/2; of the others p is 1/18, nearly, as earlier groups count half
+        assert counts[task] / 3000 == pytest.approx(0.9 * 0.25 / (4 * 0.25 + 16 * 17 / 18**2) + 0.1 / 20, rel=0.2)
+    assert sorted(request.task_id for request in sampler.draw(20, 4)) == sorted(TASKS), "no task twice in a call"
+    found = sampler.metrics()
+    assert (found["tasks/seen_fraction"], found["tasks/success_rate_p50"]) == (0.9, 0.5)
+    assert 4 / 20 < found["tasks/effective_fraction"] < 1.0
+
+
+def test_recent_groups_count_more_and_rollouts_that_failed_by_an_engine_do_not():
+    sampler = SuccessRateSampler([TASKS[:1]], 0)
+    for successes in ([False] * 4, [True] * 4):
+        sampler.note(ended("t0", *successes, failed=3))
+    assert sampler.metrics()["tasks/success_rate_p50"] == (4 + 1) / (4 + 2 + 2)
+    sampler.note(ended("gone", True))
+
+
+def test_success_rates_resume_where_they_ended_also_in_a_run_that_was_uniform():
+    sampler = experienced()
+    state = json.loads(json.dumps(sampler.get_state()))
+    resumed = SuccessRateSampler([TASKS], 9)
+    resumed.set_state(state)
+    assert resumed.draw(12, 4) == sampler.draw(12, 4)
+    assert resumed.metrics() == sampler.metrics()
+    resumed.set_state(TaskSampler([TASKS], 0).get_state())
+    assert resumed.metrics()["tasks/seen_fraction"] == 0.0
 
 
 def test_a_state_of_other_environments_is_refused():

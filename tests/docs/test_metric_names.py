@@ -21,6 +21,7 @@ from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.algorithms.guards import Guards
 from trial_ray.algorithms.methods import method_names, new_config
 from trial_ray.algorithms.sampling import SampledBatch
+from trial_ray.algorithms.success_rates import SuccessRateSampler
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import GROUPS, METRICS
 from trial_ray.rollout.groups import GroupRequest, GroupSample
@@ -78,10 +79,12 @@ def driver_names() -> set[str]:
     group.trajectories[0].rewards = {"NAME": 1.0}
     request = GroupRequest(0, group.task_id, len(group.trajectories), seed=0)
     sample = GroupSample.from_group(request, group, "success")
+    tasks = SuccessRateSampler([[group.task_id]], seed=0)
+    tasks.note(sample)
     driver = SimpleNamespace(
         metrics=MetricsLogger(),
         sampler=SimpleNamespace(
-            sample=lambda iteration: SampledBatch([sample], counts={0: sample.counts}),
+            sample=lambda iteration: SampledBatch([sample], counts={0: sample.counts}, of_tasks=tasks.metrics()),
             runners_holding_groups=lambda: (),
         ),
         config=GRPOConfig().environment("trial/ALFWorld-v0"),

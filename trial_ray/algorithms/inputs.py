@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.success_rates import SuccessRateSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.config.declare import did_you_mean, fields_of
 from trial_ray.config.run import RunSettings
@@ -169,7 +170,8 @@ def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
                 entry, listed, style=config.prompt_style, reward=config.reward, privileged_view=view
             )
             first_turns.append((entry, listed[0], start))
-    return TaskSampler(tasks, config.seed or 0, [entry.weight for entry in entries]), first_turns
+    sampler = SuccessRateSampler if config.task_sampling == "success_rate" else TaskSampler
+    return sampler(tasks, config.seed or 0, [entry.weight for entry in entries]), first_turns
 
 
 def resolved(config: GRPOConfig, folder: Path | None) -> GRPOConfig:

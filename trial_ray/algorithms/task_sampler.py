@@ -11,7 +11,7 @@ import numpy as np
 
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.rollout.episode import derive_seed
-from trial_ray.rollout.groups import GroupRequest
+from trial_ray.rollout.groups import GroupRequest, GroupSample
 
 
 class TaskSampler:
@@ -47,14 +47,25 @@ class TaskSampler:
             total = sum(self._drawn)
             lags = [share * (total + 1) - drawn for share, drawn in zip(self._shares, self._drawn, strict=True)]
             environment = lags.index(max(lags))
-            task_ids = self._task_ids[environment]
-            passes, index_in_pass = divmod(self._drawn[environment], len(task_ids))
-            key = (self._seed, passes, environment) if environment else (self._seed, passes)
-            task = task_ids[int(_order(key, len(task_ids))[index_in_pass])]
+            task = self._next_task(environment, requests)
             seed = derive_seed(self._seed, "group", total)
             requests.append(GroupRequest(index, task, group_size, seed, environment))
             self._drawn[environment] += 1
         return requests
+
+    def _next_task(self, environment: int, before: Sequence[GroupRequest]) -> str:
+        """The task that is drawn next, after what the same call has drawn."""
+        task_ids = self._task_ids[environment]
+        passes, index_in_pass = divmod(self._drawn[environment], len(task_ids))
+        key = (self._seed, passes, environment) if environment else (self._seed, passes)
+        return task_ids[int(_order(key, len(task_ids))[index_in_pass])]
+
+    def note(self, sample: GroupSample) -> None:
+        """Learn how a group ended that enters an update or is left out of it."""
+
+    def metrics(self) -> dict[str, float]:
+        """Figures about the tasks, by their keys in a result."""
+        return {}
 
     def put_back(self, requests: Sequence[GroupRequest]) -> None:
         """Draw these requests again, with their tasks and seeds, before any other."""

@@ -17,6 +17,7 @@ class Sections:
         *,
         group_size: int | Search = ...,
         tasks_per_iteration: int | Search = ...,
+        task_sampling: Literal["uniform", "success_rate"] | Search = ...,
         minibatch_rows: int | Search = ...,
         microbatch_rows: int | Search = ...,
         num_epochs: int | Search = ...,
@@ -90,6 +91,8 @@ class Sections:
         Args:
             group_size: rollouts G per task.
             tasks_per_iteration: tasks drawn per iteration.
+            task_sampling: which tasks are drawn: ``"uniform"``, shuffled passes, or ``"success_rate"``: more often those
+                that the policy solves sometimes (no study has compared it yet).
             minibatch_rows: most turn rows in an optimizer step, over all learners; each row is in one step per epoch.
             microbatch_rows: most turn rows over which a token mean and the dense clamp are computed, at any number of
                 learners.

@@ -21,6 +21,7 @@ REWARDS = ("success", "score", "return", "per_turn")
 Reward = Literal["success", "score", "return", "per_turn"] | Callable[..., Any]
 RECORDED_FUNCTION = "function "
 """What the record of a config has before the name of a reward function, whose code is in the experiment file."""
+TASK_SAMPLINGS = ("uniform", "success_rate")
 PRIVILEGED_VIEWS = ("outcome", "feedback", "skill", "solution", "peer")
 MicrobatchWeighting = Literal["rows", "equal"]
 MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
@@ -36,6 +37,12 @@ class TrainingSettings(Settings):
 
     group_size: int = setting(8, "rollouts G per task", at_least=2)
     tasks_per_iteration: int = setting(16, "tasks drawn per iteration", at_least=1)
+    task_sampling: str = setting(
+        "uniform",
+        'which tasks are drawn: ``"uniform"``, shuffled passes, or ``"success_rate"``: more often those that the policy solves '
+        "sometimes (no study has compared it yet)",
+        one_of=TASK_SAMPLINGS,
+    )
     minibatch_rows: int = setting(
         256,
         "most turn rows in an optimizer step, over all learners; each row is in one step per epoch",

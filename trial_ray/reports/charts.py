@@ -69,6 +69,14 @@ CURVES = {
         percent=True,
         text="Share of episodes that solved their task.",
     ),
+    "tasks/effective_fraction": Curve(
+        "tasks",
+        "learning",
+        "Tasks that are drawn from",
+        "share of tasks",
+        percent=True,
+        text="Effective number of tasks by their chances to be drawn, of all; 100 % if each is as likely.",
+    ),
     f"{ENV_RUNNERS}episode_return_mean": Curve(
         "return", "learning", "Return", "return", text="Mean over episodes of the undiscounted sum of rewards."
     ),
