@@ -54,7 +54,7 @@ class SuccessRateSampler(TaskSampler):
             self._shares[number] * self._chances(number) for number in range(len(self._shares)) if self._shares[number]
         ]
         counts = np.concatenate([each for each, share in zip(self._counts, self._shares, strict=True) if share])
-        seen = counts.any(1)
+        seen: np.ndarray = np.any(counts, axis=1)
         found = {
             "tasks/seen_fraction": float(seen.mean()),
             "tasks/effective_fraction": float(1 / (np.concatenate(shares) ** 2).sum() / len(seen)),
@@ -82,7 +82,8 @@ class SuccessRateSampler(TaskSampler):
     def _chances(self, environment: int) -> np.ndarray:
         rates = _rates(self._counts[environment])
         variances = rates * (1 - rates)
-        return (1 - FLOOR) * variances / variances.sum() + FLOOR / len(rates)
+        chances: np.ndarray = (1 - FLOOR) * variances / variances.sum() + FLOOR / len(rates)
+        return chances
 
 
 def _rates(counts: np.ndarray) -> np.ndarray:

@@ -237,7 +237,8 @@ class VLLMEngine(BatchingEngine):
         prompt: TokensPrompt = {"prompt_token_ids": prompt_ids.tolist()}
         reads = bool(params.get("stop"))
         if reads and self._engine.output_processor.tokenizer is None:
-            self._engine.output_processor.tokenizer = load_tokenizer(self._model_path)
+            tokenizer: Any = load_tokenizer(self._model_path)
+            self._engine.output_processor.tokenizer = tokenizer
         params |= {"detokenize": reads, "include_stop_str_in_output": reads}
         params |= {"output_kind": RequestOutputKind.FINAL_ONLY}
         self._engine.add_request(request_id, prompt, SamplingParams(**params))
