@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=199000 \
-  tests=222500 \
+  trial_ray=205700 \
+  tests=231700 \
   benchmarks=26600 \
-  words=31300
+  words=33500
 
 lint: setup
 	$(BIN)/ruff check .
