@@ -243,7 +243,7 @@ class Sections:
         top_p: float | Search = ...,
         stop_strings: list[str] | Search = ...,
         history_window: int | Search = ...,
-        prompt_style: Literal["tagged", "plain", "conversation"] | Search = ...,
+        prompt_style: Literal["tagged", "plain", "conversation", "tools"] | Search = ...,
         seeded_sampling: bool | Search = ...,
         max_episodes_in_flight: int | Search = ...,
         environment_processes: bool | None | Search = ...,
@@ -303,8 +303,8 @@ class Sections:
             history_window: (observation, action) pairs in a prompt; in a conversation, turns kept when it exceeds
                 ``max_prompt_tokens`` and restarts.
             prompt_style: one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or
-                ``"plain"`` ones (the response is the action), or one ``"conversation"`` per episode with tagged
-                responses.
+                ``"plain"`` ones (the response is the action), or one conversation per episode, with tagged responses
+                (``"conversation"``) or with calls of tools in the model's own format (``"tools"``).
             seeded_sampling: seed every request: makes a run repeatable.
             max_episodes_in_flight: episodes that an env runner plays at once; several keep engines busy while
                 environments step.
