@@ -290,7 +290,7 @@ def test_an_empty_folder_is_filled_and_never_replaced(train, monkeypatch):
         (["--method", "trail"], "Did you mean 'trial'?"),
         (["--method", "nowhere.py"], "nowhere.py; give the path of a Python file that defines CONFIG"),
         (["--method", "rlsd"], "rescaling_iterations is 100, but training ends after iteration 3"),
-        (["--method", "grpo", "--set", "teacher_sync_iterations=5"], "without a privileged_view"),
+        (["--method", "grpo", "--set", "teacher_sync_iterations=5"], "privileged_view is None"),
         (["--resume", "/nonexistent"], "not a run folder"),
     ],
 )

@@ -161,7 +161,7 @@ def test_a_committed_panel_is_found_in_the_data(own_panel):
     ("changes", "entry", "words"),
     [
         ({}, GAMES.at(generator_seed=5), "lack 3 of the 3 tasks"),
-        ({"instructions_sha256": "0" * 64}, GAMES, "ask for something else"),
+        ({"instructions_sha256": "0" * 64}, GAMES, "equal ids have other instructions"),
         ({"sha256": "0" * 64}, GAMES, "was changed"),
         ({"split": "valid_seen"}, GAMES, "split 'valid_seen'; asked for"),
     ],

@@ -356,6 +356,6 @@ class RunSettings(
             )
         if self.lora_rank is not None:
             raise ConfigError(
-                "teacher_sync_iterations needs a stale copy of the policy, which adapters do not have "
+                "teacher_sync_iterations needs a lagged copy of the policy, which adapters do not have "
                 f"(lora_rank is {self.lora_rank}). Set teacher_sync_iterations=None, or lora_rank=None."
             )
