@@ -306,10 +306,11 @@ def test_a_tokenizer_that_cannot_read_calls_is_refused_with_what_to_install_or_s
     tokenizer = bare_tokenizer()
     tokenizer.chat_template = published_tokenizer("qwen3").chat_template
     template, settings = ADAPTER.template("tools"), (ToolEnv, 1000)
+    others = builder("gptoss")._tokenizer.response_template
     monkeypatch.setitem(sys.modules, "trl.chat_template_utils", None)
     with pytest.raises(MissingDependencyError, match="pip install trl"):
         ToolConversationBuilder(tokenizer, template, *settings)
-    tokenizer.response_template = builder("gptoss")._tokenizer.response_template
+    tokenizer.response_template = others
     with pytest.raises(ChatTemplateError, match=r"reads \[\] from .*set the response_template of this chat template"):
         ToolConversationBuilder(tokenizer, template, *settings)
 
