@@ -31,7 +31,9 @@ def test_the_new_names_take_rllibs_keywords_too():
 def test_a_keyword_without_its_prefix_and_rllibs_number_of_episodes_are_refused_with_what_to_write():
     with pytest.raises(ConfigError, match=r"no setting 'split'\. Did you mean 'evaluation_split'"):
         base().evaluation(split="valid_seen")
-    with pytest.raises(ConfigError, match="RLlib's evaluation_duration is 5, but has no effect here: set evaluation_num_tasks"):
+    with pytest.raises(
+        ConfigError, match="RLlib's evaluation_duration is 5, but has no effect here: set evaluation_num_tasks"
+    ):
         base().rl_module(model_path="m").evaluation(evaluation_duration=5).validate()
 
 
