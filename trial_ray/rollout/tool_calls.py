@@ -8,11 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from transformers.utils.chat_template_utils import (
-    DocstringParsingException,
-    TypeHintParsingException,
-    get_json_schema,
-)
 
 from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEpisode, command_tools
@@ -125,6 +120,12 @@ class ToolSet:
             raise ConfigError(
                 f"{tools.__name__} has no tools; expected public methods that return self._take(command)."
             )
+        from transformers.utils.chat_template_utils import (
+            DocstringParsingException,
+            TypeHintParsingException,
+            get_json_schema,
+        )
+
         try:
             self.schemas = [get_json_schema(tool) for tool in self._commands.values()]
         except (TypeHintParsingException, DocstringParsingException) as error:
