@@ -83,7 +83,7 @@ class ProgramEnv(TextEnv):
         """
         name = self.split if split is None else split
         if name not in self._tasks:
-            raise UnknownSplitError(f"the program has the splits {', '.join(self._tasks)}, found {name!r}")
+            raise UnknownSplitError(f"expected one of the program's splits, {', '.join(self._tasks)}, got {name!r}")
         return self._tasks[name]
 
     def family(self, task_id: str) -> str:
@@ -148,7 +148,7 @@ class ProgramEnv(TextEnv):
         reward = result.get("reward")
         if not isinstance(reward, Real):
             raise TypeError(
-                f"the program returned {given!r:.200}, expected the reward, or a dict with it under 'reward'"
+                f"expected the reward, or a dict with it under 'reward', from the program, got {given!r:.200}"
             )
         self._rewards = result.get("rewards", {})
         return Outcome(
@@ -183,20 +183,18 @@ class ProgramEnv(TextEnv):
             raise ValueError(f"{path}: the policy answers chat.completions.create only")
         if others := sorted(body.keys() - TAKEN):
             raise ValueError(
-                f"found {', '.join(others)}, expected messages only: the settings of the run decide the rest"
+                f"expected messages only, got {', '.join(others)} too: the settings of the run decide how responses are sampled"
             )
         if body.get("stream") or body.get("n", 1) != 1:
-            raise ValueError("found stream or n, expected a call for one whole answer")
+            raise ValueError("expected a call for one whole answer, got stream or n")
         if self._call is None or self._call.done():
-            raise ValueError("found a second call before the first was answered, expected one at a time")
+            raise ValueError("expected one call at a time, got a second one before the first was answered")
         messages = [_plain(message) for message in body.get("messages", ())]
         known = self._conversation
         roles = [message["role"] for message in messages[len(known) :]]
         if messages[: len(known)] != known or roles != (["user"] if known else ["system", "user"]):
-            expected = "the last call's messages, its answer and one message of the user" if known else "system, user"
-            raise ValueError(
-                f"found messages of {', '.join(each['role'] for each in messages) or 'nobody'}, expected {expected}"
-            )
+            expected = "the last call, its answer and one message of the user" if known else "system and user"
+            raise ValueError(f"expected messages of {expected}, got {[message['role'] for message in messages]}")
         self._conversation = messages
         self._answer = self._loop.create_future()
         self._call.set_result(messages[-1]["content"])
@@ -231,7 +229,7 @@ def _plain(message: Mapping[str, Any]) -> Message:
     if isinstance(content, list) and all(part.get("type") == "text" for part in content):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str) or message.get("tool_calls"):
-        raise ValueError(f"found {json.dumps(message):.200}, expected a message with a text as its content")
+        raise ValueError(f"expected a message with a text as its content, got {json.dumps(message):.200}")
     return {"role": message.get("role"), "content": content}
 
 

@@ -84,7 +84,7 @@ def driver_names() -> set[str]:
     driver = SimpleNamespace(
         metrics=MetricsLogger(),
         sampler=SimpleNamespace(
-            sample=lambda iteration: SampledBatch([sample], counts={0: sample.counts}, of_tasks=tasks.metrics()),
+            sample=lambda iteration: SampledBatch([sample], counts={0: sample.counts}, task_metrics=tasks.metrics()),
             runners_holding_groups=lambda: (),
         ),
         config=GRPOConfig().environment("trial/ALFWorld-v0"),

@@ -147,13 +147,16 @@ async def begins(chat):
 @pytest.mark.parametrize(
     ("run", "told"),
     [
-        (rewrites, "found messages of system, user, assistant, user, expected the last call's messages, its answer"),
-        (samples_its_own_way, "found temperature, expected messages only"),
+        (
+            rewrites,
+            "expected messages of the last call, its answer and one message of the user, got ['system', 'user', 'assistant'",
+        ),
+        (samples_its_own_way, "expected messages only, got temperature"),
         (calls_twice, "ExceptionGroup"),
-        (begins_with_the_user, "found messages of user, expected system, user"),
+        (begins_with_the_user, "expected messages of system and user, got ['user']"),
         (shows_an_image, "expected a message with a text"),
         (asks_nothing, "ended before it asked the model anything"),
-        (returns_nothing, "the program returned None, expected the reward"),
+        (returns_nothing, "from the program, got None"),
         (asks_for_embeddings, "the policy answers chat.completions.create only"),
     ],
 )

@@ -66,7 +66,7 @@ class SampledBatch:
         rows_carried_in: ``rows_in_flight`` of the iteration before.
         on_policy: whether the iteration was held to the current weights for its predecessor's effective sample size.
         counts: of all rollouts that env runners returned since the iteration before, by the index of their environment.
-        of_tasks: figures about the tasks, by their keys in a result.
+        task_metrics: of the task sampler, by their keys in a result.
     """
 
     kept: list[GroupSample] = field(default_factory=list)
@@ -80,7 +80,7 @@ class SampledBatch:
     rows_carried_in: int = 0
     on_policy: bool = False
     counts: dict[int, RolloutCounts] = field(default_factory=dict)
-    of_tasks: dict[str, float] = field(default_factory=dict)
+    task_metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def reason(self) -> str:
@@ -110,7 +110,7 @@ class SampledBatch:
             "groups/num_empty_iterations": int(not self.kept),
             "rows/sampled": sum(ended.values()) - self.rows_carried_in,
             **{f"rows/{name}": count for name, count in ended.items()},
-            **self.of_tasks,
+            **self.task_metrics,
         }
         # Rewards of fewer rollouts cannot differ, whatever the task.
         samples = [sample for sample in (*self.kept, *self.left_out) if sample.num_survivors >= MIN_SURVIVORS]
@@ -200,7 +200,7 @@ class GroupSampler:
         self._take(batch)
         if config.drop_zero_variance_groups:
             self._refill(batch)
-        batch.of_tasks = self._tasks.metrics()
+        batch.task_metrics = self._tasks.metrics()
         batch.redrawn_rows, self._redrawn_rows = self._redrawn_rows, 0
         batch.num_in_flight = len(self._in_flight)
         batch.rows_in_flight = self._rows_in_flight = sum(group.num_rows for group in self._in_flight.values())

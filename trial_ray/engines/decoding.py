@@ -163,8 +163,9 @@ class Batch:
     def _spells_stop(self, row: Request) -> bool:
         """Whether the last token has completed a stop string; each of its bytes may be a token."""
         assert self._decode is not None, "an engine for requests with stop has a tokenizer"
-        tail = row.response_ids[-max(len(stop.encode()) for stop in row.params.stop) - MARGIN :]
-        return any(stop in self._decode(tail) for stop in row.params.stop)
+        longest = max(len(stop.encode()) for stop in row.params.stop)
+        tail = self._decode(row.response_ids[-longest - MARGIN :])
+        return any(stop in tail for stop in row.params.stop)
 
     def _drop_finished(self) -> list[Request]:
         finished = [index for index, row in enumerate(self._rows) if row.finish_reason]

@@ -294,7 +294,7 @@ class GRPOLearner(TorchLearner):
         return finite
 
     def _require_finite_weights(self) -> None:
-        """Reject to hand on what an update has left, where it is no policy any more.
+        """Keep weights that are not finite from engines and checkpoints.
 
         Raises:
             PolicyBrokenError: weights are not finite.

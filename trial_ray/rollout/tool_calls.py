@@ -79,13 +79,13 @@ def parse_calls(
 def last_call(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
     """Mask of the tokens from the opening of a response's last call on, special tokens excluded: bool ``[y]``.
 
-    None where the response cannot be parsed, or has no call.
+    No token counts if no end of the response is a call. The whole is not asked: without its prompt, reasoning that the prompt
+    opened may spell one that cannot be parsed.
 
     Args:
         tokenizer: with a ``response_template``.
         ids: int ``[y]``, the response.
     """
-
     mask = np.zeros(len(ids), bool)
     for start in range(len(ids) - 1, -1, -1):
         if _has_call(tokenizer, ids[start:]):

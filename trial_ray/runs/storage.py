@@ -59,8 +59,7 @@ class Storage:
         if _PASSWORD.search(uri) or any(SECRET.search(name) for name, _ in parse_qsl(urlsplit(uri).query)):
             raise UserInputError(
                 f"The URI ({uri.partition('://')[0]}://...) contains credentials, and commands are recorded. Leave them "
-                "out, and give "
-                "them by the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
+                "out, and give them by the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
             )
         try:
             # One request for a small file in place of three.
