@@ -42,6 +42,9 @@ ALLOWED = {
         "(...).acquire",
     ): "held for a start or a load, and by no thread that waits for another lock here",
     ("alfworld/engine.py", "__init__", "LIBRARIES.acquire"): "takes a copy of a library, and waits for nothing",
+    ("program.py", "_in_loop", "(...).result"): "the caller's own program, inside the time of one step",
+    ("program.py", "_next", "self._call.result"): "of a future that is done",
+    ("program.py", "_next", "self._program.result"): "of a task that is done",
     ("warmstart/policy.py", "play", "free.get"): "freed by episodes of this process, which end or raise",
     ("learner/exchange.py", "finish", "each.wait"): "a collective, which the process group's own timeout ends",
     (

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-import ray
+from ray_nodes import cluster_of
 
+from trial_ray.errors import ConfigError
 from trial_ray.metrics import METRICS
 from trial_ray.runs.ray_metrics import COUNTERS, GAUGES, TAGS, prometheus_names
-from trial_ray.runs.trackers import TrackedRun, Trackers
+from trial_ray.runs.trackers import require_trackers
 
 DASHBOARD = Path(__file__).parents[2] / "cluster" / "grafana.json"
-EXPORT_S = 60.0
 
 
 def test_every_figure_is_a_metric_of_the_table_of_the_kind_that_is_summed_or_shown():
@@ -37,34 +39,62 @@ def test_the_dashboard_draws_what_is_exported_and_nothing_else():
     assert all(("_total" in each) == ("rate(" in each) for each in expressions)
 
 
-@pytest.mark.actors
-def test_ray_exports_the_figures_of_two_runs_by_their_names(ray_session, tmp_path):
-    warnings: list[str] = []
+EXPORTED = """
+import json, sys
+from pathlib import Path
+import ray
+from trial_ray.runs.trackers import TrackedRun, Trackers
+
+ray.init(log_to_driver=False)
+iteration = json.loads(sys.argv[2])
+for name in ("first", "second"):
+    with Trackers(["ray"], TrackedRun(name, name, {}, Path(sys.argv[1]), group="sweep"), print) as trackers:
+        trackers.log(1, iteration)
+        trackers.log(2, {**iteration, "training_iteration": 7.0, "groups/num_dropped": 0.0})
+[node] = ray.nodes()
+print(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.long
+def test_ray_exports_the_figures_of_two_runs_by_their_names(tmp_path):
     iteration = dict.fromkeys((*GAUGES.values(), *COUNTERS.values()), 3.0)
-    for name in ("first", "second"):
-        run = TrackedRun(name, name, {}, tmp_path, group="sweep")
-        with Trackers(["ray"], run, warnings.append) as trackers:
-            trackers.log(1, iteration)
-            trackers.log(2, {**iteration, "training_iteration": 7.0, "groups/num_dropped": 0.0})
-    deadline, wanted = (
-        time.monotonic() + EXPORT_S,
-        {(name, run) for name in prometheus_names() for run in ("first", "second")},
-    )
-    found: dict[tuple[str, str], float] = {}
-    while time.monotonic() < deadline and not wanted <= found.keys():
-        found = exported()
-        time.sleep(1)
-    assert not warnings
+    wanted = {(name, run) for name in prometheus_names() for run in ("first", "second")}
+    found = {}
+    with (
+        cluster_of() as nodes,
+        subprocess.Popen(
+            [sys.executable, "-c", EXPORTED, str(tmp_path), json.dumps(iteration)],
+            env=nodes.environment | {"RAY_ADDRESS": nodes.address},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as logging,
+    ):
+        address = logging.stdout.readline().strip()
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not wanted <= found.keys():
+            found = exported(address)
+            time.sleep(1)
+        logging.stdin.close()
+        assert not logging.stdout.read()  # a warning
     assert not wanted - found.keys()
     assert found["ray_trial_iteration", "second"] == 7.0
     assert found["ray_trial_turns_total", "first"] == 6.0
     assert found["ray_trial_dropped_groups_total", "first"] == 3.0
 
 
-def exported() -> dict[tuple[str, str], float]:
+def exported(address: str) -> dict[tuple[str, str], float]:
     """Values of this package's metrics at the node, by name and run."""
-    [node] = ray.nodes()
-    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     text = urllib.request.urlopen(address, timeout=10).read().decode()
     lines = re.findall(r'^(ray_trial_\w+)\{.*?run="(\w+)".*?\} (\S+)$', text, re.MULTILINE)
     return {(name, run): float(value) for name, run, value in lines}
+
+
+def test_without_a_cluster_there_is_nothing_that_exports_them(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match="expected a Ray cluster"):
+        require_trackers(["ray"])
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    require_trackers(["ray"])

@@ -219,7 +219,7 @@ SET = repeated("--set", "overrides", "replace one setting, e.g. --set env_config
 LOG_TO = repeated(
     "--log-to",
     "log_to",
-    "log to Weights & Biases, MLflow, Trackio or SwanLab too (docs/evaluation.md), or to Ray's metrics, for Prometheus",
+    "log to Weights & Biases, MLflow, Trackio or SwanLab too (docs/evaluation.md), or to Ray's metrics, for a cluster's Prometheus",
     choices=["wandb", "mlflow", "trackio", "swanlab", "ray"],
 )
 ENV_ADAPTER = repeated(

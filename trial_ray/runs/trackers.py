@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_envs.core.extras import install_command
-from trial_ray.errors import MissingDependencyError, UserInputError, first_line
+from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
 from trial_ray.files import without_secrets
 from trial_ray.runs.ray_metrics import RayTracker
 
@@ -218,11 +218,17 @@ TRACKERS: dict[str, Callable[[TrackedRun], Any]] = {
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Reject services whose library is not installed, before anything starts.
+    """Reject services whose library is not installed, before anything starts, and Ray's metrics without a cluster.
 
     Raises:
+        ConfigError: Ray would run on this machine alone, where nothing exports its metrics.
         MissingDependencyError: names the extra.
     """
+    if "ray" in names and "RAY_ADDRESS" not in os.environ:
+        raise ConfigError(
+            "--log-to ray: expected a Ray cluster in RAY_ADDRESS, found none. Start one (`ray start --head`) and set "
+            "RAY_ADDRESS: the Ray that this command would start exports no metrics."
+        )
     for name in names:
         if find_spec(name) is None:
             raise MissingDependencyError(f"--log-to {name} needs {name}: {install_command(name)}.")
