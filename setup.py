@@ -47,7 +47,7 @@ setup(
         "trial_ray": [
             "py.typed",
             "config/*.pyi",
-            "evaluation/panels/*.json",
+            "evaluation/evaluation_sets/*.json",
             "reports/assets/*",
             "reports/assets/viewer/*",
             "policies/*/*",

@@ -79,14 +79,14 @@ def main() -> None:
     rows = {}
     for name, scored in scores.items():
         rows[name] = {key: value.item() for key, value in engine_divergences(scored, reported).items()}
-        print(f"{name:50s} gap {rows[name]['logprob_gap']:.2e}  kl {rows[name]['kl']:.2e}", flush=True)
+        print(f"{name:50s} gap {rows[name]['logprob_diff']:.2e}  kl {rows[name]['kl']:.2e}", flush=True)
     limits = {"FLOAT32_GAP": FLOAT32_GAP, "LOW_PRECISION_GAP": LOW_PRECISION_GAP}
     write_report(args.json, measures(rows), {"tokens": len(reported), "limits": limits, "learners": rows})
 
 
 def measures(rows: dict[str, dict[str, float]]) -> list[Measure]:
     """The lines of the table of all benchmarks: rounding lies below the limits, wrong weights above them."""
-    gaps = {name: row["logprob_gap"] for name, row in rows.items()}
+    gaps = {name: row["logprob_diff"] for name, row in rows.items()}
     rounded, low = gaps.pop(ROUNDED), gaps.pop(LOW_PRECISION)
     # Noise of a hundredth on all weights is as small as bfloat16's rounding: no limit tells the two apart.
     wrong, name = min((gap, name) for name, gap in gaps.items() if "off by" not in name)

@@ -151,7 +151,7 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
         "response": float(rows.lengths.double().mean()),
         "tokens": tokens,
         "scoring": tokens / ordinary,
-        "privileged_view": both / ordinary - 1,
+        "teacher_context": both / ordinary - 1,
         "update": tokens / update,
     }
 

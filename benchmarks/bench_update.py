@@ -241,7 +241,7 @@ def cases(names: Sequence[str], smollm2_rows: int) -> list[Case]:
         game, config = [one_game(groups, smollm2_rows)], quickstart_config()
         shares = distinct_share(game, config), distinct_share(groups, config)
         note = f"; distinct are {shares[0]:.2f} of the tokens here, {shares[1]:.2f} in the quickstart's minibatches"
-        training = {"max_logprob_gap": 1e9}  # another model's log-probabilities
+        training = {"max_logprob_diff": 1e9}  # another model's log-probabilities
         found.append(Case("SmolLM2-135M", str(folder), game, 1.8, 5e-5, (2048,), 3, training, note))
     return found
 

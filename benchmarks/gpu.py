@@ -157,12 +157,12 @@ def trial_config(setup: Setup, model_path: str, compute_dtype: str) -> TRIALConf
         .environment("trial/ALFWorld-v0")
         .rl_module(model_path=model_path, compute_dtype=compute_dtype)
         .training(
-            kl_coeff=0.0,
+            ref_kl_coeff=0.0,
             entropy_coeff=0.0,
             minibatch_rows=256,
             microbatch_rows=32,
             max_tokens_per_forward=16_384,
-            max_logprob_gap=1e9,  # no engine sampled the rows
+            max_logprob_diff=1e9,  # no engine sampled the rows
         )
         .learners(num_learners=0, num_gpus_per_learner=1 if setup.cuda else 0)
     )
@@ -278,7 +278,7 @@ def running(setup: Setup, shape: str, tasks: int, turns: int, response_tokens: i
     config = run_user_file(ONE_GPU, "one_gpu_example")["config"].copy(copy_frozen=False)
     games = {"split": "generated", "difficulty": "official", "num_games": 64, "max_turns": turns}
     config.environment(env_config=games)
-    config.training(tasks_per_iteration=tasks, hindsight_start_iteration=1, max_logprob_gap=1e9)
+    config.training(tasks_per_iteration=tasks, hindsight_start_iteration=1, max_logprob_diff=1e9)
     config.evaluation(evaluation_split=None, evaluation_interval=None).debugging(seed=0)
     if response_tokens is not None:
         config.env_runners(max_response_tokens=response_tokens)
@@ -400,7 +400,7 @@ def measured_iteration(algorithm: Any, setup: Setup) -> dict[str, Any]:
         "memory": memory,
         "rows": int(result["rows"]["given_to_learners"]),
         **{name: metrics[f"env_runners/{name}"] for name in kept},
-        "logprob_gap": metrics.get(f"{LEARNER}engine/logprob_gap"),
+        "logprob_diff": metrics.get(f"{LEARNER}engine/logprob_diff"),
         "engine": algorithm.config.engine,
         "actors": algorithm.actor_reports(),
     }

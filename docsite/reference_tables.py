@@ -46,7 +46,7 @@ def _tables() -> dict[str, str]:
         names_by_reason.setdefault(why, []).append(f"`{name}`")
     tables["settings of rllib"] = listed((", ".join(names), why) for why, names in names_by_reason.items())
     for group in GROUPS:
-        if group.name != "panel":  # those of rollouts, without a list of their own
+        if group.name != "evaluation":  # those of rollouts, without a list of their own
             rows = ((f"`{metric.name}`", metric.meaning) for metric in group.metrics)
             tables[f"metrics of {group.name}"] = listed(rows)
     return tables

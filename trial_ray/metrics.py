@@ -91,16 +91,16 @@ _ROLLOUTS = _group(
         "rewards/NAME_mean": ("mean over the episodes that report the reward NAME, of its sum over the episode"),
     },
 )
-_NOT_OF_PANELS = ("_lifetime", "num_failed_episodes", "_tokens", "invalid_", "cut_")
+_NOT_OF_EVALUATIONS = ("_lifetime", "num_failed_episodes", "_tokens", "invalid_", "cut_")
 """Parts of names of metrics that are logged of training rollouts alone."""
-_PANEL = _group(
-    "panel",
+_EVALUATION = _group(
+    "evaluation",
     EVALUATION,
     "item",
     {
         metric.name: metric.meaning
         for metric in _ROLLOUTS.metrics
-        if not any(part in metric.name for part in _NOT_OF_PANELS)
+        if not any(part in metric.name for part in _NOT_OF_EVALUATIONS)
     },
 )
 _LEARNER = _group(
@@ -125,18 +125,18 @@ _LEARNER = _group(
         "trial/hindsight_coeff": r"$\lambda_g$",
         "grpo/entropy": "token mean of the policy's entropy, nats",
         "grpo/kl": (
-            "token mean of k3 against the frozen initial policy, nats; without a reference model (`kl_coeff=0`), against "
+            "token mean of k3 against the frozen initial policy, nats; without a reference model (`ref_kl_coeff=0`), against "
             r"$\pi_{old}$"
         ),
         "grpo/clip_fraction": "share of tokens whose ratio is outside the clip range",
         "grpo/ratio_mean": r"token mean of $r_t = \pi_\theta / \pi_{old}$ before clipping, each at most $e^{20}$",
         "total_loss": "mean over optimizer steps of the minibatch's loss $L$ (Eq. 8)",
-        "engine/logprob_gap": (
+        "engine/logprob_diff": (
             r"trainer–sampler mismatch: mean of \|learner's $\log \pi_{old}$ − engine's log-probability\|, nats, "
-            "over rows of the current version (0 without such rows); above `max_logprob_gap`, or with NaN in any "
+            "over rows of the current version (0 without such rows); above `max_logprob_diff`, or with NaN in any "
             "row, nothing is trained and the run stops"
         ),
-        "engine/logprob_gap_max": ("max", "the largest of these differences"),
+        "engine/logprob_diff_max": ("max", "the largest of these differences"),
         "engine/ratio_mean": (
             r"mean of the importance ratio $r = \pi_{old} / \pi_{engine}$ over all tokens, each at most $e^{20}$, "
             "before the cap"
@@ -233,7 +233,7 @@ _DRIVER = _group(
             f"tasks/success_rate_p{percent}": ("item", f"{percent}th percentile of the played tasks' success rates")
             for percent in (10, 50, 90)
         },
-        "guards/num_violated": "violated [health checks](reliability.md#health-checks-of-the-policy)",
+        "health_checks/num_failed": "failed [health checks](reliability.md#health-checks-of-the-policy)",
         "actors/num_engines": ("item", "engines when the iteration started"),
         "actors/num_env_runners": ("item", "env-runner actors when the iteration started"),
         "seconds/sampling": "seconds of the iteration that the driver spent sampling",
@@ -263,7 +263,7 @@ _RLLIB = _group(
     },
 )
 
-GROUPS = (_ROLLOUTS, _PANEL, _LEARNER, _METHODS, _DRIVER, _RLLIB)
+GROUPS = (_ROLLOUTS, _EVALUATION, _LEARNER, _METHODS, _DRIVER, _RLLIB)
 METRICS: Mapping[str, Metric] = {group.prefix + metric.name: metric for group in GROUPS for metric in group.metrics}
 """Every metric by its key in a flat result; of RLlib's own those by which runs are commonly stopped."""
 
@@ -276,11 +276,11 @@ COLUMNS = {
     f"{LEARNER}trial/agreement": ("agreement", "{:.2f}"),
     f"{LEARNER}trial/clamp_saturated_fraction": ("saturated", "{:.0%}"),
     f"{LEARNER}grpo/kl": ("kl", "{:.1e}"),
-    f"{LEARNER}engine/logprob_gap": ("logprob gap", "{:.1e}"),
+    f"{LEARNER}engine/logprob_diff": ("logprob diff", "{:.1e}"),
 }
 """Heading and format of metrics in the terminal's line of an iteration, by key."""
 
-PANEL_SUCCESS = f"{EVALUATION}success_rate"
+EVALUATION_SUCCESS = f"{EVALUATION}success_rate"
 TRAINING_SUCCESS = f"{ENV_RUNNERS}success_rate"
 EFFECTIVE_SAMPLE_SIZE = f"{LEARNER}engine/effective_sample_size"
 TURN_SCORE = f"{LEARNER}trial/turn_score_mean"

@@ -13,7 +13,7 @@ from ray.rllib.utils import force_list
 from trial_ray.algorithms.config import NAMED_CONFIG
 from trial_ray.algorithms.methods import method_title, with_method
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.panels import choose_panel
+from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.tables import ResultTable, TableEntry
 from trial_ray.files import examples_folder
@@ -38,11 +38,11 @@ class EvaluationSet:
 
     Attributes:
         split: the environment's split.
-        panel: a name that ``trial_ray.evaluation.panels.choose_panel`` knows, or a number of tasks.
+        evaluation_set: a name that ``trial_ray.evaluation.evaluation_sets.choose_evaluation_set`` knows, or a number of tasks.
     """
 
     split: str
-    panel: str | int = "full"
+    evaluation_set: str | int = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +160,14 @@ class FinalEvaluation:
         (entry,) = config.environment_entries()
         for played in self.sets:
             own = entry.at(**config.evaluation_env_config, split=played.split)
-            result = algorithm.evaluate_panel(choose_panel(own, played.panel), own)
+            result = algorithm.evaluate_set(choose_evaluation_set(own, played.evaluation_set), own)
             result.policy, result.labels = f"{folder.name}, iteration {self.iterations}", dict(self.labels)
             result.save(evaluation_file(folder, played, self.iterations))
 
 
 def evaluation_file(folder: Path, played: EvaluationSet, iterations: int) -> Path:
     """Where a run keeps the evaluation of a set after so many iterations."""
-    return RunFolder(folder).evaluations / set_file(f"{played.split}-{played.panel}", iterations)
+    return RunFolder(folder).evaluations / set_file(f"{played.split}-{played.evaluation_set}", iterations)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ config = (
         invalid_action_penalty=0.0,
         reward_scale=1.0,
         # No frozen reference: a policy of this size has nothing worth preserving, and may move.
-        kl_coeff=0.0,
+        ref_kl_coeff=0.0,
         entropy_coeff=0.0,
         # Chosen on other games (docs/results.md).
         hindsight_coeff=0.1,

@@ -107,7 +107,7 @@ config = (
         microbatch_rows=64,
         invalid_action_penalty=0.0,
         reward_scale=1.0,
-        kl_coeff=0.0,
+        ref_kl_coeff=0.0,
         entropy_coeff=0.0,
         hindsight_start_iteration=4,
     )

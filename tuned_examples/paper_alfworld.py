@@ -31,7 +31,7 @@ def paper_config(model_path: str) -> TRIALConfig:
             clip_low=0.2,
             clip_high=0.2,
             dual_clip=3.0,
-            kl_coeff=0.01,
+            ref_kl_coeff=0.01,
             entropy_coeff=0.001,
             hindsight_coeff=0.01,
             hindsight_start_iteration=25,

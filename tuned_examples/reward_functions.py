@@ -41,7 +41,7 @@ config = (
     .environment("trial/ALFWorld-v0", env_config=GAMES)
     .rl_module(model_path=ALFWORLD_TINY)
     .training(reward=judged if JUDGED else concise, reward_weights={"judge": 0.5} if JUDGED else {"length": 0.01})
-    .training(lr=3e-4, group_size=4, tasks_per_iteration=4, minibatch_rows=64, microbatch_rows=64, kl_coeff=0.0)
+    .training(lr=3e-4, group_size=4, tasks_per_iteration=4, minibatch_rows=64, microbatch_rows=64, ref_kl_coeff=0.0)
     .env_runners(max_prompt_tokens=512, max_response_tokens=16, prompt_style="plain", num_cpus_per_env_runner=0.5)
     .engines(engine="transformers", num_cpus_per_engine=0.5)
     .learners(num_learners=0, num_cpus_per_learner=0.5)

@@ -59,7 +59,7 @@ config = (
     .callbacks(Repetitions, on_evaluate_end=show_evaluation)
     .environment("trial/ALFWorld-v0", env_config=GAMES)
     .rl_module(model_path=ALFWORLD_TINY)
-    .training(lr=3e-4, group_size=4, tasks_per_iteration=4, minibatch_rows=64, microbatch_rows=64, kl_coeff=0.0)
+    .training(lr=3e-4, group_size=4, tasks_per_iteration=4, minibatch_rows=64, microbatch_rows=64, ref_kl_coeff=0.0)
     .env_runners(num_env_runners=2, num_cpus_per_env_runner=0.25)
     .env_runners(max_prompt_tokens=512, max_response_tokens=16, prompt_style="plain", history_window=1)
     .engines(engine="transformers", num_cpus_per_engine=0.5)

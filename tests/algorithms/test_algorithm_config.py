@@ -26,7 +26,7 @@ def valid_config() -> TRIALConfig:
     ("section", "settings", "message"),
     [
         ("training", {"group_size": 1}, "group_size is 1.*at least 2"),
-        ("training", {"privileged_view": None}, "needs a teacher context"),
+        ("training", {"teacher_context": None}, "needs a teacher context"),
         ("training", {"minibatch_rows": 16}, "minibatch_rows is 16, below microbatch_rows, which is 32"),
         ("training", {"max_refills": 2}, "Set drop_zero_variance_groups too"),
         ("training", {"importance_cap": 0.9}, "importance_cap is 0.9.*at least 1"),
@@ -94,10 +94,10 @@ def test_more_learners_than_trajectories_are_refused():
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("serl", {"privileged_view": None}, "SERLConfig needs a teacher context|there is no teacher"),
+        ("serl", {"teacher_context": None}, "SERLConfig needs a teacher context|there is no teacher"),
         ("grpo_opsd", {"gate_slope": 5.0}, "use sdar"),
         ("opsd", {"jsd_mix": 1.0}, "jsd_mix is 1.0"),
-        ("grpo", {"teacher_sync_iterations": 10}, "privileged_view is None, so there is no teacher"),
+        ("grpo", {"teacher_sync_iterations": 10}, "teacher_context is None, so there is no teacher"),
     ],
 )
 def test_methods_refuse_values_out_of_range(method, settings, message):
@@ -164,4 +164,4 @@ def test_the_gap_to_the_engine_is_that_of_the_type_in_which_the_passes_compute(m
     config = GRPOConfig().rl_module(model_dtype=model, compute_dtype=compute).learners(num_gpus_per_learner=gpus)
     config.engines(engine_kwargs={"dtype": "float32"})
     assert config.passes_dtype() == dtype
-    assert config.logprob_gap_limit() == limit
+    assert config.logprob_diff_limit() == limit

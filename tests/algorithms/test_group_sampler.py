@@ -15,8 +15,8 @@ from trial_ray.algorithms.sampling import MAX_LOSSES, GroupSampler, SampledBatch
 from trial_ray.algorithms.success_rates import SuccessRateSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
-from trial_ray.evaluation.panels import Panel
-from trial_ray.evaluation.player import PanelPlayer
+from trial_ray.evaluation.evaluation_sets import EvaluationSet
+from trial_ray.evaluation.player import EvaluationPlayer
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 
@@ -385,7 +385,7 @@ def test_only_a_field_says_whose_failures_ended_an_iteration(failed_by, expected
     assert type(caught.value) is expected
     (entry,) = sampling._config.environment_entries()
     with pytest.raises(InfrastructureError, match="the evaluation set's 2 episodes could not be") as caught:
-        PanelPlayer(sampling._config, workers).play(Panel("trial/ALFWorld-v0", "train", ("a", "b")), entry)
+        EvaluationPlayer(sampling._config, workers).play(EvaluationSet("trial/ALFWorld-v0", "train", ("a", "b")), entry)
     assert type(caught.value) is expected
 
 

@@ -131,8 +131,10 @@ CASES = [
     Case("grpo", training={"advantage_statistics": "rows"}, statistics="rows"),
     Case("grpo", lambda turns: ref.grpo(turns, dual=None), training={"dual_clip": None}),
     Case("grpo", lambda turns: ref.grpo(turns, clips=(0.9, 1.5)), training={"clip_low": 0.1, "clip_high": 0.5}),
-    Case("grpo", lambda turns: ref.grpo(turns, kl=0.5), training={"kl_coeff": 0.5}),
-    Case("grpo", lambda turns: ref.grpo(turns, kl=0.0, entropy=0.2), training={"kl_coeff": 0.0, "entropy_coeff": 0.2}),
+    Case("grpo", lambda turns: ref.grpo(turns, kl=0.5), training={"ref_kl_coeff": 0.5}),
+    Case(
+        "grpo", lambda turns: ref.grpo(turns, kl=0.0, entropy=0.2), training={"ref_kl_coeff": 0.0, "entropy_coeff": 0.2}
+    ),
     Case("grpo", training={"importance_cap": 2.0}, prepare=weigh_tokens),
     *response_cases(),
     *trial_cases("trial", weigh(ref.relative_weights)),

@@ -140,4 +140,4 @@ def test_training_passes_rllibs_own_settings_on_and_names_what_it_does_not_know(
 
 def test_a_setting_under_search_is_not_checked_before_it_is_chosen():
     config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path="anything")
-    config.training(kl_coeff={"grid_search": [0.0, 0.1]}, weight_decay=tune.loguniform(1e-3, 1e-1)).validate()
+    config.training(ref_kl_coeff={"grid_search": [0.0, 0.1]}, weight_decay=tune.loguniform(1e-3, 1e-1)).validate()

@@ -77,8 +77,8 @@ def test_bad_input_exits_2_in_a_sentence_and_writes_nothing(line, words, capsys,
         "data alfworld --generate 1 --difficulty tiny --out {}",
         f"evaluate oracle {ALFWORLD} generated --episodes 1 --json {{}}",
         "export run {}",
-        "report run --output {}",
-        "report run --output page.html --figures {}",
+        "report run --out {}",
+        "report run --out page.html --figures {}",
     ],
 )
 @pytest.mark.parametrize("place", ["file/out", "/proc/none/out", "/dev/null"])

@@ -75,7 +75,7 @@ def evaluations(folder):
     return sorted(path.name for path in (folder / "evaluations").iterdir())
 
 
-def test_a_panel_that_comes_later_was_not_played_before_training(train):
+def test_a_evaluation_set_that_comes_later_was_not_played_before_training(train):
     train(1, tasks=0)
     train.resume(3)
     assert evaluations(train.out) == ["after_000003.json"]
@@ -85,7 +85,7 @@ def test_a_panel_that_comes_later_was_not_played_before_training(train):
     assert "– –" in report
 
 
-def test_another_panel_is_no_failure_and_not_compared_with_the_first_one(train, capsys):
+def test_another_evaluation_set_is_no_failure_and_not_compared_with_the_first_one(train, capsys):
     train(1)
     train.resume(3, tasks=10)
     assert state(train.out) == "done"
@@ -96,7 +96,7 @@ def test_another_panel_is_no_failure_and_not_compared_with_the_first_one(train, 
     assert "will not be compared: " in capsys.readouterr().out
 
 
-def test_an_evaluation_of_another_panel_is_not_taken_for_the_one_asked_for(train, capsys):
+def test_an_evaluation_of_another_evaluation_set_is_not_taken_for_the_one_asked_for(train, capsys):
     train(3)
     first = (train.out / "evaluations" / "after_000003.json").read_bytes()
     train.resume(3, tasks=10)
@@ -118,7 +118,7 @@ def test_an_evaluation_that_cannot_be_read_does_not_end_the_run(name, train, cap
     assert f"evaluations/{name}" in capsys.readouterr().out
 
 
-def test_in_a_mixture_every_panel_is_compared_with_its_own_beginning(train):
+def test_in_a_mixture_every_evaluation_set_is_compared_with_its_own_beginning(train):
     train(2, environments=("Shop", "Shop_2"))
     (train.out / "evaluations" / "before_Shop_2.json").unlink()
     train.resume(3, environments=("Shop", "Shop_2"))
@@ -235,7 +235,7 @@ def test_what_would_fail_again_is_not_tried_again(error, train, capsys):
     assert "restart" not in capsys.readouterr().out
 
 
-def test_ctrl_c_in_the_last_iteration_skips_the_panel_after_it(train):
+def test_ctrl_c_in_the_last_iteration_skips_the_evaluation_set_after_it(train):
     train(on_train=interrupting(3), code=130)
     assert [path.name for path in (train.out / "evaluations").iterdir()] == ["before.json"]
     train.resume()
@@ -256,7 +256,7 @@ def test_weights_that_are_broken_are_not_saved(train):
 
 
 def test_no_checkpoint_is_written_while_a_guard_counts(train, monkeypatch):
-    monkeypatch.setattr(FakeAlgorithm, "guards", SimpleNamespace(suspect=True))
+    monkeypatch.setattr(FakeAlgorithm, "health_checks", SimpleNamespace(suspect=True))
     train("--checkpoint-every", 1)
     assert [path.name for path in (train.out / "checkpoints").iterdir()] == ["000003"]
 
@@ -290,7 +290,7 @@ def test_an_empty_folder_is_filled_and_never_replaced(train, monkeypatch):
         (["--method", "trail"], "Did you mean 'trial'?"),
         (["--method", "nowhere.py"], "nowhere.py; give the path of a Python file that defines CONFIG"),
         (["--method", "rlsd"], "rescaling_iterations is 100, but training ends after iteration 3"),
-        (["--method", "grpo", "--set", "teacher_sync_iterations=5"], "privileged_view is None"),
+        (["--method", "grpo", "--set", "teacher_sync_iterations=5"], "teacher_context is None"),
         (["--resume", "/nonexistent"], "not a run folder"),
     ],
 )

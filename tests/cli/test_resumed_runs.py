@@ -42,7 +42,7 @@ def test_a_second_command_on_a_run_is_refused_and_changes_nothing(train, capsys)
             found.append(None)  # the nested command would come here, too
             before = contents(train.out)
             codes = [cli.main(["train", str(train.file), "--resume", str(train.out)])]
-            codes += [cli.main(["report", str(train.out), "--output", str(train.out.with_name("now.html"))])]
+            codes += [cli.main(["report", str(train.out), "--out", str(train.out.with_name("now.html"))])]
             found[0] = codes, before == contents(train.out)
 
     train("--checkpoint-every", 1, on_train=begin_another)
@@ -279,7 +279,7 @@ def test_a_resume_that_could_not_begin_leaves_the_run_as_it_was(train):
 # -- figures over all parts --------------------------------------------------------------------------------------------
 
 
-def test_a_part_that_only_played_the_panel_has_its_cost(train):
+def test_a_part_that_only_played_the_evaluation_set_has_its_cost(train):
     train(on_train=interrupting(3), code=130)
     train.resume()
     cost = read(train.out / "cost.json")

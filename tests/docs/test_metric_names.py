@@ -18,7 +18,7 @@ from synthetic_groups import synthetic_groups
 
 import trial_ray
 from trial_ray.algorithms import GRPO, GRPOConfig
-from trial_ray.algorithms.guards import Guards
+from trial_ray.algorithms.health_checks import HealthChecks
 from trial_ray.algorithms.methods import method_names, new_config
 from trial_ray.algorithms.sampling import SampledBatch
 from trial_ray.algorithms.success_rates import SuccessRateSampler
@@ -68,13 +68,13 @@ def learner_names(model_path: str) -> set[str]:
         for method in method_names():
             config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
             gate = {"hindsight_gate": 0.5} if hasattr(config, "hindsight_gate") else {}
-            update(build_learner(config.training(max_logprob_gap=100.0, importance_cap=2.0, **gate)), groups)
+            update(build_learner(config.training(max_logprob_diff=100.0, importance_cap=2.0, **gate)), groups)
     # RLlib counts over all modules what it counts for each; there is one.
     return {f"{LEARNER_RESULTS}/{name}" for name in found if not name.startswith(ALL_MODULES)}
 
 
 def driver_names() -> set[str]:
-    """Of an iteration, with nothing but its counts, and of a panel."""
+    """Of an iteration, with nothing but its counts, and of an evaluation set."""
     (group,) = synthetic_groups(vocab_size=400, num_groups=1)
     group.trajectories[0].rewards = {"NAME": 1.0}
     request = GroupRequest(0, group.task_id, len(group.trajectories), seed=0)
@@ -88,7 +88,7 @@ def driver_names() -> set[str]:
             runners_holding_groups=lambda: (),
         ),
         config=GRPOConfig().environment("trial/ALFWorld-v0"),
-        guards=Guards(GRPOConfig()),
+        health_checks=HealthChecks(GRPOConfig()),
         workers=SimpleNamespace(
             numbers=lambda: (1, 1), adapt=lambda holding: None, take_logged=lambda in_evaluation: []
         ),
@@ -97,8 +97,8 @@ def driver_names() -> set[str]:
         _update=lambda samples: {},
         _sync_weights=lambda: None,
         _record_update=lambda timesteps, weights_before: None,
-        panels={"ALFWorld-v0": ()},
-        evaluate_panels=lambda skip_failed: {"ALFWorld-v0": EvaluationResult({}, counts=sample.counts)},
+        evaluation_sets={"ALFWorld-v0": ()},
+        evaluate_sets=lambda skip_failed: {"ALFWorld-v0": EvaluationResult({}, counts=sample.counts)},
         _log_callbacks=lambda logged, **where: None,
         _call_back=lambda hook, **arguments: None,
         _evaluation_result=lambda figures: {ENV_RUNNER_RESULTS: figures},

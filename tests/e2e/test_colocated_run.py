@@ -22,7 +22,7 @@ def colocated_config(model_path: str) -> TRIALConfig:
     return (
         with_small_games(with_small_actors(TRIALConfig()), max_turns=2, num_tasks=2)
         .rl_module(model_path=model_path)
-        .training(group_size=2, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0, lr=1e-2)
+        .training(group_size=2, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, ref_kl_coeff=0.0, lr=1e-2)
         .env_runners(max_response_tokens=4)
         .engines(colocate=True)
         .env_runners(num_env_runners=0)
@@ -98,11 +98,11 @@ def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch, capl
         assert happened() == ["sleep 2", "wake weights", "load", "wake cache"]
         first = algo.train()
         assert happened() == ["generate", *turns]
-        assert len(next(iter(algo.evaluate_panels().values())).counted) == 2
+        assert len(next(iter(algo.evaluate_sets().values())).counted) == 2
         second = algo.train()
         assert happened() == ["generate", *turns]
         for result in (first, second):
-            assert float(result["learners"]["default_policy"]["engine"]["logprob_gap"]) < 1e-5
+            assert float(result["learners"]["default_policy"]["engine"]["logprob_diff"]) < 1e-5
         assert second["groups"]["num_trained"] == 2
         hindsight = second["learners"]["default_policy"]["trial"]
         assert (hindsight["gate"], hindsight["hindsight_coeff"]) == (

@@ -24,7 +24,7 @@ def configure(environment, backbone):
         TRIALConfig()
         .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2})
         .rl_module(model_path=MODEL)
-        .training(group_size=2, tasks_per_iteration=4, kl_coeff=0.0, hindsight_start_iteration=1)
+        .training(group_size=2, tasks_per_iteration=4, ref_kl_coeff=0.0, hindsight_start_iteration=1)
         .env_runners(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
         .engines(engine="transformers", num_cpus_per_engine=0.25)
         .env_runners(num_env_runners=0)

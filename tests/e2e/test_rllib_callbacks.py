@@ -118,7 +118,7 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
         assert (evaluated["begun"], evaluated["added"]) == (3.0, 8)
         assert [result["added"] for result in results] == [7] * 3
         calls.clear()
-        algo.evaluate_panels()
+        algo.evaluate_sets()
         assert not calls, "an evaluation set that is played by itself is no RLlib evaluation"
         assert algo.evaluate()["env_runners"]["ended"] == 2
 

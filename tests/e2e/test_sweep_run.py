@@ -28,7 +28,7 @@ config = (
     TRIALConfig()
     .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2})
     .rl_module(model_path=MODEL)
-    .training(group_size=2, tasks_per_iteration=1, kl_coeff=0.0, hindsight_start_iteration=1)
+    .training(group_size=2, tasks_per_iteration=1, ref_kl_coeff=0.0, hindsight_start_iteration=1)
     .env_runners(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
     .engines(engine="transformers", num_cpus_per_engine=0.25)
     .env_runners(num_env_runners=0, num_cpus_per_env_runner=0.25)
@@ -164,7 +164,7 @@ def test_tune_takes_the_algorithm_and_a_plain_dict_and_trains_its_method(model_p
     from ray import tune
 
     config = with_method(load_experiment(sweep_file(tmp_path, model_path)).config, "sdar")
-    config.training(privileged_view="outcome")
+    config.training(teacher_context="outcome")
     results = tune.Tuner(
         config.algo_class,
         param_space={**config.to_dict(), "distillation_coeff": tune.grid_search([0.01, 0.1])},

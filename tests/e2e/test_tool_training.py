@@ -40,7 +40,7 @@ def test_an_iteration_with_tools(algorithm_of, tmp_path):
             tasks_per_iteration=2,
             minibatch_rows=18,
             microbatch_rows=18,
-            kl_coeff=0.0,
+            ref_kl_coeff=0.0,
             hindsight_start_iteration=1,
         )
         .env_runners(prompt_style="tools", max_prompt_tokens=6000, max_response_tokens=64, seeded_sampling=True)
@@ -54,5 +54,5 @@ def test_an_iteration_with_tools(algorithm_of, tmp_path):
     assert [action != "" for action in actions] == turns["valid"].to_pylist()
     for action, outcome in zip(actions, turns["outcome"].to_pylist(), strict=True):
         assert ("Call exactly one tool in every turn" in outcome) == (action == "")
-    assert metrics[f"{LEARNER}engine/logprob_gap"] < 1e-5
+    assert metrics[f"{LEARNER}engine/logprob_diff"] < 1e-5
     assert metrics[f"{LEARNER}trial/turn_score_mean"] > 0

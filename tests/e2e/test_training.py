@@ -49,7 +49,7 @@ def small_config(model_path: str, **training) -> TRIALConfig:
         "tasks_per_iteration": 2,
         "minibatch_rows": 12,
         "microbatch_rows": 6,
-        "kl_coeff": 0.0,
+        "ref_kl_coeff": 0.0,
         "hindsight_start_iteration": 1,
         "hindsight_coeff": 1.0,
         "clamp_alpha": 10.0,
@@ -79,13 +79,19 @@ def uninterrupted(algorithm_of, model_path, tmp_path_factory) -> SimpleNamespace
         results.append(algo.train())
         run.log(iteration, flatten(results[-1]))
         if iteration == 2:
-            panels = algo.evaluate_panels()
+            evaluation_sets = algo.evaluate_sets()
         if iteration in (2, 3):
             algo.save_to_path(str(run.checkpoints / f"{iteration:06d}"))
             write_manifest(run.checkpoints / f"{iteration:06d}")
     trained = weights(algo).clone()
     return SimpleNamespace(
-        config=config, run=run, initial=initial, weights=trained, results=results, panels=panels, algo=algo
+        config=config,
+        run=run,
+        initial=initial,
+        weights=trained,
+        results=results,
+        evaluation_sets=evaluation_sets,
+        algo=algo,
     )
 
 
@@ -97,7 +103,7 @@ def test_a_replay_gives_the_weights_of_the_run_bit_for_bit(uninterrupted, tmp_pa
     assert found[3].weights == weights_checksum(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
     assert load_tokenizer(str(folder)).chat_template
     assert found[3].metrics == found[3].recorded_metrics
-    assert {"trial/dense_loss", "grpo/surrogate_loss", "engine/logprob_gap"} <= set(found[3].metrics)
+    assert {"trial/dense_loss", "grpo/surrogate_loss", "engine/logprob_diff"} <= set(found[3].metrics)
     # Recording it elsewhere changes nothing, and what is recorded is the same.
     again = Replay.of(run, 3, overrides=[f"training_folder={tmp_path}"])
     assert again.changed
@@ -108,7 +114,7 @@ def test_a_replay_gives_the_weights_of_the_run_bit_for_bit(uninterrupted, tmp_pa
 def test_a_replay_with_another_method_and_setting_gives_other_weights(uninterrupted):
     found = Replay.of(uninterrupted.run, 3, "grpo", ["lr=1e-2"]).play()
     assert not found.same_weights
-    assert found.metrics["engine/logprob_gap"] < 1e-5  # it began from the weights that sampled
+    assert found.metrics["engine/logprob_diff"] < 1e-5  # it began from the weights that sampled
 
 
 def test_a_replay_does_not_begin_from_other_weights(uninterrupted, tmp_path):
@@ -128,7 +134,7 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(uninterrupted):
     with pytest.raises(ConfigError, match="set_state"):
         resumed.save_to_path(state=resumed.get_state())
     assert resumed.iteration == 2
-    assert _episodes(resumed.evaluate_panels()) == _episodes(uninterrupted.panels)
+    assert _episodes(resumed.evaluate_sets()) == _episodes(uninterrupted.evaluation_sets)
     results = [resumed.train() for _ in range(2)]
     trained = [uninterrupted.results[1]["time_total_s"], *(each["time_this_iter_s"] for each in results)]
     assert results[1]["time_total_s"] == pytest.approx(sum(trained))
@@ -148,7 +154,7 @@ def test_conversations_are_trained_as_they_were_sampled(uninterrupted, model_pat
     config = small_config(model_path).env_runners(prompt_style="conversation", max_prompt_tokens=500, history_window=1)
     uninterrupted.algo.reset_config(config.to_dict())
     result = uninterrupted.algo.train()
-    assert float(result["learners"]["default_policy"]["engine"]["logprob_gap"]) < 1e-5
+    assert float(result["learners"]["default_policy"]["engine"]["logprob_diff"]) < 1e-5
     assert float(result["learners"]["default_policy"]["trial"]["turn_score_mean"]) > 0
     assert float(result["env_runners"]["cut_history_rate"]) == pytest.approx(1 / 3)
 
@@ -201,8 +207,8 @@ def test_engine_and_learner_agree_at_another_temperature_and_every_row_is_traine
     _check_timeline(algo.timeline(), results[-1])
     for result in results:
         learned = result["learners"]["default_policy"]
-        print(f"{engine}: logprob gap {float(learned['engine']['logprob_gap']):.1e} at T = 0.7")
-        assert float(learned["engine"]["logprob_gap"]) < 1e-5
+        print(f"{engine}: logprob diff {float(learned['engine']['logprob_diff']):.1e} at T = 0.7")
+        assert float(learned["engine"]["logprob_diff"]) < 1e-5
         assert float(learned["engine"]["ratio_mean"]) == pytest.approx(1, abs=1e-4)
         rows = result["rows"]
         assert rows["sampled"] == rows["given_to_learners"] + rows["left_out"] + rows["redrawn"]

@@ -80,10 +80,10 @@ def test_the_packages_are_those_of_the_wheel_and_bring_their_files(call, install
         "-c",
         "import trial_ray, trial_envs; print(trial_ray.__file__, trial_envs.__file__, sep='\\n')\n"
         "from trial_ray.reproduction import load_scale\n"
-        "from trial_ray.evaluation.panels import panel_names, read_panel\n"
+        "from trial_ray.evaluation.evaluation_sets import evaluation_set_names, read_evaluation_set\n"
         "from trial_ray.algorithms.methods import method_names\n"
         "print(*(load_scale(name).iterations for name in ('tiny', 'small', 'paper')))\n"
-        "print(*(len(read_panel(name)) for name in panel_names()[3:]))\n"
+        "print(*(len(read_evaluation_set(name)) for name in evaluation_set_names()[3:]))\n"
         "print(len(method_names()))\n",
     ).splitlines()
     assert [Path(file).is_relative_to(installed.parent) for file in printed[:2]] == [True, True]

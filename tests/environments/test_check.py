@@ -14,8 +14,8 @@ from trial_ray.environments.guarded import check_environment
 from trial_ray.errors import ConfigError, EnvironmentFaultError
 
 
-def check(entry, style="plain", reward="success", privileged_view=None):
-    check_environment(entry, entry.tasks(), style=style, reward=reward, privileged_view=privileged_view)
+def check(entry, style="plain", reward="success", teacher_context=None):
+    check_environment(entry, entry.tasks(), style=style, reward=reward, teacher_context=teacher_context)
 
 
 class ForgetfulTemplate(Curt):
@@ -47,7 +47,7 @@ class ListInfoEnv(RiddleEnv):
             {},
             r"info of mine/Riddle-v0 lacks 'won', which reward='success' needs \(found task\).*success=",
         ),
-        (entry_of(RiddleEnv), {"privileged_view": "solution"}, "'solution'.* but mine/Riddle-v0 has no `walkthrough`"),
+        (entry_of(RiddleEnv), {"teacher_context": "solution"}, "'solution'.* but mine/Riddle-v0 has no `walkthrough`"),
         (
             entry_of(RiddleEnv, templates={"plain": ForgetfulTemplate()}),
             {},

@@ -1,4 +1,4 @@
-"""Two environments in one run: tasks in proportion to the weights, metrics, records and panels of each."""
+"""Two environments in one run: tasks in proportion to the weights, metrics, records and evaluation sets of each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def config_of(model_path, folder) -> GRPOConfig:
         with_small_actors(GRPOConfig())
         .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
         .rl_module(model_path=model_path)
-        .training(lr=1e-3, group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, kl_coeff=0.0)
+        .training(lr=1e-3, group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, ref_kl_coeff=0.0)
         .env_runners(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain")
         .engines(engine_kwargs={"max_model_len": 508})
         .evaluation(
@@ -60,19 +60,19 @@ def test_a_run_counts_and_evaluates_every_environment(algorithm_of, model_path, 
 
 
 def _check_evaluations(algo) -> None:
-    results = algo.evaluate_panels()
+    results = algo.evaluate_sets()
     assert list(results) == [RIDDLE, COUNTING]
     for name, result in results.items():
-        panel, entry = algo.panels[name]
-        assert [episode.task_id for episode in result.episodes] == list(panel.task_ids)
-        assert (len(panel), entry.name, result.protocol["split"]) == (3, name, entry.split)
+        evaluation_set, entry = algo.evaluation_sets[name]
+        assert [episode.task_id for episode in result.episodes] == list(evaluation_set.task_ids)
+        assert (len(evaluation_set), entry.name, result.protocol["split"]) == (3, name, entry.split)
     assert [results[name].protocol["max_turns"] for name in (RIDDLE, COUNTING)] == [2, 50]
     rates = algo.evaluate()["env_runners"]
     assert rates["success_rate"] == (rates[RIDDLE]["success_rate"] + 1) / 2
 
 
 @registered(RiddleEnv, CountingEnv)
-def test_panels_are_of_environments_of_the_run(tmp_path):
+def test_evaluation_sets_are_of_environments_of_the_run(tmp_path):
     config = config_of("some/model", tmp_path)
     riddle, counting = config.evaluation_entries()
     assert (dict(riddle.config), counting.split) == ({"words": ("blue",), "split": "test"}, "train")

@@ -39,7 +39,12 @@ def config_of(model_path, weight=0.0) -> GRPOConfig:
         .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
         .rl_module(model_path=model_path)
         .training(
-            reward="per_turn", group_size=4, tasks_per_iteration=2, minibatch_rows=32, microbatch_rows=8, kl_coeff=0.0
+            reward="per_turn",
+            group_size=4,
+            tasks_per_iteration=2,
+            minibatch_rows=32,
+            microbatch_rows=8,
+            ref_kl_coeff=0.0,
         )
         .env_runners(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain", environment_processes=True)
         .engines(engine_kwargs={"max_model_len": 508})

@@ -114,7 +114,7 @@ def files_of(folder: Path) -> str:
 
 def test_a_model_behind_an_endpoint_is_evaluated_and_compared(command, server, tmp_path, capsys):
     server.script = [(429, {}, b"busy"), (503, {}, b"<html>"), (200, {}, hang_up)]
-    assert command("--json", str(tmp_path / "out/good.json"), "--games", "3") == 0
+    assert command("--json", str(tmp_path / "out/good.json"), "--max-concurrency", "3") == 0
     good = EvaluationResult.load(tmp_path / "out/good.json")
     assert (good.overall.successes, good.overall.episodes) == (8, 8)
     assert good.labels == {"method": "endpoint", "backbone": "riddler", "seed": None}
@@ -148,7 +148,7 @@ def test_what_is_sent(command, server, monkeypatch):
 
 def test_an_interrupted_evaluation_continues(command, server, tmp_path, capsys):
     server.script = [(200, {}, None)] * 3 + [(401, {}, f"expired {KEY}".encode())] * 30
-    assert command("--json", str(tmp_path / "out.json"), "--games", "1") == 2
+    assert command("--json", str(tmp_path / "out.json"), "--max-concurrency", "1") == 2
     assert KEY not in (err := capsys.readouterr().err)
     assert "status 401" in err
     played = (tmp_path / "out.json.partial").read_text().count("task_id")
@@ -175,7 +175,7 @@ def test_answers_that_are_no_completion_fail_their_episodes_alone(kind, command,
     monkeypatch.setattr(endpoints, "RETRIES", 0)
     server.script = [(200, {}, None)] * 2 + [NO_COMPLETIONS[kind]]
     out = tmp_path / "out.json"
-    assert command("--json", str(out), "--games", "1") == 1
+    assert command("--json", str(out), "--max-concurrency", "1") == 1
     assert "1 of the evaluation set's 8 episodes could not be played" in " ".join(capsys.readouterr().err.split())
     assert command("--json", str(out)) == 0
     assert len(server.seen) == 9
@@ -204,7 +204,7 @@ def test_without_the_client_the_command_says_how_to_install_it(command, monkeypa
 def test_a_conversation_sends_all_earlier_messages(command, server):
     server.script = [(200, {}, chat("<action>purple</action>"))] * 3
     thinking = ("--set", 'chat_template_kwargs={"enable_thinking": true}')
-    assert command("--set", "prompt_style=conversation", *thinking, "--games", "1", "--episodes", "1") == 0
+    assert command("--set", "prompt_style=conversation", *thinking, "--max-concurrency", "1", "--episodes", "1") == 0
     assert [body["chat_template_kwargs"] for _, _, body in server.seen] == [{"enable_thinking": True}] * 3
     first, second, third = (body["messages"] for _, _, body in server.seen)
     assert [each["role"] for each in third] == ["system", "user", "assistant", "user", "assistant", "user"]

@@ -12,8 +12,8 @@ from tiny_run import with_small_actors
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.evaluation.panels import Panel, choose_panel
-from trial_ray.evaluation.player import Evaluator, PanelPlayer, policy_protocol
+from trial_ray.evaluation.evaluation_sets import EvaluationSet, choose_evaluation_set
+from trial_ray.evaluation.player import EvaluationPlayer, Evaluator, policy_protocol
 
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
 TASKS = 8
@@ -41,17 +41,17 @@ def entry_of(config: GRPOConfig) -> EnvironmentEntry:
     return entry
 
 
-def panel_of(config: GRPOConfig, size: int = TASKS) -> Panel:
-    return choose_panel(entry_of(config), size)
+def set_of(config: GRPOConfig, size: int = TASKS) -> EvaluationSet:
+    return choose_evaluation_set(entry_of(config), size)
 
 
-def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
+def responses(player, evaluation_set: EvaluationSet) -> dict[str, list[np.ndarray]]:
     """Ids of every response, which tell far more than an episode's result does."""
-    requests, settings = player._requests(panel, entry_of(player._config))
+    requests, settings = player._requests(evaluation_set, entry_of(player._config))
     workers = player._workers
     runners = {*workers.begin_groups(requests, settings).values()}
     played = []
-    while len(played) < len(panel):
+    while len(played) < len(evaluation_set):
         taken, _ = workers.take_groups(runners, 1, player._config.sample_timeout_s, together=True)
         assert taken
         played += taken
@@ -61,30 +61,30 @@ def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
 
 def test_episodes_depend_on_the_task_alone(algorithm_of, model_path):
     config = config_of(model_path)
-    panel = panel_of(config)
+    evaluation_set = set_of(config)
     algo = algorithm_of(config)
-    player = PanelPlayer(config, algo.workers)
-    alone = responses(player, panel)
-    whole = algo.evaluate_panel(panel, entry_of(config))
-    few = player.play(panel_of(config, 3), entry_of(config))
-    assert [episode.task_id for episode in whole.episodes] == list(panel.task_ids)
+    player = EvaluationPlayer(config, algo.workers)
+    alone = responses(player, evaluation_set)
+    whole = algo.evaluate_set(evaluation_set, entry_of(config))
+    few = player.play(set_of(config, 3), entry_of(config))
+    assert [episode.task_id for episode in whole.episodes] == list(evaluation_set.task_ids)
     assert few.episodes == whole.episodes[:3]
     assert len({ids.tobytes() for turns in alone.values() for ids in turns}) > TASKS  # the model says different things
 
     crowd = config_of(model_path, runners=2, engines=2)
     second = Evaluator(crowd)
     assert second.weights == algo.weights_checksum
-    assert policy_protocol(crowd, panel, entry_of(crowd)) == whole.protocol
+    assert policy_protocol(crowd, evaluation_set, entry_of(crowd)) == whole.protocol
     with second.playing() as player:
-        together = responses(player, panel)
-        _check_loss_of_a_runner(player, panel, whole)
+        together = responses(player, evaluation_set)
+        _check_loss_of_a_runner(player, evaluation_set, whole)
     assert together.keys() == alone.keys()
     for task, turns in alone.items():
         assert len(turns) == len(together[task])
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(turns, together[task], strict=True))
 
 
-def _check_loss_of_a_runner(player, panel, whole):
+def _check_loss_of_a_runner(player, evaluation_set, whole):
     pids = player._workers._runners.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
     assert len(pids) == 2
     told = []
@@ -94,5 +94,5 @@ def _check_loss_of_a_runner(player, panel, whole):
         if len(told) == 1:
             os.kill(pids[0], signal.SIGKILL)
 
-    assert player.play(panel, entry_of(player._config), on_episode=kill_one).episodes == whole.episodes
-    assert sorted(told) == sorted(panel.task_ids)
+    assert player.play(evaluation_set, entry_of(player._config), on_episode=kill_one).episodes == whole.episodes
+    assert sorted(told) == sorted(evaluation_set.task_ids)

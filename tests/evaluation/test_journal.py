@@ -1,4 +1,4 @@
-"""Journals of unfinished evaluations, and the panels that are committed."""
+"""Journals of unfinished evaluations, and the evaluation sets that are committed."""
 
 import json
 
@@ -7,8 +7,15 @@ from evaluation_samples import coin_flips, evaluation
 
 from trial_ray.environments.registry import make_entries
 from trial_ray.errors import CheckpointError, InfrastructureError, UnwritableError
-from trial_ray.evaluation import panels as named_panels
-from trial_ray.evaluation.panels import Panel, PanelError, choose_panel, instructions_digest, panel_names, read_panel
+from trial_ray.evaluation import evaluation_sets as named_sets
+from trial_ray.evaluation.evaluation_sets import (
+    EvaluationSet,
+    EvaluationSetError,
+    choose_evaluation_set,
+    evaluation_set_names,
+    instructions_digest,
+    read_evaluation_set,
+)
 from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult, partial_path
 
 RESULT = evaluation(coin_flips(10, 0.5, 0))
@@ -70,7 +77,7 @@ def test_a_line_that_a_crash_cut_is_dropped_and_written_again(tmp_path):
         ({}, "other", "other weights"),
     ],
 )
-def test_another_protocol_panel_or_policy_is_refused(tmp_path, finished, protocol, weights, words):
+def test_another_protocol_evaluation_set_or_policy_is_refused(tmp_path, finished, protocol, weights, words):
     path = tmp_path / "result.json"
     if finished:
         EvaluationResult(RESULT.protocol, RESULT.episodes, weights="w").save(path)
@@ -113,29 +120,29 @@ def test_one_process_at_a_time(tmp_path):
 DIGESTS = {"seen-128": "7af17ef91f00", "unseen-128": "bf88f008bd86", "webshop-128": "688a46f48880"}
 
 
-def test_committed_panels_never_change():
-    assert {"quick", "standard", "full", *DIGESTS} == set(panel_names())
+def test_committed_evaluation_sets_never_change():
+    assert {"quick", "standard", "full", *DIGESTS} == set(evaluation_set_names())
     for name, digest in DIGESTS.items():
-        panel = read_panel(name)
-        assert len(panel) == 128
-        assert panel.digest.startswith(digest)
-        assert panel.instructions
-    goals = [int(task) for task in read_panel("webshop-128").task_ids]
+        evaluation_set = read_evaluation_set(name)
+        assert len(evaluation_set) == 128
+        assert evaluation_set.digest.startswith(digest)
+        assert evaluation_set.instructions
+    goals = [int(task) for task in read_evaluation_set("webshop-128").task_ids]
     assert 0 <= min(goals) < max(goals) < 500
 
 
-def test_a_committed_panel_is_what_its_size_chooses():
+def test_a_committed_evaluation_set_is_what_its_size_chooses():
     goals = [str(number) for number in range(500)]
-    assert Panel.choose("e", "s", goals, 128).task_ids == read_panel("webshop-128").task_ids
+    assert EvaluationSet.choose("e", "s", goals, 128).task_ids == read_evaluation_set("webshop-128").task_ids
 
 
 (GAMES,) = make_entries([("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny", "num_games": 8}, 1.0)])
 
 
 @pytest.fixture
-def own_panel(tmp_path, monkeypatch):
-    """A function that commits a panel of generated games, changed at will."""
-    monkeypatch.setattr(named_panels, "FOLDER", tmp_path)
+def own_set(tmp_path, monkeypatch):
+    """A function that commits an evaluation set of generated games, changed at will."""
+    monkeypatch.setattr(named_sets, "FOLDER", tmp_path)
 
     def write(**changes):
         tasks = GAMES.tasks()[:3]
@@ -143,7 +150,7 @@ def own_panel(tmp_path, monkeypatch):
             "env": GAMES.env_id,
             "split": "generated",
             "task_ids": tasks,
-            "sha256": Panel(GAMES.env_id, "generated", tuple(tasks)).digest,
+            "sha256": EvaluationSet(GAMES.env_id, "generated", tuple(tasks)).digest,
             "instructions_sha256": instructions_digest(GAMES, tasks),
         }
         (tmp_path / "mine.json").write_text(json.dumps({**value, **changes}))
@@ -152,9 +159,9 @@ def own_panel(tmp_path, monkeypatch):
     return write
 
 
-def test_a_committed_panel_is_found_in_the_data(own_panel):
-    tasks = own_panel()
-    assert choose_panel(GAMES, "mine").task_ids == tuple(tasks)
+def test_a_committed_evaluation_set_is_found_in_the_data(own_set):
+    tasks = own_set()
+    assert choose_evaluation_set(GAMES, "mine").task_ids == tuple(tasks)
 
 
 @pytest.mark.parametrize(
@@ -163,15 +170,15 @@ def test_a_committed_panel_is_found_in_the_data(own_panel):
         ({}, GAMES.at(generator_seed=5), "lack 3 of the 3 tasks"),
         ({"instructions_sha256": "0" * 64}, GAMES, "equal ids have other instructions"),
         ({"sha256": "0" * 64}, GAMES, "was changed"),
-        ({"split": "valid_seen"}, GAMES, "split 'valid_seen'; asked for"),
+        ({"split": "valid_seen"}, GAMES, "expected trial/ALFWorld-v0 split 'valid_seen', got"),
     ],
 )
-def test_other_data_than_the_panel_was_made_from_are_refused(own_panel, changes, entry, words):
-    own_panel(**changes)
-    with pytest.raises(PanelError, match=words):
-        choose_panel(entry, "mine")
+def test_other_data_than_the_evaluation_set_was_made_from_are_refused(own_set, changes, entry, words):
+    own_set(**changes)
+    with pytest.raises(EvaluationSetError, match=words):
+        choose_evaluation_set(entry, "mine")
 
 
-def test_an_unknown_panel_names_the_known_ones():
-    with pytest.raises(PanelError, match="seen-128"):
-        choose_panel(GAMES, "huge")
+def test_an_unknown_evaluation_set_names_the_known_ones():
+    with pytest.raises(EvaluationSetError, match="seen-128"):
+        choose_evaluation_set(GAMES, "huge")

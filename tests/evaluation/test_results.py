@@ -1,4 +1,4 @@
-"""Evaluation results: rates, families, JSON, table; and panels that every machine chooses alike."""
+"""Evaluation results: rates, families, JSON, table; and evaluation sets that every machine chooses alike."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from rich.console import Console
 from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.algorithms.inputs import compare_initial_weights
 from trial_ray.errors import CheckpointError, EnvironmentFaultError
-from trial_ray.evaluation.panels import Panel, PanelError
+from trial_ray.evaluation.evaluation_sets import EvaluationSet, EvaluationSetError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.rollout.trajectory import EpisodeResult
 
@@ -91,34 +91,34 @@ def test_table_shows_every_family_the_whole_and_the_failures():
 TASKS = [f"game/{i}" for i in range(100)]
 
 
-def test_panel_does_not_depend_on_listing_order_and_nests():
-    large = Panel.choose("e", "s", TASKS, 40, seed=1)
-    assert Panel.choose("e", "s", TASKS[::-1], 40, seed=1) == large
-    assert Panel.choose("e", "s", TASKS, 10, seed=1).task_ids == large.task_ids[:10]
-    assert Panel.choose("e", "s", TASKS, 40, seed=2).digest != large.digest
-    assert Panel.choose("e", "s", TASKS) == Panel.choose("e", "s", TASKS, 100)
+def test_evaluation_set_does_not_depend_on_listing_order_and_nests():
+    large = EvaluationSet.choose("e", "s", TASKS, 40, seed=1)
+    assert EvaluationSet.choose("e", "s", TASKS[::-1], 40, seed=1) == large
+    assert EvaluationSet.choose("e", "s", TASKS, 10, seed=1).task_ids == large.task_ids[:10]
+    assert EvaluationSet.choose("e", "s", TASKS, 40, seed=2).digest != large.digest
+    assert EvaluationSet.choose("e", "s", TASKS) == EvaluationSet.choose("e", "s", TASKS, 100)
 
 
-def test_panel_choice_is_frozen():
-    # A change of these ids would make published panels incomparable.
-    assert Panel.choose("e", "s", TASKS, 4, seed=0).task_ids == ("game/88", "game/52", "game/81", "game/94")
+def test_evaluation_set_choice_is_frozen():
+    # A change of these ids would make published evaluation sets incomparable.
+    assert EvaluationSet.choose("e", "s", TASKS, 4, seed=0).task_ids == ("game/88", "game/52", "game/81", "game/94")
 
 
 @pytest.mark.parametrize("count", [0, -1, 101])
-def test_panel_refuses_a_size_the_split_cannot_give(count):
-    with pytest.raises(PanelError, match="has 100"):
-        Panel.choose("e", "s", TASKS, count)
+def test_evaluation_set_refuses_a_size_the_split_cannot_give(count):
+    with pytest.raises(EvaluationSetError, match="has 100"):
+        EvaluationSet.choose("e", "s", TASKS, count)
 
 
 def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warning(caplog):
-    def play(panel):
-        if panel == "home":
+    def play(evaluation_set):
+        if evaluation_set == "home":
             raise EnvironmentFaultError("the power is gone")
         return sample()
 
     algorithm = SimpleNamespace(
-        panels={"home": ("home",), "shop": ("shop",)},
-        evaluate_panel=play,
+        evaluation_sets={"home": ("home",), "shop": ("shop",)},
+        evaluate_set=play,
         iteration=0,
         metrics=None,
         workers=SimpleNamespace(take_logged=lambda in_evaluation: []),
@@ -127,20 +127,20 @@ def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warn
         _log_callbacks=lambda logged, **where: None,
         _evaluation_result=lambda figures: {"env_runners": figures},
     )
-    algorithm.evaluate_panels = partial(GRPO.evaluate_panels, algorithm)
+    algorithm.evaluate_sets = partial(GRPO.evaluate_sets, algorithm)
     with caplog.at_level(logging.WARNING):
         found = GRPO.evaluate(algorithm)["env_runners"]
     assert found.keys() == {"shop"}, "no overall rates over another set of tasks"
     assert "iteration 1: no evaluation in home: the power is gone" in caplog.text
     with pytest.raises(EnvironmentFaultError):
-        algorithm.evaluate_panels()
+        algorithm.evaluate_sets()
 
 
 @pytest.mark.parametrize(("recorded", "warns"), [("a", False), ("b", True)])
 def test_another_reference_than_at_the_beginning_of_a_run_is_reported(recorded, warns, caplog):
-    def compare(kl_coeff: float, dtype: str, lora_rank: int | None = None) -> bool:
+    def compare(ref_kl_coeff: float, dtype: str, lora_rank: int | None = None) -> bool:
         caplog.clear()
-        config = GRPOConfig().rl_module(model_path="model", lora_rank=lora_rank).training(kl_coeff=kl_coeff)
+        config = GRPOConfig().rl_module(model_path="model", lora_rank=lora_rank).training(ref_kl_coeff=ref_kl_coeff)
         found = {"checksum": "a", "dtype": "float32"}
         compare_initial_weights(config, found, {"checksum": recorded, "dtype": dtype})
         return "the model in model has other weights" in caplog.text

@@ -28,7 +28,7 @@ config = (
     GRPOConfig()
     .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2})
     .rl_module(**policy)
-    .training(group_size=2, tasks_per_iteration=1, kl_coeff=0.0)
+    .training(group_size=2, tasks_per_iteration=1, ref_kl_coeff=0.0)
     .env_runners(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
     .engines(engine="transformers", num_cpus_per_engine=0.25)
     .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)

@@ -17,7 +17,7 @@ from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDiverge
 from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.state import OPTIMIZER_FILE, load_optimizers, save_optimizers, save_shards
 
-SETTINGS = {"lr": 1e-2, "kl_coeff": 0.0, "entropy_coeff": 0.0, "minibatch_rows": 16, "microbatch_rows": 8}
+SETTINGS = {"lr": 1e-2, "ref_kl_coeff": 0.0, "entropy_coeff": 0.0, "minibatch_rows": 16, "microbatch_rows": 8}
 
 
 def learner_of(model_path: str, method: str = "trial", **settings) -> GRPOLearner:
@@ -30,7 +30,7 @@ def groups():
 
 
 def test_reference_divergence_starts_at_zero_and_grows(model_path, groups):
-    learner = learner_of(model_path, "grpo", kl_coeff=0.01, minibatch_rows=1000)
+    learner = learner_of(model_path, "grpo", ref_kl_coeff=0.01, minibatch_rows=1000)
     first = update(learner, groups)
     second = update(learner, groups)
     assert abs(float(first["grpo"]["kl"])) < 1e-6

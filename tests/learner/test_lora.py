@@ -13,7 +13,7 @@ from trial_ray.learner.packing import score_views, scored_turn
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, export_model
 
-TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8, "lora_rank": 4}
+TRAINING = {"lr": 1e-2, "ref_kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8, "lora_rank": 4}
 
 
 def base_weights(lm) -> dict[str, torch.Tensor]:

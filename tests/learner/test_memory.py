@@ -16,7 +16,7 @@ from trial_ray.learner.passes import MicrobatchPasses
 from trial_ray.learner.rows import group_turn_rows
 from trial_ray.learner.update_plan import Microbatch
 
-TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8}
+TRAINING = {"lr": 1e-2, "ref_kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8}
 
 
 @pytest.fixture(scope="module")

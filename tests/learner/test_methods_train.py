@@ -35,7 +35,7 @@ def groups():
 
 
 def settings_of(method: str, **training) -> dict:
-    shared = {"lr": 1e-2, "kl_coeff": 0.0, "entropy_coeff": 0.0, "weight_decay": 0.0, "microbatch_rows": 4}
+    shared = {"lr": 1e-2, "ref_kl_coeff": 0.0, "entropy_coeff": 0.0, "weight_decay": 0.0, "microbatch_rows": 4}
     return {**shared, **(ACTIVE if method in ("trial", "uniform", "permuted") else {}), **training}
 
 
@@ -218,8 +218,8 @@ def test_settings_change_hands_between_methods(model_path):
     base.training(lr=3e-4, hindsight_coeff=0.2, group_size=5)
     other = with_method(base, "serl")
     assert (other.lr, other.group_size, other.env_config, other.model_path) == (3e-4, 5, {"split": "train"}, "m")
-    assert (other.privileged_view, other.kl_coeff, other.teacher_sync_iterations) == ("feedback", 0.0, 10)
+    assert (other.teacher_context, other.ref_kl_coeff, other.teacher_sync_iterations) == ("feedback", 0.0, 10)
     assert not hasattr(other, "hindsight_coeff")
     assert method_of(other) == "serl"
     assert method_of(with_method(other, "uniform")) == "uniform"
-    assert with_method(base.training(kl_coeff=0.5), "serl").kl_coeff == 0.5
+    assert with_method(base.training(ref_kl_coeff=0.5), "serl").ref_kl_coeff == 0.5

@@ -35,7 +35,7 @@ def config_of(model_path: str, num_learners: int, sharding: str = "none", fsdp_s
         .environment("trial/ALFWorld-v0")
         .rl_module(model_path=model_path, model_dtype="float64", sharding=sharding, fsdp_size=fsdp_size)
         .training(
-            lr=1e-3, minibatch_rows=10, microbatch_rows=8, kl_coeff=0.01, entropy_coeff=0.001, max_logprob_gap=100.0,
+            lr=1e-3, minibatch_rows=10, microbatch_rows=8, ref_kl_coeff=0.01, entropy_coeff=0.001, max_logprob_diff=100.0,
             hindsight_coeff=0.3, hindsight_start_iteration=1, max_tokens_per_forward=60,
         )
         .learners(num_learners=num_learners, num_cpus_per_learner=0.5)

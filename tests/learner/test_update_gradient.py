@@ -25,7 +25,7 @@ TRAINING = {
     "minibatch_rows": 1000,
     "microbatch_rows": 7,
     "batch_shards": 1,
-    "kl_coeff": 0.0,
+    "ref_kl_coeff": 0.0,
     "entropy_coeff": 0.001,
     "reward_scale": 10.0,
     "grad_clip": None,
@@ -63,7 +63,7 @@ def test_small_gradients_of_every_dtype_are_those_of_float64(model_path, groups,
     ]
 
     def kl_gradients(**dtypes) -> torch.Tensor:
-        settings = TRAINING | {"kl_coeff": 1e-4, "entropy_coeff": 0.0, "invalid_action_penalty": 0.0}
+        settings = TRAINING | {"ref_kl_coeff": 1e-4, "entropy_coeff": 0.0, "invalid_action_penalty": 0.0}
         learner, generator = learner_of("grpo", model_path, **settings, **dtypes), torch.Generator().manual_seed(0)
         with torch.no_grad():
             for each in learner.policy_module.policy_parameters():
@@ -268,7 +268,7 @@ def test_responses_of_another_policy_are_not_trained_on(reported, model_path):
     groups = synthetic_groups(vocab_size=400, num_groups=1)
     for turn in turns_of(groups):
         turn.logprobs[:] = reported
-    learner = exact_learner("grpo", model_path, max_logprob_gap=None)
+    learner = exact_learner("grpo", model_path, max_logprob_diff=None)
     before = [parameter.clone() for parameter in learner.policy_module.lm.parameters()]
     with pytest.raises(WeightSyncError, match=r"disagree by .* nats a token.*expected at most 0\.001"):
         update(learner, groups)
@@ -276,10 +276,10 @@ def test_responses_of_another_policy_are_not_trained_on(reported, model_path):
 
 
 def test_older_rows_may_differ_and_their_age_is_logged(model_path, groups):
-    learner = exact_learner("grpo", model_path, max_logprob_gap=None, importance_cap=1.5)
+    learner = exact_learner("grpo", model_path, max_logprob_diff=None, importance_cap=1.5)
     results = update(learner, sampled_by(groups, VERSION - 1, VERSION - 2), weight_version=VERSION)
     engine, rows = ({name: float(value) for name, value in results[key].items()} for key in ("engine", "rows"))
-    assert engine["logprob_gap"] == 0
+    assert engine["logprob_diff"] == 0
     assert (rows["staleness_max"], rows["staleness_mean"]) == (2, pytest.approx(1.5, abs=0.1))
     assert 0 < engine["effective_sample_size"] < 1 < engine["ratio_max"]
 
@@ -292,6 +292,8 @@ def test_beside_older_rows_current_ones_must_agree_and_all_be_numbers(versions, 
     groups = sampled_by(synthetic_groups(vocab_size=400, num_groups=1), *versions)
     for turn in turns_of(groups):
         turn.logprobs[:] = -5.0 if reported is None else reported
-    learner = exact_learner("grpo", model_path, max_logprob_gap=None if reported is None else 100.0, importance_cap=1.5)
+    learner = exact_learner(
+        "grpo", model_path, max_logprob_diff=None if reported is None else 100.0, importance_cap=1.5
+    )
     with pytest.raises(WeightSyncError, match=message):
         update(learner, groups, weight_version=VERSION)

@@ -47,8 +47,8 @@ def test_divergences_from_the_engine_are_raw():
     differences = [a - b for a, b in zip(learner, engine, strict=True)]
     found = engine_divergences(*(torch.tensor(each, dtype=torch.float64) for each in (learner, engine)))
     expected = {
-        "logprob_gap": sum(map(abs, differences)) / 4,
-        "logprob_gap_max": 30.0,
+        "logprob_diff": sum(map(abs, differences)) / 4,
+        "logprob_diff_max": 30.0,
         "ratio_mean": sum(map(math.exp, differences)) / 4,
         "ratio_max": math.exp(0.1),
         "kl": sum(math.exp(d) - 1 - d for d in differences) / 4,

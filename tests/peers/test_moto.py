@@ -23,7 +23,7 @@ from trial_ray.algorithms import TRIALConfig
 config = (
     with_small_games(with_small_actors(TRIALConfig()), max_turns=3, num_tasks=3)
     .rl_module(model_path={model!r})
-    .training(lr=1e-3, group_size=3, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
+    .training(lr=1e-3, group_size=3, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, ref_kl_coeff=0.0)
     .training(hindsight_start_iteration=1, hindsight_coeff=1.0, clamp_alpha=10.0)
     .env_runners(max_response_tokens=8, seeded_sampling=True)
     .engines(engine_kwargs={{"max_model_len": 508}})

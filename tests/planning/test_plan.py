@@ -177,7 +177,7 @@ def test_the_gpus_of_this_host_are_read_with_their_names(monkeypatch):
 
 
 def test_time_shrinks_with_learners_and_a_view_in_front_of_the_prompt_is_computed_whole(qwen3):
-    request, device = replace(qwen3, num_references=0, privileged_view=None), gpu_like(80)
+    request, device = replace(qwen3, num_references=0, teacher_context=None), gpu_like(80)
 
     def seconds(**changes):
         return step_time(replace(request, **changes), device)[0]
@@ -187,8 +187,8 @@ def test_time_shrinks_with_learners_and_a_view_in_front_of_the_prompt_is_compute
     assert eight["update"] < four["update"] < 2 * eight["update"]  # each takes the whole optimizer step
     assert seconds(sharding="fsdp")["update"] < eight["update"]
     assert four["sampling"] == eight["sampling"]
-    assert seconds(privileged_view="outcome")["scoring"] == pytest.approx(1.3 * eight["scoring"])
-    assert seconds(privileged_view="skill")["scoring"] == pytest.approx(2 * eight["scoring"])
+    assert seconds(teacher_context="outcome")["scoring"] == pytest.approx(1.3 * eight["scoring"])
+    assert seconds(teacher_context="skill")["scoring"] == pytest.approx(2 * eight["scoring"])
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

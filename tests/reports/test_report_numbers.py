@@ -12,7 +12,7 @@ from synthetic_run import finished_run, recorded_run
 
 from trial_ray.environments import alfworld
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.metrics import PANEL_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
+from trial_ray.metrics import EVALUATION_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import plots
 from trial_ray.reports.charts import curve_chart
 from trial_ray.reports.findings import difference_rows, family_rows, success_rows
@@ -58,12 +58,12 @@ def page(*runs: RecordedRun) -> str:
 
 
 def points(*runs: RecordedRun) -> dict:
-    return curve_chart(PANEL_SUCCESS, group_runs(runs))["series"][0]
+    return curve_chart(EVALUATION_SUCCESS, group_runs(runs))["series"][0]
 
 
 def test_an_evaluation_is_of_its_iteration_and_the_newest_is_the_result():
     early = run(after_0=evaluation(6, 48), after_4=evaluation(1, 48))
-    early.metrics[7][PANEL_SUCCESS] = 0.5
+    early.metrics[7][EVALUATION_SUCCESS] = 0.5
     (drawn,) = points(early)["runs"]
     assert dict(zip(drawn["x"], drawn["y"], strict=True)) == {0: 6 / 48, 4: 1 / 48, 8: 0.5}
     ((trained, after, before, _),) = success(early)
@@ -101,19 +101,19 @@ def seeds(*results: EvaluationResult, **more: EvaluationResult) -> list[Recorded
 
 
 def test_seeds_of_other_tasks_or_lengths_are_not_averaged():
-    panels = seeds(evaluation(24, 48), evaluation(0, 20))
+    evaluation_sets = seeds(evaluation(24, 48), evaluation(0, 20))
     finished = seeds(evaluation(24, 48), evaluation(0, 48, failed=40))
     lengths = [run(0, after_12=evaluation(24, 48)), run(1, last=6, after_6=evaluation(3, 48))]
     for runs, words in (
-        (panels, "num_tasks is 48 in one and 20 in another"),
+        (evaluation_sets, "num_tasks is 48 in one and 20 in another"),
         (finished, "did not finish the same tasks (48 and 8)"),
         (lengths, "evaluated after 12 and 6 iterations, so that they cannot be averaged"),
     ):
         ((trained, after, before, change),) = success(*runs)
         assert words in after
         assert (trained, before, change) == ("–", "–", "–")
-    assert points(*panels)["mean"] == []
-    assert family_rows(group_runs(panels)) == family_rows(group_runs(lengths)) == []
+    assert points(*evaluation_sets)["mean"] == []
+    assert family_rows(group_runs(evaluation_sets)) == family_rows(group_runs(lengths)) == []
     others = [run(seed, "TRIAL", after_12=evaluation(20, 48)) for seed in (0, 1)]
     found, missing = difference_rows(group_runs([*lengths, *others]))
     assert (found, len(missing)) == ([], 1)
@@ -143,10 +143,12 @@ def test_figures_name_their_iterations_and_a_run_may_lack_an_evaluation(tmp_path
     for folder in folders[1:]:
         shutil.rmtree(folder / "evaluations")
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        kept = [{key: value for key, value in line.items() if key != PANEL_SUCCESS} for line in lines]
+        kept = [{key: value for key, value in line.items() if key != EVALUATION_SUCCESS} for line in lines]
         (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, kept)))
     groups = load_groups(folders)
-    names = {key: [each["name"] for each in curve_chart(key, groups)["series"]] for key in (PANEL_SUCCESS, TURN_SCORE)}
-    assert names == {PANEL_SUCCESS: ["TRIAL (1 of 2 seeds)"], TURN_SCORE: ["TRIAL (2 seeds)", "Uniform (seed 0)"]}
+    names = {
+        key: [each["name"] for each in curve_chart(key, groups)["series"]] for key in (EVALUATION_SUCCESS, TURN_SCORE)
+    }
+    assert names == {EVALUATION_SUCCESS: ["TRIAL (1 of 2 seeds)"], TURN_SCORE: ["TRIAL (2 seeds)", "Uniform (seed 0)"]}
     written = {path.name: path.read_text() for path in plots.write_figures(groups, tmp_path / "figures")}
     assert ": iterations 12 and 6" in written["figure3_1.svg"]

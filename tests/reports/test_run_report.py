@@ -75,7 +75,7 @@ def test_runs_that_differ_by_seed_alone_are_one_curve_with_an_interval(runs):
 
 
 def test_the_summary_gives_every_interval(runs, tmp_path):
-    assert report(*runs, "--output", tmp_path / "page.html") == 0
+    assert report(*runs, "--out", tmp_path / "page.html") == 0
     said = text_of(tmp_path / "page.html")
     results = [after(run) for run in runs]
     success = np.array([[float(episode.success) for episode in result.episodes] for result in results])
@@ -275,9 +275,9 @@ def test_a_sweep_in_which_every_trial_failed_has_nothing_to_show(tmp_path, capsy
 
 def test_without_matplotlib_the_page_has_its_tables_and_files_are_refused(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert report(runs[2], "--output", tmp_path / "page.html") == 0
+    assert report(runs[2], "--out", tmp_path / "page.html") == 0
     assert "Charts need matplotlib" in text_of(tmp_path / "page.html")
-    assert report(runs[2], "--output", tmp_path / "page.html", "--figures", tmp_path / "figures") == 2
+    assert report(runs[2], "--out", tmp_path / "page.html", "--figures", tmp_path / "figures") == 2
     assert "pip install 'matplotlib" in capsys.readouterr().err
 
 

@@ -100,13 +100,13 @@ def test_the_last_iteration_plays_the_final_sets_into_the_runs_folder(scale, tmp
     run = plan("pair", scale).runs["alfworld-b-trial-seed1"]
     played = []
 
-    def evaluate_panel(panel, entry):
-        played.append((panel, entry.split))
+    def evaluate_set(evaluation_set, entry):
+        played.append((evaluation_set, entry.split))
         return evaluation(coin_flips(20, 0.5, 1), split="generated")
 
-    algorithm = SimpleNamespace(config=run.config, iteration=9, evaluate_panel=evaluate_panel)
+    algorithm = SimpleNamespace(config=run.config, iteration=9, evaluate_set=evaluate_set)
     monkeypatch.setattr(reproduction, "trial_folder", lambda algorithm: tmp_path / run.name)
-    monkeypatch.setattr(reproduction, "choose_panel", lambda entry, panel: panel)
+    monkeypatch.setattr(reproduction, "choose_evaluation_set", lambda entry, evaluation_set: evaluation_set)
     (play,) = run.config.callbacks_on_train_result
     play(algorithm=algorithm, result={})
     assert not played

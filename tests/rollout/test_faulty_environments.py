@@ -18,7 +18,7 @@ def environment(ray_session):
         yield
 
 
-def test_an_episode_of_the_panel_is_played_again_and_a_bug_in_a_runner_is_named(
+def test_an_episode_of_the_evaluation_set_is_played_again_and_a_bug_in_a_runner_is_named(
     algorithm_of, model_path, caplog, tmp_path
 ):
     def spoil(runner) -> None:
@@ -36,7 +36,7 @@ def test_an_episode_of_the_panel_is_played_again_and_a_bug_in_a_runner_is_named(
     algo = algorithm_of(config.evaluation(evaluation_split="train", evaluation_num_tasks=2))
     (tmp_path / "orders").write_text("step_raises")
     with caplog.at_level(logging.WARNING):
-        (result,) = algo.evaluate_panels().values()
+        (result,) = algo.evaluate_sets().values()
     assert [episode.ended for episode in result.episodes] == ["terminated"] * 2
     assert "1 of 2 episodes failed" in caplog.text
     algo.env_runner_group.foreach_env_runner(spoil, local_env_runner=False)

@@ -20,8 +20,8 @@ from trial_ray.rollout.hindsight import (
     PrivilegedView,
     encode_evidence,
     outcome_view,
-    privileged_view,
     require_room,
+    teacher_context,
 )
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
@@ -36,7 +36,7 @@ def won(turn: Turn, solution=SOLUTION) -> Trajectory:
 
 def shown(view, outcome=OUTCOME_OF_TURN, solution=SOLUTION, skills=alfworld.SKILLS, peer=PEER) -> PrivilegedView:
     adapter = replace(alfworld.ADAPTER, skills=skills)
-    return privileged_view(view, won(Turn(outcome=outcome), solution), 0, adapter, peer)
+    return teacher_context(view, won(Turn(outcome=outcome), solution), 0, adapter, peer)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_every_view_has_its_methods_lead_and_place(model, view, expected):
             replace(won(turn), success=False),
             replace(won(turn), turns=[Turn(action=action) for action in PEER]),
         ]
-    config = GRPOConfig().environment("trial/ALFWorld-v0").training(privileged_view=view)
+    config = GRPOConfig().environment("trial/ALFWorld-v0").training(teacher_context=view)
     rows = TurnRows([turn], torch.zeros(1, dtype=torch.int64), torch.zeros(1), encode_views([group], config, tokenizer))
     (row,) = rows.sequences([0], hindsight=True)
     parts = {"message": prompt.ids[: prompt.insert_at], "opening": prompt.ids[prompt.insert_at :]}

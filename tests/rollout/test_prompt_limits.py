@@ -90,7 +90,7 @@ def test_only_a_first_prompt_speaks_of_its_task(turns, told):
 def config_of(model_path, **limits):
     config = GRPOConfig().environment(RiddleEnv.ENV_ID).rl_module(model_path=model_path).env_runners(num_env_runners=1)
     limits = {"max_prompt_tokens": 2048, "max_outcome_tokens": 512, **limits}
-    config.training(privileged_view="outcome", max_outcome_tokens=limits.pop("max_outcome_tokens"))
+    config.training(teacher_context="outcome", max_outcome_tokens=limits.pop("max_outcome_tokens"))
     return config.env_runners(prompt_style="plain", **limits)
 
 

@@ -47,7 +47,7 @@ def clock(monkeypatch):
 
 
 def one_part(file, clock):
-    """A start of 3 s, a panel of 2 s, an iteration of 11 s of which 1 s is in no phase, and 1 s more."""
+    """A start of 3 s, an evaluation set of 2 s, an iteration of 11 s of which 1 s is in no phase, and 1 s more."""
     meter = CostMeter(file)
     clock(3)
     meter.started(HARDWARE)

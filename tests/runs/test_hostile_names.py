@@ -17,7 +17,7 @@ from trial_envs.errors import TrialEnvError
 from trial_envs.webshop.catalogue import check_files
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import TrialRayError
-from trial_ray.evaluation.panels import read_panel
+from trial_ray.evaluation.evaluation_sets import read_evaluation_set
 from trial_ray.files import cache_root
 from trial_ray.models.packaged import packaged_folder
 from trial_ray.models.tiny import build_tokenizer
@@ -81,7 +81,7 @@ PLACES = {
     "listing of a storage": listed,
     "cache of a storage": stored,
     "manifest of a shop": catalogued,
-    "evaluation set": lambda folder, name, run: read_panel(name),
+    "evaluation set": lambda folder, name, run: read_evaluation_set(name),
     "packaged model": lambda folder, name, run: packaged_folder(f"package:{name}"),
 }
 

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-from trial_ray.evaluation.panels import Panel
+from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.rollout.trajectory import EpisodeResult
 
@@ -32,16 +32,18 @@ class FakeAlgorithm:
         fail_at: iteration that raises ``error``.
         error: raised then.
         on_train: called with the number of every iteration that begins.
-        tasks: in the panel of every environment; 0 for a run without one.
-        environments: names of those that have a panel.
+        tasks: in the evaluation set of every environment; 0 for a run without one.
+        environments: names of those that have an evaluation set.
     """
 
-    guards = SimpleNamespace(suspect=False)
+    health_checks = SimpleNamespace(suspect=False)
     config = SimpleNamespace(num_learners=0, model_path="HuggingFaceTB/SmolLM2-135M-Instruct")
 
     def __init__(self, fail_at=None, error=None, on_train=None, tasks=20, environments=("ALFWorld-v0",)):
-        panel = Panel("trial/ALFWorld-v0", "valid_seen", tuple(f"t{i}" for i in range(tasks))) if tasks else None
-        self.panels = dict.fromkeys(environments, (panel, None)) if panel else {}
+        evaluation_set = (
+            EvaluationSet("trial/ALFWorld-v0", "valid_seen", tuple(f"t{i}" for i in range(tasks))) if tasks else None
+        )
+        self.evaluation_sets = dict.fromkeys(environments, (evaluation_set, None)) if evaluation_set else {}
         self.chat_template = {"digest": "0123456789abcdef", "kwargs": {}}
         self.iteration = 0
         self.stopped = False
@@ -69,16 +71,16 @@ class FakeAlgorithm:
             "config": {"lr": 1.0},
         }
 
-    def panel_protocol(self, panel, entry):
-        return {"split": panel.split, "num_tasks": len(panel)}
+    def evaluation_protocol(self, evaluation_set, entry):
+        return {"split": evaluation_set.split, "num_tasks": len(evaluation_set)}
 
-    def evaluate_panel(self, panel, entry):
-        won = len(panel) // 5 * self.iteration
+    def evaluate_set(self, evaluation_set, entry):
+        won = len(evaluation_set) // 5 * self.iteration
         episodes = [
             EpisodeResult(task, "look", index < won, float(index < won), 3, "terminated")
-            for index, task in enumerate(panel.task_ids)
+            for index, task in enumerate(evaluation_set.task_ids)
         ]
-        return EvaluationResult(self.panel_protocol(panel, entry), episodes)
+        return EvaluationResult(self.evaluation_protocol(evaluation_set, entry), episodes)
 
     def take_faults(self):
         return ""

@@ -30,7 +30,7 @@ def tiny_config(model_path: str, *, num_learners: int = 0, **recovery: Any) -> G
         .environment(CountingEnv.ENV_ID, env_config={"split": "train"})
         .rl_module(model_path=model_path)
         .training(
-            lr=1e-3, group_size=4, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0,
+            lr=1e-3, group_size=4, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, ref_kl_coeff=0.0,
             invalid_action_penalty=0.5, advantage_statistics="rows",
         )
         .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)

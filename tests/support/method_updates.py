@@ -139,7 +139,7 @@ def learner_losses(method: str, update: Update, iteration: int, training: dict, 
     config.training(**{name: value for name, value in published.items() if hasattr(config, name)} | training)
     rule = config.method_class(config)
     rows = scored_rows(update, config)
-    rows.reference_logprobs = update.column("frozen") if config.kl_coeff else None
+    rows.reference_logprobs = update.column("frozen") if config.ref_kl_coeff else None
     rows.importance_weights = update.column("importance") if config.importance_cap else None
     rows.action_mask = update.column("in_action").bool() if rule.needs_action_spans else None
     rule.prepare(rows, update.groups, iteration)

@@ -25,7 +25,7 @@ def config_of(method: str, model_path: str, **settings: Any) -> GRPOConfig:
     """A method's config for groups that no engine sampled; policy settings by their names, all others are of training."""
     policy = {name: settings.pop(name) for name in POLICY & settings.keys()}
     config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path, **policy)
-    return config.training(**{"max_logprob_gap": 100.0, **settings})
+    return config.training(**{"max_logprob_diff": 100.0, **settings})
 
 
 POLICY = {"model_dtype", "compute_dtype", "gradient_checkpointing", "lora_rank", "lora_alpha", "lora_targets"}

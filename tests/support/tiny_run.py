@@ -72,7 +72,7 @@ def with_small_actors(config: Any) -> Any:
 
 
 def with_small_games(config: Any, max_turns: int, num_tasks: int) -> Any:
-    """``config`` with generated ALFWorld games and prompts that hold them, and a panel of others."""
+    """``config`` with generated ALFWorld games and prompts that hold them, and an evaluation set of others."""
     games = {"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": max_turns}
     return (
         config.environment("trial/ALFWorld-v0", env_config=games)
@@ -105,7 +105,7 @@ def config_of(model_path: str, **training: Any) -> Any:
                 "tasks_per_iteration": 2,
                 "minibatch_rows": 6,
                 "microbatch_rows": 3,
-                "kl_coeff": 0.0,
+                "ref_kl_coeff": 0.0,
                 **training,
             }
         )

@@ -14,6 +14,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from trial_ray.algorithms.actors import LEARNERS_PLACED
 from trial_ray.algorithms.rllib_settings import refuse_unread
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
+from trial_ray.config.renamed import current_name, warn_of
 from trial_ray.config.run import RunSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter, find_spec, travelling
@@ -91,7 +92,12 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         set_defaults(self)
 
     def __setattr__(self, key: str, value: Any) -> None:
-        super().__setattr__(key, plain(value))
+        super().__setattr__(current_name(key), plain(value))
+
+    def guards(self, **settings: Any) -> Self:
+        """The earlier name of ``.health_checks()``."""
+        warn_of(".guards()", ".health_checks()")
+        return self.health_checks(**settings)
 
     def _set_rllib_defaults(self) -> None:
         """Set what differs from RLlib's defaults, and say why."""
@@ -269,10 +275,10 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
                     f"{entry.name} has weight 0 and no evaluation set, so that it is never played; name its split in "
                     ".evaluation(evaluation_split=...), or give it a weight above 0."
                 )
-            if self.privileged_view == "skill" and entry.weight and entry.adapter.skills is None:
+            if self.teacher_context == "skill" and entry.weight and entry.adapter.skills is None:
                 raise ConfigError(
                     f"{entry.env_id} offers no 'skill' view: its adapter has no skills. Give the advice with "
-                    'EnvironmentAdapter(skills={family: text, "": general text}), or choose another privileged_view.'
+                    'EnvironmentAdapter(skills={family: text, "": general text}), or choose another teacher_context.'
                 )
 
     # -- what RLlib asks for ---------------------------------------------------------------------------------------
@@ -315,7 +321,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
             "gradient_checkpointing": self.gradient_checkpointing,
             "compile_layers": self.compile_layers,
             "lora": self.lora_settings(),
-            "with_reference": self.kl_coeff > 0,
+            "with_reference": self.ref_kl_coeff > 0,
             "with_teacher": self.teacher_sync_iterations is not None,
         }
 

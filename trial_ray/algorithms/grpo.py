@@ -39,19 +39,20 @@ from trial_ray.algorithms.actors import (
     with_engines,
 )
 from trial_ray.algorithms.config import GRPOConfig
-from trial_ray.algorithms.guards import Guards
+from trial_ray.algorithms.health_checks import HealthChecks
 from trial_ray.algorithms.inputs import compare_initial_weights, list_tasks, require_memory, require_tokens, resolved
 from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampling import GroupSampler, SampledBatch
 from trial_ray.algorithms.timeline import Timeline, collect_timeline
 from trial_ray.algorithms.weight_sync import WeightSync
+from trial_ray.config.renamed import warn_of
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.fault_log import FAULTS
 from trial_ray.engines.pool import answers, require_engine
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import ConfigError, InfrastructureError
-from trial_ray.evaluation.panels import Panel
-from trial_ray.evaluation.player import PanelPlayer, policy_protocol
+from trial_ray.evaluation.evaluation_sets import EvaluationSet
+from trial_ray.evaluation.player import EvaluationPlayer, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import UpdateRecord
@@ -99,14 +100,14 @@ class GRPO(RLlibCalls):
         config = self.config
         require_engine(config.engine, config.num_gpus_per_engine)
         self.tasks, first_turns = list_tasks(config)
-        self.panels = {
-            entry.name: (Panel.from_entry(entry, config.evaluation_num_tasks, config.evaluation_seed), entry)
+        self.evaluation_sets = {
+            entry.name: (EvaluationSet.from_entry(entry, config.evaluation_num_tasks, config.evaluation_seed), entry)
             for entry in config.evaluation_entries()
         }
         self.config = config = resolved(config, trial_folder(self))
         self.chat_template = require_tokens(config, first_turns)
         require_memory(config)
-        self.guards = Guards(config)
+        self.health_checks = HealthChecks(config)
         self.weight_version = 0
         self.phase = ""
         request = self.default_resource_request(config)
@@ -235,7 +236,7 @@ class GRPO(RLlibCalls):
         Raises:
             TrainingDivergedError: the policy has diverged in the iterations before this one.
         """
-        self.guards.require_healthy()
+        self.health_checks.require_healthy()
         for kind, number in zip(("engines", "env_runners"), self.workers.numbers(), strict=True):
             log(self.metrics, f"actors/num_{kind}", number)
         with self._phase("sampling"):
@@ -251,7 +252,7 @@ class GRPO(RLlibCalls):
             self._record_update(timesteps, sampled_by)
         else:
             logger.warning("iteration %d trained nothing: %s", self.iteration + 1, batch.reason)
-        self.guards.look(self.iteration + 1, self.metrics, trained=bool(batch.kept))
+        self.health_checks.look(self.iteration + 1, self.metrics, trained=bool(batch.kept))
 
     def _log_batch(self, batch: SampledBatch) -> None:
         """Log what became of groups and rows, and the figures of all rollouts, of several environments also by their names."""
@@ -320,17 +321,17 @@ class GRPO(RLlibCalls):
         self._call_back("on_evaluate_start", metrics_logger=self.metrics)
         self.workers.take_logged(in_evaluation=True)  # of evaluation sets that were played by themselves
         with self._phase("evaluation"):
-            results = self.evaluate_panels(skip_failed=True)
+            results = self.evaluate_sets(skip_failed=True)
         counts = {name: result.counts or RolloutCounts() for name, result in results.items()}
         # Over the episodes of other tasks, the overall rates would be those of another evaluation set.
-        whole = len(results) == len(self.panels)
+        whole = len(results) == len(self.evaluation_sets)
         figures: dict[str, Any] = sum(counts.values(), RolloutCounts()).evaluation_metrics() if whole else {}
-        if len(self.panels) > 1:
+        if len(self.evaluation_sets) > 1:
             figures |= {name: each.evaluation_metrics() for name, each in counts.items()}
         self._log_callbacks(self.workers.take_logged(in_evaluation=True), in_evaluation=True)
         return self._evaluation_result(figures)
 
-    def evaluate_panels(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:
+    def evaluate_sets(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:
         """Play the configured evaluation sets, one an environment; results by the environments' names.
 
         Args:
@@ -340,12 +341,12 @@ class GRPO(RLlibCalls):
             ConfigError: no evaluation set is configured.
             InfrastructureError: episodes could not be played.
         """
-        if not self.panels:
+        if not self.evaluation_sets:
             raise ConfigError("There is no evaluation set; choose one with .evaluation(evaluation_split=...).")
         results = {}
-        for name, panel in self.panels.items():
+        for name, evaluation_set in self.evaluation_sets.items():
             try:
-                results[name] = self.evaluate_panel(*panel)
+                results[name] = self.evaluate_set(*evaluation_set)
             except InfrastructureError as error:
                 if not skip_failed:
                     raise
@@ -353,22 +354,27 @@ class GRPO(RLlibCalls):
                 logger.warning("iteration %d: no evaluation in %s: %s", self.iteration + 1, name, error)
         return results
 
-    def evaluate_panel(self, panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
+    def evaluate_panels(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:
+        """The earlier name of :meth:`evaluate_sets`."""
+        warn_of("evaluate_panels()", "evaluate_sets()")
+        return self.evaluate_sets(skip_failed=skip_failed)
+
+    def evaluate_set(self, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> EvaluationResult:
         """Play one rollout of every task of an evaluation set with the current weights, without touching any training state.
 
         Args:
-            panel: the tasks.
+            evaluation_set: the tasks.
             entry: one of the config's environments, with the evaluation set's keyword arguments.
 
         Raises:
             InfrastructureError: episodes could not be played.
         """
         self.sampler.finish()
-        return PanelPlayer(self.config, self.workers).play(panel, entry)
+        return EvaluationPlayer(self.config, self.workers).play(evaluation_set, entry)
 
-    def panel_protocol(self, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
-        """The protocol of what :meth:`evaluate_panel` would find, without playing."""
-        return policy_protocol(self.config, panel, entry)
+    def evaluation_protocol(self, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
+        """The protocol of what :meth:`evaluate_set` would find, without playing."""
+        return policy_protocol(self.config, evaluation_set, entry)
 
     # -- what it costs ---------------------------------------------------------------------------------------------
 
@@ -394,19 +400,17 @@ class GRPO(RLlibCalls):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, with weights and optimizer state as arrays, the seconds trained, the position in the task list with what
-        is in flight, and the weights' version.
+        """RLlib's state, the seconds trained, the place in the task list with what is in flight, and the weights' version.
 
         Args:
-            args: RLlib's.
-            kwargs: RLlib's. With ``inference_only=True`` it has neither weights nor optimizer state.
+            args, kwargs: RLlib's; with ``inference_only=True`` the state has neither weights nor optimizer state.
         """
         return {
             **super().get_state(*args, **kwargs),
             "time_total_s": self._time_total,
             "tasks": self.sampler.get_state(),
             "weight_version": self.weight_version,
-            "guards": self.guards.get_state(),
+            "health_checks": self.health_checks.get_state(),
             "initial_weights": self.initial_weights,
         }
 
@@ -420,8 +424,8 @@ class GRPO(RLlibCalls):
             self.sampler.set_state(state["tasks"])
             self.weight_version = state["weight_version"]
         super().set_state(state)
-        if "guards" in state:
-            self.guards.set_state(state["guards"])
+        if checked := state.get("health_checks", state.get("guards")):  # its name in earlier versions
+            self.health_checks.set_state(checked)
         if "time_total_s" in state:  # RLlib saves it for Tune's trials alone
             self._time_total = state["time_total_s"]
         if "initial_weights" in state:

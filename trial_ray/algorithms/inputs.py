@@ -18,7 +18,7 @@ from trial_ray.engines.pool import require_engine, require_engine_arguments
 from trial_ray.environments.guarded import StepResult, check_environment
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.evaluation.panels import Panel
+from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.models.folders import model_folder
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.models.packaged import PREFIX, packaged_folder
@@ -59,7 +59,7 @@ def require_inputs(config: RunSettings) -> None:
         if entry.weight:
             entry.tasks()
     for entry in config.evaluation_entries():
-        Panel.choose(entry.env_id, entry.split, entry.tasks(), config.evaluation_num_tasks)
+        EvaluationSet.choose(entry.env_id, entry.split, entry.tasks(), config.evaluation_num_tasks)
     path = config.model_path if config.warm_start is None else config.warm_start.get("model_path")
     if path is not None:
         arguments = pool_arguments(config)["engine_kwargs"]
@@ -165,9 +165,9 @@ def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
     first_turns: list[FirstTurn] = []
     for entry, listed in zip(entries, tasks, strict=True):
         if listed:
-            view = config.privileged_view if entry.weight else None
+            view = config.teacher_context if entry.weight else None
             start = check_environment(
-                entry, listed, style=config.prompt_style, reward=config.reward, privileged_view=view
+                entry, listed, style=config.prompt_style, reward=config.reward, teacher_context=view
             )
             first_turns.append((entry, listed[0], start))
     sampler = SuccessRateSampler if config.task_sampling == "success_rate" else TaskSampler
@@ -192,7 +192,7 @@ def resolved(config: GRPOConfig, folder: Path | None) -> GRPOConfig:
 
 
 def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:
-    """Reject limits that the first prompts, or what stands around a privileged text, exceed with the policy's tokenizer.
+    """Reject limits that the first prompts, or what stands around a teacher context, exceed with the policy's tokenizer.
 
     Returns:
         The tokenizer's chat template, as :func:`describe_chat_template` gives it.
@@ -204,8 +204,8 @@ def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[st
     described = describe_chat_template(tokenizer, template_options(config))
     for entry, task, shown in first_turns:
         require_first_prompt(prompt_writer(tokenizer, config, entry.adapter), shown, entry.name, task)
-    if config.privileged_view is not None:
-        require_room(FRAMES[config.privileged_view], tokenizer, config.max_outcome_tokens)
+    if config.teacher_context is not None:
+        require_room(FRAMES[config.teacher_context], tokenizer, config.max_outcome_tokens)
     return described
 
 
@@ -242,5 +242,5 @@ def compare_initial_weights(config: RunSettings, found: dict[str, str], recorded
     )
     if adapted:
         raise CheckpointError(message)
-    if config.kl_coeff > 0:
+    if config.ref_kl_coeff > 0:
         logger.warning(message)

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _OLD_API_STACK = "it is of RLlib's old API stack"
 _NOT_OFFLINE = "nothing is evaluated offline; evaluate() plays the evaluation set"
 _NO_ACTIONS = (
-    "an action is a text that an engine samples; evaluate_panels() plays episodes, get_module() returns the model"
+    "an action is a text that an engine samples; evaluate_sets() plays episodes, get_module() returns the model"
 )
 _EXPORT = "trial-ray export writes the model of a checkpoint as a Hugging Face folder"
 

@@ -91,7 +91,7 @@ def report(error: Exception, verbose: bool) -> int:
 
 # -- how a command is declared -----------------------------------------------------------------------------------------
 
-Argument = Callable[[Any], object]
+Argument = Callable[[Any], Any]
 """Adds an argument, or several, to a parser or to a group of one."""
 COMPLETED = {
     **dict.fromkeys(("FILE", "FILE.py", "CHECKPOINT", "CHECKPOINT|oracle"), shtab.FILE),
@@ -134,12 +134,40 @@ def option(
 ) -> Argument:
     """An argument with a value; ``kind`` is its ``type``, ``further`` what else argparse takes."""
 
-    def add(parser: Any) -> None:
+    def add(parser: Any) -> Any:
         action = parser.add_argument(name, help=help, metavar=metavar, type=kind, **further)
         if metavar in COMPLETED:
             action.complete = COMPLETED[metavar]
+        return action
 
     return add
+
+
+def renamed(name: str, argument: Argument) -> Argument:
+    """An option that earlier versions called ``name``, which is taken once more, with a warning."""
+
+    def add(parser: Any) -> None:
+        new = argument(parser)
+        parser.add_argument(
+            name,
+            action=_Renamed,
+            dest=new.dest,
+            type=new.type,
+            metavar=new.option_strings[0],
+            default=SUPPRESS,
+            help=SUPPRESS,
+        )
+
+    return add
+
+
+class _Renamed(Action):
+    """Warns of an option's earlier name, and sets what the present one does, which ``metavar`` names."""
+
+    def __call__(self, parser: ArgumentParser, args: Namespace, value: Any, name: str | None = None) -> None:
+        """Warn and set."""
+        show(f"warning: {name} is {self.metavar} now; the next version does not take the earlier name")
+        setattr(args, self.dest, value)
 
 
 def repeated(name: str, dest: str, help: str, metavar: str | None = None, **further: Any) -> Argument:

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.cli.console import ENV_ADAPTER, SET, command, one_of, option, output, positive, readable, show
+from trial_ray.cli.console import ENV_ADAPTER, SET, command, one_of, option, output, positive, readable, renamed, show
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.panels import SEED, SIZES, panel_names
+from trial_ray.evaluation.evaluation_sets import SEED, SIZES, evaluation_set_names
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.environments.adapter import EnvironmentAdapter
     from trial_ray.environments.registry import EnvironmentEntry
-    from trial_ray.evaluation.panels import Panel
+    from trial_ray.evaluation.evaluation_sets import EvaluationSet
     from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult
     from trial_ray.rollout.trajectory import EpisodeResult
 
@@ -44,7 +44,7 @@ def _endpoint_arguments(parser: ArgumentParser) -> None:
         option("--endpoint", "play with it, e.g. http://127.0.0.1:8000/v1", "URL"),
         option("--model", "the name that the endpoint knows the model by", "NAME"),
         option("--api-key-env", "environment variable with the key, e.g. OPENAI_API_KEY (default: no key)", "VARIABLE"),
-        option("--games", "games at once (default: 8)", "N", positive, default=8),
+        renamed("--games", option("--max-concurrency", "games at once (default: 8)", "N", positive, default=8)),
         option("--request-timeout", "seconds for a request (default: 120)", "S", positive, default=120),
         option("--body", "fields added to each request; null leaves one out", "JSON", _json_object, default={}),
     ):
@@ -80,7 +80,7 @@ Responses are seeded by their tasks: results do not depend on the number of env 
         option(
             "--panel",
             f"{_SIZES} (default: full); the others are committed lists of 128 tasks of one split",
-            choices=panel_names(),
+            choices=evaluation_set_names(),
             default="full",
         ),
     ),
@@ -93,7 +93,7 @@ def evaluate(args: Namespace) -> None:
     """Play what is not known yet, keep it and print the table."""
     from trial_ray.environments.registry import load_adapters
     from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
-    from trial_ray.evaluation.panels import choose_panel
+    from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
     from trial_ray.evaluation.player import evaluate_oracle, oracle_protocol
     from trial_ray.evaluation.results import EpisodeJournal
 
@@ -102,21 +102,28 @@ def evaluate(args: Namespace) -> None:
     policy, adapters = str(args.policy), load_adapters(args.env_adapters)
     config, labels = checkpoint_config(policy, args.env, args.split, args.overrides, adapters)
     (entry,) = config.environment_entries()
-    panel = choose_panel(entry, args.episodes or args.panel)
+    evaluation_set = choose_evaluation_set(entry, args.episodes or args.evaluation_set)
     if args.endpoint:
         config.check_evaluation()
         endpoint = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)
         labels = {"method": "endpoint", "backbone": endpoint.model, "seed": None}
-        protocol, weights = endpoint_protocol(config, panel, entry, endpoint), f"{endpoint.model} at {endpoint.url}"
-        play: Play = partial(evaluate_endpoint, panel, entry, config, endpoint, args.games)
+        protocol, weights = (
+            endpoint_protocol(config, evaluation_set, entry, endpoint),
+            f"{endpoint.model} at {endpoint.url}",
+        )
+        play: Play = partial(evaluate_endpoint, evaluation_set, entry, config, endpoint, args.max_concurrency)
     elif policy == ORACLE:
-        protocol, weights, play = oracle_protocol(panel, entry), "", partial(evaluate_oracle, panel, entry)
+        protocol, weights, play = (
+            oracle_protocol(evaluation_set, entry),
+            "",
+            partial(evaluate_oracle, evaluation_set, entry),
+        )
     else:
-        protocol, weights, play = _checkpoint_player(config, panel, entry, policy, args.verbose)
+        protocol, weights, play = _checkpoint_player(config, evaluation_set, entry, policy, args.verbose)
     with EpisodeJournal(args.json, protocol, weights) as journal:
         result = journal.result
         if result is None:
-            with _episode_bar(len(panel), journal) as on_episode:
+            with _episode_bar(len(evaluation_set), journal) as on_episode:
                 result = play(journal.episodes, on_episode)
             result.weights, result.labels = weights, labels
             journal.finish(result)
@@ -126,7 +133,7 @@ def evaluate(args: Namespace) -> None:
 
 
 def _checkpoint_player(
-    config: GRPOConfig, panel: Panel, entry: EnvironmentEntry, policy: str, verbose: bool
+    config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry, policy: str, verbose: bool
 ) -> tuple[dict[str, Any], str, Play]:
     """Protocol, checksum of the weights, and what plays a model, which is loaded now."""
     from trial_ray.algorithms.inputs import initial_policy
@@ -142,11 +149,11 @@ def _checkpoint_player(
 
     def play(known: dict[str, EpisodeResult], on_episode: Callable[[EpisodeResult], None]) -> EvaluationResult:
         with ray_session(verbose), evaluator.playing() as player:
-            result = player.play(panel, entry, known=known, on_episode=on_episode)
+            result = player.play(evaluation_set, entry, known=known, on_episode=on_episode)
         result.policy = policy
         return result
 
-    return policy_protocol(config, panel, entry), evaluator.weights, play
+    return policy_protocol(config, evaluation_set, entry), evaluator.weights, play
 
 
 def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tuple[GRPOConfig | None, dict[str, Any]]:
@@ -215,7 +222,7 @@ def checkpoint_config(
     config.rl_module(model_path=str(model) if model else None, warm_start=None)
     config.evaluation(evaluation_split=split, evaluation_env_config={}, evaluation_seed=SEED)
     config.recording(trajectories_folder=None)
-    config.training(privileged_view=None, teacher_sync_iterations=None)
+    config.training(teacher_context=None, teacher_sync_iterations=None)
     config = apply_overrides(config, overrides)
     config.env_config = {"split": split, **config.env_config}  # --set env_config={…} replaces all of it
     return config, labels

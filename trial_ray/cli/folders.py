@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "one HTML page about the learning and cost of runs",
     """examples:
   trial-ray report runs/my-run                              writes runs/my-run/report.html
-  trial-ray report runs/trial-0 runs/trial-1 runs/grpo-0 runs/grpo-1 --output comparison.html
+  trial-ray report runs/trial-0 runs/trial-1 runs/grpo-0 runs/grpo-1 --out comparison.html
   trial-ray report runs/my-sweep                            one curve a trial
   trial-ray report runs/my-run --figures figures            the charts as PNG and SVG as well
 
@@ -34,7 +34,9 @@ compared, paired by seed and task. The page loads nothing: it can be sent, and o
 `train` and `sweep` leave such a page in their folders.
 """,
     option("runs", "folder of a run or of a sweep, or a run's URI", "RUN", readable(0), nargs="+"),
-    option("--output", "the page (default: report.html in the folder, here with several)", "FILE", Path),
+    console.renamed(
+        "--output", option("--out", "the page (default: report.html in the folder, here with several)", "FILE", Path)
+    ),
     option("--figures", "also write every chart as PNG and SVG into DIR", "DIR", Path),
 )
 def report(args: Namespace) -> None:
@@ -49,7 +51,7 @@ def report(args: Namespace) -> None:
     for run in runs:
         for reason in run.reasons():
             show(f"missing: {run.name}: {reason}")
-    page = write_report(groups, title, args.output or (args.runs[0] if single else Path()) / REPORT_FILE)
+    page = write_report(groups, title, args.out or (args.runs[0] if single else Path()) / REPORT_FILE)
     for path in [*(write_figures(groups, args.figures) if args.figures else ()), page]:
         show(f"written: {path} ({path.stat().st_size:,} bytes)")
 

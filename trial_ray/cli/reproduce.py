@@ -126,7 +126,7 @@ def _run_table(title: str, file: StudySweep, folder: Path) -> Table:
 
     rows = []
     for name, run in file.runs.items():
-        splits = ", ".join(f"{played.split} ({played.panel})" for played in run.sets)
+        splits = ", ".join(f"{played.split} ({played.evaluation_set})" for played in run.sets)
         rows.append((run.environment, run.backbone, run.method, run.seed, splits, state(folder / name)))
     title += f" ({len(rows)} runs of {file.stop['training_iteration']:g} iterations)"
     return table(title, ("environment", "backbone", "method", ">seed", "evaluated on", "state"), rows)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any, TypeVar
 
+from trial_ray.config.renamed import REMOVED_SETTINGS, RENAMED_SETTINGS, current_name
 from trial_ray.errors import ConfigError
 
 NoneType = type(None)
@@ -29,8 +30,6 @@ _ORIGINS = {typing.Literal: str, Mapping: dict, Sequence: list}
 """Plain types of generic annotations."""
 _ACCEPTED: dict[type, Any] = {float: numbers.Real, int: numbers.Integral, tuple: tuple | list, dict: Mapping}
 """What is accepted for a plain type; NumPy registers its scalars as numbers."""
-REMOVED_SETTINGS = {"clamp_scope": "Eq. 8 clamps each microbatch"}
-"""Settings that were removed in this version, and what holds in their place."""
 _SEARCHED = ("ray.tune.search.sample", "Domain")
 _METADATA = "trial_ray"
 
@@ -151,6 +150,8 @@ class Settings:
                 continue
             if default_of(field) is MISSING:
                 raise ConfigError(f"{cls.__name__}.{name} has no default: write `{name}: TYPE = setting(DEFAULT)`.")
+            if name in RENAMED_SETTINGS:
+                raise ConfigError(f"{cls.__name__}.{name} has an earlier name: write {RENAMED_SETTINGS[name]}.")
             field.type = hints[name]
             field.metadata = types.MappingProxyType({_METADATA: _completed(cls, field, inherited.get(name))})
 
@@ -197,7 +198,8 @@ class Section:
         keywords = self.keywords(owner)
         further = [name for name in self.further(owner) if name not in keywords]
 
-        def assign(config: Config, **settings: Any) -> Config:
+        def assign(config: Config, **given: Any) -> Config:
+            settings = {current_name(name): value for name, value in given.items()}
             known = [*keywords, *further]
             for keyword in settings.keys() - known:
                 raise self._unknown(type(config), keyword, known)

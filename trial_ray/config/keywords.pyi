@@ -41,17 +41,17 @@ class Sections:
         clip_low: float | Search = ...,
         clip_high: float | Search = ...,
         dual_clip: float | None | Search = ...,
-        kl_coeff: float | Search = ...,
+        ref_kl_coeff: float | Search = ...,
         entropy_coeff: float | Search = ...,
         weight_decay: float | Search = ...,
         adam_betas: tuple[float, float] | Search = ...,
-        max_logprob_gap: float | None | Search = ...,
+        max_logprob_diff: float | None | Search = ...,
         importance_cap: float | None | Search = ...,
         importance_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | Search = ...,
         ratio_level: Literal["token", "sequence"] | Search = ...,
         surrogate_mean: Literal["tokens", "rows", "fixed_length"] | Search = ...,
         max_skipped_updates: int | Search = ...,
-        privileged_view: Literal["outcome", "feedback", "skill", "solution", "peer", None] | Search = ...,
+        teacher_context: Literal["outcome", "feedback", "skill", "solution", "peer", None] | Search = ...,
         max_outcome_tokens: int | Search = ...,
         teacher_sync_iterations: int | None | Search = ...,
         gamma: Any = ...,
@@ -126,11 +126,11 @@ class Sections:
             clip_low: lower clip of the probability ratio is ``1 - clip_low``.
             clip_high: upper clip of the probability ratio is ``1 + clip_high``.
             dual_clip: bound on the surrogate for negative advantages; ``None``: no bound.
-            kl_coeff: weight of the k3 KL to the frozen initial policy; 0 loads no reference model.
+            ref_kl_coeff: weight of the k3 KL to the frozen initial policy; 0 loads no reference model.
             entropy_coeff: weight of the entropy bonus.
             weight_decay: of AdamW.
             adam_betas: of AdamW.
-            max_logprob_gap: limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, nats),
+            max_logprob_diff: limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, nats),
                 above which the run stops before it trains; ``None``: 0.001 if both compute in float32, else 0.1.
             importance_cap: TIS cap on the weight of each token of the surrogate, the ratio of the learner's to the
                 engine's probability; ``None``: not weighted.
@@ -141,7 +141,7 @@ class Sections:
             surrogate_mean: mean of the surrogate over ``"tokens"``, over ``"rows"`` of each response's mean, or
                 (``"fixed_length"``) of each response's sum divided by ``max_response_tokens`` (Dr. GRPO).
             max_skipped_updates: consecutive optimizer steps that may be skipped for non-finite gradients.
-            privileged_view: teacher context of a turn: ``"outcome"`` of the action, ``"feedback"`` (the same as immediate
+            teacher_context: teacher context of a turn: ``"outcome"`` of the action, ``"feedback"`` (the same as immediate
                 feedback), ``"skill"`` (advice on the task's family), ``"solution"`` (the environment's own), ``"peer"``
                 (in a failed rollout, the actions of a successful one); ``None``: none.
             max_outcome_tokens: longest teacher context, in tokens; longer ones lose their middle, which is marked.
@@ -412,11 +412,11 @@ class Sections:
                 ``"object_store"``.
         """
 
-    def guards(
+    def health_checks(
         self,
         *,
-        guard_action: Literal["stop", "warn"] | Search = ...,
-        guard_patience: int | Search = ...,
+        health_check_action: Literal["stop", "warn"] | Search = ...,
+        health_check_patience: int | Search = ...,
         max_kl: float | None | Search = ...,
         max_mean_ratio: float | None | Search = ...,
         min_entropy: float | None | Search = ...,
@@ -427,10 +427,10 @@ class Sections:
         """Set when a policy counts as diverged; ``None`` disables a check.
 
         Args:
-            guard_action: after ``guard_patience`` consecutive violations ``"stop"`` saves the state aside and ends the
-                run with exit code 1, ``"warn"`` only warns.
-            guard_patience: consecutive iterations that violate one check before ``guard_action`` follows; at most 2 after
-                a collapse from one iteration to the next.
+            health_check_action: after ``health_check_patience`` consecutive violations ``"stop"`` saves the state aside
+                and ends the run with exit code 1, ``"warn"`` only warns.
+            health_check_patience: consecutive iterations that violate one check before ``health_check_action`` follows;
+                at most 2 after a collapse from one iteration to the next.
             max_kl: largest ``grpo/kl``, in nats a token, each counted as 10 at most.
             max_mean_ratio: largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 in healthy runs.
             min_entropy: lower limit on ``grpo/entropy``, nats a token; checked once it has been ten times as large.

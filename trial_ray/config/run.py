@@ -22,7 +22,7 @@ from trial_ray.config.training import (
     RECORDED_FUNCTION,
     REWARDS,
     EvaluationSettings,
-    GuardSettings,
+    HealthCheckSettings,
     RecoverySettings,
     TrainingSettings,
     reward_name,
@@ -37,11 +37,6 @@ from trial_ray.errors import ConfigError, MissingDependencyError
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
-RENAMED_SETTINGS = {
-    f"panel_{name}": f"evaluation_{name}"
-    for name in ("env_config", "split", "num_tasks", "seed", "temperature", "top_p")
-}
-"""Settings by the names that they had in earlier versions, which run folders and command lines may hold."""
 EARLIER_CHAT_TEMPLATE_KWARGS = {"enable_thinking": False}
 """What earlier versions rendered chat templates with; records of theirs do not say it."""
 
@@ -68,7 +63,7 @@ class RunSettings(
     RolloutSettings,
     RecordingSettings,
     EngineSettings,
-    GuardSettings,
+    HealthCheckSettings,
     EvaluationSettings,
     RecoverySettings,
     Attributes,
@@ -132,10 +127,10 @@ class RunSettings(
             return ()
         return self.environments or ((self.env, dict(self.env_config), 1.0),)
 
-    def logprob_gap_limit(self) -> float:
+    def logprob_diff_limit(self) -> float:
         """Largest mean difference between engine and learner at which training goes on, in nats."""
-        if self.max_logprob_gap is not None:
-            return self.max_logprob_gap
+        if self.max_logprob_diff is not None:
+            return self.max_logprob_diff
         short = {"bfloat16", "float16"} & {self.passes_dtype(), self.engine_dtype()}
         return LOW_PRECISION_GAP if short else FLOAT32_GAP
 
@@ -339,20 +334,20 @@ class RunSettings(
             ) from error
 
     def check_teacher(self) -> None:
-        """Refuse a method without the privileged view that it needs, a teacher without a view, and a lagged one with adapters.
+        """Refuse a method without the teacher context that it needs, a teacher without a view, and a lagged one with adapters.
 
         Raises:
             ConfigError: says what to set.
         """
-        if self.privileged_view is None and self.method_class.needs_privileged_view:
+        if self.teacher_context is None and self.method_class.needs_teacher_context:
             raise ConfigError(
-                f"{type(self).__name__} needs a teacher context for each turn. Set privileged_view, for example to 'outcome'."
+                f"{type(self).__name__} needs a teacher context for each turn. Set teacher_context, for example to 'outcome'."
             )
         if self.teacher_sync_iterations is None:
             return
-        if self.privileged_view is None:
+        if self.teacher_context is None:
             raise ConfigError(
-                "teacher_sync_iterations is set, but privileged_view is None, so there is no teacher. Set privileged_view too."
+                "teacher_sync_iterations is set, but teacher_context is None, so there is no teacher. Set teacher_context too."
             )
         if self.lora_rank is not None:
             raise ConfigError(

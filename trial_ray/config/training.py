@@ -121,13 +121,13 @@ class TrainingSettings(Settings):
     dual_clip: float | None = setting(
         3.0, "bound on the surrogate for negative advantages; ``None``: no bound", above=1
     )
-    kl_coeff: float = setting(
+    ref_kl_coeff: float = setting(
         0.01, "weight of the k3 KL to the frozen initial policy; 0 loads no reference model", at_least=0
     )
     entropy_coeff: float = setting(0.001, "weight of the entropy bonus", at_least=0)
     weight_decay: float = setting(0.01, "of AdamW", at_least=0)
     adam_betas: tuple[float, float] = setting((0.9, 0.999), "of AdamW")
-    max_logprob_gap: float | None = setting(
+    max_logprob_diff: float | None = setting(
         None,
         "limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, nats), above which the run "
         "stops before it trains; ``None``: 0.001 if both compute in float32, else 0.1",
@@ -160,7 +160,7 @@ class TrainingSettings(Settings):
     max_skipped_updates: int = setting(
         3, "consecutive optimizer steps that may be skipped for non-finite gradients", at_least=1
     )
-    privileged_view: str | None = setting(
+    teacher_context: str | None = setting(
         None,
         'teacher context of a turn: ``"outcome"`` of the action, ``"feedback"`` (the same as immediate feedback), '
         '``"skill"`` (advice on the task\'s family), ``"solution"`` (the environment\'s own), ``"peer"`` (in a failed '
@@ -199,18 +199,18 @@ class EvaluationSettings(Settings):
     evaluation = Section("Choose the held-out tasks that are played before, during and after training, and how.")
 
 
-class GuardSettings(Settings):
+class HealthCheckSettings(Settings):
     """Limits beyond which a policy counts as diverged."""
 
-    guard_action: str = setting(
+    health_check_action: str = setting(
         "stop",
-        'after ``guard_patience`` consecutive violations ``"stop"`` saves the state aside and ends the run with exit code '
+        'after ``health_check_patience`` consecutive violations ``"stop"`` saves the state aside and ends the run with exit code '
         '1, ``"warn"`` only warns',
         one_of=("stop", "warn"),
     )
-    guard_patience: int = setting(
+    health_check_patience: int = setting(
         5,
-        "consecutive iterations that violate one check before ``guard_action`` follows; at most 2 after a collapse from "
+        "consecutive iterations that violate one check before ``health_check_action`` follows; at most 2 after a collapse from "
         "one iteration to the next",
         at_least=1,
     )
@@ -242,7 +242,7 @@ class GuardSettings(Settings):
         within=(0, 0.1),
     )
 
-    guards = Section("Set when a policy counts as diverged; ``None`` disables a check.")
+    health_checks = Section("Set when a policy counts as diverged; ``None`` disables a check.")
 
 
 class RecoverySettings(Settings):

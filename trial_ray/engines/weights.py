@@ -262,6 +262,6 @@ def require_agreement(expected: TextLogprobs, logprobs: np.ndarray, engine: str)
         advice = "; set engine='transformers'" if engine == "vllm" else ""
         raise WeightSyncError(
             f"the engine holds the weights that were sent, but computes another policy of them: log-probabilities of a fixed text "
-            f"differ by {gap:.3g} nats a token on average (limit {expected.limit:g}, {TEXT_FACTOR} times max_logprob_gap). The "
+            f"differ by {gap:.3g} nats a token on average (limit {expected.limit:g}, {TEXT_FACTOR} times max_logprob_diff). The "
             f"engine {engine!r} cannot take new weights of {expected.model}{advice}"
         )

@@ -339,7 +339,7 @@ def required_keys(entry: EnvironmentEntry, reward: Any) -> tuple[str, ...]:
 
 
 def check_environment(
-    entry: EnvironmentEntry, tasks: list[str], *, style: str, reward: Any, privileged_view: str | None
+    entry: EnvironmentEntry, tasks: list[str], *, style: str, reward: Any, teacher_context: str | None
 ) -> StepResult:
     """Play one turn of the first task and look at what the environment tells.
 
@@ -348,7 +348,7 @@ def check_environment(
         tasks: its tasks.
         style: of the prompts, as in ``.env_runners(prompt_style=...)``.
         reward: what R_i is, as in ``.training(reward=...)``.
-        privileged_view: as in ``.training(privileged_view=...)``.
+        teacher_context: as in ``.training(teacher_context=...)``.
 
     Returns:
         What the environment shows at the beginning of the first task.
@@ -375,10 +375,10 @@ def check_environment(
             f"{', '.join(sorted(env.told)) or 'no keys'}). Add it to info, say when an episode is won with "
             "EnvironmentAdapter(success=...), or choose reward='score' or 'return'."
         )
-    if privileged_view == "solution" and not solution:
+    if teacher_context == "solution" and not solution:
         raise ConfigError(
-            f"privileged_view='solution' needs an environment that knows one, but {entry.env_id} has no `walkthrough`. Add "
-            "it to the environment, or choose another privileged_view."
+            f"teacher_context='solution' needs an environment that knows one, but {entry.env_id} has no `walkthrough`. Add "
+            "it to the environment, or choose another teacher_context."
         )
     context = PromptContext(start.task, start.observation, start.admissible_actions, (), 2)
     require_task(entry.adapter.template(style), context, entry.env_id)

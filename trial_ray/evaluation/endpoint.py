@@ -25,7 +25,7 @@ from trial_ray.errors import (
     UserInputError,
     first_line,
 )
-from trial_ray.evaluation.panels import Panel
+from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import prompt_protocol
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import HIDDEN, redacted
@@ -202,14 +202,17 @@ class EndpointPlayer:
 
 
 def endpoint_protocol(
-    config: RunSettings, panel: Panel, entry: EnvironmentEntry, endpoint: ChatEndpoint
+    config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry, endpoint: ChatEndpoint
 ) -> dict[str, Any]:
     """The protocol of a checkpoint's evaluation, so that both stand in one table; with fields that ``--body`` added."""
-    return {**prompt_protocol(config, panel, entry), **({"request": dict(endpoint.body)} if endpoint.body else {})}
+    return {
+        **prompt_protocol(config, evaluation_set, entry),
+        **({"request": dict(endpoint.body)} if endpoint.body else {}),
+    }
 
 
 def evaluate_endpoint(
-    panel: Panel,
+    evaluation_set: EvaluationSet,
     entry: EnvironmentEntry,
     config: RunSettings,
     endpoint: ChatEndpoint,
@@ -220,7 +223,7 @@ def evaluate_endpoint(
     """Play every task of an evaluation set that is not in ``known``, several games at once.
 
     Args:
-        panel: the tasks.
+        evaluation_set: the tasks.
         entry: the environment.
         config: prompt style, sampling and limits.
         endpoint: answers.
@@ -240,12 +243,12 @@ def evaluate_endpoint(
         )
     template = entry.adapter.template(config.prompt_style)
     episodes = dict(known)
-    pending = [task for task in panel.task_ids if task not in episodes]
+    pending = [task for task in evaluation_set.task_ids if task not in episodes]
     errors: list[str] = []
 
     async def play(client: AsyncOpenAI, env: GuardedEnv, task: str) -> None:
-        # As PanelPlayer and its env runners derive them.
-        seed = derive_seed(config.evaluation_seed, panel.env_id, panel.split, task)
+        # As EvaluationPlayer and its env runners derive them.
+        seed = derive_seed(config.evaluation_seed, evaluation_set.env_id, evaluation_set.split, task)
         player = EndpointPlayer(endpoint, client, template, config, derive_seed(seed, 0))
         trajectory = await play_episode(env, task, player, env_seed=seed)
         if trajectory.failed:
@@ -267,8 +270,9 @@ def evaluate_endpoint(
     asyncio.run(play_all())
     if errors:
         raise InfrastructureError(
-            f"{len(errors)} of the evaluation set's {len(panel)} episodes could not be played; the first error was: {errors[0]} "
+            f"{len(errors)} of the evaluation set's {len(evaluation_set)} episodes could not be played; the first error was: "
+            f"{errors[0]} "
             "With --json FILE the same command plays only these again."
         )
-    ordered = [episodes[task] for task in panel.task_ids]
-    return EvaluationResult(endpoint_protocol(config, panel, entry, endpoint), ordered, policy=endpoint.model)
+    ordered = [episodes[task] for task in evaluation_set.task_ids]
+    return EvaluationResult(endpoint_protocol(config, evaluation_set, entry, endpoint), ordered, policy=endpoint.model)

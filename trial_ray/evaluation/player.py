@@ -24,7 +24,7 @@ from trial_ray.engines.weights import (
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError, UserInputError
-from trial_ray.evaluation.panels import Panel
+from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tensors import engine_tensors
@@ -40,8 +40,8 @@ from trial_ray.rollout.workers import RolloutWorkers
 logger = logging.getLogger(__name__)
 
 
-def policy_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
-    """Everything but the policy that decides the result of playing ``panel`` in ``entry`` with ``config``.
+def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
+    """Everything but the policy that decides the result of playing ``evaluation_set`` in ``entry`` with ``config``.
 
     Raises:
         ConfigError: there is no tokenizer at ``model_path``.
@@ -50,14 +50,14 @@ def policy_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) 
     options = template_options(config)
     described = describe_chat_template(load_tokenizer(str(config.model_path)), options)
     stop = {"stop_strings": list(config.stop_strings)} if config.stop_strings else {}
-    return {**prompt_protocol(config, panel, entry), CHAT_TEMPLATE: described, **stop}
+    return {**prompt_protocol(config, evaluation_set, entry), CHAT_TEMPLATE: described, **stop}
 
 
-def prompt_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
+def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
     """The protocol of a policy whose chat template is not known."""
     adapter = entry.describe().get("adapter")
     return {
-        **panel.protocol(),
+        **evaluation_set.protocol(),
         **({} if adapter is None else {"adapter": adapter}),
         "temperature": config.evaluation_temperature,
         "top_p": config.evaluation_top_p,
@@ -71,7 +71,7 @@ def prompt_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) 
     }
 
 
-class PanelPlayer:
+class EvaluationPlayer:
     """Plays evaluation sets on the env runners and engines of a run, in training or apart from it.
 
     Every response is sampled with a seed that follows from the evaluation set's environment and split, the task and the turn alone.
@@ -85,15 +85,15 @@ class PanelPlayer:
 
     def play(
         self,
-        panel: Panel,
+        evaluation_set: EvaluationSet,
         entry: EnvironmentEntry,
         known: Mapping[str, EpisodeResult] | None = None,
         on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
     ) -> EvaluationResult:
-        """Play every task of ``panel`` that is not in ``known``; an episode that fails is played again.
+        """Play every task of ``evaluation_set`` that is not in ``known``; an episode that fails is played again.
 
         Args:
-            panel: the tasks.
+            evaluation_set: the tasks.
             entry: the environment of the config that they are played in, with the evaluation set's keyword arguments.
             known: episodes by task that need not be played.
             on_episode: called with every episode as it ends, in any order.
@@ -105,7 +105,7 @@ class PanelPlayer:
             InfrastructureError: episodes failed on every attempt; ``on_episode`` has those that ended before.
             EnvironmentFaultError: the same, where nothing but the environment failed.
         """
-        config, (requests, settings) = self._config, self._requests(panel, entry)
+        config, (requests, settings) = self._config, self._requests(evaluation_set, entry)
         episodes = dict(known or {})
         failed: dict[str, GroupSample] = {}
         losses: list[str] = []
@@ -130,13 +130,17 @@ class PanelPlayer:
                 first = next(iter(failed.values())).errors[0]
                 logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(pending), first)
             losses += self._workers.take_losses()
-        if missing := len(set(panel.task_ids) - episodes.keys()):
-            message = f"{missing} of the evaluation set's {len(panel)} episodes could not be played"
+        if missing := len(set(evaluation_set.task_ids) - episodes.keys()):
+            message = f"{missing} of the evaluation set's {len(evaluation_set)} episodes could not be played"
             raise failure_of(message, list(failed.values()), losses)
-        ordered = [episodes[task] for task in panel.task_ids]
-        return EvaluationResult(policy_protocol(config, panel, entry), ordered, str(config.model_path), counts=counts)
+        ordered = [episodes[task] for task in evaluation_set.task_ids]
+        return EvaluationResult(
+            policy_protocol(config, evaluation_set, entry), ordered, str(config.model_path), counts=counts
+        )
 
-    def _requests(self, panel: Panel, entry: EnvironmentEntry) -> tuple[list[GroupRequest], SampleSettings]:
+    def _requests(
+        self, evaluation_set: EvaluationSet, entry: EnvironmentEntry
+    ) -> tuple[list[GroupRequest], SampleSettings]:
         """A request for each task of the evaluation set, and how they are played."""
         config = self._config
         entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
@@ -151,10 +155,10 @@ class PanelPlayer:
             seeded=True,
             in_evaluation=True,
         )
-        place, environment = (config.evaluation_seed, panel.env_id, panel.split), entries.index(entry)
+        place, environment = (config.evaluation_seed, evaluation_set.env_id, evaluation_set.split), entries.index(entry)
         return [
             GroupRequest(index, task, 1, derive_seed(*place, task), environment)
-            for index, task in enumerate(panel.task_ids)
+            for index, task in enumerate(evaluation_set.task_ids)
         ], settings
 
 
@@ -181,7 +185,7 @@ class Evaluator:
         self.weights = weights_checksum(engine_tensors(self._model, self._dtype))
 
     @contextmanager
-    def playing(self) -> Iterator[PanelPlayer]:
+    def playing(self) -> Iterator[EvaluationPlayer]:
         """Start the actors, once; they stop when the context is left."""
         config = self._config
         with ExitStack() as stack:
@@ -197,11 +201,11 @@ class Evaluator:
             engines.start(config.engine_start_timeout_s)
             assert self._model is not None, "entered twice"
             ids = text_ids(load_tokenizer(str(config.model_path)))
-            limit = TEXT_FACTOR * config.logprob_gap_limit()
+            limit = TEXT_FACTOR * config.logprob_diff_limit()
             text = TextLogprobs(ids, own_logprobs(self._model, ids), limit, type(self._model).__name__)
             engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1, text=text))
             self._model = None  # the object store holds it now
-            yield PanelPlayer(config, RolloutWorkers(config, runners, engines))
+            yield EvaluationPlayer(config, RolloutWorkers(config, runners, engines))
 
 
 # -- the oracle, the upper bound of an evaluation ----------------------------------------------------------------------
@@ -227,7 +231,7 @@ class WalkthroughPlayer:
 
 
 def evaluate_oracle(
-    panel: Panel,
+    evaluation_set: EvaluationSet,
     entry: EnvironmentEntry,
     known: Mapping[str, EpisodeResult] | None = None,
     on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
@@ -235,7 +239,7 @@ def evaluate_oracle(
     """Replay the walkthrough of every task of an evaluation set that is not in ``known``, one after the other.
 
     Args:
-        panel: the tasks.
+        evaluation_set: the tasks.
         entry: the environment.
         known: episodes by task that need not be played.
         on_episode: called with every episode as it ends.
@@ -246,16 +250,16 @@ def evaluate_oracle(
     """
     episodes = dict(known or {})
     with closing(GuardedEnv(entry)) as env:
-        for task in (task for task in panel.task_ids if task not in episodes):
+        for task in (task for task in evaluation_set.task_ids if task not in episodes):
             trajectory = asyncio.run(play_episode(env, task, WalkthroughPlayer(env)))
             if trajectory.failed:
                 raise EnvironmentFaultError(trajectory.error)
             episodes[task] = EpisodeResult.from_trajectory(trajectory)
             on_episode(episodes[task])
-    ordered = [episodes[task] for task in panel.task_ids]
-    return EvaluationResult(oracle_protocol(panel, entry), ordered, policy="walkthrough oracle")
+    ordered = [episodes[task] for task in evaluation_set.task_ids]
+    return EvaluationResult(oracle_protocol(evaluation_set, entry), ordered, policy="walkthrough oracle")
 
 
-def oracle_protocol(panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
-    """Protocol of the oracle's evaluation on ``panel``."""
-    return {**panel.protocol(), "max_turns": entry.max_turns}
+def oracle_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
+    """Protocol of the oracle's evaluation on ``evaluation_set``."""
+    return {**evaluation_set.protocol(), "max_turns": entry.max_turns}

@@ -57,7 +57,7 @@ def microbatch_loss(
     """Loss of a microbatch, or of a part of one where that is a mean over tokens.
 
     L = L_out + clip_b(λ · dense), with b = α · |L_GRPO| (Eq. 8) and
-    L_out = L_GRPO + kl_coeff · KL − entropy_coeff · entropy, each a mean over ``tokens.mask``.
+    L_out = L_GRPO + ref_kl_coeff · KL − entropy_coeff · entropy, each a mean over ``tokens.mask``.
 
     Returns:
         The loss, shape (), and scalars to log, by prefix and name.
@@ -75,7 +75,7 @@ def microbatch_loss(
     loss = surrogate - config.entropy_coeff * entropy
     if tokens.reference_logprobs is not None:
         kl = k3_divergence(logprobs, tokens.reference_logprobs, tokens.mask)
-        loss = loss + config.kl_coeff * kl
+        loss = loss + config.ref_kl_coeff * kl
     else:
         # Without a reference, the drift from the sampling policy is what there is to watch.
         kl = k3_divergence(logprobs.detach(), tokens.old_logprobs, tokens.mask)

@@ -4,7 +4,7 @@ One loss covers them all::
 
     L = surrogate(Â) + clip(λ · dense) + regularisation,        dense = −mean_mask(c_t · log π_θ), c_t detached
 
-A method decides Â, the surrogate, c_t and the mask, the privileged view π_T sees, and the schedule.
+A method decides Â, the surrogate, c_t and the mask, the teacher context π_T sees, and the schedule.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Method(Generic[Config]):
 
     Attributes:
         name: prefix of the method's metrics.
-        needs_privileged_view: whether a config without ``privileged_view`` is refused.
+        needs_teacher_context: whether a config without ``teacher_context`` is refused.
         needs_action_spans: whether ``prepare`` wants ``TurnRows.action_mask``.
         config: the algorithm's config, which holds the method's settings.
         state: what the method keeps from one update to the next, of plain values; it is in checkpoints, and the same on every
@@ -57,7 +57,7 @@ class Method(Generic[Config]):
     """
 
     name: ClassVar[str] = "grpo"
-    needs_privileged_view: ClassVar[bool] = False
+    needs_teacher_context: ClassVar[bool] = False
     needs_action_spans: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:

@@ -163,7 +163,7 @@ def required(values: torch.Tensor | None) -> torch.Tensor:
     """
     if values is None:
         raise MethodError(
-            "A method reads a field of its rows that is None, expected a tensor: hindsight_logprobs needs a privileged_view, "
+            "A method reads a field of its rows that is None, expected a tensor: hindsight_logprobs needs a teacher_context, "
             "action_mask the method's needs_action_spans, and weights are set by its prepare()."
         )
     return values

@@ -23,7 +23,7 @@ from trial_ray.models.module import CausalLMModule
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.objectives.importance import effective_sample_size, importance_weights
-from trial_ray.rollout.hindsight import Evidence, encode_evidence, privileged_view
+from trial_ray.rollout.hindsight import Evidence, encode_evidence, teacher_context
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ _BEHAVIOUR = "behaviour_logprobs"
 class Scoring:
     """Scores every response under the policy before the update: both views by the same weights, kernel and precision.
 
-    With a stale teacher, the teacher scores the privileged view instead. Each learner scores its share of the
+    With a stale teacher, the teacher scores the teacher context instead. Each learner scores its share of the
     trajectories, then all have the scores of all.
 
     The learner's numbers, not the engine's, are the old log-probabilities. How far the engine's are from them is logged.
-    Responses of the version that is updated must agree: where they differ by more than ``max_logprob_gap``, nothing is
+    Responses of the version that is updated must agree: where they differ by more than ``max_logprob_diff``, nothing is
     trained, because the engine then sampled from another policy. With an ``importance_cap``, each token gets the weight
     that corrects for the difference.
 
@@ -87,7 +87,7 @@ class Scoring:
         config, tokenizer, rank = self._config, self._module.tokenizer, self._exchange.rank
         rows, plan = group_turn_rows(groups, config), plan_rows(groups, config, iteration)
         share = plan.scoring[rank]
-        if config.privileged_view is not None:
+        if config.teacher_context is not None:
             # The training forward of some methods scores second views too.
             rows.evidence = encode_views(groups, config, tokenizer, set(plan.share(rank).tolist()))
         self._score(rows, share, version)
@@ -106,7 +106,7 @@ class Scoring:
         with module.autocast():
             scores, _ = score_views(module.lm, views, max_tokens=self._config.max_tokens_per_forward)
         module.finish_passes()
-        found, limit = scores["text"].float().cpu().numpy(), TEXT_FACTOR * self._config.logprob_gap_limit()
+        found, limit = scores["text"].float().cpu().numpy(), TEXT_FACTOR * self._config.logprob_diff_limit()
         return TextLogprobs(ids, found, limit, type(module.lm).__name__)
 
     def _score(self, rows: TurnRows, share: np.ndarray, version: int | None) -> None:
@@ -139,7 +139,7 @@ class Scoring:
         """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
         module, own = self._module, {"logprobs": rows.sequences(share)}
         scores: dict[str, torch.Tensor] = {}
-        if self._config.privileged_view is not None:
+        if self._config.teacher_context is not None:
             hindsight = {"hindsight_logprobs": rows.sequences(share, hindsight=True)}
             if module.teacher is None:  # of the same model, both views form one tree
                 own |= hindsight
@@ -181,12 +181,12 @@ class Scoring:
             self._log(f"engine/{name}", value)
         self._log("rows/staleness_mean", staleness.double().mean())
         self._log("rows/staleness_max", staleness.max())
-        gap = math.nan if found["kl"].isnan() else found["logprob_gap"].item()
-        limit = self._config.logprob_gap_limit()
+        gap = math.nan if found["kl"].isnan() else found["logprob_diff"].item()
+        limit = self._config.logprob_diff_limit()
         if not gap <= limit:  # NaN too
             raise WeightSyncError(
                 f"Engine and learner disagree by {gap:.3g} nats a token on average (expected at most {limit:g}, "
-                "max_logprob_gap): the engine sampled from another policy than the one that is trained, so nothing was "
+                "max_logprob_diff): the engine sampled from another policy than the one that is trained, so nothing was "
                 "trained on its responses. Check that both use the same dtype and temperature, and that the engine supports "
                 "reloading this model's weights."
             )
@@ -206,8 +206,8 @@ def encode_views(
     Raises:
         ConfigError: the config names no view, or the environment cannot give it.
     """
-    if (view := config.privileged_view) is None:
-        raise ConfigError("privileged_view is None, expected a view: without one turns have no evidence to encode.")
+    if (view := config.teacher_context) is None:
+        raise ConfigError("teacher_context is None, expected a view: without one turns have no evidence to encode.")
     found: list[Evidence] = []
     adapter_of = cache(config.adapter_of)
     for group in groups:
@@ -217,7 +217,7 @@ def encode_views(
                 if rows is not None and len(found) not in rows:
                     found.append(_NOT_NEEDED)
                     continue
-                shown = privileged_view(view, trajectory, index, adapter, peer)
+                shown = teacher_context(view, trajectory, index, adapter, peer)
                 ids = encode_evidence(shown, tokenizer, config.max_outcome_tokens)
                 found.append(Evidence(ids, 0 if shown.frame.in_front else turn.insert_at))
     return found

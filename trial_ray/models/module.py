@@ -147,13 +147,13 @@ class CausalLMModule(TorchRLModule):
         Args:
             batch: under ``"sequences"`` the :class:`PackedSequences` of some rows, T response tokens in all.
                 Under ``"temperature"`` what divides the logits (1 if absent).
-                Under ``"hindsight_sequences"``, on request, the privileged views of the same rows, with the arguments of
+                Under ``"hindsight_sequences"``, on request, the teacher contexts of the same rows, with the arguments of
                 :func:`generalised_jsd` under ``"divergence"``.
             kwargs: RLlib's, unused.
 
         Returns:
             ``logprobs`` and ``entropy`` in nats, ``[T]``, float32 or wider; on request ``divergence`` between the policy's
-            distribution and the teacher's with the privileged view.
+            distribution and the teacher's with the teacher context.
         """
         packed: PackedSequences = batch["sequences"]
         with self.autocast():

@@ -102,7 +102,7 @@ def rescaled_advantages(
 ) -> Tensor:
     """RLSD's token advantages: Â = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ), 1 − ε, 1 + ε)].
 
-    Where the privileged view agrees with the sign of A, the token learns more, elsewhere less; no sign changes.
+    Where the teacher context agrees with the sign of A, the token learns more, elsewhere less; no sign changes.
 
     Args:
         advantages: float ``[T]``, A of each token's rollout.

@@ -53,7 +53,7 @@ def engine_divergences(
         compared: bool ``[T]``, tokens that the very same weights sampled; ``None``: all.
 
     Returns:
-        Scalars of shape (): ``logprob_gap`` and ``logprob_gap_max``, mean and largest absolute difference in nats over the
+        Scalars of shape (): ``logprob_diff`` and ``logprob_diff_max``, mean and largest absolute difference in nats over the
         tokens of ``compared``, 0 if there are none;
         ``ratio_mean`` and ``ratio_max`` of r = π_old / π_engine; ``kl``, the mean of r − 1 − log r, an unbiased estimate of
         KL(π_engine ‖ π_old). NaN where an input is.
@@ -71,8 +71,8 @@ def engine_divergences(
     gaps = difference.abs() if compared is None else difference.abs()[compared]
     gaps = gaps if len(gaps) else gaps.new_zeros(1)
     return {
-        "logprob_gap": gaps.mean(),
-        "logprob_gap_max": gaps.max(),
+        "logprob_diff": gaps.mean(),
+        "logprob_diff_max": gaps.max(),
         "ratio_mean": ratio.mean(),
         "ratio_max": ratio.max(),
         # expm1 keeps what a difference of rounding size would lose.

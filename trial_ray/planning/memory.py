@@ -73,7 +73,7 @@ class PlanRequest:
     max_tokens_per_forward: int
     minibatch_rows: int
     prompt_style: str
-    privileged_view: str | None
+    teacher_context: str | None
     num_epochs: int
     engine: str
     num_engines: int
@@ -103,7 +103,7 @@ class PlanRequest:
         if cache is None and config.engine == "vllm" and not config.num_gpus_per_engine:
             cache = VLLM_CPU_CACHE_GIB
         # The policy with its adapters switched off is its own reference.
-        reference = config.kl_coeff > 0 and not config.lora_rank
+        reference = config.ref_kl_coeff > 0 and not config.lora_rank
         sizes: dict[str, Any] = {each.name: getattr(config, each.name, None) for each in fields(cls)}
         sizes |= {
             "shape": _shape(config),

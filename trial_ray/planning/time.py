@@ -128,7 +128,7 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     moved = OPTIMIZER_TRAFFIC * request.trained_parameters
     optimizer = moved / (request.shards * device.bandwidth * BANDWIDTH_UTILISATION)
     scored, updated = SHARED_PREFIXES[request.prompt_style]
-    view = request.privileged_view
+    view = request.teacher_context
     second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
     # Operations for a weight: of the passes that score all views and models, and of an update's.
     score = 2 * (1 + second_view + request.num_references + (request.lora_rank > 0))

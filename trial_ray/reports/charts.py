@@ -13,7 +13,7 @@ import numpy as np
 from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.evaluation.results import protocol_difference
 from trial_ray.evaluation.statistics import bootstrap_curve
-from trial_ray.metrics import ENV_RUNNERS, EVALUATION, LEARNER, PANEL_SUCCESS
+from trial_ray.metrics import ENV_RUNNERS, EVALUATION, EVALUATION_SUCCESS, LEARNER
 from trial_ray.reports.groups import RunGroup, run_label
 from trial_ray.reports.recorded import RecordedTrajectory
 from trial_ray.reports.run import RecordedRun
@@ -54,7 +54,7 @@ class Curve:
 
 CURVES = {
     f"{EVALUATION}success_rate": Curve(
-        "panel",
+        "evaluation",
         "learning",
         "Success on the evaluation set",
         "success",
@@ -221,7 +221,7 @@ def _series(key: str, index: int, group: RunGroup) -> dict[str, Any] | None:
         return None
     shown = [run for run, _ in curves]
     shared = sorted(set.intersection(*(set(points) for _, points in curves)))
-    if key == PANEL_SUCCESS and not _one_panel(shown):
+    if key == EVALUATION_SUCCESS and not _one_set(shown):
         shared = []
     values = np.array([[points[x] for x in shared] for _, points in curves])
     low, high = bootstrap_curve(values).T.tolist() if len(curves) > 1 else (None, None)
@@ -242,7 +242,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
     if CURVES[key].windowed:
         return windows(run.metrics, key)
     points: dict[float, float] = dict(curve(run.metrics, key).items())
-    if key == PANEL_SUCCESS and "" in run.evaluations:  # of the run's only evaluation set
+    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # of the run's only evaluation set
         newest = run.evaluations[""][run.evaluated_after("")]
         points |= {
             iteration: result.success_rate
@@ -252,7 +252,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
     return dict(sorted(points.items()))
 
 
-def _one_panel(runs: Sequence[RecordedRun]) -> bool:
+def _one_set(runs: Sequence[RecordedRun]) -> bool:
     """Whether the runs were last evaluated under one protocol, as far as they were, so that a mean over them has a meaning."""
     newest = [run.evaluations[""][run.evaluated_after("")].protocol for run in runs if "" in run.evaluations]
     return not any(protocol_difference(protocol, newest[0]) for protocol in newest)

@@ -13,13 +13,13 @@ from trial_envs.core.extras import install_command
 from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.files import visible, writing
-from trial_ray.metrics import PANEL_SUCCESS, PROFILE_STD, TURN_SCORE
+from trial_ray.metrics import EVALUATION_SUCCESS, PROFILE_STD, TURN_SCORE
 from trial_ray.reports.charts import CURVES, class_chart, curve_chart, profile_chart
 from trial_ray.reports.groups import RunGroup, recorded_iterations
 
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "trial_ray", "text.parse_math": False}
 FORMATS = ("png", "svg")
-FIGURE2 = (PANEL_SUCCESS, TURN_SCORE, PROFILE_STD)
+FIGURE2 = (EVALUATION_SUCCESS, TURN_SCORE, PROFILE_STD)
 """The paper's Figure 2: success on the evaluation set, mean turn score, spread of the profile."""
 MOST_IN_LEGEND = 8
 

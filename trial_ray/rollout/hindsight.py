@@ -185,7 +185,7 @@ def require_room(frame: Frame, tokenizer: Any, max_outcome_tokens: int) -> int:
     least = sum(len(encode_untrusted(tokenizer, text)) for text in (frame.lead, CUT_MARK, frame.close))
     if max_outcome_tokens <= least:
         raise ConfigError(
-            f"max_outcome_tokens is {max_outcome_tokens}, expected more than {least}: what stands around the privileged text, "
+            f"max_outcome_tokens is {max_outcome_tokens}, expected more than {least}: what stands around the teacher context, "
             f"from {frame.lead.strip()!r} on, and the mark of a cut have so many. Raise it."
         )
     return max_outcome_tokens - least
@@ -226,7 +226,7 @@ FRAMES: dict[str, Frame] = {
 }
 
 
-def privileged_view(
+def teacher_context(
     name: str, trajectory: Trajectory, index: int, adapter: EnvironmentAdapter, peer: Sequence[str] = ()
 ) -> PrivilegedView:
     """The view of one turn.
@@ -257,6 +257,6 @@ def privileged_view(
         needed, text = "the environment's own solution (its `walkthrough`)", ", ".join(trajectory.solution)
     if not text:
         raise ConfigError(
-            f"The {name!r} view needs {needed}; {adapter.env_id} gave none. Choose another privileged_view."
+            f"The {name!r} view needs {needed}; {adapter.env_id} gave none. Choose another teacher_context."
         )
     return PrivilegedView(text, frame)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
 from trial_ray.config.recorded import RLLIB, require_data
-from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS, RENAMED_SETTINGS
+from trial_ray.config.renamed import RENAMED_SETTINGS
+from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
 from trial_ray.config.training import RECORDED_FUNCTION, reward_name
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_names, method_of
+from trial_ray.config.renamed import RENAMED_METRICS
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.evaluation.comparison import (
     ComparisonError,
@@ -26,7 +27,7 @@ from trial_ray.metrics import EVALUATION, METRICS, table_key
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.environments.registry import EnvironmentEntry
-    from trial_ray.evaluation.panels import Panel
+    from trial_ray.evaluation.evaluation_sets import EvaluationSet
 
 
 def flatten(result: Mapping[str, Any]) -> dict[str, float]:
@@ -105,7 +106,7 @@ def _whole_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, dict[str, flo
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
         if type(number) is int:
-            yield number, line, metrics
+            yield number, line, {RENAMED_METRICS.get(key, key): value for key, value in metrics.items()}
 
 
 NEAR = 0.8
@@ -174,7 +175,7 @@ BEFORE, AFTER = "before", "after"
 _TRAINED = re.compile(r"(.+)_([0-9]{6,})")
 
 
-def panel_file(environment: str, iteration: int) -> str:
+def evaluation_file(environment: str, iteration: int) -> str:
     """Name of the file of an evaluation set that is played before and after training.
 
     Args:
@@ -229,20 +230,20 @@ class RunEvaluations:
     folder: Path
     run: str
     labels: Mapping[str, Any]
-    protocol: Callable[[Panel, EnvironmentEntry], dict[str, Any]]
-    play: Callable[[Panel, EnvironmentEntry], EvaluationResult]
+    protocol: Callable[[EvaluationSet, EnvironmentEntry], dict[str, Any]]
+    play: Callable[[EvaluationSet, EnvironmentEntry], EvaluationResult]
     tell: Callable[[str], None]
 
     def before(
-        self, environment: str, iteration: int, panel: Panel, entry: EnvironmentEntry
+        self, environment: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
     ) -> EvaluationResult | None:
         """The evaluation before training; a run that has trained for iterations already has recorded it or lacks it.
 
         Another protocol than that of the evaluation to come is reported now, rather than after training.
         """
-        name = panel_file(environment, 0)
+        name = evaluation_file(environment, 0)
         if not iteration:
-            return self.after(name, 0, panel, entry)
+            return self.after(name, 0, evaluation_set, entry)
         path, result = self.folder / name, None
         if not path.exists():
             self.tell("there was no evaluation before training, so before and after will not be compared")
@@ -250,24 +251,26 @@ class RunEvaluations:
         try:
             result = EvaluationResult.load(path)
             self._tell_result(path, result)
-            require_same_protocol(result.protocol, self.protocol(panel, entry))
+            require_same_protocol(result.protocol, self.protocol(evaluation_set, entry))
         except UserInputError as error:
             self.tell(f"before and after training will not be compared: {error}")
         return result
 
-    def after(self, name: str, iteration: int, panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
+    def after(
+        self, name: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
+    ) -> EvaluationResult:
         """The evaluation in a file, played now unless the file holds it.
 
         Args:
-            name: of the file (:func:`panel_file`, :func:`set_file`).
+            name: of the file (:func:`evaluation_file`, :func:`set_file`).
             iteration: iterations trained so far.
-            panel: the tasks.
+            evaluation_set: the tasks.
             entry: what they are played in.
         """
         path = self.folder / name
-        result = self._load_or_set_aside(path, self.protocol(panel, entry))
+        result = self._load_or_set_aside(path, self.protocol(evaluation_set, entry))
         if result is None:
-            result = self.play(panel, entry)
+            result = self.play(evaluation_set, entry)
             result.policy = f"{self.run}, iteration {iteration}"
             result.labels = {**self.labels, "iteration": iteration}
             result.save(path)

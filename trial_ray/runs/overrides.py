@@ -19,7 +19,7 @@ from trial_ray.config.declare import (
     plain_types_of,
 )
 from trial_ray.config.recorded import ENGINE
-from trial_ray.config.run import RENAMED_SETTINGS
+from trial_ray.config.renamed import current_name
 from trial_ray.environments.registry import find_spec, keyword_arguments
 from trial_ray.errors import ConfigError
 
@@ -62,7 +62,7 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
     defaults = vars(type(config)())
     known = settable_names(defaults)
     for given, path, text in _assignments(assignments):
-        name = RENAMED_SETTINGS.get(given, given)
+        name = current_name(given)
         if name not in known:
             raise unknown_key(name, known)
         if name == "env_config" and changed.environments:

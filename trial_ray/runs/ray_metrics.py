@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from trial_ray.metrics import (
     EFFECTIVE_SAMPLE_SIZE,
     ENV_RUNNERS,
+    EVALUATION_SUCCESS,
     LEARNER,
-    PANEL_SUCCESS,
     TRAINING_SUCCESS,
 )
 
@@ -24,13 +24,13 @@ GAUGES = {
     "trial_sync_seconds": "seconds/sync",
     "trial_evaluation_seconds": "seconds/evaluation",
     "trial_success_rate": TRAINING_SUCCESS,
-    "trial_evaluation_success_rate": PANEL_SUCCESS,
+    "trial_evaluation_success_rate": EVALUATION_SUCCESS,
     "trial_staleness": f"{LEARNER}rows/staleness_mean",
     "trial_effective_sample_size": EFFECTIVE_SAMPLE_SIZE,
-    "trial_logprob_gap": f"{LEARNER}engine/logprob_gap",
+    "trial_logprob_diff": f"{LEARNER}engine/logprob_diff",
     "trial_kl": f"{LEARNER}grpo/kl",
     "trial_entropy": f"{LEARNER}grpo/entropy",
-    "trial_guards_violated": "guards/num_violated",
+    "trial_health_checks_failed": "health_checks/num_failed",
 }
 """Metrics of the newest iteration, by Ray's name of each."""
 COUNTERS = {

@@ -248,7 +248,7 @@ def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Pa
         raise CheckpointError(
             f"{type(config).__name__} asks for a lagged teacher (teacher_sync_iterations={config.teacher_sync_iterations}), which "
             f"{checkpoint} lacks: the run had none. Set teacher_sync_iterations=None, so that the policy before the update scores "
-            "the privileged view, or replay iteration 1."
+            "the teacher context, or replay iteration 1."
         )
     if config.lora_rank != recorded.lora_rank:
         raise CheckpointError(

@@ -43,8 +43,8 @@ from trial_ray.runs.experiment import reached
 from trial_ray.runs.metric_files import (
     RunEvaluations,
     compare_with_beginning,
+    evaluation_file,
     flatten,
-    panel_file,
     recorded_metrics,
 )
 from trial_ray.runs.node_records import NodeRecords
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.algorithms.grpo import GRPO
     from trial_ray.environments.registry import EnvironmentEntry
-    from trial_ray.evaluation.panels import Panel
+    from trial_ray.evaluation.evaluation_sets import EvaluationSet
     from trial_ray.runs.folder import RunFolder
 
 
@@ -253,14 +253,14 @@ class TrainingSession:
 
     def _run(self, algorithm: GRPO) -> None:
         self.after = {}
-        panels = algorithm.panels
+        evaluation_sets = algorithm.evaluation_sets
         # In a mixture of environments the file's name has that of the environment.
-        environments = {name: name if len(panels) > 1 else "" for name in panels}
+        environments = {name: name if len(evaluation_sets) > 1 else "" for name in evaluation_sets}
 
-        def play(panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
-            sign = waiting(self.console, f"evaluating: {len(panel)} held-out tasks")
+        def play(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> EvaluationResult:
+            sign = waiting(self.console, f"evaluating: {len(evaluation_set)} held-out tasks")
             with sign, self.cost.phase("evaluation"), self.watchdog.watching():
-                result = algorithm.evaluate_panel(panel, entry)
+                result = algorithm.evaluate_set(evaluation_set, entry)
             if faults := algorithm.take_faults():
                 self._tell(faults)
             return result
@@ -269,23 +269,23 @@ class TrainingSession:
             self.folder.evaluations,
             self.folder.path.name,
             run_labels(self.config),
-            algorithm.panel_protocol,
+            algorithm.evaluation_protocol,
             play,
             self._tell,
         )
         before = {
             name: result
-            for name, panel in panels.items()
-            if (result := evaluations.before(environments[name], self.iteration, *panel)) is not None
+            for name, evaluation_set in evaluation_sets.items()
+            if (result := evaluations.before(environments[name], self.iteration, *evaluation_set)) is not None
         }
         checkpoint = self._train(algorithm)
         if not self.interrupted:
-            for name, panel in panels.items():
-                file = panel_file(environments[name], self.iteration)
-                self.after[name] = evaluations.after(file, self.iteration, *panel)
+            for name, evaluation_set in evaluation_sets.items():
+                file = evaluation_file(environments[name], self.iteration)
+                self.after[name] = evaluations.after(file, self.iteration, *evaluation_set)
         self.cost.actors = measured("what the actors did", algorithm.actor_reports) or {}
         self.card = self.cost.write()
-        self._summarise(before, checkpoint, several=len(panels) > 1)
+        self._summarise(before, checkpoint, several=len(evaluation_sets) > 1)
 
     def _train(self, algorithm: GRPO) -> Path:
         from tensorboardX import SummaryWriter
@@ -326,7 +326,7 @@ class TrainingSession:
                 self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
                 due = self.iteration % self.checkpoint_every == 0 and not finished
-                if due and not algorithm.guards.suspect:
+                if due and not algorithm.health_checks.suspect:
                     self._save(algorithm)
             # Before evaluations, whose events would take the place of the iteration's.
             measured("the timeline", lambda: write_timeline(self.folder.timeline, algorithm.timeline()))

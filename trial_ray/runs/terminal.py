@@ -66,8 +66,8 @@ def _tasks(config: GRPOConfig) -> str:
         if entry.weight
     )
     sampled = f"{config.tasks_per_iteration} tasks × {config.group_size} rollouts an iteration"
-    panels = config.evaluation_entries()
-    held_out = f"; {config.evaluation_num_tasks} held-out tasks before and after" if panels else ""
+    evaluation_sets = config.evaluation_entries()
+    held_out = f"; {config.evaluation_num_tasks} held-out tasks before and after" if evaluation_sets else ""
     return f"{names}, {sampled}{held_out}"
 
 

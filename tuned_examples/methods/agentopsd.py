@@ -29,7 +29,7 @@ class BeliefRevisions(Method["AgentOPSDConfig"]):
     """Factors are fixed once an iteration, from the scores of the policy before the update; GRPO's sign stays."""
 
     name = "agentopsd"
-    needs_privileged_view = True
+    needs_teacher_context = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Scale the rows' advantages."""
@@ -127,7 +127,7 @@ class AgentOPSDConfig(GRPOConfig):
 
     method_class = BeliefRevisions
 
-    privileged_view: str | None = setting("skill")
+    teacher_context: str | None = setting("skill")
     revision_mix: float = setting(0.5, "λ, the share of the factor in the advantage", within=(0, 1))
     revision_bound: float = setting(0.2, "b, the bound of the factor", within=(0, 1))
     belief_decay: float = setting(1.0, "γ, decay per turn of accumulated evidence", within=(0, 1))

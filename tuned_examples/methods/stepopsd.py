@@ -81,7 +81,7 @@ class StepOPSDConfig(RLSDConfig):
 
     method_class = EqualSteps
 
-    privileged_view: str | None = setting("peer")
+    teacher_context: str | None = setting("peer")
     teacher_sync_iterations: int | None = setting(10)
     rescaling: float = setting(0.2)
     rescaling_iterations: int = setting(50)

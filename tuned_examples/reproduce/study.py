@@ -54,7 +54,7 @@ def configure(environment, backbone):
             microbatch_rows=80,
             invalid_action_penalty=0.0,
             reward_scale=1.0,
-            kl_coeff=0.0,
+            ref_kl_coeff=0.0,
             entropy_coeff=0.0,
             # As in the paper, a sixth of the run.
             hindsight_start_iteration=ITERATIONS // 6,

@@ -1,4 +1,4 @@
-"""OPSD: no reward; the policy is distilled from itself with the privileged text in its context.
+"""OPSD: no reward; the policy is distilled from itself with the teacher context in its context.
 
 ``divergence="jsd"`` minimises the full-vocabulary generalised Jensen-Shannon divergence between π_θ(·|h) and π_T(·|h⁺) along the
 sampled response; ``"sampled"`` uses the sampled tokens alone, with c_t = δ_t (a reverse-KL gradient).
@@ -25,7 +25,7 @@ class SelfDistillation(Method["OPSDConfig"]):
     """
 
     name = "opsd"
-    needs_privileged_view = True
+    needs_teacher_context = True
 
     @property
     def divergence(self) -> Divergence | None:
@@ -55,8 +55,8 @@ class OPSDConfig(GRPOConfig):
 
     method_class = SelfDistillation
 
-    privileged_view: str | None = setting("solution")
-    kl_coeff: float = setting(0.0)
+    teacher_context: str | None = setting("solution")
+    ref_kl_coeff: float = setting(0.0)
     entropy_coeff: float = setting(0.0)
     divergence: str = setting(
         "jsd", '``"jsd"``: of whole distributions; ``"sampled"``: of sampled tokens', one_of=DIVERGENCES

@@ -1,4 +1,4 @@
-"""RLSD: the advantage of each token is rescaled by how the privileged view shifts its probability.
+"""RLSD: the advantage of each token is rescaled by how the teacher context shifts its probability.
 
 Â_t = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ_t), 1 ± ε)], δ = log π_T(y|h⁺) − log π_old(y|h); nothing happens where A = 0.
 """
@@ -19,7 +19,7 @@ class RescaledAdvantages(Method["RLSDConfig"]):
     """δ is frozen with the rollout's policy; λ falls linearly to 0."""
 
     name = "rlsd"
-    needs_privileged_view = True
+    needs_teacher_context = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Log λ and the mean gap."""
@@ -41,7 +41,7 @@ class RLSDConfig(GRPOConfig):
 
     method_class = RescaledAdvantages
 
-    privileged_view: str | None = setting("skill")
+    teacher_context: str | None = setting("skill")
     rescaling: float = setting(0.5, "λ before it falls, by equal steps", within=(0, 1))
     rescaling_iterations: int = setting(100, "steps until λ is 0", at_least=1)
     rescaling_clip: float = setting(0.2, "ε, the bound of the rescaling", within=(0, 1))

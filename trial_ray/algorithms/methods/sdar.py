@@ -1,4 +1,4 @@
-"""SDAR: every sampled token is reinforced, the more so the more the privileged view prefers it: c_t = μ · σ(β δ_t)."""
+"""SDAR: every sampled token is reinforced, the more so the more the teacher context prefers it: c_t = μ · σ(β δ_t)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GatedLikelihood(Method["SDARConfig"]):
     """δ = log π_T(y|h⁺) − sg log π_θ(y|h). The gate is positive: no token's probability is ever pushed down by it."""
 
     name = "sdar"
-    needs_privileged_view = True
+    needs_teacher_context = True
 
     def dense_coefficient(self, iteration: int) -> float:
         """μ."""
@@ -43,7 +43,7 @@ class SDARConfig(GRPOConfig):
 
     method_class = GatedLikelihood
 
-    privileged_view: str | None = setting("skill")
+    teacher_context: str | None = setting("skill")
     distillation_coeff: float = setting(0.01, "μ, the weight of the gated likelihood", at_least=0)
     gate_slope: float = setting(5.0, "β, slope of the gate; with 0 the gate is ½ for every token", at_least=0)
 

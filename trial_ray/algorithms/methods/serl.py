@@ -44,7 +44,7 @@ class SERLConfig(RLSDConfig):
 
     method_class = ActionRescaling
 
-    privileged_view: str | None = setting("feedback")
+    teacher_context: str | None = setting("feedback")
     teacher_sync_iterations: int | None = setting(10)
     rescaling_iterations: int = setting(50)
-    kl_coeff: float = setting(0.0)
+    ref_kl_coeff: float = setting(0.0)

@@ -45,7 +45,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
     """
 
     name = "trial"
-    needs_privileged_view = True
+    needs_teacher_context = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Give every turn its weight w_k (Eq. 4 to Eq. 6)."""
@@ -127,7 +127,7 @@ class TRIALConfig(GRPOConfig):
 
     method_class = TrajectoryRelative
 
-    privileged_view: str | None = setting("outcome")
+    teacher_context: str | None = setting("outcome")
     hindsight_coeff: float = setting(0.01, "λ, the weight of the dense hindsight loss (Eq. 8)", at_least=0)
     hindsight_start_iteration: int = setting(1, "first iteration (from 1) with λ; 25 in the published runs", at_least=1)
     clamp_alpha: float = setting(
@@ -205,6 +205,6 @@ class TRIAL(GRPO):
         if gate == -GATE_PATIENCE:
             line += (
                 f" ({GATE_PATIENCE} iterations closed). The dense loss does not raise the turns of better rollouts, so this run "
-                "is GRPO's. Try a longer warm start, another privileged_view, or GRPOConfig, which is faster"
+                "is GRPO's. Try a longer warm start, another teacher_context, or GRPOConfig, which is faster"
             )
         logger.warning("iteration %d: %s", self.iteration + 1, line)

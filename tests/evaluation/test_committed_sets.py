@@ -1,4 +1,4 @@
-"""Committed panels against the data that they were chosen from, and the oracle on some of their games."""
+"""Committed evaluation sets against the data that they were chosen from, and the oracle on some of their games."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from third_party import ALFWORLD as RELEASE
 
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
-from trial_ray.evaluation.panels import Panel, choose_panel, read_panel
+from trial_ray.evaluation.evaluation_sets import EvaluationSet, choose_evaluation_set, read_evaluation_set
 from trial_ray.evaluation.player import evaluate_oracle
 
 HOME, SHOP = "trial/ALFWorld-v0", "trial/WebShop-v0"
@@ -21,29 +21,29 @@ def entry_of(env_id: str, split: str, **config) -> EnvironmentEntry:
 
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "split"), [("seen-128", "valid_seen"), ("unseen-128", "valid_unseen")])
-def test_alfworlds_panels_are_in_the_release(name, split, own_cache):
+def test_alfworlds_evaluation_sets_are_in_the_release(name, split, own_cache):
     entry = entry_of(HOME, split, data=str(RELEASE))
-    assert choose_panel(entry, name) == Panel.from_entry(entry, 128)
+    assert choose_evaluation_set(entry, name) == EvaluationSet.from_entry(entry, 128)
 
 
 @pytest.mark.data
-def test_webshops_panel_is_of_the_small_shop(published_shop, own_cache):
+def test_webshops_evaluation_set_is_of_the_small_shop(published_shop, own_cache):
     entry = entry_of(SHOP, "test", data=str(published_shop))
-    panel = choose_panel(entry, "webshop-128")
-    assert panel == Panel.from_entry(entry, 128)
-    few = replace(panel, task_ids=panel.task_ids[:8])
+    evaluation_set = choose_evaluation_set(entry, "webshop-128")
+    assert evaluation_set == EvaluationSet.from_entry(entry, 128)
+    few = replace(evaluation_set, task_ids=evaluation_set.task_ids[:8])
     bought = evaluate_oracle(few, entry)
     assert [episode.ended for episode in bought.episodes] == ["terminated"] * 8
     assert bought.overall.score > 0.9
 
 
-def test_the_oracle_wins_games_of_a_panel(origin, own_cache):
+def test_the_oracle_wins_games_of_a_set(origin, own_cache):
     if origin == "own":
         entry = entry_of(HOME, "generated", difficulty="small", num_games=12)
-        few = choose_panel(entry, 6)
+        few = choose_evaluation_set(entry, 6)
     else:
         entry = entry_of(HOME, "valid_unseen", data=str(RELEASE))
-        few = replace(read_panel("unseen-128"), task_ids=read_panel("unseen-128").task_ids[:6])
+        few = replace(read_evaluation_set("unseen-128"), task_ids=read_evaluation_set("unseen-128").task_ids[:6])
     told = []
     result = evaluate_oracle(few, entry, on_episode=told.append)
     assert result.success_rate == 1.0

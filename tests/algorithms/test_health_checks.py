@@ -1,4 +1,4 @@
-"""Every guard: what violates it, what is too little to, and what follows."""
+"""Every check: what violates it, what is too little to, and what follows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.guards import Guards
+from trial_ray.algorithms.health_checks import HealthChecks
 from trial_ray.errors import TrainingDivergedError
 from trial_ray.metrics import ENV_RUNNERS, LEARNER
 
@@ -47,27 +47,27 @@ NEAR = {"grpo/kl": 4.9, "grpo/ratio_mean": 9.0, "grpo/entropy": 2e-4, "num_respo
 OFF = sorted(VIOLATIONS.keys() - {"finite"})
 
 
-def guards(of: Guards | None = None, **settings) -> Guards:
+def health_checks(of: HealthChecks | None = None, **settings) -> HealthChecks:
     """With these settings, continued from where others are, as after a resume."""
-    made = Guards(GRPOConfig().guards(**{"guard_patience": 3, **settings}))
+    made = HealthChecks(GRPOConfig().health_checks(**{"health_check_patience": 3, **settings}))
     if of is not None:
         made.set_state(of.get_state())
     return made
 
 
-def judge(made: Guards, iteration: int, values: dict[str, float]) -> int:
+def judge(made: HealthChecks, iteration: int, values: dict[str, float]) -> int:
     prefix = lambda name: LEARNER if "/" in name or name == "total_loss" else ENV_RUNNERS  # noqa: E731
     return made.judge(iteration, {prefix(name) + name: value for name, value in values.items()})
 
 
 @pytest.mark.parametrize("name", VIOLATIONS)
-def test_a_guard_warns_and_stops_after_its_patience_also_in_a_continued_run(name, caplog):
+def test_a_check_warns_and_stops_after_its_patience_also_in_a_continued_run(name, caplog):
     found, words = VIOLATIONS[name]
-    made = guards()
+    made = health_checks()
     assert judge(made, 0, HEALTHY) == judge(made, 1, HEALTHY | NEAR) == 0  # from where a collapse is not sudden
     assert not caplog.records
     for iteration in (2, 3, 4):
-        made = guards(made)
+        made = health_checks(made)
         assert judge(made, iteration, HEALTHY | found) == 1
         assert made.suspect
         assert words in caplog.records[-1].getMessage()
@@ -83,11 +83,11 @@ def test_a_guard_warns_and_stops_after_its_patience_also_in_a_continued_run(name
 def test_a_collapse_from_one_iteration_to_the_next_stops_after_the_second(name):
     """The limits of KL and ratio have no good side far from them: a value just beyond is no collapse."""
     found, _ = VIOLATIONS[name]
-    made = guards(guard_patience=5)
+    made = health_checks(health_check_patience=5)
     for iteration in range(14):  # one such iteration may be noise
         judge(made, iteration, HEALTHY | (found if iteration % 2 else {}))
         made.require_healthy()
-    made = guards(made, guard_patience=5)
+    made = health_checks(made, health_check_patience=5)
     judge(made, 14, HEALTHY | found)
     if name not in COLLAPSES:
         made.require_healthy()
@@ -98,7 +98,7 @@ def test_a_collapse_from_one_iteration_to_the_next_stops_after_the_second(name):
 
 @pytest.mark.parametrize("name", VIOLATIONS)
 def test_what_warns_only_never_stops_nor_keeps_from_saving(name):
-    made = guards(guard_action="warn")
+    made = health_checks(health_check_action="warn")
     judge(made, 1, HEALTHY)
     for iteration in range(2, 20):
         assert judge(made, iteration, HEALTHY | VIOLATIONS[name][0]) == 1
@@ -107,11 +107,11 @@ def test_what_warns_only_never_stops_nor_keeps_from_saving(name):
 
 
 @pytest.mark.parametrize("name", OFF)
-def test_none_switches_a_guard_off_also_on_resume(name):
-    watched = guards()
+def test_none_switches_a_check_off_also_on_resume(name):
+    watched = health_checks()
     for found in (HEALTHY, HEALTHY | VIOLATIONS[name][0]):
         judge(watched, 1, found)
-    for made in (guards(**{name: None}), guards(watched, **{name: None})):
+    for made in (health_checks(**{name: None}), health_checks(watched, **{name: None})):
         for found in (HEALTHY | VIOLATIONS[name][0], HEALTHY, *[HEALTHY | VIOLATIONS[name][0]] * 9):
             assert judge(made, 3, found) == 0
             assert not made.suspect
@@ -121,14 +121,14 @@ def test_none_switches_a_guard_off_also_on_resume(name):
 @pytest.mark.parametrize("name", COLLAPSES)
 def test_a_policy_that_never_was_any_better_has_not_collapsed(name):
     """As an untrained one, whose responses all reach the limit and whose actions nobody understands."""
-    made = guards()
+    made = health_checks()
     for iteration in range(20):
         assert judge(made, iteration, HEALTHY | NEAR | VIOLATIONS[name][0]) == 0
 
 
 def test_an_iteration_is_looked_at_as_it_was_logged():
     """Means of this iteration and not of the run, NaN included; without an update nothing is said of the learner."""
-    metrics, made = MetricsLogger(root=True), guards()
+    metrics, made = MetricsLogger(root=True), health_checks()
     for iteration, (kl, loss, expected) in enumerate([(0.1, 0.2, 0), (9.0, math.nan, 2), (0.1, 0.2, 0)], start=1):
         learner, runner = MetricsLogger(), MetricsLogger()
         learner.log_value(("default_policy", "grpo", "kl"), kl, reduce="mean")
@@ -140,4 +140,4 @@ def test_an_iteration_is_looked_at_as_it_was_logged():
             made.look(iteration, metrics, trained=False)
             assert not made.suspect
         made.look(iteration, metrics, trained=True)
-        assert float(metrics.reduce()["guards"]["num_violated"]) == expected
+        assert float(metrics.reduce()["health_checks"]["num_failed"]) == expected
