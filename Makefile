@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=206100 \
-  tests=232100 \
+  trial_ray=206250 \
+  tests=232300 \
   benchmarks=26600 \
   words=33500
 

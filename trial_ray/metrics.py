@@ -83,6 +83,7 @@ _ROLLOUTS = _group(
         "num_env_steps_sampled_lifetime": ("lifetime_sum", "turns taken in the run so far"),
         "num_prompt_tokens": ("sum", "prompt tokens over turns"),
         "num_response_tokens": ("sum", "response tokens over turns"),
+        "num_reasoning_tokens": ("sum", "those of them that are reasoning, `</think>` included"),
         "invalid_response_rate": "share of turns whose response lacks the required form",
         "invalid_action_rate": "share of turns whose action the environment reported as invalid",
         "cut_response_rate": "share of turns whose response reached `max_response_tokens`",

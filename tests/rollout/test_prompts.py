@@ -172,3 +172,20 @@ def test_an_id_beyond_the_tokenizer_never_decodes_to_nothing():
     texts = ResponseTexts(tokenizer)
     assert texts.text(prompt, 1, np.array([*ids, tokenizer.eos_token_id])) == "open drawer"
     assert texts.text(prompt, 1, np.array([size + 2, *ids, size])) == f"⟨id {size + 2}⟩open drawer⟨id {size}⟩"
+
+
+@pytest.mark.parametrize("prompt", ["Hello.", "Hello.<think>\n"])
+@pytest.mark.parametrize(
+    ("reasoning", "rest"), [("look around</think>", "\n\nopen drawer"), ("look around", ""), ("</think>", "go")]
+)
+def test_the_tokens_of_the_reasoning_are_counted(prompt, reasoning, rest):
+    tokenizer = chat_tokenizer("qwen3")
+
+    def ids(text):
+        return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    opened = "" if prompt.endswith("\n") else "<think>"
+    response = np.concatenate([ids(opened + reasoning), ids(rest)])
+    texts = ResponseTexts(tokenizer)
+    assert texts.reasoning_tokens(ids(prompt), 1, response) == len(ids(opened + reasoning))
+    assert texts.reasoning_tokens(ids("Hello."), 1, ids("open </think>")) == 0

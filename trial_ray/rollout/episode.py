@@ -166,6 +166,9 @@ class PolicyPlayer:
             insert_at=prompt.insert_at,
             finish_reason=response.finish_reason,
             prompt_cut=prompt.cut,
+            reasoning_tokens=self.prompts.responses.reasoning_tokens(
+                prompt.ids, prompt.insert_at, response.response_ids
+            ),
         )
 
 

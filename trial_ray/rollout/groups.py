@@ -42,6 +42,7 @@ class RolloutCounts:
         turns: turns taken.
         prompt_tokens: over turns.
         response_tokens: over turns.
+        reasoning_tokens: those of them that are reasoning.
         returns: of the undiscounted sums of rewards.
         successes: rollouts that solved their task.
         scores: of the environment's scores.
@@ -60,6 +61,7 @@ class RolloutCounts:
     turns: int = 0
     prompt_tokens: int = 0
     response_tokens: int = 0
+    reasoning_tokens: int = 0
     returns: float = 0.0
     successes: int = 0
     scores: float = 0.0
@@ -88,6 +90,7 @@ class RolloutCounts:
             turns=len(turns),
             prompt_tokens=sum(len(turn.prompt_ids) for turn in turns),
             response_tokens=sum(len(turn.response_ids) for turn in turns),
+            reasoning_tokens=sum(turn.reasoning_tokens for turn in turns),
             returns=sum(returns),
             successes=sum(bool(each.success) for each in played),
             scores=sum(float(each.score) for each in played),
@@ -141,6 +144,7 @@ class RolloutCounts:
             NUM_ENV_STEPS_SAMPLED: self.turns,
             "num_prompt_tokens": self.prompt_tokens,
             "num_response_tokens": self.response_tokens,
+            "num_reasoning_tokens": self.reasoning_tokens,
             **self.episode_metrics(),
         }
         if not self.turns:

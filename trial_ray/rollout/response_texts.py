@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -43,6 +44,17 @@ class ResponseTexts:
             response_ids: int ``[y]``; ids outside of the tokenizer's vocabulary are spelled (:func:`spell_unknown`).
         """
         return self.opened(prompt_ids, insert_at) + self._spelled(response_ids, self._dropped)
+
+    def reasoning_tokens(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> int:
+        """How many tokens of a response are its reasoning, ``</think>`` included: all where it is not closed, 0 without any.
+
+        Arguments as :meth:`text`.
+        """
+        if not self.text(prompt_ids, insert_at, response_ids).lstrip().startswith("<think>"):
+            return 0
+        lengths = range(1, len(response_ids) + 1)
+        closed = bisect_left(lengths, True, key=lambda length: "</think>" in self.whole(response_ids[:length]))
+        return min(closed + 1, len(response_ids))
 
     def whole(self, response_ids: np.ndarray) -> str:
         """A response with all its special tokens, without what its prompt opened; ids as in :meth:`text`."""

@@ -44,6 +44,7 @@ class Turn:
         finish_reason: ``"stop"`` or ``"length"``.
         prompt_cut: what was left out of the prompt for its length.
         invalid_action: whether the environment did not understand the action, where it says so.
+        reasoning_tokens: tokens of the response that are reasoning, logged and not recorded.
     """
 
     prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -59,6 +60,7 @@ class Turn:
     finish_reason: str = "stop"
     prompt_cut: PromptCut = "none"
     invalid_action: bool = False
+    reasoning_tokens: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Bytes: cloudpickle runs Python for every array and every dataclass with slots, most of what a group costs to send.
