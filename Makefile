@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=206250 \
-  tests=232300 \
+  trial_ray=206500 \
+  tests=233400 \
   benchmarks=26600 \
-  words=33500
+  words=33600
 
 lint: setup
 	$(BIN)/ruff check .

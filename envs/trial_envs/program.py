@@ -9,12 +9,15 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from inspect import Parameter, signature
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_envs.core.extras import install_command
 from trial_envs.core.text_env import Outcome, TextEnv
 from trial_envs.errors import MissingPackageError, UnknownSplitError, UnknownTaskError
+from trial_envs.tool_env import ToolEpisode
 
 if TYPE_CHECKING:
     import httpx2
@@ -27,6 +30,35 @@ Result = float | Mapping[str, Any]
 MODEL = "policy"
 TAKEN = {"model", "messages", "stream", "n"}
 """Fields of a request that are read; how a response is sampled is decided by who plays the environment."""
+TAKEN_WITH_TOOLS = TAKEN | {"tools", "tool_choice", "parallel_tool_calls"}
+
+
+def program_tools(functions: Sequence[Callable[..., Any]]) -> type[ToolEpisode]:
+    """The tools of a program, for ``EnvironmentAdapter(tools=...)``: an action is a call of one of them, or a text, as JSON.
+
+    Args:
+        functions: with type hints and docstrings, of which the schemas are made; the program itself calls them.
+    """
+    calls = {function.__name__: _calling(function) for function in functions}
+    # Named by its tools: records of a run tell by it whether they are the same.
+    return type(f"program_tools({', '.join(calls)})", (ToolEpisode,), {"_say": staticmethod(_said), **calls})
+
+
+def _calling(function: Callable[..., Any]) -> Callable[..., str]:
+    @wraps(function)
+    def tool(self: Any, *values: Any, **arguments: Any) -> str:
+        given = signature(function).bind(*values, **arguments).arguments
+        command: str = self._take(json.dumps({"name": function.__name__, "arguments": given}))
+        return command
+
+    own = signature(function)
+    me = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    tool.__signature__ = own.replace(parameters=[me, *own.parameters.values()])  # type: ignore[attr-defined]
+    return tool
+
+
+def _said(text: str) -> str:
+    return json.dumps({"content": text})
 
 
 class ProgramEnv(TextEnv):
@@ -34,7 +66,8 @@ class ProgramEnv(TextEnv):
 
     The first call has one message of the system, which is ``info["task"]``, and one of the user, the first observation. Every
     later call sends the conversation as it was, with the answer that it got as the assistant's message, and one more message of
-    the user, the next observation. Another conversation is refused: its turns could not be trained as they were sampled.
+    the user, the next observation. Another conversation is refused: its turns could not be trained as they were sampled. With
+    ``tools``, an answer may be a call of one of them, and the next message is the tool's; an answer without a call is the last.
 
     The program has an event loop of its own, which runs while it is the program's turn. A program that may hang belongs into a
     process of its own.
@@ -48,6 +81,7 @@ class ProgramEnv(TextEnv):
         split: the split that ``reset`` draws tasks from.
         max_turns: calls after which an episode is truncated, and the program cancelled.
         render_mode: see :class:`~trial_envs.core.text_env.TextEnv`.
+        tools: functions that its calls offer the policy, as of :func:`program_tools`; actions then are JSON.
 
     Raises:
         MissingPackageError: the package ``openai`` is not installed.
@@ -61,9 +95,11 @@ class ProgramEnv(TextEnv):
         split: str = "train",
         max_turns: int = 50,
         render_mode: str | None = None,
+        tools: Sequence[Callable[..., Any]] = (),
     ) -> None:
         super().__init__(split, max_turns, render_mode)
         self._run, self._tasks = run, tasks
+        self._tools = sorted(each.__name__ for each in tools)
         self.tasks()
         self._loop = asyncio.new_event_loop()
         # Not this thread, whose event loop may be running.
@@ -72,7 +108,7 @@ class ProgramEnv(TextEnv):
         self._program: asyncio.Task[Result] | None = None
         self._conversation: list[Message] = []
         self._call: asyncio.Future[str] | None = None
-        self._answer: asyncio.Future[str] | None = None
+        self._answer: asyncio.Future[Message] | None = None
         self._rewards: Mapping[str, float] = {}
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
@@ -135,10 +171,11 @@ class ProgramEnv(TextEnv):
         assert self._call is not None
         if action is not None:
             assert self._answer is not None
-            self._conversation.append({"role": "assistant", "content": action})
+            answer = self._message(action)
+            self._conversation.append(_plain(answer))
             self._call = self._loop.create_future()
             if not self._answer.done():  # the program may have given the call up
-                self._answer.set_result(action)
+                self._answer.set_result(answer)
         either: set[asyncio.Future[Any]] = {self._program, self._call}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._program.done():
@@ -160,40 +197,59 @@ class ProgramEnv(TextEnv):
             done=True,
         )
 
+    def _message(self, action: str) -> Message:
+        """The policy's answer, which an action stands for."""
+        said = json.loads(action) if self._tools else {"content": action}
+        if "content" in said:
+            return {"role": "assistant", "content": said["content"]}
+        function = {"name": said["name"], "arguments": json.dumps(said["arguments"])}
+        call = {"id": f"call_{len(self._conversation)}", "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
     async def _respond(self, request: httpx2.Request) -> httpx2.Response:
         """What the server of the program's client answers."""
         import httpx2
 
         try:
-            text = await self._ask(request.url.path, json.loads(request.content or b"{}"))
+            message = await self._ask(request.url.path, json.loads(request.content or b"{}"))
         except ValueError as error:
             return httpx2.Response(400, json={"error": {"message": str(error)}})
-        message = {"role": "assistant", "content": text}
+        reason = "tool_calls" if "tool_calls" in message else "stop"
         completion = {
             "id": f"{self._task_id}/{len(self._actions)}",
             "object": "chat.completion",
             "created": 0,
             "model": MODEL,
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "choices": [{"index": 0, "message": message, "finish_reason": reason}],
         }
         return httpx2.Response(200, json=completion)
 
-    async def _ask(self, path: str, body: Mapping[str, Any]) -> str:
+    async def _ask(self, path: str, body: Mapping[str, Any]) -> Message:
         if not path.endswith("/chat/completions"):
             raise ValueError(f"{path}: the policy answers chat.completions.create only")
-        if others := sorted(body.keys() - TAKEN):
+        if others := sorted(body.keys() - (TAKEN_WITH_TOOLS if self._tools else TAKEN)):
             raise ValueError(
-                f"expected messages only, got {', '.join(others)} too: the settings of the run decide how responses are sampled"
+                f"expected messages only, got {', '.join(others)} too: the settings of the run decide how responses are sampled, "
+                "and the environment's tools what is offered"
             )
+        if (offered := sorted(each["function"]["name"] for each in body.get("tools", ()))) != self._tools:
+            raise ValueError(f"expected the tools {', '.join(self._tools)}, got {', '.join(offered) or 'none'}")
         if body.get("stream") or body.get("n", 1) != 1:
             raise ValueError("expected a call for one whole answer, got stream or n")
         if self._call is None or self._call.done():
             raise ValueError("expected one call at a time, got a second one before the first was answered")
         messages = [_plain(message) for message in body.get("messages", ())]
         known = self._conversation
-        roles = [message["role"] for message in messages[len(known) :]]
-        if messages[: len(known)] != known or roles != (["user"] if known else ["system", "user"]):
-            expected = "the last call, its answer and one message of the user" if known else "system and user"
+        called = known[-1].get("calls") if known else None
+        new = [message["role"] for message in messages[len(known) :]]
+        ends = bool(known and self._tools and not called)
+        if (
+            ends
+            or messages[: len(known)] != known
+            or new != (["tool"] if called else ["user"] if known else ["system", "user"])
+        ):
+            follows = "one message of the tool" if called else "no other call" if ends else "one message of the user"
+            expected = f"the last call, its answer and {follows}" if known else "system and user"
             raise ValueError(f"expected messages of {expected}, got {[message['role'] for message in messages]}")
         self._conversation = messages
         self._answer = self._loop.create_future()
@@ -220,17 +276,21 @@ def _client(respond: Callable[[httpx2.Request], Coroutine[None, None, httpx2.Res
 
 
 def _plain(message: Mapping[str, Any]) -> Message:
-    """Role and text of a message.
+    """Role, text and calls of a message.
 
     Raises:
-        ValueError: its content is no text.
+        ValueError: its content is no text, or a call is none of a function.
     """
-    content = message.get("content")
+    content, calls = message.get("content"), message.get("tool_calls") or []
+    if calls and content is None:
+        content = ""
     if isinstance(content, list) and all(part.get("type") == "text" for part in content):
         content = "".join(part["text"] for part in content)
-    if not isinstance(content, str) or message.get("tool_calls"):
+    if not isinstance(content, str) or any("function" not in call for call in calls):
         raise ValueError(f"expected a message with a text as its content, got {json.dumps(message):.200}")
-    return {"role": message.get("role"), "content": content}
+    plain = {"role": message.get("role"), "content": content}
+    functions = [(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+    return {**plain, "calls": functions} if calls else plain
 
 
 async def _result(running: Awaitable[Result]) -> Result:

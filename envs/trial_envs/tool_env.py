@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from trial_envs.chat import make_text_env, user_message
 
@@ -19,7 +19,8 @@ class ToolEpisode:
     """Base class: ``reset`` starts an episode, ``get_reward`` returns its reward; a subclass adds the tools.
 
     A tool is a public method that returns :meth:`_take` of the command that it makes. An environment can be played again
-    and again, one episode at a time.
+    and again, one episode at a time. A subclass whose ``_say`` is a function from a text to a command takes responses that call
+    no tool, too.
 
     Args:
         env_id: id of a text environment.
@@ -28,6 +29,8 @@ class ToolEpisode:
     Raises:
         TypeError: the environment is not a :class:`trial_envs.core.TextEnv`.
     """
+
+    _say: ClassVar[Callable[[str], str] | None] = None
 
     def __init__(self, env_id: str, **settings: Any) -> None:
         self._env = make_text_env(env_id, **settings)

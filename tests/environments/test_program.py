@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import gymnasium
 import numpy as np
@@ -12,12 +13,14 @@ from chat_tokenizers import chat_tokenizer
 
 from trial_envs.core.projection import project_action
 from trial_envs.program import ProgramEnv
+from trial_envs.tool_env import ToolEpisode
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.environments import EnvironmentAdapter, EnvironmentEntry, program_adapter
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.templates import PromptContext, TaggedTemplate
 from trial_ray.rollout.conversation import ConversationBuilder
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
+from trial_ray.rollout.tool_conversation import ToolConversationBuilder
 
 TASK = "find the number"
 ANSWERS = ["<think>low</think><action>2</action>", "<action>9</action>", "<action>5</action>", "<action>1</action>"]
@@ -70,15 +73,19 @@ def program(run, **fields) -> EnvironmentEntry:
     return entry(ProgramEnv, program_adapter("test/Program-v0", **fields), run=run, tasks={"train": ["5"]}, max_turns=4)
 
 
-def episode(played: EnvironmentEntry):
+def episode(played: EnvironmentEntry, texts=ANSWERS, style="conversation"):
     tokenizer = chat_tokenizer("qwen3")
-    answers = iter(ANSWERS)
+    answers = iter(texts)
 
     async def generate(prompt_ids, params):
         ids = [*tokenizer.encode(next(answers), add_special_tokens=False), tokenizer.eos_token_id]
         return Response(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), 0, "stop")
 
-    writer = ConversationBuilder(tokenizer, played.adapter.template("conversation"), 100_000, 4)
+    template = played.adapter.template(style)
+    if style == "tools":
+        writer = ToolConversationBuilder(tokenizer, template, played.adapter.tools, 100_000, 4)
+    else:
+        writer = ConversationBuilder(tokenizer, template, 100_000, 4)
     player = PolicyPlayer(writer, SamplingParams(max_tokens=64), generate)
     env = GuardedEnv(played)
     try:
@@ -201,3 +208,110 @@ def test_the_client_is_the_libraries_own():
     assert env.step("hello")[1:3] == (1.0, True)
     assert isinstance(seen[0], openai.AsyncOpenAI)
     env.close()
+
+
+def guess(number: int) -> str:
+    """Guesses the number.
+
+    Args:
+        number: From 1 to 9.
+    """
+    raise AssertionError("the program answers the call itself")
+
+
+class NumberTools(ToolEpisode):
+    """The tool of the environment."""
+
+    def guess(self, number: int) -> str:
+        """Guesses the number.
+
+        Args:
+            number: From 1 to 9.
+        """
+        return self._take(str(number))
+
+
+CALL = '<tool_call>\n{{"name": "guess", "arguments": {{"number": {}}}}}\n</tool_call>'
+CALLS = ["<think>low</think>\n\n" + CALL.format(2), CALL.format(9), CALL.format(5)]
+OFFER = {"type": "function", "function": {"name": "guess", "parameters": {}}}
+
+
+def play_with_tools(template):
+    async def run(task, chat):
+        shown = template.render(PromptContext(TASK, "which number?", (), (), 1))
+        messages = [{"role": "system", "content": template.system(TASK)}, {"role": "user", "content": shown}]
+        for step in range(2, 6):
+            found = await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
+            assert found.choices[0].finish_reason == "tool_calls"
+            messages.append(found.choices[0].message.model_dump(exclude_none=True))
+            [call] = found.choices[0].message.tool_calls
+            said = hint(str(json.loads(call.function.arguments)["number"]), int(task))
+            if said == "found":
+                return {"reward": 1.0, "outcome": said}
+            shown = template.render(PromptContext(TASK, said, (), (), step))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": shown})
+        return 0.0
+
+    return run
+
+
+def test_a_program_whose_tools_are_called_has_the_turns_of_an_environment_with_these_tools():
+    adapter = EnvironmentAdapter(
+        "test/Numbers-v0", templates={"tagged": TaggedTemplate("You guess.")}, tools=NumberTools
+    )
+    expected = episode(entry(NumberEnv, adapter), CALLS, "tools")
+    found = episode(program_with_tools(play_with_tools(adapter.template("tools"))), CALLS, "tools")
+    assert (found.ended, found.success) == (expected.ended, expected.success) == ("terminated", True)
+    assert [json.loads(turn.action)["arguments"]["number"] for turn in found.turns] == [2, 9, 5]
+    for one, other in zip(found.turns, expected.turns, strict=True):
+        assert np.array_equal(one.prompt_ids, other.prompt_ids)
+        assert (one.insert_at, one.reward, one.valid) == (other.insert_at, other.reward, True)
+
+
+async def asks_in_words(task, chat):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    found = await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
+    return {"reward": float(found.choices[0].message.content == "It is 5."), "outcome": found.choices[0].finish_reason}
+
+
+async def goes_on_after_words(task, chat):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    found = await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
+    messages += [found.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
+    await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
+
+
+async def answers_another_call(task, chat):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
+    calls = [{"id": "call_2", "type": "function", "function": {"name": "guess", "arguments": '{"number": 7}'}}]
+    messages += [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "content": "no"}]
+    await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
+
+
+@pytest.mark.parametrize(
+    ("run", "answers", "told"),
+    [
+        (goes_on_after_words, ["It is 5."], "expected messages of the last call, its answer and no other call, got"),
+        (
+            answers_another_call,
+            CALLS,
+            "expected messages of the last call, its answer and one message of the tool, got",
+        ),
+        (play, CALLS, "expected the tools guess, got none"),
+    ],
+)
+def test_a_conversation_with_tools_that_cannot_be_trained_fails_its_rollout_and_says_why(run, answers, told):
+    failed = episode(program_with_tools(run), answers, "tools")
+    assert failed.failed_by == "environment"
+    assert told in failed.error
+
+
+def test_an_answer_without_a_call_is_the_programs():
+    found = episode(program_with_tools(asks_in_words), ["<think>so</think>\n\nIt is 5."], "tools")
+    assert (found.success, found.turns[-1].outcome, found.turns[-1].valid) == (True, "stop", True)
+
+
+def program_with_tools(run) -> EnvironmentEntry:
+    adapter = program_adapter("test/Program-v0", [guess])
+    return entry(ProgramEnv, adapter, run=run, tasks={"train": ["5"]}, max_turns=4, tools=[guess])

@@ -55,10 +55,10 @@ def require_response_template(tokenizer: Any) -> None:
         ) from error
 
 
-def parse_calls(
+def parse_message(
     tokenizer: Any, response: str, prefix: str = "", tools: Sequence[dict[str, Any]] | None = None
-) -> list[Any]:
-    """The calls in a response, in their order.
+) -> tuple[list[Any], str]:
+    """The calls in a response, in their order, and its text besides calls and reasoning.
 
     Args:
         tokenizer: with a ``response_template``.
@@ -70,10 +70,11 @@ def parse_calls(
         ValueError: the response cannot be parsed.
     """
     try:
-        calls = tokenizer.parse_response(response, prefix=prefix, tools=tools).get("tool_calls", [])
+        message = tokenizer.parse_response(response, prefix=prefix, tools=tools)
+        calls, text = message.get("tool_calls", []), message.get("content")
     except Exception as error:  # the response is anything that a model may write, and its parser may fail in any way
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
-    return calls if isinstance(calls, list) else [calls]
+    return calls if isinstance(calls, list) else [calls], text.strip() if isinstance(text, str) else ""
 
 
 def last_call(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
@@ -96,7 +97,7 @@ def last_call(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
 
 def _has_call(tokenizer: Any, ids: np.ndarray) -> bool:
     try:
-        return bool(parse_calls(tokenizer, tokenizer.decode(ids)))
+        return bool(parse_message(tokenizer, tokenizer.decode(ids))[0])
     except ValueError:
         return False
 
@@ -115,7 +116,7 @@ class ToolSet:
     """
 
     def __init__(self, tools: type[ToolEpisode]) -> None:
-        self._commands = command_tools(tools)
+        self._commands, self._say = command_tools(tools), tools._say
         if not self._commands:
             raise ConfigError(
                 f"{tools.__name__} has no tools; expected public methods that return self._take(command)."
@@ -139,12 +140,14 @@ class ToolSet:
         """Names of the tools."""
         return list(self._commands)
 
-    def project(self, calls: Sequence[Any]) -> Projection:
-        """The action that the calls of a response stand for: that of the one call, if it can be made.
+    def project(self, calls: Sequence[Any], text: str = "") -> Projection:
+        """The action that a response stands for: that of its one call, if it can be made, or of its text, if the tools take texts.
 
         Otherwise nothing is carried out: the projection is not valid, and its answer says what was wrong. Args and outcomes are
         listed in docs/environments.md.
         """
+        if not calls and text and self._say is not None:
+            return Projection(self._say(text), True)
         if len(calls) != 1:
             return self.refuse(
                 f"{len(calls)} tools were called, so that none was carried out." if calls else "No tool was called."

@@ -30,7 +30,7 @@ from trial_ray.rollout.chat_template import (
 )
 from trial_ray.rollout.conversation import ConversationBuilder
 from trial_ray.rollout.prompts import Prompt, records
-from trial_ray.rollout.tool_calls import ToolSet, parse_calls, read_call, require_response_template
+from trial_ray.rollout.tool_calls import ToolSet, parse_message, read_call, require_response_template
 from trial_ray.rollout.trajectory import Turn
 
 _ARGUMENT = "Sentinel"
@@ -158,7 +158,7 @@ class ToolConversationBuilder(ConversationBuilder):
         name = self.tools.names[0]
         response = self.call_text(name, {"argument": _ARGUMENT})
         try:
-            found = [read_call(call) for call in parse_calls(self._tokenizer, response, self._opening)]
+            found = [read_call(call) for call in parse_message(self._tokenizer, response, self._opening)[0]]
         except ValueError as error:
             found = [("", error)]
         if found != [(name, {"argument": _ARGUMENT})]:
@@ -194,14 +194,15 @@ class ToolConversationBuilder(ConversationBuilder):
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
         """The action of the tool that a response calls; see :meth:`ToolSet.project`."""
         try:
-            return self.tools.project(self._calls(prompt.ids, prompt.insert_at, response_ids))
+            return self.tools.project(*self._parsed(prompt.ids, prompt.insert_at, response_ids))
         except ValueError as error:
             return self.tools.refuse(f"The response could not be read ({error!s:.200}).")
 
-    def _calls(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> list[Any]:
+    def _parsed(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> tuple[list[Any], str]:
+        """Calls and text of a response."""
         # From the end of the last message on: an observation cannot spell what opens a response.
         prefix = self.responses.decode(prompt_ids[insert_at:].tolist())
-        return parse_calls(self._tokenizer, self.responses.whole(response_ids), prefix, self.tools.schemas)
+        return parse_message(self._tokenizer, self.responses.whole(response_ids), prefix, self.tools.schemas)
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
         """See :class:`PromptWriter`; system message and the last message are never cut."""
@@ -235,7 +236,7 @@ class ToolConversationBuilder(ConversationBuilder):
     def _called(self, turn: Turn) -> str:
         """Name of the tool that answers a turn."""
         try:
-            name, _ = read_call(self._calls(turn.prompt_ids, turn.insert_at, turn.response_ids)[0])
+            name, _ = read_call(self._parsed(turn.prompt_ids, turn.insert_at, turn.response_ids)[0][0])
         except (ValueError, IndexError):
             name = ""
         return name if name in self._answers else self.tools.names[0]
