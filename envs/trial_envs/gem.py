@@ -76,7 +76,7 @@ class TextGame(gem.Env):
             text_env, made_with = self._made_with
             return TextGame(text_env, **made_with | settings)
         if settings:
-            raise ValueError(f"an environment in the same state has the same settings, found {sorted(settings)}")
+            raise ValueError(f"Expected the settings of the state, got {sorted(settings)}.")
         return copy.deepcopy(self)
 
     def close(self) -> None:

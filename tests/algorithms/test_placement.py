@@ -75,7 +75,7 @@ def test_what_fits_passes_and_is_not_kept():
 def test_what_does_not_fit_is_told_with_what_there_is():
     there = ray.cluster_resources()["CPU"]
     with pytest.raises(
-        InfrastructureError, match=rf"CPU: 1000\.5 asked for in bundles of up to 1000, {there:g} in the"
+        InfrastructureError, match=rf"CPU: 1000\.5 requested in bundles of up to 1000, {there:g} in the"
     ):
         require_resources([{"CPU": 1000.0}, {"CPU": 0.5}], timeout_s=1)
 

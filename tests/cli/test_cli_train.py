@@ -306,9 +306,9 @@ def test_bad_input_exits_2_says_why_and_writes_nothing(train, capsys, monkeypatc
     ("changed", "words"),
     [
         ("env_config.split=train", "ALFWorld's games were not found"),
-        ("evaluation_num_tasks=100000", "Asked for 100000 tasks; split 'generated' of trial/ALFWorld-v0 has"),
+        ("evaluation_num_tasks=100000", "Requested 100000 tasks, but split 'generated' of trial/ALFWorld-v0 has"),
         ("model_path=./nowhere", "there is no folder './nowhere'"),
-        ("max_prompt_tokens=100000", "positions; lower max_prompt_tokens"),
+        ("max_prompt_tokens=100000", "positions. Lower max_prompt_tokens"),
         ("engine_kwargs.max_bach=8", "max_bach"),
     ],
 )

@@ -256,7 +256,7 @@ def test_a_function_that_raises_is_told_and_ends_no_env_runner(run):
         with pytest.raises(CallbackError, match=r"raised on env runner 2: LookupError: no such thing") as raised:
             everywhere(run, broken)
         assert "in broken" in raised.value.__notes__[0]
-    with pytest.raises(CallbackError, match="An env runner holds no model"):
+    with pytest.raises(CallbackError, match="An env runner has no model"):
         everywhere(run, lambda runner: runner.module)
     assert everywhere(run, lambda runner: runner.worker_index) == [1, 2]
     assert everywhere(run, [lambda runner: "a", lambda runner: "b"]) == ["a", "b"]

@@ -206,7 +206,7 @@ def test_an_engine_that_computes_another_policy_of_the_weights_serves_none_once_
             await engine.wake("cache")
         else:
             with pytest.raises(
-                WeightSyncError, match=r"0\.11 nats a token.*'counting' cannot take .* ModelForCausalLM"
+                WeightSyncError, match=r"0\.11 nats per token.*'counting' cannot load .* ModelForCausalLM"
             ):
                 await engine.wake("cache")
         assert not agrees or dict(await exchange(engine, REQUEST))[0].weight_version == 5

@@ -85,7 +85,7 @@ def test_the_batch_is_what_memory_holds_up_to_a_limit(model):
     assert size == 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, width, bytes
     assert rows_that_fit(size, 100, 2 * 150 * size * 17) == 17
     assert rows_that_fit(size, 100, free_memory(torch.device("cpu"))) == MOST_ROWS
-    with pytest.raises(EngineError, match=r"max_model_len: 10000 found.*15 MiB.*Lower max_prompt_tokens"):
+    with pytest.raises(EngineError, match=r"max_model_len is 10000.*15 MiB.*Lower max_prompt_tokens"):
         rows_that_fit(size, 10_000, 2**20)
 
 

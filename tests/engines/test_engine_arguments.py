@@ -30,10 +30,10 @@ def create(engine, **engine_kwargs):
     ("engine", "arguments", "message"),
     [
         ("transformers", {"max_batches": 8}, "transformers engine has no argument 'max_batches'.*'max_batch'"),
-        ("transformers", {"dtype": "bf16"}, "dtype='bf16' found, one of float32, bfloat16, float16"),
-        ("transformers", {"max_batch": 0}, "max_batch=0 found, a whole number of at least 1"),
-        pytest.param("vllm", {"seed": "7"}, "seed='7' found, a whole number or None", marks=VLLM),
-        pytest.param("vllm", {"log_level": "LOUD"}, "log_level='LOUD' found, one of DEBUG, INFO", marks=VLLM),
+        ("transformers", {"dtype": "bf16"}, "expected dtype as one of float32, bfloat16, float16, got 'bf16'"),
+        ("transformers", {"max_batch": 0}, "expected max_batch as a whole number of at least 1, got 0"),
+        pytest.param("vllm", {"seed": "7"}, "expected seed as a whole number or None, got '7'", marks=VLLM),
+        pytest.param("vllm", {"log_level": "LOUD"}, "expected log_level as one of DEBUG, INFO.*got 'LOUD'", marks=VLLM),
         pytest.param("vllm", {"logprobs_mode": "raw_logprobs"}, "'logprobs_mode' cannot be set: .*sampled", marks=VLLM),
         pytest.param("vllm", {"quantization": "fp8"}, "'quantization' cannot be set: .*checksum", marks=VLLM),
         pytest.param(
@@ -48,7 +48,7 @@ def test_arguments_that_an_engine_does_not_take_are_refused_with_what_it_takes(e
 
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=VLLM)])
 def test_contexts_longer_than_the_models_positions_are_refused_before_any_actor_starts(engine, tiny_qwen3):
-    with pytest.raises(ConfigError, match=r"max_model_len: 513 found, .* has 512 positions; lower max_prompt_tokens"):
+    with pytest.raises(ConfigError, match=r"max_model_len is 513, .* has 512 positions. Lower max_prompt_tokens"):
         EnginePool(engine=engine, model_path=str(tiny_qwen3), num_engines=1, engine_kwargs={"max_model_len": 513})
     with pytest.raises(ConfigError, match="has 512 positions"):
         TransformersEngine(str(tiny_qwen3), max_model_len=513)._open()

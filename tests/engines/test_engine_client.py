@@ -94,9 +94,9 @@ def test_a_dead_engine_is_passed_over():
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        (np.array([], np.int32), PARAMS, "empty"),
-        (np.array([2**40]), PARAMS, "outside"),
-        (np.array([1]), None, "SamplingParams expected, NoneType"),
+        (np.array([], np.int32), PARAMS, "at least one token"),
+        (np.array([2**40]), PARAMS, "expected values in [0, "),
+        (np.array([1]), None, "expected SamplingParams, got NoneType"),
         (np.array([1]), SamplingParams(2, temperature=float("nan")), "temperature=nan"),
     ],
 )

@@ -370,7 +370,7 @@ def test_a_transfer_that_is_cut_leaves_no_engine_with_a_mixture_and_a_whole_one_
             engine.pool.sync(dataclasses.replace(whole, refs=refs))
     assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
     prompts, greedy = make_prompts(4, seed=9), [SamplingParams(max_tokens=4, temperature=0)] * 4
-    with pytest.raises(EngineError, match="holds no weights"):
+    with pytest.raises(EngineError, match="has no weights"):
         engine.ask(prompts, greedy)
     engine.pool.sync(whole)
     assert_logprobs_of(other, prompts, engine.ask(prompts, greedy))

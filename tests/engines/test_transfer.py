@@ -49,7 +49,7 @@ def test_the_backend_follows_from_where_engines_and_learners_are(engines, backen
 @pytest.mark.parametrize(
     ("engines", "message"),
     [
-        ({"colocate": True}, "An engine that cannot sleep.*num_gpus_per_engine.*transformers"),
+        ({"colocate": True}, "must be able to sleep.*num_gpus_per_engine.*transformers"),
         ({"colocate": True, **GPUS, "num_engines": 2, "gpus_per_learner": 0.5}, "num_engines=2 and 1 learners"),
         ({"colocate": True, **GPUS}, "num_gpus_per_engine=0.5 and num_gpus_per_learner=0; expected shares of one GPU"),
         (

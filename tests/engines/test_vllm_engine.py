@@ -66,7 +66,7 @@ def test_model_runner_and_scheduling_are_vllms_choice_or_the_settings(started):
 
 
 def test_batch_invariance_is_refused_where_vllm_has_none(gpu, monkeypatch):
-    refused = pytest.raises(ConfigError, match=r"batch_invariant: .*compute capability 8\.0.*num_gpus_per_engine")
+    refused = pytest.raises(ConfigError, match=r"batch_invariant=True .*compute capability 8\.0.*num_gpus_per_engine")
     gpu(8, 0)
     VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
     gpu(7, 5)

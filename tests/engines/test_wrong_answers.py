@@ -41,7 +41,7 @@ LIES = {
     "ids that are no integers": (first(response_ids=np.float32), "ids of float32"),
     "a request that nobody made": (
         lambda answers: [(number + 100, response) for number, response in answers],
-        "WrongAnswerError: the engine answered to request 100, which was never sent",
+        "WrongAnswerError: The engine answered request 100, which was never sent",
     ),
     "an id beyond the vocabulary": (
         first(response_ids=lambda ids: with_first(ids, VOCAB_SIZE)),

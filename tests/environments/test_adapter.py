@@ -60,7 +60,7 @@ def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
     ("fields", "told"),
     [
         ({"templates": {"plain": "be nice"}}, "template is 'be nice', expected an object with a style"),
-        ({"templates": {"tagged": PlainTemplate()}}, "one for 'plain' responses under 'tagged'"),
+        ({"templates": {"tagged": PlainTemplate()}}, "a template for 'plain' responses under 'tagged'"),
         ({"templates": {"plain": FirstTask()}}, "FirstTask of .* drops the task.*at step 2"),
         ({"templates": {"conversation": Curt()}}, r"template is Curt\(.*conversation also a system\(task\)"),
         ({"templates": {"conversation": TaskLessSystem()}}, "drops the task.*system message"),
@@ -74,7 +74,7 @@ def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
         ),
         (
             {"warm_start": WarmStartSpec(demonstrator=partial(print, threading.Lock()))},
-            "cannot travel to actors: warm_start cannot be pickled",
+            "cannot be sent to actors: warm_start cannot be pickled",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_an_adapter_that_cannot_be_used_is_refused_with_its_field(fields, told):
 def test_a_config_checks_its_adapters():
     with pytest.raises(ConfigError, match="drops the task"):
         config_of(adapter=EnvironmentAdapter(ENV_ID, templates={"plain": NoTask()})).validate()
-    with pytest.raises(ConfigError, match="adapter is of 'mine/Other-v0', but the run plays mine/Riddle-v0"):
+    with pytest.raises(ConfigError, match="adapter is for 'mine/Other-v0', but the run plays mine/Riddle-v0"):
         config_of(adapter=EnvironmentAdapter("mine/Other-v0")).validate()
     with pytest.raises(ConfigError, match="adapter is 'mine', expected an EnvironmentAdapter"):
         config_of(adapter=["mine"])
@@ -95,7 +95,7 @@ def test_a_config_checks_its_adapters():
 
 
 def test_the_skill_view_needs_advice_and_says_where_to_give_it():
-    with pytest.raises(ConfigError, match=rf"{ENV_ID} offers no 'skill' view.*EnvironmentAdapter\(skills="):
+    with pytest.raises(ConfigError, match=rf"{ENV_ID} has no 'skill' teacher context.*EnvironmentAdapter\(skills="):
         config_of("sdar", adapter=None).validate()
     config_of("sdar").validate()
 
@@ -121,9 +121,9 @@ def test_defaults_are_applied_where_the_config_still_has_its_own():
 def test_keywords_beside_those_of_a_mixture_are_refused():
     config = GRPOConfig().environment(environments=[(ENV_ID, {}, 1.0), ("trial/TextWorld-v0", {}, 0.5)])
     config.rl_module(model_path="some/model").validate()
-    with pytest.raises(ConfigError, match="each with keyword arguments of its own"):
+    with pytest.raises(ConfigError, match="each with its own keyword arguments"):
         config.copy(copy_frozen=False).environment(env_config={"split": "test"}).validate()
-    with pytest.raises(ConfigError, match="environments holds 'mine'"):
+    with pytest.raises(ConfigError, match="environments has 'mine'"):
         config.environment(environments=["mine"])
 
 
@@ -142,5 +142,5 @@ def test_the_answer_is_read_anew_in_every_episode():
     begin(player, "1 + 2 =", "", 0, lambda: ("3",))
     assert player.act("", ()) == "3"
     begin(player, "Write a poem.", "", 0, lambda: ())
-    with pytest.raises(ConfigError, match="no answer of its own"):
+    with pytest.raises(ConfigError, match="no answer to demonstrate"):
         player.act("", ())

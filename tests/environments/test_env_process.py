@@ -123,7 +123,7 @@ def test_a_process_is_kept_for_the_next_episode_and_in_another_event_loop(make):
     [
         ("step[0]=huge", "turn 2", "texts of 50,000,032 characters; expected at most 2,000,000"),
         ("step_exits", "turn 2", "SystemExit: 3"),
-        ("step_killed", "turn 2", "its process ended by signal SIGKILL, as the system does where memory is short"),
+        ("step_killed", "turn 2", "its process ended by signal SIGKILL, as the system does when memory is short"),
         ("step_grows", "turn 2", "MemoryError"),
     ],
 )

@@ -51,7 +51,7 @@ def test_what_cannot_travel_or_is_no_reward_is_refused():
     def locked(episode):
         return lock
 
-    with pytest.raises(ConfigError, match=r"reward function locked cannot travel.*Make clients, locks"):
+    with pytest.raises(ConfigError, match=r"reward function locked cannot be sent.*Create clients, locks"):
         config_of(locked).validate()
     for wrong in ("sucess", 3):
         with pytest.raises(ConfigError, match=rf"reward is {wrong!r}, expected one of 'success'.*or a function"):

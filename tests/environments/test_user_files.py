@@ -82,7 +82,7 @@ def test_an_adapter_file_defines_an_adapter_and_runs_once(tmp_path):
     ("text", "error", "told"),
     [
         (None, ConfigError, r"no file .*mine\.py; give the path of a Python file that defines ADAPTER"),
-        ("ADAPTER = 'mine'", ConfigError, r"mine\.py must define ADAPTER.*found 'mine'"),
+        ("ADAPTER = 'mine'", ConfigError, r"mine\.py must define ADAPTER.*got 'mine'"),
         (ADAPTER.format(fields="max_turns=0"), ConfigError, "adapter of mine/Words-v0 has max_turns = 0"),
         ("x = 1\nADAPTER = unknown", UserInputError, r"mine\.py, line 2: NameError"),
         ("x = (", UserInputError, r"mine\.py, line 1: SyntaxError"),

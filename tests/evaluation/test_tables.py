@@ -90,7 +90,7 @@ DIGESTS = {"digest": "aa", "kwargs": {}}, {"digest": "bb", "kwargs": {}}
         (beside(temperature=1.0), "temperature is 0.4 in one and 1.0"),
         (beside(panel_sha256="other"), "evaluation sets.*panel_sha256"),
         (templates("small", *DIGESTS), "chat_template is .*'aa'.* in one and .*'bb'"),
-        (beside(families=FAMILIES[::-1]), "other tasks"),
+        (beside(families=FAMILIES[::-1]), "do not match the digest"),
         (beside("grpo"), "two evaluations of small grpo seed 0"),
         ([], "at least one"),
         ([row(evaluation([]))], "no episodes"),

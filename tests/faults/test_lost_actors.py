@@ -48,7 +48,7 @@ def test_the_only_engine_is_killed_between_sampling_and_sync(algo):
 def test_the_only_env_runner_hangs(algo):
     hung = pid(algo, ENV_RUNNER)
     os.kill(hung, signal.SIGSTOP)
-    train_all(algo, "replaced: env runner 1 ended no group within sample_timeout_s=30 s")
+    train_all(algo, "replaced: env runner 1 completed no group within sample_timeout_s=30 s")
     with pytest.raises(ProcessLookupError):  # ended, and not left behind
         os.kill(hung, signal.SIGCONT)
 

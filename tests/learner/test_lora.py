@@ -112,7 +112,7 @@ def test_what_cannot_have_adapters_is_refused(model_path, tmp_path):
         learner_of("grpo", model_path, lora_rank=4, lora_targets=["wq"])
     with pytest.raises(ConfigError, match="without lora_rank"):
         config_of("grpo", model_path, lora_targets=["q_proj"]).validate()
-    with pytest.raises(ConfigError, match="lagged copy"):
+    with pytest.raises(ConfigError, match="stale copy"):
         config_of("opsd", model_path, lora_rank=4, teacher_sync_iterations=1).validate()
     whole = learner_of("grpo", model_path)
     whole.save_to_path(tmp_path / "000001" / "learner_group" / "learner")

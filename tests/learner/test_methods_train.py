@@ -173,10 +173,10 @@ def test_an_own_surrogate_and_an_own_mask_are_what_is_trained_with(tmp_path, mod
         (
             "return losses.sum() / (counts > 0).sum().clamp(min=1)",
             "return losses",
-            r"surrogate must.*shape \[\].*found shape \[\d",
+            r"surrogate must.*shape \[\].*got shape \[\d",
         ),
-        ("return losses.sum() / (counts > 0).sum().clamp(min=1)", "return 0.5", r"surrogate must.*found float"),
-        ("rows.mask.index_fill(0, last, False)", "rows.mask[:-1]", r"rows.mask with shape \[\d+\]; found \[\d+\]"),
+        ("return losses.sum() / (counts > 0).sum().clamp(min=1)", "return 0.5", r"surrogate must.*got float"),
+        ("rows.mask.index_fill(0, last, False)", "rows.mask[:-1]", r"rows.mask with shape \[\d+\], got \[\d+\]"),
     ],
 )
 def test_a_hook_that_returns_the_wrong_shape_is_refused(old, new, message, tmp_path, model_path, groups):
@@ -192,7 +192,7 @@ def test_a_hook_that_returns_the_wrong_shape_is_refused(old, new, message, tmp_p
 
 @pytest.mark.parametrize(("wrong", "hook"), [("surogate", "surrogate"), ("need_action_spans", "needs_action_spans")])
 def test_a_misspelt_hook_is_refused(wrong, hook):
-    with pytest.raises(MethodError, match=f"Mine defines '{wrong}', which is no hook.*Did you mean '{hook}'"):
+    with pytest.raises(MethodError, match=f"Mine defines '{wrong}', which is not a hook.*Did you mean '{hook}'"):
         type("Mine", (Method,), {"name": "mine", wrong: True})
     type("Mine", (Method,), {"name": "mine", f"_{wrong}": True, "names": [], "half": True})
 

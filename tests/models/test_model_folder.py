@@ -90,5 +90,5 @@ def test_a_warm_start_is_made_with_the_prompts_of_training():
     assert settings.chat_template_date is None, "a cached model would be made again on another day"
     found = (settings.response_style, settings.history_window, settings.max_prompt_tokens, settings.max_response_tokens)
     assert found == ("tagged", 1, 700, config.max_response_tokens)
-    with pytest.raises(ConfigError, match="response_style='plain' found, but prompt_style is 'tagged'"):
+    with pytest.raises(ConfigError, match="response_style is 'plain', but prompt_style is 'tagged'"):
         require_initial_policy(config.rl_module(warm_start={"response_style": "plain"}))

@@ -59,7 +59,7 @@ def test_questions_are_the_same_in_another_process():
         ({"dataset": "sums"}, "no data set 'sums'"),
         ({"dataset_args": {"terms": 3}}, "terms"),
         ({"dataset_args": {"seed": 0}}, "sets seed"),
-        ({"actions": "yes"}, "expected a list of str"),
+        ({"actions": "yes"}, "as a list of str"),
     ],
 )
 def test_what_cannot_be_made_is_refused(settings, told):

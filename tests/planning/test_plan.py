@@ -143,7 +143,7 @@ def test_a_learner_leaves_room_for_the_engine_that_sleeps_beside_it(qwen3):
     assert not make_plan(shared, gpus(1, needed + 0.1)).complaints
     (complaint,) = make_plan(shared, gpus(1, needed - 0.1)).complaints
     assert complaint.startswith("each learner needs")
-    assert "the 2.0 that the engine keeps included" in complaint
+    assert "including the 2.0 that the engine keeps" in complaint
 
 
 def test_smaller_gpus_ask_for_more_changes_until_nothing_helps(qwen3):

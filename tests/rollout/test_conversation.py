@@ -111,7 +111,10 @@ LOOP = (
         (None, "no chat template"),
         ("{{ raise_exception('no users here') }}", "messages of user: no users here"),
         (LOOP.replace("<|im_end|>", "{{ '.' if message.role == 'assistant' else '<|im_end|>' }}"), "close a response"),
-        (LOOP.replace("<|im_start|>{{", "<|im_start|>{{ messages | length }} {{"), "does not begin with a shorter one"),
+        (
+            LOOP.replace("<|im_start|>{{", "<|im_start|>{{ messages | length }} {{"),
+            "does not start with the shorter one",
+        ),
         (LOOP.replace("in messages", "in messages | reverse"), "occurs 0 times"),
     ],
 )

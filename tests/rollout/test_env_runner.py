@@ -376,7 +376,7 @@ def test_runners_that_end_no_group_of_an_evaluation_in_time_are_replaced(monkeyp
     monkeypatch.setattr(workers, "_replace", lambda runner_id, reason: replaced.append((runner_id, reason)))
     monkeypatch.setattr("trial_ray.rollout.workers.ray.wait", lambda calls, **limits: ([], calls))
     assert list(workers.stream_groups(requests(2), settings())) == []
-    assert sorted(replaced) == [(runner_id, "ended no group within sample_timeout_s=5 s") for runner_id in (3, 4)]
+    assert sorted(replaced) == [(runner_id, "completed no group within sample_timeout_s=5 s") for runner_id in (3, 4)]
 
 
 def test_groups_that_never_end_in_this_process_are_given_up(monkeypatch):

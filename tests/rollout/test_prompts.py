@@ -146,7 +146,7 @@ LOOP = "{% for message in messages %}<|im_start|>user\n{{ BODY }}<|im_end|>\n{% 
 
 @pytest.mark.parametrize("name", ["tokenize", "add_generation_prompt", "tools", "strftime_now"])
 def test_variables_that_this_package_decides_are_refused(name):
-    with pytest.raises(ConfigError, match=f"chat_template_kwargs has '{name}', which this package decides itself"):
+    with pytest.raises(ConfigError, match=f"chat_template_kwargs has '{name}', which this package sets itself"):
         PromptBuilder(chat_tokenizer("qwen3"), HOME.template("tagged"), 100, options=TemplateOptions({name: True}))
 
 

@@ -218,6 +218,6 @@ def test_reasoning_that_the_prompt_opened_counts_as_the_responses_own(name, swit
 def test_a_template_that_closes_messages_with_text_alone_is_refused(name):
     for builder, style in ((PromptBuilder, "tagged"), (ConversationBuilder, "conversation")):
         with pytest.raises(
-            ChatTemplateError, match=r"the user's message with a special token, but goes on with ' \[/INST\]'"
+            ChatTemplateError, match=r"the user's message with a special token, but continues with ' \[/INST\]'"
         ):
             builder(published_tokenizer(name), ADAPTER.template(style), 1000)

@@ -86,7 +86,7 @@ def test_files_of_the_version_before_are_read_and_others_and_incomplete_ones_ref
         with pytest.raises(UserInputError, match=found):
             read_trajectories(tmp_path)
     old.write_bytes(old.read_bytes()[:-20])
-    with pytest.raises(UserInputError, match="no complete Parquet file"):
+    with pytest.raises(UserInputError, match="not a complete Parquet file"):
         read_trajectories(tmp_path)
 
 

@@ -413,7 +413,7 @@ def test_demonstrations_with_tools_are_calls_that_make_the_actions(policy):
     assert all(each.valid for each in said)
     assert {each.action.split()[0] for each in said} >= {"go", "take"}
     assert 0 < disturbed < len(found)
-    with pytest.raises(ConfigError, match=r"'help' cannot be stated by a call of clean, close"):
+    with pytest.raises(ConfigError, match=r"'help' cannot be expressed as a call of clean, close"):
         writer.encode_action(prompt, "help")
     with pytest.raises(ConfigError, match=r"response_style is 'tools'.*set model_path"):
         load_policy(replace(SETTINGS, response_style="tools"), HOME)

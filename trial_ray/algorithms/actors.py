@@ -123,15 +123,14 @@ def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> Place
     total, free = ray.cluster_resources(), ray.available_resources()
     names = sorted({name for bundle in wanted for name in bundle})
     lines = [
-        f"{name}: {sum(bundle.get(name, 0) for bundle in wanted):g} asked for in bundles of up to "
-        f"{max(bundle.get(name, 0) for bundle in wanted):g}, {total.get(name, 0):g} in the cluster, "
-        f"{free.get(name, 0):g} free"
+        f"{name}: {sum(bundle.get(name, 0) for bundle in wanted):g} requested in bundles of up to "
+        f"{max(bundle.get(name, 0) for bundle in wanted):g}, {total.get(name, 0):g} in the cluster, {free.get(name, 0):g} free"
         for name in names
     ]
     raise ResourcesError(
-        f"The cluster did not offer what the run's actors ask for within resource_timeout_s={timeout_s:g} s ({'; '.join(lines)}). "
-        "Ask for less (num_env_runners, num_engines, num_learners and what each takes), start nodes, or raise "
-        "resource_timeout_s where an autoscaler needs longer."
+        f"The cluster did not have the resources of the run's actors within resource_timeout_s={timeout_s:g} s "
+        f"({'; '.join(lines)}). Request less (num_env_runners, num_engines, num_learners and the resources of each), start nodes, "
+        "or raise resource_timeout_s if an autoscaler needs longer."
     )
 
 

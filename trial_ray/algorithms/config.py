@@ -45,11 +45,11 @@ LARGEST_SEED = 2**32 - 2_000_000
 
 @refusing(
     {
-        "validate_train_batch_size_vs_rollout_fragment_length": "nothing reads either of them",
+        "validate_train_batch_size_vs_rollout_fragment_length": "neither has an effect here",
         "policy": "it is rl_module() now",
         "rollouts": "it is env_runners() now",
         "recovery": "it is fault_tolerance() now",
-        "panel": "it is evaluation() now, whose keywords begin with evaluation_",
+        "panel": "it is evaluation() now, whose keywords start with evaluation_",
     }
 )
 class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
@@ -180,7 +180,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
             for name, value in find_adapter(self.env_specs[env_id].id, self.adapters).defaults.items():
                 if name not in own:
                     raise ConfigError(
-                        f"The adapter of {env_id} has a default for {name!r}, which is no setting of a config."
+                        f"The adapter of {env_id} has a default for {name!r}, which is not a setting of a config."
                     )
                 found.setdefault(name, value)
         return found
@@ -239,8 +239,8 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         # RLlib's copy for evaluation has no env runners of its own.
         if self.max_staleness and not self.num_env_runners and not self.in_evaluation:
             raise ConfigError(
-                f"max_staleness is {self.max_staleness}, but num_env_runners is 0: this process would have to play and to "
-                "update at once. Set .env_runners(num_env_runners=1) or more."
+                f"max_staleness is {self.max_staleness}, but num_env_runners is 0: this process would have to sample and update at "
+                "the same time. Set .env_runners(num_env_runners=1) or more."
             )
 
     def check_environments(self) -> None:
@@ -253,7 +253,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
             _environment(each)
         if self.environments and [self.env, self.env_config] != list(self.environments[0][:2]):
             raise ConfigError(
-                "env or env_config was changed, but the run plays several environments, each with keyword arguments of its own: "
+                "env or env_config was changed, but the run plays several environments, each with its own keyword arguments: "
                 "change .environment(environments=...)."
             )
         for env_id, _, weight in self.played_environments():
@@ -268,16 +268,18 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
             adapter.check()
         entries, evaluated = self.environment_entries(), {entry.name for entry in self.evaluation_entries()}
         if entries and not any(entry.weight for entry in entries):
-            raise ConfigError("Every environment has weight 0, so that none is trained in; give one a weight above 0.")
+            raise ConfigError(
+                "All environments have weight 0, so there is nothing to train on. Give at least one a weight above 0."
+            )
         for entry in entries:
             if not entry.weight and entry.name not in evaluated:
                 raise ConfigError(
-                    f"{entry.name} has weight 0 and no evaluation set, so that it is never played; name its split in "
+                    f"{entry.name} has weight 0 and no evaluation set, so it is never played. Name its split in "
                     ".evaluation(evaluation_split=...), or give it a weight above 0."
                 )
             if self.teacher_context == "skill" and entry.weight and entry.adapter.skills is None:
                 raise ConfigError(
-                    f"{entry.env_id} offers no 'skill' view: its adapter has no skills. Give the advice with "
+                    f"{entry.env_id} has no 'skill' teacher context: its adapter has no skills. Give the advice with "
                     'EnvironmentAdapter(skills={family: text, "": general text}), or choose another teacher_context.'
                 )
 
@@ -392,7 +394,7 @@ def plain(value: Any) -> Any:
 
 def _environment(each: Any) -> tuple[str, dict[str, Any], float]:
     if not isinstance(each, list | tuple) or len(each) != 3 or not isinstance(each[1], Mapping):
-        raise ConfigError(f"environments holds {each!r:.200}, expected (id, keyword arguments, weight).")
+        raise ConfigError(f"environments has {each!r:.200}, expected (id, keyword arguments, weight).")
     return each[0], dict(each[1]), each[2]
 
 

@@ -50,14 +50,14 @@ HEALTH_CHECKS = (
         lambda found: float(sum(not math.isfinite(each) for each in found)),
         None,
         "{value:g} of the losses are not finite: steps are skipped in every iteration",
-        "lower lr, or look for responses and rewards that are out of the ordinary",
+        "lower lr, or look for unusual responses and rewards",
     ),
     HealthCheck(
         "max_kl",
         [f"{LEARNER}grpo/kl"],
         max,
         None,
-        "the KL divergence grpo/kl is {value:.3g} nats a token (max_kl={limit:g})",
+        "the KL divergence grpo/kl is {value:.3g} nats per token (max_kl={limit:g})",
         "lower lr, or raise ref_kl_coeff",
     ),
     HealthCheck(
@@ -66,14 +66,14 @@ HEALTH_CHECKS = (
         max,
         None,
         "the mean importance ratio is {value:.3g} (max_mean_ratio={limit:g})",
-        "lower lr or num_epochs; with max_staleness, sample by newer weights",
+        "lower lr or num_epochs; with max_staleness, sample with newer weights",
     ),
     HealthCheck(
         "min_entropy",
         [f"{LEARNER}grpo/entropy"],
         max,
         10.0,
-        "the entropy has collapsed to {value:.3g} nats a token (min_entropy={limit:g})",
+        "the entropy has collapsed to {value:.3g} nats per token (min_entropy={limit:g})",
         "raise entropy_coeff or ref_kl_coeff, or lower lr",
     ),
     HealthCheck(
@@ -82,7 +82,7 @@ HEALTH_CHECKS = (
         lambda found: found[0] / found[1] if len(found) == 2 and found[1] else None,
         2.0,
         "responses have collapsed to {value:.3g} tokens on average (min_response_tokens={limit:g})",
-        "raise ref_kl_coeff, lower lr, or check that the reward does not pay for saying nothing",
+        "raise ref_kl_coeff, lower lr, or check that empty responses are not rewarded",
     ),
     HealthCheck(
         "max_cut_response_rate",

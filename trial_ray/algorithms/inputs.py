@@ -107,8 +107,8 @@ def require_initial_policy(config: RunSettings) -> None:
     require_tasks(settings, entry)
     if settings.model_path is None and (found := config.row_tokens()) > POSITIONS:
         raise ConfigError(
-            f"max_prompt_tokens + max_response_tokens is {found}, but a model that the warm start makes has "
-            f"{POSITIONS} positions; lower them, or set warm_start's model_path."
+            f"max_prompt_tokens + max_response_tokens is {found}, but a warm-started model has {POSITIONS} positions; lower them, "
+            "or set warm_start's model_path."
         )
 
 
@@ -133,8 +133,8 @@ def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[En
     settings = WarmStartSettings(**{**own, **described})
     if settings.response_style != config.prompt_style:
         raise ConfigError(
-            f"warm_start: response_style={settings.response_style!r} found, but prompt_style is {config.prompt_style!r}: the "
-            "policy would be trained in a form that it has not learned. Leave response_style out, or set prompt_style to the same."
+            f"warm_start: response_style is {settings.response_style!r}, but prompt_style is {config.prompt_style!r}: the policy "
+            "would be trained in another format than it has learned. Leave response_style out, or set prompt_style to the same."
         )
     return settings, [adapter for adapter in config.adapters if adapter.env_id == settings.env]
 
@@ -236,9 +236,9 @@ def compare_initial_weights(config: RunSettings, found: dict[str, str], recorded
         return
     adapted = config.lora_rank is not None
     message = (
-        f"the model in {config.model_path} has other weights than when the run began (checksum {found['checksum']}, expected "
-        f"{recorded['checksum']}), so the {'policy' if adapted else 'KL reference'} is another. Restore that model, or begin a new "
-        "run."
+        f"The model in {config.model_path} has other weights than at the start of the run (checksum {found['checksum']}, expected "
+        f"{recorded['checksum']}), so the {'policy' if adapted else 'KL reference'} has changed. Restore that model, or start a "
+        "new run."
     )
     if adapted:
         raise CheckpointError(message)

@@ -85,9 +85,7 @@ class RLlibCalls(Algorithm):
             CheckpointError: not every learner sees the folder.
         """
         if state is not None:
-            raise ConfigError(
-                "save_to_path() writes the present state and was given another one; call set_state() first."
-            )
+            raise ConfigError("save_to_path() writes the present state, but got another state; call set_state() first.")
         folder: str = super().save_to_path(path, state=self.get_state(inference_only=True), **kwargs)
         return folder
 

@@ -20,7 +20,7 @@ _REASONS: dict[str, str] = {
     "torch_compile_learner torch_compile_learner_what_to_compile torch_compile_learner_dynamo_mode "
     "torch_compile_learner_dynamo_backend": "set compile_layers",
     "torch_compile_worker torch_compile_worker_dynamo_mode torch_compile_worker_dynamo_backend": (
-        "env runners hold no model; set compile_layers"
+        "env runners have no model; set compile_layers"
     ),
     "torch_ddp_kwargs": "learners add up their gradients without DDP",
     "torch_skip_nan_gradients": "steps with gradients that are not finite are skipped; set max_skipped_updates",
@@ -38,7 +38,7 @@ _REASONS: dict[str, str] = {
     "episode_lookback_horizon": "set history_window",
     "env_to_module_connector module_to_env_connector add_default_connectors_to_env_to_module_pipeline "
     "add_default_connectors_to_module_to_env_pipeline": (
-        "env runners hold no model; the prompt template of an EnvironmentAdapter writes prompts and reads actions"
+        "env runners have no model; the prompt template of an EnvironmentAdapter writes prompts and reads actions"
     ),
     "observation_space action_space observation_filter normalize_actions clip_actions compress_observations preprocessor_pref "
     "episodes_to_numpy": "observations and actions are texts",
@@ -51,7 +51,7 @@ _REASONS: dict[str, str] = {
     "metrics_num_episodes_for_smoothing keep_per_episode_custom_metrics metrics_episode_collection_timeout_s": (
         "metrics are those of one iteration"
     ),
-    "use_env_runner_state_server env_runner_state_server_max_concurrency": "env runners hold no state that is learned",
+    "use_env_runner_state_server env_runner_state_server_max_concurrency": "env runners have no learned state",
     "evaluation_duration evaluation_duration_unit": "set evaluation_num_tasks",
     "evaluation_sample_timeout_s": "set sample_timeout_s",
     "evaluation_config": "evaluation has its own settings, such as evaluation_temperature and evaluation_env_config",

@@ -223,8 +223,8 @@ class GroupSampler:
         self._on_policy_next = self._config.max_staleness > 0 and not size >= least
         if self._on_policy_next:
             logger.warning(
-                "effective sample size %.3g is below min_effective_sample_size=%g: the %d groups in flight begin again under "
-                "the new weights, and the next iteration waits for all of its groups",
+                "effective sample size %.3g is below min_effective_sample_size=%g: the %d groups in flight start again under the "
+                "new weights, and the next iteration waits for all of its groups",
                 size,
                 least,
                 len(self._in_flight),
@@ -326,7 +326,7 @@ class GroupSampler:
     def _sort(self, sample: GroupSample, batch: SampledBatch) -> None:
         """Keep a group to train on it, or leave it out."""
         if sample.too_long is not None:
-            logger.warning("a task is left out, because its first prompt does not fit: %s", sample.too_long)
+            logger.warning("a task is dropped, because its first prompt does not fit: %s", sample.too_long)
         self._tasks.note(sample)
         dropped = self._config.drop_zero_variance_groups and sample.zero_variance
         (batch.left_out if dropped or sample.num_survivors < MIN_SURVIVORS else batch.kept).append(sample)
@@ -402,7 +402,7 @@ class GroupSampler:
             return True
         if lost:
             logger.warning(
-                "task %r is left out: its env runners were lost %d times", group.request.task_id, MAX_LOSSES + 1
+                "task %r is dropped: its env runners were lost %d times", group.request.task_id, MAX_LOSSES + 1
             )
         return False
 

@@ -92,7 +92,7 @@ class TaskSampler:
         drawn = state["drawn"]
         if not isinstance(drawn, list) or len(drawn) != len(self._task_ids):
             raise CheckpointError(
-                f"The checkpoint counts the tasks of other environments ({drawn!r}); the config has {len(self._task_ids)}."
+                f"The checkpoint has the tasks of other environments ({drawn!r}); the config has {len(self._task_ids)}."
             )
         self._seed, self._drawn = state["seed"], list(drawn)
         # Checkpoints of earlier releases have none.

@@ -142,7 +142,7 @@ class Settings:
             hints = inspect.get_annotations(cls, eval_str=True)
         except NameError as error:
             raise ConfigError(
-                f"The type of a setting of {cls.__name__} is unknown when the class is made: {error}. Import it without "
+                f"The type of a setting of {cls.__name__} is unknown when the class is created: {error}. Import it without "
                 "TYPE_CHECKING."
             ) from error
         for name, field in fields_of(cls).items():
@@ -165,7 +165,7 @@ def _completed(cls: type, field: Field[Any], inherited: Field[Any] | None) -> De
     for section in sections_of(cls):
         if section.owner is cls or section.of_subclasses:
             return dataclasses.replace(declared, section=section.name)
-    raise ConfigError(f"{cls.__name__}.{field.name} belongs to no section that could set it.")
+    raise ConfigError(f"{cls.__name__}.{field.name} is in no section that could set it.")
 
 
 class Section:

@@ -84,8 +84,8 @@ def require_data(
     if left_out:
         named = ", ".join(f"{name!r:.80}" for name in sorted(set(left_out))[:MOST_NAMED])
         logger.warning(
-            "%s was not written by this user on this machine; settings in it that may name code, files or servers are left out: "
-            "%s%s. Give those that you want with --set.",
+            "%s was not written by this user on this machine; its settings that may name code, files or servers are ignored: %s%s. "
+            "Set the ones that you want with --set.",
             source,
             named,
             ", ..." if len(left_out) > MOST_NAMED else "",

@@ -163,8 +163,8 @@ class RunSettings(
             )
         if self.model_dtype == "float64" and self._autocast_dtype() != "float32":
             raise ConfigError(
-                "model_dtype is 'float64', but passes are in bfloat16. Set .rl_module(compute_dtype='float32'), so that "
-                "they compute in float64, or model_dtype='float32'."
+                "model_dtype is 'float64', but passes are in bfloat16. Set .rl_module(compute_dtype='float32') to compute them in "
+                "float64, or model_dtype='float32'."
             )
         if self.sharding == "fsdp" and self.num_learners < 2:
             raise ConfigError(
@@ -184,7 +184,7 @@ class RunSettings(
             )
         if self.warm_start is not None and self.prompt_style == "conversation":
             raise ConfigError(
-                "warm_start clones responses to prompts that stand alone, but prompt_style is 'conversation'. Choose "
+                "warm_start clones responses to independent prompts, but prompt_style is 'conversation'. Choose "
                 "prompt_style='tagged' or 'plain', or a model that can follow a conversation with .rl_module(model_path=...)."
             )
 
@@ -204,8 +204,8 @@ class RunSettings(
             raise ConfigError(f"stop_strings is {self.stop_strings!r}, expected a list of texts, none of them empty.")
         if self.top_p != 1:
             raise ConfigError(
-                f"top_p is {self.top_p}, expected 1: responses from a nucleus have other log-probabilities than those that are "
-                "trained, and no correction for it is implemented. For evaluation set .evaluation(evaluation_top_p=...)."
+                f"top_p is {self.top_p}, expected 1: responses from a nucleus have other log-probabilities than the trained ones, "
+                "and no correction for it is implemented. For evaluation set .evaluation(evaluation_top_p=...)."
             )
 
     def check_evaluation(self) -> None:
@@ -230,7 +230,7 @@ class RunSettings(
         check_number("num_engines", self.num_engines)
         if named := {"CPU", "GPU"} & self.custom_resources_per_engine.keys():
             raise ConfigError(
-                f"custom_resources_per_engine holds {', '.join(sorted(named))}; set num_cpus_per_engine and num_gpus_per_engine."
+                f"custom_resources_per_engine has {', '.join(sorted(named))}; set num_cpus_per_engine and num_gpus_per_engine."
             )
         backend = self.transfer_backend()
         if backend != "object_store" and not (self.engine == "vllm" and self.num_gpus_per_engine > 0):
@@ -240,11 +240,11 @@ class RunSettings(
             )
         if backend == "ipc" and not self.colocate:
             raise ConfigError(
-                "weight_transfer is 'ipc', by which an engine reads the memory of the learner on the same GPU; set colocate too."
+                "weight_transfer is 'ipc': an engine reads the memory of the learner on the same GPU; set colocate too."
             )
         if backend == "nccl" and (self.colocate or not (self.num_learners and self.num_gpus_per_learner)):
             raise ConfigError(
-                "weight_transfer is 'nccl', which needs learners in processes and engines and learners on GPUs of their own; set "
+                "weight_transfer is 'nccl', which needs learners in processes, and engines and learners on separate GPUs; set "
                 ".learners(num_learners=..., num_gpus_per_learner=1) and leave out colocate, or set 'object_store'."
             )
         context = self.engine_kwargs.get("max_model_len", self.row_tokens())
@@ -274,7 +274,7 @@ class RunSettings(
         if self.max_staleness:
             raise ConfigError(
                 f"colocate is set with max_staleness={self.max_staleness}: engines that sleep while the learner updates cannot "
-                "sample meanwhile. Set max_staleness=0, or give engines devices of their own."
+                "sample. Set max_staleness=0, or give engines their own devices."
             )
         gpus = (self.num_gpus_per_engine, self.num_gpus_per_learner)
         if any(gpus) and (not all(gpus) or abs(sum(gpus) - 1) > 1e-6):
@@ -329,8 +329,8 @@ class RunSettings(
             cloudpickle.dumps(self.reward)
         except Exception as error:  # whatever an object that the function uses raises when it is pickled
             raise ConfigError(
-                f"The reward function {reward_name(self.reward)} cannot travel to env runners ({type(error).__name__}: {error}). "
-                "Make clients, locks and open files inside of the function."
+                f"The reward function {reward_name(self.reward)} cannot be sent to env runners ({type(error).__name__}: {error}). "
+                "Create clients, locks and open files inside the function."
             ) from error
 
     def check_teacher(self) -> None:
@@ -351,6 +351,6 @@ class RunSettings(
             )
         if self.lora_rank is not None:
             raise ConfigError(
-                "teacher_sync_iterations needs a lagged copy of the policy, which adapters do not have "
-                f"(lora_rank is {self.lora_rank}). Set teacher_sync_iterations=None, or lora_rank=None."
+                "teacher_sync_iterations needs a stale copy of the policy, which adapters do not have (lora_rank is "
+                f"{self.lora_rank}). Set teacher_sync_iterations=None, or lora_rank=None."
             )

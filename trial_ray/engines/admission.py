@@ -148,9 +148,9 @@ class AdmissionGate:
         """
         async with self.lock:
             if self.asleep:
-                raise EngineError("the engine is asleep: its GPU is the learner's until the update has ended")
+                raise EngineError("The engine is asleep: its GPU is the learner's until the update has ended.")
             if self.version < 0:
-                raise EngineError("the engine holds no weights of the learner yet; call load_weights before exchange")
+                raise EngineError("The engine has no weights of the learner yet; call load_weights before exchange.")
             self._in_flight += count
             self._idle.clear()
             return self.version
@@ -173,7 +173,7 @@ class AdmissionGate:
                 await asyncio.wait_for(self._idle.wait(), drain_timeout_s)
             except TimeoutError as error:
                 raise EngineError(
-                    f"{self._in_flight} responses did not finish within {drain_timeout_s:.0f} s; the engine must be idle first"
+                    f"{self._in_flight} responses did not finish within {drain_timeout_s:.0f} s; the engine must be idle first."
                 ) from error
             yield
 
@@ -194,36 +194,36 @@ def check_request(
             value of another type or out of range.
     """
     if not isinstance(params, SamplingParams):
-        raise InvalidRequestError(f"params: SamplingParams expected, {type(params).__name__} found")
+        raise InvalidRequestError(f"params: expected SamplingParams, got {type(params).__name__}.")
     if not is_whole(params.max_tokens) or params.max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens: {params.max_tokens!r} found, a whole number of 1 or more expected")
+        raise InvalidRequestError(f"max_tokens: expected a whole number of at least 1, got {params.max_tokens!r}.")
     if params.seed is not None and not (is_whole(params.seed) and 0 <= params.seed < MOST_SEEDS):
-        raise InvalidRequestError(f"seed: {params.seed!r} found, None or a whole number in [0, 2**63) expected")
+        raise InvalidRequestError(f"seed: expected None or a whole number in [0, 2**63), got {params.seed!r}.")
     if not (isinstance(params.stop, tuple) and all(isinstance(each, str) and each for each in params.stop)):
-        raise InvalidRequestError(f"stop: {params.stop!r:.80} found, a tuple of texts expected, none of them empty")
+        raise InvalidRequestError(f"stop: expected a tuple of texts, none of them empty, got {params.stop!r:.80}.")
     known = all(
         isinstance(value, (int, float)) and math.isfinite(value) for value in (params.temperature, params.top_p)
     )
     tempered = known and (params.temperature == 0 or params.temperature >= MIN_TEMPERATURE)
     if not tempered or not 0 < params.top_p <= 1:
         raise InvalidRequestError(
-            f"temperature={params.temperature!r}, top_p={params.top_p!r} found; "
-            f"a temperature of 0 or at least {MIN_TEMPERATURE}, and top_p in (0, 1] expected"
+            f"Expected a temperature of 0 or at least {MIN_TEMPERATURE}, and top_p in (0, 1]; got "
+            f"temperature={params.temperature!r}, top_p={params.top_p!r}."
         )
     if not isinstance(prompt_ids, np.ndarray) or prompt_ids.ndim != 1:
-        raise InvalidRequestError(f"prompt_ids: {prompt_ids!r:.80} found, an array [P] expected")
+        raise InvalidRequestError(f"prompt_ids: expected an array [P], got {prompt_ids!r:.80}.")
     if not (length := len(prompt_ids)):
-        raise InvalidRequestError("prompt_ids: empty, at least one token expected")
+        raise InvalidRequestError("prompt_ids: expected at least one token, got none.")
     if prompt_ids.dtype.kind not in "iu":
-        raise InvalidRequestError(f"prompt_ids: {prompt_ids.dtype} found, an integer type expected")
+        raise InvalidRequestError(f"prompt_ids: expected an integer type, got {prompt_ids.dtype}.")
     if max_model_len is not None and length + params.max_tokens > max_model_len:
         raise InvalidRequestError(
-            f"prompt of {length} tokens and a response of up to {params.max_tokens} exceed max_model_len={max_model_len}; "
-            "shorten the prompt, lower max_tokens or raise the engine's max_model_len"
+            f"A prompt of {length} tokens and a response of up to {params.max_tokens} exceed max_model_len={max_model_len}; "
+            "shorten the prompt, lower max_tokens or raise the engine's max_model_len."
         )
     vocab_size = vocab_size or MOST_IDS
     if prompt_ids.min() < 0 or prompt_ids.max() >= vocab_size:
-        raise InvalidRequestError(f"prompt_ids: values outside [0, {vocab_size}) found")
+        raise InvalidRequestError(f"prompt_ids: expected values in [0, {vocab_size}), got some outside.")
 
 
 FETCH_TIMEOUT_S = 60.0

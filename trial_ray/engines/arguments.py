@@ -17,16 +17,16 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 _IDS = "requests and responses are token ids, and the engine needs no tokenizer"
 _SAMPLING = "it would change the distribution that requests ask for"
-_BITS = "the engine must hold the very weights that the learner sent, which a checksum confirms"
+_BITS = "the engine must have exactly the weights that the learner sent, which a checksum confirms"
 _ONE_MODEL = "an engine is one copy of the model on tensor_parallel_size GPUs; set num_engines for more"
 
 NO_SLEEP = (
-    "An engine that cannot sleep was asked to share its device: vLLM's sleep mode needs CUDA. Give each engine a GPU "
+    "An engine that shares its device must be able to sleep, and vLLM's sleep mode needs CUDA. Give each engine a GPU "
     "(num_gpus_per_engine), or set engine='transformers'."
 )
 
 NO_BATCH_INVARIANCE = (
-    "batch_invariant: True found, which vLLM can do on GPUs of compute capability 8.0 or higher alone (A100, H100 and later). Give "
+    "batch_invariant=True needs GPUs of compute capability 8.0 or higher (A100, H100 and later). Give "
     "each engine such a GPU (num_gpus_per_engine), or leave batch_invariant out of engine_kwargs."
 )
 
@@ -38,16 +38,16 @@ REFUSED = {
     "generation_config": _SAMPLING,
     "override_generation_config": _SAMPLING,
     "logits_processors": _SAMPLING,
-    "logprobs_mode": "log-probabilities must be those of the distribution that was sampled from",
-    "worker_cls": "the worker takes in the learner's weights",
-    "worker_extension_cls": "the worker takes in the learner's weights",
+    "logprobs_mode": "log-probabilities must come from the distribution that was sampled",
+    "worker_cls": "the worker receives the learner's weights",
+    "worker_extension_cls": "the worker receives the learner's weights",
     "quantization": _BITS,
     "quantization_config": _BITS,
     "pipeline_parallel_size": _ONE_MODEL,
     "data_parallel_size": _ONE_MODEL,
     "distributed_executor_backend": "it follows from tensor_parallel_size",
-    "hf_token": "the engine starts from a folder and asks no hub; set HF_TOKEN in the environment",
-    "trust_remote_code": "no code out of a model folder is run; the learner knows the architectures of transformers",
+    "hf_token": "the engine loads a local folder and contacts no hub; set HF_TOKEN in the environment",
+    "trust_remote_code": "code in a model folder is never run; the learner supports the architectures of transformers",
     "weight_transfer_config": "set weight_transfer in .engines()",
 }
 """Fields of vLLM's ``EngineArgs`` that are not the user's to set, and why."""
@@ -87,7 +87,7 @@ def engine_dtype(dtype: str | None, *, on_gpu: bool) -> str:
     if dtype is None:
         return "bfloat16" if on_gpu else "float32"
     if dtype not in DTYPES:
-        raise ConfigError(f"engine_kwargs: dtype={dtype!r} found, one of {', '.join(DTYPES)} expected.")
+        raise ConfigError(f"engine_kwargs: expected dtype as one of {', '.join(DTYPES)}, got {dtype!r}.")
     return dtype
 
 
@@ -117,16 +117,16 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
             hint = f" Did you mean {nearest[0]!r}?" if nearest else f" It takes {', '.join(sorted(known))}."
             raise ConfigError(f"engine_kwargs: the {engine} engine has no argument {name!r}.{hint}")
         if SAME.get(name) in arguments:
-            raise ConfigError(f"engine_kwargs: {name!r} and {SAME[name]!r} set the same; leave one of them out.")
+            raise ConfigError(f"engine_kwargs: {name!r} and {SAME[name]!r} set the same option; leave one of them out.")
     for name, may_be_none in COUNTS.items():
         value = arguments.get(name, 1)
         if not (may_be_none if value is None else is_whole(value) and value >= 1):
-            raise ConfigError(f"engine_kwargs: {name}={value!r} found, a whole number of at least 1 expected.")
+            raise ConfigError(f"engine_kwargs: expected {name} as a whole number of at least 1, got {value!r}.")
     if not is_whole(seed := arguments.get("seed") or 0):
-        raise ConfigError(f"engine_kwargs: seed={seed!r} found, a whole number or None expected.")
+        raise ConfigError(f"engine_kwargs: expected seed as a whole number or None, got {seed!r}.")
     engine_dtype(arguments.get("dtype"), on_gpu=False)
     if (level := arguments.get("log_level")) not in (None, *LOG_LEVELS):
-        raise ConfigError(f"engine_kwargs: log_level={level!r} found, one of {', '.join(LOG_LEVELS)} expected.")
+        raise ConfigError(f"engine_kwargs: expected log_level as one of {', '.join(LOG_LEVELS)}, got {level!r}.")
 
 
 def check_positions(model_path: str, max_model_len: int) -> None:
@@ -146,7 +146,6 @@ def check_positions(model_path: str, max_model_len: int) -> None:
     positions = max_positions(AutoConfig.from_pretrained(model_path, trust_remote_code=False))
     if positions is not None and max_model_len > positions:
         raise ConfigError(
-            f"max_model_len: {max_model_len} found, but the model in {model_path} has {positions} positions; lower "
-            "max_prompt_tokens or max_response_tokens, or max_model_len in engine_kwargs where it is set there, or take another "
-            "model."
+            f"max_model_len is {max_model_len}, but the model in {model_path} has {positions} positions. Lower "
+            "max_prompt_tokens or max_response_tokens (or max_model_len in engine_kwargs), or choose another model."
         )

@@ -157,7 +157,7 @@ class BatchingEngine(ABC):
         async with self._gate.held(drain_timeout_s):
             self._gate.version = -1
             if "weights" in self._gate.asleep:
-                raise EngineError("the engine's weights are asleep; wake them before new ones are loaded")
+                raise EngineError("The engine's weights are asleep; wake them before new ones are loaded.")
             # Inside the gate: no request may enter before these are known to be the weights that were sent.
             checksum: str = await self._in_thread(self._load_weights, weights)
             self._gate.version = weights.version
@@ -273,13 +273,14 @@ class BatchingEngine(ABC):
         checksum, arrangement = self._replace_weights(weights)
         if checksum != weights.checksum:
             raise WeightSyncError(
-                f"version {weights.version} was sent with checksum {weights.checksum}, the engine has {checksum}; it serves none "
-                "of them"
+                f"version {weights.version} was sent with checksum {weights.checksum}, the engine has {checksum}; it serves "
+                "neither version."
             )
         if arrangement != weights.arrangement:
             raise WeightSyncError(
                 f"version {weights.version} was sent with names and places of digest {weights.arrangement}, the engine has "
-                f"{arrangement} of equal values: tensors changed their names or elements their places; it serves none of them"
+                f"{arrangement} of equal values: tensors have other names, or elements other places; the engine serves neither "
+                "version."
             )
         self._text = weights.text
         if not self._gate.asleep:
@@ -298,10 +299,10 @@ class BatchingEngine(ABC):
         began = self._step_began
         if began is not None and (seconds := time.monotonic() - began) > STEP_TIMEOUT_S:
             faulthandler.dump_traceback(STDERR)
-            raise EngineError(f"the engine cannot serve: a step has been running for {seconds:.0f} s")
+            raise EngineError(f"The engine cannot serve: a step has been running for {seconds:.0f} s.")
 
     def _cannot_serve(self) -> EngineError:
-        return EngineError(f"the engine cannot serve: {self._failure}")
+        return EngineError(f"The engine cannot serve: {self._failure}.")
 
     async def _start(self) -> dict[str, Any]:
         announce()
@@ -417,8 +418,10 @@ class BatchingEngine(ABC):
         fault, version = request.fault, request.weight_version
         wider = "set a dtype of wider range in engine_kwargs ('bfloat16', 'float32')"
         if self._answering_version == version:
-            return EngineError(f"{fault}, which overflows: weights of version {version} answer other prompts; {wider}")
+            return EngineError(
+                f"{fault}: the prompt overflows, because weights of version {version} answered other prompts; {wider}"
+            )
         return EngineError(
-            f"{fault}, and weights of version {version} have answered no other yet. If they answer none, they are broken: lower lr "
-            f"and continue from the last checkpoint; if they answer others, the prompt overflows: {wider}"
+            f"{fault}, and weights of version {version} have answered no other prompt yet. If every prompt fails, the weights are "
+            f"broken: lower lr and continue from the last checkpoint. If others are answered, the prompt overflows: {wider}"
         )

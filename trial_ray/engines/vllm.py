@@ -119,16 +119,14 @@ class VLLMEngine(BatchingEngine):
         }
         self._on_cuda = torch.cuda.is_available()
         if tensor_parallel_size > 1 and not self._on_cuda:
-            raise ConfigError(
-                f"tensor_parallel_size: {tensor_parallel_size} found, but there is no CUDA device here; use 1"
-            )
+            raise ConfigError(f"tensor_parallel_size: expected 1 without a CUDA device, got {tensor_parallel_size}.")
         if enable_sleep_mode and not self._on_cuda:
             raise ConfigError(NO_SLEEP)
         if batch_invariant and not (self._on_cuda and torch.cuda.get_device_capability() >= (8, 0)):
             raise ConfigError(NO_BATCH_INVARIANCE)
         if engine_args.get("enable_chunked_prefill") and not self._on_cuda:
             raise ConfigError(
-                "enable_chunked_prefill: True found, which vLLM's CPU kernels cannot do with seeds; leave it out"
+                "enable_chunked_prefill: expected False, because vLLM's CPU kernels cannot combine it with seeds, got True."
             )
         if kv_cache_gib is None and not self._on_cuda:
             kv_cache_gib = VLLM_CPU_CACHE_GIB
@@ -251,14 +249,14 @@ class VLLMEngine(BatchingEngine):
                 self._engine.collective_rpc("update_weights", args=(update,))
             except (ValueError, KeyError) as error:  # a name that its model does not have
                 raise WeightSyncError(
-                    f"vLLM does not take weights of {self._model_path} under the names that transformers gives them: "
-                    f"{first_line(error)}. Set engine='transformers'"
+                    f"vLLM rejected the weights of {self._model_path} under their names in transformers: {first_line(error)}. Set "
+                    "engine='transformers'."
                 ) from error
         found: set[tuple[str, str]] = set(self._engine.collective_rpc("end_update"))
         if len(found) > 1:
-            raise WeightSyncError(f"tensor-parallel workers received different weights: {sorted(found)}")
+            raise WeightSyncError(f"Tensor-parallel workers received different weights: {sorted(found)}.")
         if not self._engine.reset_prefix_cache():
-            raise EngineError("the prefix cache could not be dropped after new weights were loaded")
+            raise EngineError("The prefix cache could not be dropped after new weights were loaded.")
         return found.pop()
 
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
@@ -297,7 +295,7 @@ class VLLMEngine(BatchingEngine):
         self._engine.wake_up(["kv_cache" if part == "cache" else part])
 
     def _recover(self) -> None:
-        raise EngineError("vLLM cannot go on after a failed step; replace the engine")
+        raise EngineError("vLLM cannot continue after a failed step; replace the engine.")
 
     def _close(self) -> None:
         self._engine.engine_core.shutdown()

@@ -261,7 +261,7 @@ def require_agreement(expected: TextLogprobs, logprobs: np.ndarray, engine: str)
     if np.isfinite(theirs).all() and not gap <= expected.limit:
         advice = "; set engine='transformers'" if engine == "vllm" else ""
         raise WeightSyncError(
-            f"the engine holds the weights that were sent, but computes another policy of them: log-probabilities of a fixed text "
-            f"differ by {gap:.3g} nats a token on average (limit {expected.limit:g}, {TEXT_FACTOR} times max_logprob_diff). The "
-            f"engine {engine!r} cannot take new weights of {expected.model}{advice}"
+            "The engine has the weights that were sent, but computes another policy: log-probabilities of a fixed text differ by "
+            f"{gap:.3g} nats per token on average (limit {expected.limit:g}, {TEXT_FACTOR} times max_logprob_diff). The engine "
+            f"{engine!r} cannot load new weights of {expected.model}{advice}."
         )

@@ -333,8 +333,8 @@ class EnvironmentAdapter:
                 )
         if "" not in (self.skills or {}):
             raise ConfigError(
-                f'The adapter of {self.env_id} needs general advice in skills under the key "", for families that have none '
-                "of their own."
+                f'The adapter of {self.env_id} needs general advice in skills under the key "", for families without '
+                "their own."
             )
 
     def _mapping(self, name: str) -> Mapping[Any, Any]:
@@ -351,7 +351,7 @@ class EnvironmentAdapter:
                 cloudpickle.loads(cloudpickle.dumps(getattr(self, part.name)))
             except Exception as error:  # whatever a user's object raises when it is pickled
                 raise ConfigError(
-                    f"The adapter of {self.env_id} cannot travel to actors: {part.name} cannot be pickled "
+                    f"The adapter of {self.env_id} cannot be sent to actors: {part.name} cannot be pickled "
                     f"({type(error).__name__}: {error}). Leave open files, locks and processes out of it."
                 ) from error
 

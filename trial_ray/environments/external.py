@@ -74,7 +74,7 @@ class AnswerReader:
             ConfigError: the data set scores answers without having one of its own.
         """
         if not self._solution:
-            raise ConfigError("The data set has no answer of its own to demonstrate; give its adapter a demonstrator.")
+            raise ConfigError("The data set has no answer to demonstrate; give its adapter a demonstrator.")
         return self._solution[0]
 
     def carried_out(self, action: str) -> None:

@@ -166,7 +166,7 @@ class GuardedEnv:
 
     def _made(self) -> gymnasium.Env[Any, Any]:
         if self._env is None:
-            raise RuntimeError("no episode was started; call reset() first")
+            raise RuntimeError("No episode was started; call reset() first.")
         return self._env
 
     def _call(self, stage: str, call: Callable[[], Answer]) -> Answer:
@@ -198,8 +198,8 @@ class GuardedEnv:
         result = self._result(observation, info, float(reward), terminated=ends[0], truncated=ends[1])
         if any(ends) and (missing := [key for key in self._required if key not in info]):
             raise ContractError(
-                f"info without {', '.join(map(repr, missing))} at the end of an episode, which the reward needs; expected it "
-                "there, or an adapter that says when an episode is won (success=...)"
+                f"info lacks {', '.join(map(repr, missing))} at the end of an episode, which the reward needs; add it to info, or "
+                "give the adapter success=..., a test of whether an episode is won"
             )
         return result
 
@@ -290,7 +290,7 @@ def named_rewards(value: Any, source: str) -> dict[str, float]:
 
 def _parts(method: str, answer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
     if not isinstance(answer, tuple | list) or len(answer) != len(names):
-        raise ContractError(f"{method}() gave {_shown(answer)}; expected {len(names)} values: {', '.join(names)}")
+        raise ContractError(f"{method}() returned {_shown(answer)}; expected {len(names)} values: {', '.join(names)}")
     return tuple(answer)
 
 
@@ -372,19 +372,19 @@ def check_environment(
     if missing := [key for key in required_keys(entry, reward) if key not in env.told]:
         raise ConfigError(
             f"The info of {entry.env_id} lacks {', '.join(map(repr, missing))}, which reward={reward!r} needs (found "
-            f"{', '.join(sorted(env.told)) or 'no keys'}). Add it to info, say when an episode is won with "
+            f"{', '.join(sorted(env.told)) or 'no keys'}). Add it to info, define when an episode is won with "
             "EnvironmentAdapter(success=...), or choose reward='score' or 'return'."
         )
     if teacher_context == "solution" and not solution:
         raise ConfigError(
-            f"teacher_context='solution' needs an environment that knows one, but {entry.env_id} has no `walkthrough`. Add "
-            "it to the environment, or choose another teacher_context."
+            f"teacher_context='solution' needs an environment with a solution, but {entry.env_id} has no `walkthrough`. Add it to "
+            "the environment, or choose another teacher_context."
         )
     context = PromptContext(start.task, start.observation, start.admissible_actions, (), 2)
     require_task(entry.adapter.template(style), context, entry.env_id)
     if entry.adapter.own_template(style) is None:
         logger.warning(
-            "%s has no prompt template of its own for %s prompts: the generic one is used. Give it one with "
+            "%s has no prompt template for %s prompts: the generic template is used. Set one with "
             "EnvironmentAdapter(templates={%r: ...}).",
             entry.env_id,
             style,

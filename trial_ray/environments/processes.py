@@ -160,7 +160,7 @@ class ProcessEnv:
             factor: on the time that an answer may take.
         """
         if self._connection is None:
-            raise RuntimeError("no episode was started; call reset() first")
+            raise RuntimeError("No episode was started; call reset() first.")
         answered, timeout_s = False, factor * self._limits.step_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -169,7 +169,7 @@ class ProcessEnv:
         except TimeoutError as error:
             raise self._fault(stage, f"no answer within {timeout_s:g} s; its process was ended") from error
         except (OSError, ValueError) as error:
-            raise self._fault(stage, f"its process broke off ({first_line(error)})") from error
+            raise self._fault(stage, f"the connection to its process broke ({first_line(error)})") from error
         finally:
             self.faulty = not answered  # also where the episode was given up while the environment worked
         if "fault" in found:
@@ -202,7 +202,7 @@ def _how(status: int) -> str:
     """How a process ended, from its exit status, which is negative for a signal."""
     if status >= 0:
         return f"with exit status {status}"
-    hint = ", as the system does where memory is short" if -status == signal.SIGKILL else ""
+    hint = ", as the system does when memory is short" if -status == signal.SIGKILL else ""
     name = (
         signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
     )  # real-time ones have no name

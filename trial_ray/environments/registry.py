@@ -165,7 +165,7 @@ def seed_tasks(split: str, number: int) -> list[str]:
     spelt = split.encode("utf-8", "surrogatepass")
     if len(spelt) > _LONGEST_SPLIT:
         raise ConfigError(
-            f"The split {split!r:.200} has a name of {len(spelt)} bytes, expected at most {_LONGEST_SPLIT}."
+            f"The name of the split {split!r:.200} has {len(spelt)} bytes, expected at most {_LONGEST_SPLIT}."
         )
     return _block(_HASHED_BLOCKS + int.from_bytes(b"\1" + spelt), number)
 
@@ -180,7 +180,7 @@ def warm_start_seed_tasks(generator_seed: int, number: int) -> list[str]:
     for split in SMALL_SEEDS:
         if block == _hashed_block(split):
             raise ConfigError(
-                f"The warm start's generator_seed {generator_seed} gives the seeds of the split {split!r}; choose another one."
+                f"The warm start's generator_seed {generator_seed} selects the seeds of the split {split!r}; choose another seed."
             )
     return _block(block, number)
 
@@ -191,7 +191,7 @@ def _hashed_block(name: str) -> int:
 
 def _block(block: int, number: int) -> list[str]:
     if number > MOST_SEEDS:
-        raise ConfigError(f"A split whose tasks are seeds has at most {MOST_SEEDS:,} tasks; found {number:,}.")
+        raise ConfigError(f"A split whose tasks are seeds has at most {MOST_SEEDS:,} tasks; got {number:,}.")
     return [str(block * MOST_SEEDS + index) for index in range(number)]
 
 
@@ -237,8 +237,8 @@ def travelling(spec: EnvSpec) -> EnvSpec:
         cloudpickle.dumps(spec)
     except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
         raise ConfigError(
-            f"The environment {spec.id} cannot travel to actors: {error}. Keep open files, locks and processes out of its "
-            "class and of the arguments that it is registered with."
+            f"The environment {spec.id} cannot be sent to actors: {error}. Keep open files, locks and processes out of its class "
+            "and its registered arguments."
         ) from error
     return spec
 
@@ -292,8 +292,8 @@ def make_entries(
     for adapter in adapters:
         if adapter.env_id not in [entry.env_id for entry in entries]:
             raise ConfigError(
-                f"The adapter is of {adapter.env_id!r}, but the run plays {', '.join(entry.env_id for entry in entries)}. Give "
-                "the adapter the id of the environment that it is for."
+                f"The adapter is for {adapter.env_id!r}, but the run plays {', '.join(entry.env_id for entry in entries)}. Set its "
+                "env_id to the id of its environment."
             )
     return tuple(entries)
 
@@ -318,7 +318,7 @@ def load_adapters(files: Iterable[Path]) -> tuple[EnvironmentAdapter, ...]:
                 if found is not None
                 else "no such name"
             )
-            raise ConfigError(f"{file} must define ADAPTER, a trial_ray.environments.EnvironmentAdapter; found {seen}.")
+            raise ConfigError(f"{file} must define ADAPTER, a trial_ray.environments.EnvironmentAdapter, got {seen}.")
         found.check()
         adapters.append(found)
     return tuple(adapters)

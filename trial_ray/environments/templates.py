@@ -274,7 +274,8 @@ def check_template(template: Any, style: str, environment: str) -> None:
         )
     if template.style != style:
         raise ConfigError(
-            f"The templates of {environment} have one for {template.style!r} responses under {style!r}; set both alike."
+            f"The templates of {environment} have a template for {template.style!r} responses under {style!r}; use the same style "
+            "in both."
         )
     for probe in _PROBES:
         require_task(template, probe, environment)

@@ -67,8 +67,8 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
     if first.keys() != second.keys():
         only_before, only_after = sorted(first.keys() - second.keys()), sorted(second.keys() - first.keys())
         raise ComparisonError(
-            f"The evaluations hold different tasks: {len(only_before)} only before, {len(only_after)} only after "
-            f"(for example {(only_before + only_after)[0]!r}). Evaluate both on the same evaluation set."
+            f"The evaluations have different tasks: {len(only_before)} only before, {len(only_after)} only after (for example "
+            f"{(only_before + only_after)[0]!r}). Evaluate both on the same evaluation set."
         )
     pairs = [(first[task], second[task]) for task in first]
     kept = [(one.success, other.success) for one, other in pairs if not (one.failed or other.failed)]
@@ -110,9 +110,7 @@ def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
     ]
     if any(row.keys() != rows[0].keys() for row in rows):
         counts = " and ".join(dict.fromkeys(str(len(row)) for row in rows))
-        raise ComparisonError(
-            f"The evaluations did not finish the same tasks ({counts}), so that they cannot be averaged."
-        )
+        raise ComparisonError(f"The evaluations did not finish the same tasks ({counts}), so they cannot be averaged.")
     if not rows[0]:
         first = results[0]
         raise ComparisonError(f"No task was played to its end ({first.num_failed} of {len(first.episodes)} failed).")
@@ -143,9 +141,7 @@ def require_same_protocol(
         ComparisonError: the protocols differ.
     """
     if difference := protocol_difference(first, second, where):
-        raise ComparisonError(
-            f"The evaluations follow different protocols: {difference}. Evaluate both in the same way."
-        )
+        raise ComparisonError(f"The evaluations have different protocols: {difference}. Evaluate both in the same way.")
 
 
 def _by_task(result: EvaluationResult) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class EvaluationSet:
         """
         ids = [str(task) for task in tasks]
         if num_tasks is not None and not 1 <= num_tasks <= len(ids):
-            raise EvaluationSetError(f"Asked for {num_tasks} tasks; split {split!r} of {env_id} has {len(ids)}.")
+            raise EvaluationSetError(f"Requested {num_tasks} tasks, but split {split!r} of {env_id} has {len(ids)}.")
         ranked = sorted(ids, key=lambda task: text_digest(f"{seed}\n{task}"))
         return cls(env_id, split, tuple(ranked[:num_tasks]))
 

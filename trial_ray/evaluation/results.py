@@ -345,7 +345,7 @@ class EpisodeJournal(ExitStack):
     def _take_in(self, lines: list[str], path: Path) -> None:
         head, *values = map(json.loads, lines)
         if (head["schema"], head["schema_version"]) != (JOURNAL_SCHEMA, JOURNAL_VERSION):
-            raise ValueError("it is no unfinished evaluation of this version")
+            raise ValueError("it is not an unfinished evaluation of this version")
         self._require_same(path, _completed(head["protocol"]), head["weights"])
         for number, value in enumerate(values, start=2):
             episode = read_episode(value, f"{path}: the episode in line {number}")
@@ -359,6 +359,6 @@ class EpisodeJournal(ExitStack):
     def _require_same(self, path: Path, protocol: dict[str, Any], weights: Any) -> None:
         advice = "Name another file, or delete this one to evaluate again."
         if difference := protocol_difference(protocol, self._head["protocol"], ("there", "here")):
-            raise CheckpointError(f"{path} holds an evaluation of another protocol: {difference}. {advice}")
+            raise CheckpointError(f"{path} has an evaluation with another protocol: {difference}. {advice}")
         if weights != self._head["weights"]:
-            raise CheckpointError(f"{path} holds an evaluation of another policy (other weights). {advice}")
+            raise CheckpointError(f"{path} has an evaluation of another policy (other weights). {advice}")

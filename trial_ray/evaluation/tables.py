@@ -101,7 +101,9 @@ class ResultTable:
         self._reference, self._subject = reference or entries[0].method, subject
         known = dict.fromkeys(entry.method for entry in entries)
         if self._reference not in known:
-            raise TableError(f"No evaluation is of the reference {self._reference!r}; there are {', '.join(known)}.")
+            raise TableError(
+                f"No evaluation has the reference method {self._reference!r}; expected one of {', '.join(known)}."
+            )
         _require_one_protocol(entries)
         # By block and column, then by row, then by seed: a value an episode.
         self._values: dict[tuple[str, str], dict[tuple[str, str], dict[int, list[float]]]] = {}
@@ -231,8 +233,8 @@ def _require_one_protocol(entries: Sequence[TableEntry]) -> None:
             if difference := protocol_difference(first.setdefault(key, own), own):
                 kind = "evaluation sets" if difference.startswith(OF_A_SPLIT) else "protocols"
                 raise TableError(
-                    f"{', '.join(key)}: evaluations of different {kind} cannot stand in one table: {difference}. Evaluate all of "
-                    "them in the same way."
+                    f"{', '.join(key)}: evaluations of different {kind} cannot be in one table: {difference}. Evaluate all of them "
+                    "in the same way."
                 )
 
 
@@ -242,7 +244,7 @@ def _require_complete(block: str, entries: Sequence[TableEntry]) -> None:
     if not tasks:
         raise TableError(f"{block}: the evaluations have no episodes; evaluate again.")
     if len(dict(tasks)) < len(tasks):
-        raise TableError(f"{block}: a task occurs more than once; a mean takes one episode a task.")
+        raise TableError(f"{block}: a task occurs more than once; a mean takes one episode per task.")
     names = [str(entry) for entry in entries]
     trained: dict[tuple[str, str], int] = {}
     for entry in entries:
@@ -259,5 +261,5 @@ def _require_complete(block: str, entries: Sequence[TableEntry]) -> None:
             raise TableError(f"{block}: {entry.result.num_failed} episodes of {entry} failed; evaluate it again.")
         if entry.tasks != tasks:
             raise TableError(
-                f"{block}: {entry} holds other tasks than its evaluation set's digest says; evaluate it again."
+                f"{block}: the tasks of {entry} do not match the digest of its evaluation set; evaluate it again."
             )

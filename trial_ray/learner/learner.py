@@ -160,7 +160,9 @@ class GRPOLearner(TorchLearner):
         self._weights_seq_no += 1
         refs = training_data.episodes_refs if training_data is not None else []
         if not (groups := episodes or fetch_groups(refs, self.exchange)):
-            raise InfrastructureError(f"The update has no group to train on: {len(refs)} were given, and all are lost.")
+            raise InfrastructureError(
+                f"The update has no group to train on: {len(refs)} were sampled, and all were lost."
+            )
         num_lost = max(0, len(refs) - len(groups))
         with log_time(self.metrics, f"{LEARNER}scoring/seconds"), event("scoring"):
             # Connectors of the user's, in RLlib's pipeline, may change the groups.
@@ -406,8 +408,8 @@ class GRPOLearner(TorchLearner):
         """
         if missing := [seen for seen in self.exchange.gather(folder.is_dir()) if not seen]:
             raise CheckpointError(
-                f"{len(missing)} of {self.exchange.num_learners} learners do not see {folder}: a sharded model is saved by "
-                "all learners together. Set the run folder to a file system that all of them share."
+                f"{len(missing)} of {self.exchange.num_learners} learners cannot access {folder}: a sharded model is saved by all "
+                "learners together. Set the run folder to a file system that all of them share."
             )
         save_shards(self._named_optimizers, self.policy_module.parameter_names(), folder)
         module_folder = folder / COMPONENT_RL_MODULE / DEFAULT_MODULE_ID

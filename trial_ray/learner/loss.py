@@ -112,6 +112,6 @@ def _require_shape(method: Method[Any], hook: str, found: object, expected: torc
     if not isinstance(found, torch.Tensor) or found.shape != expected:
         described = f"shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
         raise MethodError(
-            f"{type(method).__name__}.{hook} must return a tensor of shape {list(expected)}; found {described}. "
+            f"{type(method).__name__}.{hook} must return a tensor of shape {list(expected)}, got {described}. "
             "trial_ray/learner/method.py describes each hook."
         )

@@ -72,8 +72,8 @@ class Method(Generic[Config]):
             near = [] if name.startswith("_") else difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
             if near:
                 raise MethodError(
-                    f"{cls.__name__} defines {name!r}, which is no hook of a method. Did you mean {near[0]!r}? Call it "
-                    f"_{name} if it is the method's own."
+                    f"{cls.__name__} defines {name!r}, which is not a hook of a method. Did you mean {near[0]!r}? Call it _{name} "
+                    "if it is the method's own."
                 )
 
     def __init__(self, config: Config) -> None:

@@ -122,8 +122,8 @@ class Scoring:
         for name, values in found.items():
             if wrong := int((~values.isfinite()).sum()):
                 raise PolicyBrokenError(
-                    f"{name} of {wrong} of {len(values)} sampled tokens are not finite: the policy's weights give no probabilities "
-                    "any more. Nothing was trained on them. Lower lr, and continue from the last checkpoint."
+                    f"{name} of {wrong} of {len(values)} sampled tokens are not finite: the policy's weights no longer give "
+                    "probabilities. Nothing was trained on them. Lower lr, and continue from the last checkpoint."
                 )
             setattr(rows, name, values)
         self._compare_with_engine(rows, behaviour, version)
@@ -185,10 +185,10 @@ class Scoring:
         limit = self._config.logprob_diff_limit()
         if not gap <= limit:  # NaN too
             raise WeightSyncError(
-                f"Engine and learner disagree by {gap:.3g} nats a token on average (expected at most {limit:g}, "
-                "max_logprob_diff): the engine sampled from another policy than the one that is trained, so nothing was "
-                "trained on its responses. Check that both use the same dtype and temperature, and that the engine supports "
-                "reloading this model's weights."
+                f"Engine and learner disagree by {gap:.3g} nats per token on average (expected at most {limit:g}, "
+                "max_logprob_diff): the engine sampled from another policy than the trained policy, so nothing was trained on its "
+                "responses. Check that both use the same dtype and temperature, and that the engine supports reloading this "
+                "model's weights."
             )
 
 
@@ -207,7 +207,9 @@ def encode_views(
         ConfigError: the config names no view, or the environment cannot give it.
     """
     if (view := config.teacher_context) is None:
-        raise ConfigError("teacher_context is None, expected a view: without one turns have no evidence to encode.")
+        raise ConfigError(
+            "teacher_context is None, expected a teacher context: without it, turns have no evidence to encode."
+        )
     found: list[Evidence] = []
     adapter_of = cache(config.adapter_of)
     for group in groups:
@@ -233,10 +235,10 @@ def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
             continue
         if values.shape != (size,):
             raise MethodError(
-                f"{name_of}.prepare must leave rows.{name} with shape [{size}]; found {list(values.shape)}."
+                f"{name_of}.prepare must leave rows.{name} with shape [{size}], got {list(values.shape)}."
             )
         if name in ("advantages", "weights") and (wrong := int((~values.isfinite()).sum())):
             raise TrainingDivergedError(
-                f"{name} of {wrong} of {size} turns are not finite, so nothing was trained on them. Look at what {name_of}.prepare "
-                "does with them."
+                f"{name} of {wrong} of {size} turns are not finite, so nothing was trained on them. Check how {name_of}.prepare "
+                "computes them."
             )

@@ -61,7 +61,7 @@ def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
 
     held = tensor_headers(folder)
     if not held:
-        raise CheckpointError(f"{folder} holds no *.safetensors file; expected a checkpoint written by this version.")
+        raise CheckpointError(f"{folder} has no *.safetensors file; expected a checkpoint written by this version.")
     if missing := sorted(parameters.keys() - held.keys()):
         raise CheckpointError(f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}.")
     for name, parameter in parameters.items():
@@ -83,14 +83,14 @@ def restore_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     held = tensor_headers(folder)
     if unknown := sorted(held.keys() - tensors.keys()):
         raise CheckpointError(
-            f"{folder} holds {len(unknown)} tensors that the model does not have, the first being {unknown[0]!r}: it was written "
-            "with another model or other lora_targets. Set those of the run."
+            f"{folder} has {len(unknown)} tensors that the model does not have, the first being {unknown[0]!r}: it was written "
+            "with another model or other lora_targets. Set both as in the run."
         )
     for name, (_, dtype) in held.items():
         saved, ours = _DTYPES.get(dtype), tensors[name].dtype
         if saved is not None and torch.promote_types(saved, ours) != ours:
             raise CheckpointError(
-                f"{folder}: {name} is {str(saved)[6:]}, and {str(ours)[6:]} would round it. Set model_dtype to that of the run."
+                f"{folder}: {name} is {str(saved)[6:]}, and {str(ours)[6:]} would round it. Set model_dtype as in the run."
             )
     load_tensors(tensors, folder)
 
@@ -114,9 +114,7 @@ def require_same_config(config: PreTrainedConfig, folder: Path) -> None:
     differing = [name for name in sorted(saved.keys() | ours.keys()) if saved.get(name) != ours.get(name)]
     if differing:
         found = ", ".join(f"{name} is {saved.get(name)!r:.60} (now {ours.get(name)!r:.60})" for name in differing[:4])
-        raise CheckpointError(
-            f"{folder} holds the weights of another model: {found}. Set model_path to that of the run."
-        )
+        raise CheckpointError(f"{folder} has the weights of another model: {found}. Set model_path as in the run.")
 
 
 def _meaning(config: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +178,7 @@ def model_folder(model_path: str, *, weights: bool = True) -> str:
     if not folder.is_dir():
         folder = _fetch(model_path) if weights else _from_hub(model_path, "config.json")
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"model_path: {folder} holds no config.json; give a folder in Hugging Face format.")
+        raise ConfigError(f"model_path: {folder} has no config.json; give a folder in Hugging Face format.")
     # Actors may have another working directory.
     return str(folder.absolute())
 
@@ -191,7 +189,7 @@ def _fetch(name: str) -> Path:
         if any(folder.glob(weights)):
             return folder
     raise ConfigError(
-        f"model_path: {name!r} on the model hub holds no weights ({' or '.join(WEIGHTS)}); choose another model."
+        f"model_path: {name!r} on the model hub has no weights ({' or '.join(WEIGHTS)}); choose another model."
     )
 
 
@@ -224,5 +222,5 @@ def _from_hub(name: str, *patterns: str) -> Path:
         reason = failure or error
         raise ConfigError(
             f"model_path: there is no folder {name!r}, and the model hub gave none: {type(reason).__name__}: {first_line(reason)}. "
-            f"Where the hub can be reached, run `hf download {name} --local-dir FOLDER`, then set model_path to that folder."
+            f"On a machine that can reach the hub, run `hf download {name} --local-dir FOLDER`, then set model_path to that folder."
         ) from error

@@ -97,7 +97,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
         if isinstance(own, str):
             # The model's own forward pass of rows that need no padding, which is right wherever the model is causal.
             logger.warning(
-                "%s: rows are scored one length at a time, because nothing can be measured: %s",
+                "%s: rows are scored one length at a time, because layouts cannot be compared: %s",
                 config.model_type,
                 own,
             )
@@ -118,7 +118,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
                 continue
             if max(alone, together) <= TOLERANCE:
                 if kind != "tree":
-                    logger.warning("Rows of %s are padded, and shared prefixes computed again: %s", name, failures[0])
+                    logger.warning("Rows of %s are padded, and shared prefixes are recomputed: %s", name, failures[0])
                 return Layout(kind, implementation)
             failures.append(f"{described}: rows together differ by {together:.2g} nats, alone by {alone:.2g}")
     raise ConfigError(

@@ -31,7 +31,7 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {first_line(error)}") from error
+        raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {first_line(error)}.") from error
 
 
 def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreTrainedModel:
@@ -65,7 +65,7 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
             if (Path(folder) / "generation_config.json").is_file():
                 lm.generation_config = GenerationConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:  # the last where attention cannot be chosen
-        raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
+        raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}.") from error
     _switch_off_dropout(lm)
     set_layout(lm, layout)
     return lm

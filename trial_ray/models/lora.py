@@ -156,8 +156,8 @@ class Adapter:
             ):
                 if theirs != ours:
                     raise CheckpointError(
-                        f"{folder} was written with {setting}={theirs!r}, but the run has {ours!r}, with which it is another "
-                        f"policy. Set .rl_module({setting}={theirs!r})."
+                        f"{folder} was written with {setting}={theirs!r}, but the run has {ours!r}, which makes another policy. "
+                        f"Set .rl_module({setting}={theirs!r})."
                     )
         restore_tensors(self.tensors(), folder)
 
@@ -173,5 +173,5 @@ def _chosen_targets(lm: PreTrainedModel, targets: Sequence[str] | None) -> list[
             f"expected some of {sorted(found)}."
         )
     if not wanted:
-        raise ConfigError(f"{type(lm).__name__} cannot have adapters: its decoder layers hold no linear layers.")
+        raise ConfigError(f"{type(lm).__name__} cannot have adapters: its decoder layers have no linear layers.")
     return sorted(wanted)

@@ -149,4 +149,4 @@ def model_shape(model_path: str) -> ModelShape:
     try:
         return ModelShape.of_config(transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model_path: {folder} describes no causal language model: {error}") from error
+        raise ConfigError(f"model_path: {folder} is not a causal language model: {error}") from error

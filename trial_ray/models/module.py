@@ -240,9 +240,7 @@ class CausalLMModule(TorchRLModule):
         if (model / "tokenizer_config.json").is_file() and (
             load_tokenizer(str(model)).get_vocab() != self.tokenizer.get_vocab()
         ):
-            raise CheckpointError(
-                f"{model} has another vocabulary than the model_path. Set model_path to that of the run."
-            )
+            raise CheckpointError(f"{model} has another vocabulary than the model_path. Set model_path as in the run.")
         if self.adapter is not None:
             self.adapter.load(model)
             return
@@ -330,7 +328,7 @@ def merge_adapter(folder: Path, target: Path) -> None:
     config = LoraConfig.from_pretrained(str(folder))
     base = str(config.base_model_name_or_path)
     if not Path(base).is_dir():
-        raise CheckpointError(f"{folder} is an adapter of the model in {base}, which is missing. Put it there again.")
+        raise CheckpointError(f"{folder} is an adapter of the model in {base}, which is missing. Restore it there.")
     lm = load_causal_lm(base, "float32")
     adapter = Adapter(
         lm, rank=config.r, alpha=config.lora_alpha, targets=sorted(config.target_modules), dtype=torch.float32, seed=0

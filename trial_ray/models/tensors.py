@@ -76,7 +76,7 @@ def require_fitting(arrays: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
     if missing or unknown:
         raise CheckpointError(
             f"The state lacks {len(missing)} of {len(tensors)} tensors ({', '.join(missing[:1])}) and has {len(unknown)} unknown "
-            f"ones ({', '.join(unknown[:1])}). Expected what get_state() of the same model gives."
+            f"ones ({', '.join(unknown[:1])}). Expected the result of get_state() of the same model."
         )
     for name, tensor in tensors.items():
         if np.shape(arrays[name]) != tuple(tensor.shape):

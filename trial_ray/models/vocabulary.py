@@ -26,7 +26,7 @@ def stop_token_ids(model_path: str) -> list[int]:
 
     folder = Path(model_path)
     if not folder.is_dir():
-        raise ConfigError(f"model_path: {model_path!r} found, a model folder expected; fetch the model first.")
+        raise ConfigError(f"model_path: expected a model folder, got {model_path!r}; fetch the model first.")
     generation = (folder / "generation_config.json").exists()
     tokenizer = (folder / "tokenizer_config.json").exists()
     return stop_tokens_of(

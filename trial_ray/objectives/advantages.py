@@ -84,9 +84,9 @@ def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tup
     returns = flat_floats("returns", returns).detach()
     group_ids = flat_ids("group_ids", group_ids, ("returns", returns))
     if not epsilon > 0:
-        raise ValueError(f"epsilon must be above 0, got {epsilon}")
+        raise ValueError(f"epsilon must be above 0, got {epsilon}.")
     if not bool(returns.isfinite().all()):
-        raise ValueError("returns must be finite")
+        raise ValueError("returns must be finite.")
     groups, num_groups = renumber(group_ids)
     size = segment_sum(torch.ones_like(returns), groups, num_groups)
     centred = returns - (segment_sum(returns, groups, num_groups) / size)[groups]
@@ -120,9 +120,9 @@ def rescaled_advantages(
     advantages = flat_floats("advantages", advantages).detach()
     gap = flat_floats("gap", gap, ("advantages", advantages)).detach()
     if not strength >= 0:
-        raise ValueError(f"strength must be at least 0, got {strength}")
+        raise ValueError(f"strength must be at least 0, got {strength}.")
     if not 0 <= clip <= 1:
-        raise ValueError(f"clip must be in [0, 1], got {clip}")
+        raise ValueError(f"clip must be in [0, 1], got {clip}.")
     signed = advantages.sign() * gap.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     factor = (2 * signed.sigmoid() if logistic else signed.exp()).clamp(1 - clip, 1 + clip)
     return advantages * ((1 - strength) + strength * factor)
@@ -145,7 +145,7 @@ def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, discount: float)
     rewards = flat_floats("rewards", rewards).detach()
     trajectory_ids = flat_ids("trajectory_ids", trajectory_ids, ("rewards", rewards))
     if not 0 <= discount <= 1:
-        raise ValueError(f"discount must be in [0, 1], got {discount}")
+        raise ValueError(f"discount must be in [0, 1], got {discount}.")
     following: dict[int, float] = {}
     returns = rewards.clone()
     for turn in range(len(rewards) - 1, -1, -1):

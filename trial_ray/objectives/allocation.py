@@ -43,10 +43,10 @@ def hindsight_gap(hindsight_logprobs: Tensor, logprobs: Tensor, clip: float = 2.
     flat_floats("hindsight_logprobs", hindsight_logprobs)
     flat_floats("logprobs", logprobs, ("hindsight_logprobs", hindsight_logprobs))
     if not clip > 0:
-        raise ValueError(f"clip must be above 0, got {clip}")
+        raise ValueError(f"clip must be above 0, got {clip}.")
     gap = hindsight_logprobs.detach() - logprobs.detach()
     if bool(gap.isnan().any()):
-        raise ValueError("hindsight_logprobs and logprobs are infinite at the same token")
+        raise ValueError("hindsight_logprobs and logprobs are infinite at the same token.")
     return gap.clamp(-clip, clip)
 
 
@@ -69,7 +69,7 @@ def turn_scores(gap: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> 
     gap = flat_floats("gap", gap).detach()
     mask = flat_mask("mask", mask, ("gap", gap))
     if num_turns < 0:
-        raise ValueError(f"num_turns must not be negative, got {num_turns}")
+        raise ValueError(f"num_turns must not be negative, got {num_turns}.")
     turn_ids = flat_ids("turn_ids", turn_ids, ("gap", gap), num_turns)
     counts = segment_sum(mask.long(), turn_ids, num_turns)
     totals = segment_sum(zero_outside(gap.abs(), mask), turn_ids, num_turns)
@@ -161,5 +161,5 @@ def _checked(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> tuple[Te
     counts = flat_counts("counts", counts, ("scores", scores))
     ids = flat_ids("trajectory_ids", trajectory_ids, ("scores", scores))
     if not bool(((scores >= 0) & scores.isfinite()).all()):
-        raise ValueError("scores must be finite and not negative")
+        raise ValueError("scores must be finite and not negative.")
     return scores, counts, *renumber(ids)

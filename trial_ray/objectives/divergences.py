@@ -64,7 +64,7 @@ def engine_divergences(
     if logprobs.ndim != 1 or logprobs.shape != behaviour_logprobs.shape:
         raise ValueError(
             f"logprobs and behaviour_logprobs must be flat and of one length; got {list(logprobs.shape)} and "
-            f"{list(behaviour_logprobs.shape)}"
+            f"{list(behaviour_logprobs.shape)}."
         )
     difference = (logprobs - behaviour_logprobs).detach()
     ratio, bounded = bounded_ratio(difference), difference.clamp(max=LOG_RATIO_BOUND)
@@ -99,12 +99,12 @@ def generalised_jsd(logits: Tensor, teacher_logits: Tensor, mix: float = 0.5, te
     """
     if logits.ndim != 2 or logits.shape != teacher_logits.shape:
         raise ValueError(
-            f"logits and teacher_logits must both be [N, V]; got {list(logits.shape)} and {list(teacher_logits.shape)}"
+            f"logits and teacher_logits must both be [N, V]; got {list(logits.shape)} and {list(teacher_logits.shape)}."
         )
     if not 0 < mix < 1:
-        raise ValueError(f"mix must be in (0, 1), got {mix}")
+        raise ValueError(f"mix must be in (0, 1), got {mix}.")
     if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
+        raise ValueError(f"temperature must be above 0, got {temperature}.")
     student = torch.log_softmax(logits / temperature, -1)
     teacher = torch.log_softmax(teacher_logits.detach() / temperature, -1)
     mixture = torch.logaddexp(teacher + math.log(mix), student + math.log(1 - mix))

@@ -37,9 +37,9 @@ def importance_weights(
         ValueError: wrong shape or dtype, NaN, an id out of range, ``cap`` below 1, or an unknown ``mode``.
     """
     if not cap >= 1:
-        raise ValueError(f"cap must be at least 1, got {cap}")
+        raise ValueError(f"cap must be at least 1, got {cap}.")
     if mode not in IMPORTANCE_MODES:
-        raise ValueError(f"mode must be one of {', '.join(IMPORTANCE_MODES)}, got {mode!r}")
+        raise ValueError(f"mode must be one of {', '.join(IMPORTANCE_MODES)}, got {mode!r}.")
     log_ratio = _log_ratio(logprobs, behaviour_logprobs)
     turns = flat_ids("turn_ids", turn_ids, ("logprobs", logprobs), num_turns)
     if mode.startswith("sequence"):

@@ -70,11 +70,11 @@ def clipped_losses(
     advantages = flat_floats("advantages", advantages, like).detach()
     mask = flat_mask("mask", mask, like)
     if not 0 <= clip_low <= 1:
-        raise ValueError(f"clip_low must be in [0, 1], got {clip_low}")
+        raise ValueError(f"clip_low must be in [0, 1], got {clip_low}.")
     if not clip_high >= 0:
-        raise ValueError(f"clip_high must be at least 0, got {clip_high}")
+        raise ValueError(f"clip_high must be at least 0, got {clip_high}.")
     if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
+        raise ValueError(f"dual_clip must be above 1, got {dual_clip}.")
     # Masked before exp and products: what is infinite outside of the mask must not become inf · 0 in the backward pass.
     ratio = bounded_ratio(zero_outside(log_ratio, mask))
     advantages = zero_outside(advantages, mask)
@@ -170,9 +170,9 @@ def clamp_saturated(surrogate_loss: Tensor, dense_loss: Tensor, coefficient: flo
     scalar("surrogate_loss", surrogate_loss)
     scalar("dense_loss", dense_loss)
     if not (coefficient >= 0 and math.isfinite(coefficient)):
-        raise ValueError(f"coefficient must be finite and at least 0, got {coefficient}")
+        raise ValueError(f"coefficient must be finite and at least 0, got {coefficient}.")
     if not alpha >= 0:
-        raise ValueError(f"alpha must be at least 0, got {alpha}")
+        raise ValueError(f"alpha must be at least 0, got {alpha}.")
     if coefficient == 0:
         return torch.zeros_like(dense_loss, dtype=torch.bool)
     return (coefficient * dense_loss).detach().abs() >= _clamp_bound(surrogate_loss, alpha)

@@ -58,9 +58,9 @@ def surrogate_mean(
     mask = flat_mask("mask", mask, like)
     turns = flat_ids("turn_ids", turn_ids, like, num_turns)
     if mean not in SURROGATE_MEANS:
-        raise ValueError(f"mean must be one of {', '.join(SURROGATE_MEANS)}, got {mean!r}")
+        raise ValueError(f"mean must be one of {', '.join(SURROGATE_MEANS)}, got {mean!r}.")
     if not length >= 1:
-        raise ValueError(f"length must be at least 1, got {length}")
+        raise ValueError(f"length must be at least 1, got {length}.")
     if mean == "tokens":
         return masked_mean(losses, mask)
     losses = zero_outside(losses, mask)

@@ -11,57 +11,57 @@ _FLOATS = (torch.float32, torch.float64)
 def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
     """``values`` if they are one-dimensional float32 or float64 without NaN, and as long as the named ``like``."""
     if values.ndim != 1 or values.dtype not in _FLOATS:
-        raise ValueError(f"{name} must be a flat float32 or float64 tensor, got {_described(values)}")
+        raise ValueError(f"{name} must be a flat float32 or float64 tensor, got {_described(values)}.")
     _same_length(name, values, like)
     if bool(values.isnan().any()):
-        raise ValueError(f"{name} holds NaN at {int(values.isnan().sum())} of {len(values)} positions")
+        raise ValueError(f"{name} has NaN at {int(values.isnan().sum())} of {len(values)} positions.")
     return values
 
 
 def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
     """``mask`` as bool, if it is flat, as long as ``like``, and bool or made of 0 and 1."""
     if mask.ndim != 1:
-        raise ValueError(f"{name} must be a flat tensor, got {_described(mask)}")
+        raise ValueError(f"{name} must be a flat tensor, got {_described(mask)}.")
     _same_length(name, mask, like)
     if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError(f"{name} must be bool or hold 0 and 1 only")
+        raise ValueError(f"{name} must be bool or contain only 0 and 1.")
     return mask.bool()
 
 
 def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None = None) -> Tensor:
     """``ids`` as int64, if they are flat integers in ``[0, limit)`` and as many as ``like``."""
     if ids.ndim != 1 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
-        raise ValueError(f"{name} must be a flat tensor of integers, got {_described(ids)}")
+        raise ValueError(f"{name} must be a flat tensor of integers, got {_described(ids)}.")
     _same_length(name, ids, like)
     if len(ids) and (int(ids.min()) < 0 or (limit is not None and int(ids.max()) >= limit)):
         bounds = f"[0, {limit})" if limit is not None else "[0, …)"
-        raise ValueError(f"{name} must be in {bounds}, got {int(ids.min())} to {int(ids.max())}")
+        raise ValueError(f"{name} must be in {bounds}, got {int(ids.min())} to {int(ids.max())}.")
     return ids.long()
 
 
 def flat_counts(name: str, counts: Tensor, like: tuple[str, Tensor]) -> Tensor:
     """``counts`` in the dtype of ``like``, if they are flat, as many, whole and not negative."""
     if counts.ndim != 1:
-        raise ValueError(f"{name} must be a flat tensor, got {_described(counts)}")
+        raise ValueError(f"{name} must be a flat tensor, got {_described(counts)}.")
     _same_length(name, counts, like)
     converted = counts.to(like[1].dtype)
     if not bool(((converted >= 0) & (converted == converted.floor())).all()):
-        raise ValueError(f"{name} must be whole numbers from 0")
+        raise ValueError(f"{name} must be whole numbers from 0.")
     return converted
 
 
 def scalar(name: str, value: Tensor) -> Tensor:
     """``value`` if it is a floating-point tensor of shape () and not NaN."""
     if value.ndim != 0 or value.dtype not in _FLOATS:
-        raise ValueError(f"{name} must be a float32 or float64 tensor of shape (), got {_described(value)}")
+        raise ValueError(f"{name} must be a float32 or float64 tensor of shape (), got {_described(value)}.")
     if bool(value.isnan()):
-        raise ValueError(f"{name} is NaN")
+        raise ValueError(f"{name} is NaN.")
     return value
 
 
 def _same_length(name: str, values: Tensor, like: tuple[str, Tensor] | None) -> None:
     if like is not None and len(values) != len(like[1]):
-        raise ValueError(f"{name} must be as long as {like[0]} ({len(like[1])}), got {len(values)}")
+        raise ValueError(f"{name} must be as long as {like[0]} ({len(like[1])}), got {len(values)}.")
 
 
 def _described(tensor: Tensor) -> str:

@@ -89,14 +89,14 @@ def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ..
     if machine.gpus is not None and request.gpus > machine.gpus:
         yield (
             f"learners ({request.num_learners} x {request.num_gpus_per_learner:g}) and engines ({request.num_engines} x "
-            f"{request.num_gpus_per_engine:g}) ask for {request.gpus:g} GPUs; there are {machine.gpus}"
+            f"{request.num_gpus_per_engine:g}) need {request.gpus:g} GPUs; there are {machine.gpus}"
         )
     if (available := machine.gpu_bytes) is not None:
         learner, engine = actors[:2]
         for actor, other, beside in ((learner, "engine", SLEEPING_ENGINE_BYTES), (engine, "learner", learner.kept)):
             needed = actor.total + beside * request.colocate
             if actor.on_gpu and needed > available:
-                shared = f", the {beside / GIB:.1f} that the {other} keeps included" if request.colocate else ""
+                shared = f", including the {beside / GIB:.1f} that the {other} keeps" if request.colocate else ""
                 yield f"each {actor.actor} needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{shared}"
     needed = sum(actor.count * actor.total for actor in actors if not actor.on_gpu)
     if machine.host_bytes is not None and needed > machine.host_bytes:

@@ -129,8 +129,8 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
     same = (head, opens, suffix) == (long_head, long_opens, long_suffix)
     if not same or (first.ids[-1:], first.lead_in) != (later.ids[-1:], later.lead_in):
         raise ChatTemplateError(
-            "the chat template opens or closes messages in another way when the conversation goes on, so that a longer "
-            "conversation does not begin with a shorter one; use prompt_style='tagged', or a template that only appends"
+            "The chat template writes earlier messages differently when the conversation continues, so a longer conversation does "
+            "not start with the shorter one. Use prompt_style='tagged', or a template that only appends."
         )
     ends = _end_ids(tokenizer, options) or frozenset(
         later.ids
@@ -165,8 +165,8 @@ def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) 
     message, lead_in = first.encode(tokenizer, probe(0)), encode_untrusted(tokenizer, first.lead_in)
     if message[: len(lead_in)] != lead_in:
         raise ChatTemplateError(
-            f"this tokenizer merges {first.lead_in!r}, which the chat template writes before a message, with the message's first "
-            "word, so that the message cannot be told from it; use prompt_style='tagged'"
+            f"This tokenizer merges {first.lead_in!r}, which the chat template writes before a message, with the message's first "
+            "word, so the two cannot be separated. Use prompt_style='tagged'."
         )
     return [*first.ids, *folded, *message[len(lead_in) :]], opens + probe(1) + HEAD_END + probe(0)
 
@@ -229,14 +229,14 @@ def render(
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise ChatTemplateError(
-            "the tokenizer has no chat template; use an instruct model, or set tokenizer.chat_template"
+            "The tokenizer has no chat template. Use an instruct model, or set tokenizer.chat_template."
         )
     named = {"add_generation_prompt": True, **further, "tokenize": False}
     taken = {"self", "strftime_now", *inspect.signature(type(tokenizer).apply_chat_template).parameters, *named}
     if wrong := sorted(taken & options.kwargs.keys()):
         raise ConfigError(
-            f"chat_template_kwargs has {', '.join(map(repr, wrong))}, which this package decides itself; expected variables of "
-            "the template, such as enable_thinking."
+            f"chat_template_kwargs has {', '.join(map(repr, wrong))}, which this package sets itself; expected variables of the "
+            "template, such as enable_thinking."
         )
     day = _day(options)
     named |= {**options.kwargs, "strftime_now": day.strftime}
@@ -253,7 +253,7 @@ def render(
                 rendered: str = tokenizer.apply_chat_template(given, **named)
             except Exception as error:  # the template is a program, which may fail in any way
                 names = ", ".join(message["role"] for message in given)
-                raise ChatTemplateError(f"the chat template cannot render messages of {names}: {error}") from error
+                raise ChatTemplateError(f"The chat template cannot render messages of {names}: {error}") from error
             return _pieces(rendered, [message["role"] for message in probed], written)
         except ChatTemplateError as error:
             refused = refused or error
@@ -266,8 +266,8 @@ def _pieces(rendered: str, roles: Sequence[str], probes: Sequence[str]) -> list[
     for role, text in zip(roles, probes, strict=True):
         if rendered.count(text) != 1:
             raise ChatTemplateError(
-                f"the chat template must write every message once, unaltered and in order, but a probe as message of the {role} "
-                f"occurs {rendered.count(text)} times in what it renders; use a template that leaves messages as they are"
+                f"The chat template must write every message once, unaltered and in order, but a probe as message of the {role} "
+                f"occurs {rendered.count(text)} times in its output. Use a template that does not alter messages."
             )
         piece, rendered = rendered.split(text)
         pieces.append(piece)
@@ -313,8 +313,8 @@ def encode_trusted(tokenizer: Any, text: str) -> list[int]:
 def not_delimited(message: str, text: str) -> ChatTemplateError:
     """The error of a message that no special token closes."""
     return ChatTemplateError(
-        f"the chat template must close {message} with a special token, but goes on with {text[:40]!r}; "
-        "without one, an observation could imitate the end of the message"
+        f"The chat template must close {message} with a special token, but continues with {text[:40]!r}. Without a special token, "
+        "an observation could imitate the end of the message."
     )
 
 
@@ -326,6 +326,6 @@ def require_same(tokenizer: Any, whole: str, parts: list[int]) -> None:
     """
     if parts != encode_trusted(tokenizer, whole):
         raise ChatTemplateError(
-            "this tokenizer gives other ids for the conversation as a whole than for its parts (before, in and after "
-            "the user's message); use a tokenizer whose special tokens separate text"
+            "This tokenizer encodes the whole conversation differently from its parts (before, in and after the user's message). "
+            "Use a tokenizer whose special tokens separate text."
         )

@@ -50,10 +50,10 @@ class ConversationBuilder(PromptWriter):
         if (ends := self._parts.end_ids).isdisjoint(stop_ids):
             written, known = (self._tokenizer.convert_ids_to_tokens(sorted(ids)) for ids in (ends, stop_ids))
             raise ChatTemplateError(
-                f"the chat template ends a response with {' '.join(written)}, expected one of the model's stop tokens "
-                f"({' '.join(map(str, known)) or 'none'}): the policy would go on and write the user's next message itself. Add "
+                f"The chat template ends a response with {' '.join(written)}, expected one of the model's stop tokens "
+                f"({' '.join(map(str, known)) or 'none'}): the policy would continue and write the user's next message itself. Add "
                 f"the id of {written[0]}, {min(ends)}, to eos_token_id in the model's generation_config.json, or use "
-                "prompt_style='tagged'"
+                "prompt_style='tagged'."
             )
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:

@@ -78,8 +78,8 @@ SAMPLED = "groups of rollouts are sampled, by begin_groups(requests, settings) a
     {
         "sample": SAMPLED,
         "sample_get_state_and_metrics": SAMPLED,
-        "make_env": "an environment is made where a rollout needs one",
-        "make_module": "an env runner holds no model; Algorithm.get_module() returns the learner's",
+        "make_env": "environments are created when rollouts need them",
+        "make_module": "an env runner has no model; Algorithm.get_module() returns the learner's",
     }
 )
 class TextEnvRunner(EnvRunner, Checkpointable):
@@ -249,7 +249,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         Raises:
             UnsupportedError: always.
         """
-        raise UnsupportedError("An env runner holds no model; Algorithm.get_module() returns the learner's.")
+        raise UnsupportedError("An env runner has no model; Algorithm.get_module() returns the learner's.")
 
     def get_spaces(self) -> dict[str, Any]:
         """:data:`SPACES`."""

@@ -185,8 +185,8 @@ def require_room(frame: Frame, tokenizer: Any, max_outcome_tokens: int) -> int:
     least = sum(len(encode_untrusted(tokenizer, text)) for text in (frame.lead, CUT_MARK, frame.close))
     if max_outcome_tokens <= least:
         raise ConfigError(
-            f"max_outcome_tokens is {max_outcome_tokens}, expected more than {least}: what stands around the teacher context, "
-            f"from {frame.lead.strip()!r} on, and the mark of a cut have so many. Raise it."
+            f"max_outcome_tokens is {max_outcome_tokens}, expected more than {least}: the fixed text around the teacher context, "
+            f"from {frame.lead.strip()!r} on, and the truncation mark already have that many. Raise it."
         )
     return max_outcome_tokens - least
 
@@ -207,7 +207,7 @@ def augment(prompt_ids: ArrayLike, insert_at: int, evidence_ids: ArrayLike) -> N
     """
     prompt, evidence = np.asarray(prompt_ids, np.int32), np.asarray(evidence_ids, np.int32)
     if not 0 <= insert_at <= len(prompt):
-        raise ValueError(f"insert_at must be in [0, {len(prompt)}] for a prompt of that length, got {insert_at}")
+        raise ValueError(f"insert_at must be in [0, {len(prompt)}] for a prompt of that length, got {insert_at}.")
     return np.concatenate([prompt[:insert_at], evidence, prompt[insert_at:]])
 
 
@@ -257,6 +257,6 @@ def teacher_context(
         needed, text = "the environment's own solution (its `walkthrough`)", ", ".join(trajectory.solution)
     if not text:
         raise ConfigError(
-            f"The {name!r} view needs {needed}; {adapter.env_id} gave none. Choose another teacher_context."
+            f"The {name!r} teacher context needs {needed}; {adapter.env_id} has none. Choose another teacher_context."
         )
     return PrivilegedView(text, frame)

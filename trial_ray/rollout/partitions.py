@@ -153,12 +153,12 @@ def _read(file: Path, iteration: int, schema: pa.Schema) -> pa.Table:
     content = file.read_bytes()
     checksum = _CHECKSUM.search(file.name)  # files of earlier releases have none
     if checksum and zlib.crc32(content) != int(checksum[1], 16):
-        raise UserInputError(f"{file} is damaged: its bytes are not those that were written. Copy it again.")
+        raise UserInputError(f"{file} is damaged: its bytes differ from those that were written. Copy it again.")
     try:
         table = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
     except _UNREADABLE as error:
         raise UserInputError(
-            f"{file} is no complete Parquet file ({first_line(error)}). Copy it again from where it was written, or remove it."
+            f"{file} is not a complete Parquet file ({first_line(error)}). Copy it again from where it was written, or remove it."
         ) from error
     version, expected = (
         (each.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace") for each in (table.schema, schema)

@@ -175,7 +175,5 @@ def _turn(row: dict[str, Any]) -> Turn:
 
 
 def _read(folder: str | os.PathLike[str], iteration: int | None) -> pa.Table:
-    advice = (
-        "Record some by training with a trajectories folder, or name the folder that holds 'iteration=...' folders."
-    )
+    advice = "Record some by training with a trajectories folder, or name the folder with 'iteration=...' folders."
     return read_rows(folder, iteration, SCHEMA, "trajectories", advice)

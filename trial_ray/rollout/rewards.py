@@ -55,7 +55,7 @@ class RewardFunction:
             parts = named_rewards(found if isinstance(found, Mapping) else {name: found}, "the answer")
             if unknown := self.weights.keys() - parts.keys():
                 raise ContractError(
-                    f"reward_weights names {', '.join(sorted(unknown))}; found {', '.join(parts) or 'none'}"
+                    f"reward_weights names {', '.join(sorted(unknown))}; the reward function returned {', '.join(parts) or 'none'}"
                 )
             total = sum(self.weights.get(part, 1.0) * value for part, value in parts.items())
             episode.rewards |= named_rewards({**parts, name: total}, "the weighted sum")

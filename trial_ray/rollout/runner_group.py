@@ -37,8 +37,8 @@ class TextEnvRunnerGroup(RestartableGroup):
         """
         if self.num_remote_env_runners():
             raise UnsupportedError(
-                "TextEnvRunnerGroup.add_workers() is not supported: set .env_runners(num_env_runners=(fewest, most)), and env "
-                "runners come and go."
+                "TextEnvRunnerGroup.add_workers() is not supported: set .env_runners(num_env_runners=(fewest, most)), and the "
+                "number of env runners changes by itself."
             )
         super().add_workers(num_workers, validate)
 
@@ -51,7 +51,7 @@ class TextEnvRunnerGroup(RestartableGroup):
         try:
             spaces: dict[str, Any] = super().get_spaces()
         except IndexError as error:
-            raise InfrastructureError("No env runner could start; the lines of RLlib above say why.") from error
+            raise InfrastructureError("No env runner could start; RLlib's lines above give the cause.") from error
         return spaces
 
     def foreach_env_runner(self, func: Any, **options: Any) -> list[Any]:

@@ -37,7 +37,7 @@ def require_response_template(tokenizer: Any) -> None:
     if getattr(tokenizer, "response_template", None) is not None:
         return
     needed = (
-        "prompt_style='tools' reads calls by the tokenizer's response_template (transformers' response parsing), and this "
+        "prompt_style='tools' parses calls with the tokenizer's response_template (transformers' response parsing), and this "
         "tokenizer has none"
     )
     own = "add response_template to the model's tokenizer_config.json"
@@ -45,13 +45,13 @@ def require_response_template(tokenizer: Any) -> None:
         from trl.chat_template_utils import add_response_schema
     except ImportError as error:
         raise MissingDependencyError(
-            f"{needed}; install TRL, which has those of published chat templates: pip install trl, or {own}"
+            f"{needed}. Install TRL, which has response templates for published chat templates (pip install trl), or {own}."
         ) from error
     try:
         add_response_schema(tokenizer)
     except ValueError as error:
         raise ChatTemplateError(
-            f"{needed}, nor does TRL have one for its chat template; {own}, or choose prompt_style='conversation'"
+            f"{needed}, and TRL has none for its chat template; {own}, or choose prompt_style='conversation'."
         ) from error
 
 

@@ -78,16 +78,16 @@ def split_answer(tokenizer: Any, options: TemplateOptions, tools: Sequence[dict[
     *_, plain = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False, tools=tools)
     if not called.count(_ARGUMENT) == last.count(_ARGUMENT) == 1:
         raise ChatTemplateError(
-            "the chat template does not write the tools that a response calls; use a model that was trained to call tools, or "
-            "prompt_style='conversation'"
+            "The chat template does not write the tool calls of a response. Use a model that was trained to call tools, or "
+            "prompt_style='conversation'."
         )
     glue, tail = called.partition(_ARGUMENT)[2], last.partition(_ARGUMENT)[2]
     end = plain if tail.endswith(plain) else tail[_last_control(tokenizer, tail) :]
     written = tail[: len(tail) - len(end)]
     if not glue.startswith(written):
         raise ChatTemplateError(
-            f"the chat template ends a call with {written!r}, but with {glue[: len(written)]!r} when an answer follows, so that "
-            "a longer conversation does not begin with a shorter one; use a template that only appends"
+            f"The chat template ends a call with {written!r}, but with {glue[: len(written)]!r} if an answer follows, so a longer "
+            "conversation does not start with the shorter one. Use a template that only appends."
         )
     glue = glue.removeprefix(written)
     if not any(glue.startswith(token) for token in control_tokens(tokenizer)):
@@ -163,8 +163,8 @@ class ToolConversationBuilder(ConversationBuilder):
             found = [("", error)]
         if found != [(name, {"argument": _ARGUMENT})]:
             raise ChatTemplateError(
-                f"the tokenizer's response_template reads {found} from {response!r}, which its chat template writes as a call of "
-                f"{name}; set the response_template of this chat template"
+                f"The tokenizer's response_template parses {found} from {response!r}, but its chat template writes that text for a "
+                f"call of {name}. Set the response_template of this chat template."
             )
 
     def call_text(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -186,8 +186,8 @@ class ToolConversationBuilder(ConversationBuilder):
         ids = np.asarray([] if call is None else encode_trusted(self._tokenizer, self.call_text(*call)), np.int32)
         if np.isin(ids, list(self._parts.end_ids)).sum() != 1 or self.read(prompt, ids) != Projection(action, True):
             raise ConfigError(
-                f"the action {action!r:.200} cannot be stated by a call of {', '.join(self.tools.names)} in this chat template; "
-                "add a tool that makes it to the environment adapter, or choose another response_style"
+                f"The action {action!r:.200} cannot be expressed as a call of {', '.join(self.tools.names)} in this chat template. "
+                "Add a tool for it to the environment adapter, or choose another response_style."
             )
         return ids
 

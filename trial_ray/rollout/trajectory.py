@@ -127,7 +127,7 @@ class Trajectory:
         if found is None:
             raise ConfigError(
                 f"reward is {reward_name(reward)}, which was not called with a rollout of task {self.task_id!r}. Set "
-                ".training(reward=FUNCTION) before rollouts are played; a recorded config has its name alone."
+                ".training(reward=FUNCTION) before rollouts are played; a recorded config has only its name."
             )
         return found
 

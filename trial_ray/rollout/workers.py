@@ -182,7 +182,7 @@ class RolloutWorkers:
         self._logged.setdefault(iteration is None, []).extend(sample.logged for sample in samples if sample.logged)
         if iteration is not None and (errors := [error for sample in samples for error in sample.errors]):
             total = sum(len(sample.episodes) for sample in samples)
-            logger.warning("%d of %d rollouts failed and are left out; the first: %s", len(errors), total, errors[0])
+            logger.warning("%d of %d rollouts failed and are dropped; the first: %s", len(errors), total, errors[0])
         return samples, dead
 
     def _await_ended(
@@ -249,7 +249,7 @@ class RolloutWorkers:
         if self._local() is not None:
             return self.abandon_groups()
         for runner_id in {*self._unfinished.values()}:
-            self._replace(runner_id, f"ended no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
+            self._replace(runner_id, f"completed no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
         indices, self._unfinished = list(self._unfinished), {}
         return indices
 
@@ -287,7 +287,7 @@ class RolloutWorkers:
         runner_ids = self._runners.healthy_env_runner_ids()
         self._leaving = {runner_id for runner_id in runner_ids if runs_on(self._actor(runner_id), leaving)}
         for runner_id in self._leaving.difference(holding):
-            self._replace(runner_id, "was on a node that is taken away")
+            self._replace(runner_id, "was on a node that is being removed")
         self._take_in()
 
     def withdraw(self) -> None:
@@ -309,7 +309,7 @@ class RolloutWorkers:
             try:
                 ray.get(ping, timeout=TAKE_TIMEOUT_S)
             except RayError as error:
-                logger.warning("an env runner did not start and is asked for again: %s", first_line(error))
+                logger.warning("an env runner did not start and is requested again: %s", first_line(error))
                 self._ask()
             else:
                 self._begin_with([add_env_runner(self._runners, handle)], self._kept)
@@ -385,8 +385,9 @@ class RolloutWorkers:
                     f"none was restarted within {timeout_s:.0f} s" if timeout_s else "restart_failed_env_runners is off"
                 )
                 raise InfrastructureError(
-                    f"No env runner is left, and {waited}. What happened to the last ones: "
-                    f"{'; '.join(self._losses[-2:]) or 'see the logs of Ray'}. Resume from the last checkpoint."
+                    f"No env runner is left, and {waited}. The last failures: "
+                    f"{'; '.join(self._losses[-2:]) or 'see the logs of Ray'}. "
+                    "Resume from the last checkpoint."
                 )
             time.sleep(0.5)
             self._take_in()

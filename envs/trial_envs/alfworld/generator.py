@@ -49,7 +49,7 @@ def task_ids(difficulty: str, seed: int, count: int, families: Sequence[str] | N
     chosen = level.families if families is None else tuple(families)
     unknown = [family for family in chosen if family not in FAMILIES]
     if unknown or not chosen:
-        raise GeneratorSettingError(f"found the families {list(chosen)}, expected some of {', '.join(FAMILIES)}")
+        raise GeneratorSettingError(f"Expected families of {', '.join(FAMILIES)}, got {list(chosen)}.")
     ids = []
     for index in range(count):
         family = chosen[index % len(chosen)]

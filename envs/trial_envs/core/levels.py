@@ -31,4 +31,4 @@ def require_whole(least: int, **numbers: object) -> None:
     """
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise GeneratorSettingError(f"found {name} {value!r}, expected a whole number from {least}")
+            raise GeneratorSettingError(f"Expected {name} as a whole number from {least}, got {value!r}.")

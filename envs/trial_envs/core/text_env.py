@@ -134,7 +134,7 @@ class TextEnv(gymnasium.Env[str, str]):
         if not self._playing:
             raise EpisodeOverError("no episode is running: call reset() before step()")
         if not isinstance(action, str):
-            raise TypeError(f"expected an action of type str, found {type(action).__name__}")
+            raise TypeError(f"Expected an action of type str, got {type(action).__name__}.")
         self._playing = False  # the state of an engine that fails is not known
         outcome = self._advance(action)
         self._actions.append(action)
@@ -184,7 +184,7 @@ class TextEnv(gymnasium.Env[str, str]):
         """The id of the task that an integer names: its index in :meth:`tasks`."""
         tasks = self.tasks()
         if not 0 <= index < len(tasks):
-            raise UnknownTaskError(f"the split {self.split!r} has {len(tasks)} tasks, found the task index {index}")
+            raise UnknownTaskError(f"the split {self.split!r} has {len(tasks)} tasks, got the task index {index}.")
         return tasks[index]
 
     def _info(self, outcome: Outcome) -> dict[str, Any]:
@@ -208,10 +208,10 @@ def _index(wanted: object) -> int:
         if isinstance(wanted, SupportsIndex) and not isinstance(wanted, bool):
             if (index := int(operator.index(wanted))).bit_length() <= 64:
                 return index
-            raise UnknownTaskError(f"expected an index into tasks(), found an integer of {index.bit_length()} bits")
+            raise UnknownTaskError(f"Expected an index into tasks(), got an integer of {index.bit_length()} bits.")
     except TypeError:  # an array has the method, and is an index only where it has a single element
         pass
-    raise UnknownTaskError(f"expected a task id (str) or an index into tasks() (int), found {wanted!r:.200}")
+    raise UnknownTaskError(f"Expected a task id (str) or an index into tasks() (int), got {wanted!r:.200}.")
 
 
 def _make_again(

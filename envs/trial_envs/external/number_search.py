@@ -32,7 +32,7 @@ class NumberSearch:
         """
         found = _RANGE.search(task)
         if found is None:
-            raise ValueError(f"expected a task with 'number between A and B', found {task!r:.200}")
+            raise ValueError(f"Expected a task with 'number between A and B', got {task!r:.200}.")
         self._least, self._most = int(found[1]), int(found[2])
         self._last: int | None = None
 

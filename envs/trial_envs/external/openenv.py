@@ -68,10 +68,10 @@ class OpenEnvEnv(TextEnv):
         require_whole(1, num_tasks=num_tasks)
         if num_tasks > MOST_TASKS or not 0 < timeout_s < math.inf:
             raise GeneratorSettingError(
-                f"found num_tasks {num_tasks} and timeout_s {timeout_s}; expected at most {MOST_TASKS} and a positive number"
+                f"Expected num_tasks of at most {MOST_TASKS} and a positive timeout_s, got {num_tasks} and {timeout_s}."
             )
         if not isinstance(url, str) or url.partition("://")[0] not in ("http", "https", "ws", "wss"):
-            raise GeneratorSettingError(f"found the url {url!r:.200}, expected one such as http://127.0.0.1:8000")
+            raise GeneratorSettingError(f"Expected a url such as http://127.0.0.1:8000, got {url!r:.200}.")
         self._url, self._timeout_s = url, timeout_s
         self._action_field, self._observation_field = action_field, observation_field
         self._num_tasks = num_tasks
@@ -99,7 +99,7 @@ class OpenEnvEnv(TextEnv):
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         if not task_id:
-            raise UnknownTaskError("expected a seed, or a task of the server; found an empty task id")
+            raise UnknownTaskError("Expected a seed, or a task of the server, got an empty task id.")
         asked = {"seed": int(task_id)} if task_id.isdecimal() and len(task_id) < 20 else {"task": task_id}
         self._return = 0.0
         answer = self._reset_server(asked)

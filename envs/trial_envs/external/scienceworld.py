@@ -122,7 +122,7 @@ class ScienceWorldEnv(TextEnv):
             self._simulator = self._library.ScienceWorldEnv(envStepLimit=float("inf"))
             known = ("easy", *self._simulator.get_possible_simplifications())
             if wrong := [each for each in self._simplifications.split(",") if each and each not in known]:
-                raise GeneratorSettingError(f"found the simplifications {wrong}, expected some of {[*known]}")
+                raise GeneratorSettingError(f"Expected simplifications of {[*known]}, got {wrong}.")
         return self._simulator
 
     @staticmethod

@@ -51,9 +51,9 @@ class SeededEnv(TextEnv):
         super().__init__(split, max_turns, render_mode)
         require_whole(1, num_games=num_games)
         if num_games > MOST_GAMES:
-            raise GeneratorSettingError(f"found num_games {num_games}, expected at most {MOST_GAMES}")
+            raise GeneratorSettingError(f"Expected num_games of at most {MOST_GAMES}, got {num_games}.")
         if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
-            raise GeneratorSettingError(f"found the actions {actions!r:.200}, expected a list of str")
+            raise GeneratorSettingError(f"Expected actions as a list of str, got {actions!r:.200}.")
         self._name, self._num_games = name, num_games
         self._listed = tuple(actions)
         self._random = RandomState()
@@ -112,7 +112,7 @@ def plain_settings(name: str, settings: Mapping[str, Any] | None, reserved: Sequ
     """
     given = {} if settings is None else settings
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise GeneratorSettingError(f"found {name} {settings!r:.200}, expected a dict of keyword arguments")
+        raise GeneratorSettingError(f"Expected {name} as a dict of keyword arguments, got {settings!r:.200}.")
     if taken := [key for key in reserved if key in given]:
         raise GeneratorSettingError(f"{name} sets {', '.join(taken)}, which the task id decides; leave it out")
     return dict(given)

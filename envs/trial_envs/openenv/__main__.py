@@ -20,7 +20,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """``key=value`` with a value in JSON; one that is not JSON is a text."""
     key, separator, value = text.partition("=")
     if not separator or not key.isidentifier():
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected key=value, such as max_turns=20")
+        raise argparse.ArgumentTypeError(f"expected key=value, such as max_turns=20, got {text!r}")
     try:
         return key, json.loads(value)
     except ValueError:
@@ -30,7 +30,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def at_least_one(text: str) -> int:
     """A whole number from 1 on."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
 
@@ -41,7 +41,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a positive number of seconds")
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
     return number
 
 

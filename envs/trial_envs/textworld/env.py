@@ -99,12 +99,13 @@ class TextWorldEnv(TextEnv):
         unknown = [family for family in self._families if family not in LEVELS]
         if unknown or not self._families or num_games > MOST_GAMES:
             raise GeneratorSettingError(
-                f"found the families {families!r} and num_games {num_games}; expected some of {list(LEVELS)} and at most "
-                f"{MOST_GAMES}"
+                f"Expected families of {list(LEVELS)} and num_games of at most {MOST_GAMES}, got {families!r} and {num_games}."
             )
         highest = min(LEVELS[family] for family in self._families)
         if not 1 <= level <= highest:
-            raise GeneratorSettingError(f"found level {level}, expected 1 to {highest} for {', '.join(self._families)}")
+            raise GeneratorSettingError(
+                f"Expected a level from 1 to {highest} for {', '.join(self._families)}, got {level}."
+            )
         self.tasks()  # raises UnknownSplitError
         self._textworld = _import("textworld")
         self._folder = ProcessFolder()

@@ -60,7 +60,7 @@ class ShopSetting:
         require_whole(1, num_products=self.num_products, num_goals=self.num_goals)
         if self.num_products > most:
             raise GeneratorSettingError(
-                f"found {self.num_products} products, expected 1 to {most} at the level {self.difficulty}"
+                f"Expected 1 to {most} products at the level {self.difficulty}, got {self.num_products}."
             )
 
 

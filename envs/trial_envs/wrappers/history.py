@@ -33,7 +33,7 @@ class HistoryWindow(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs
         gymnasium.Wrapper.__init__(self, env)
         seen, done = env.observation_space, env.action_space
         if not isinstance(seen, Text) or not isinstance(done, Text):
-            raise TypeError(f"expected Text spaces, found the observation space {seen} and the action space {done}")
+            raise TypeError(f"Expected Text spaces, got the observation space {seen} and the action space {done}.")
         if size < 1:
             raise ValueError(f"size is {size}, expected at least 1")
         turn = seen.max_length + done.max_length + len(_TURN.format(observation="", action=""))

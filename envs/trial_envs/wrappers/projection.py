@@ -45,7 +45,7 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
             TypeError: the response is not a string.
         """
         if not isinstance(action, str):
-            raise TypeError(f"expected a response of type str, found {type(action).__name__}")
+            raise TypeError(f"Expected a response of type str, got {type(action).__name__}.")
         found = project_action(action, self._style, self._tail)
         observation, reward, terminated, truncated, info = self.env.step(found.action)
         projected = {"action": found.action, "invalid_response": not found.valid}

@@ -177,13 +177,13 @@ def test_misuse_is_refused_with_what_to_do():
     with pytest.raises(EpisodeOverError, match="reset"):
         env.step("1")
     env.reset(seed=0)
-    with pytest.raises(TypeError, match="found int"):
+    with pytest.raises(TypeError, match="got int"):
         env.step(1)
     env.step("no")
     with pytest.raises(EpisodeOverError):
         env.step("no")
     for wrong in (0, 2.5, "3", None):
-        with pytest.raises(ValueError, match="found max_turns"):
+        with pytest.raises(ValueError, match="Expected max_turns"):
             CountingEnv(max_turns=wrong)
 
 

@@ -63,7 +63,11 @@ def test_splits_share_no_seed():
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [([1], "expected a dict"), ({1: 2}, "expected a dict"), ({"seed": 1, "low": 2}, "sets seed, which the task id")],
+    [
+        ([1], "as a dict of keyword"),
+        ({1: 2}, "as a dict of keyword"),
+        ({"seed": 1, "low": 2}, "sets seed, which the task id"),
+    ],
 )
 def test_settings_for_the_library_are_checked(given, told):
     with pytest.raises(GeneratorSettingError, match=told):

@@ -127,7 +127,7 @@ def test_other_wrong_settings_are_refused(own_cache, env):
     with pytest.raises(UnknownSplitError):
         WebShopEnv("valid")
     for wrong in ({"num_products": 0}, {"num_games": 2.0}, {"generator_seed": True}):
-        with pytest.raises(GeneratorSettingError, match="expected a whole number from"):
+        with pytest.raises(GeneratorSettingError, match="as a whole number from"):
             WebShopEnv("generated", **wrong)
     with pytest.raises(UnknownOptionError, match="color"):
         env.reset(options={"color": "red"})

@@ -60,7 +60,7 @@ def test_goals_are_divided_among_shops_and_are_the_same_however_they_are_reached
     again = pickle.loads(pickle.dumps(env))
     _, info = again.reset(options={"task": 6})
     assert (again.catalogue.folder, info["task"]) == played["6"]
-    with pytest.raises(GeneratorSettingError, match="found num_shops 0"):
+    with pytest.raises(GeneratorSettingError, match="Expected num_shops as a whole number from 1, got 0"):
         WebShopEnv("generated", num_shops=0)
 
 

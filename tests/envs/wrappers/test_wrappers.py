@@ -78,11 +78,11 @@ def test_responses_become_actions_and_wrong_ones_are_flagged(response, action, i
 def test_wrong_settings_are_refused_when_the_wrapper_is_made():
     with pytest.raises(ValueError, match="size is 0"):
         HistoryWindow(EchoEnv(), size=0)
-    with pytest.raises(TypeError, match="expected Text spaces"):
+    with pytest.raises(TypeError, match="Expected Text spaces"):
         HistoryWindow(gymnasium.make("CartPole-v1"))
     with pytest.raises(ValueError, match="style"):
         ActionProjection(EchoEnv(), style="xml")
-    with pytest.raises(TypeError, match="found bytes"):
+    with pytest.raises(TypeError, match="got bytes"):
         ActionProjection(EchoEnv()).step(b"win")
 
 

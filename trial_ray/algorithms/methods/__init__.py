@@ -79,8 +79,8 @@ def method_of(config: GRPOConfig) -> str:
     if getattr(module, "CONFIG", None) is type(config) and module.__file__:
         return str(Path(module.__file__).resolve())
     raise ConfigError(
-        f"{type(config).__name__} belongs to no method that could be found again; put it into a file of its own that "
-        "defines CONFIG, and train with --method FILE.py."
+        f"{type(config).__name__} is not part of a method that could be found again; put it into its own file that defines CONFIG, "
+        "and train with --method FILE.py."
     )
 
 
@@ -107,5 +107,5 @@ def _config_of(module: ModuleType, method: str) -> type[GRPOConfig]:
 
     found = getattr(module, "CONFIG", None)
     if not (isinstance(found, type) and issubclass(found, GRPOConfig)):
-        raise ConfigError(f"{method} must define CONFIG, a class derived from GRPOConfig; found {found!r}.")
+        raise ConfigError(f"{method} must define CONFIG, a class derived from GRPOConfig, got {found!r}.")
     return found
