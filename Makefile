@@ -54,7 +54,7 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=206500 \
+  trial_ray=206600 \
   tests=233400 \
   benchmarks=26600 \
   words=33600

@@ -30,6 +30,12 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 START_S = 180.0
 """How long a local Ray may take to start. Ray gives itself 30 s, which cannot be set, and a busy machine needs more."""
+AGENT_PORTS = {
+    METRICS_AGENT_PORT_NAME: "metrics_agent_port",
+    METRICS_EXPORT_PORT_NAME: "metrics_export_port",
+    DASHBOARD_AGENT_LISTEN_PORT_NAME: "dashboard_agent_listen_port",
+}
+"""Arguments of ``start_raylet`` by the names under which the agent writes these ports."""
 
 
 class RestartableGroup(EnvRunnerGroup):
@@ -106,10 +112,22 @@ def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
 
 @contextmanager
 def local_start() -> Iterator[None]:
-    """Start a Ray that only this machine reaches, without autoscaler, API server and metrics; wait for it for :data:`START_S`.
+    """Start a Ray that only this machine reaches, without autoscaler, API server and metrics, however slowly.
 
     Ray reads the environment variable for the first when it is imported; it would wait for the rest, which nothing uses.
     """
+    with (
+        slow_start(),
+        patch.object(utils, "get_dashboard_dependency_error", lambda: ImportError()),
+        patch.multiple(Node, start_monitor=DEFAULT, start_api_server=DEFAULT),
+        patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
+    ):
+        yield
+
+
+@contextmanager
+def slow_start() -> Iterator[None]:
+    """Wait :data:`START_S` for a node that this process starts; ports of agents that are not given are not to be had."""
     get_node: Callable[[str, str], Any] = services.get_node
     start_raylet: Callable[..., Any] = services.start_raylet
 
@@ -129,17 +147,14 @@ def local_start() -> Iterator[None]:
             unused.bind(("", 0))
             named["runtime_env_agent_port"] = unused.getsockname()[1]
         given = signature(start_raylet).bind(*arguments, **named).arguments
-        for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
-            persist_port(given["session_dir"], given["node_id"], name, -1)
+        for name, port in AGENT_PORTS.items():
+            persist_port(given["session_dir"], given["node_id"], name, given.get(port) or -1)
         return start_raylet(*arguments, **named)
 
     limits = {"RAY_gcs_server_port_wait_time_s": START_S, "RAY_agent_register_timeout_ms": 1000 * START_S}
     with (
         patch.dict(os.environ, {name: f"{limit:.0f}" for name, limit in limits.items()}),
-        patch.object(utils, "get_dashboard_dependency_error", lambda: ImportError()),
         patch.object(services, "start_raylet", raylet_with_ports),
-        patch.multiple(Node, start_monitor=DEFAULT, start_api_server=DEFAULT),
-        patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
         patch.object(services, "get_node", started_node),
     ):
         yield

@@ -55,7 +55,7 @@ def test_two_of_four_nodes_leave_and_three_come(model_path, tmp_path):
         wait_for_actors(run, 4)
         nodes.drain("one", DRAIN_S)
         wait_for_actors(run, 3)
-        nodes.wait_for_end("one", DRAIN_S)
+        nodes.wait_for_end("one", 900)
         time.sleep(0.1)  # into the sampling of the next
         nodes.kill("two")
         run.wait_for(lambda found: actors(found[-1]) == (2, 2))

@@ -53,13 +53,15 @@ def _kill_over_and_over(start: Callable[..., BaseProcess], folder: Path) -> None
     for kill in range(KILLS):
         before, left = len(_metrics(folder)), _partial(folder)
         process = start(resume=(folder / "run.json").exists())
-        if kill % 2:
-            _await(lambda left=left: bool(_partial(folder) - left))
-            time.sleep(draw.uniform(0.0, 0.1))
-        else:
-            _await(lambda before=before: len(_metrics(folder)) > before)
-            time.sleep(draw.uniform(0.0, 1.0))
-        process.kill()
+        try:
+            if kill % 2:
+                _await(lambda left=left: bool(_partial(folder) - left))
+                time.sleep(draw.uniform(0.0, 0.1))
+            else:
+                _await(lambda before=before: len(_metrics(folder)) > before)
+                time.sleep(draw.uniform(0.0, 1.0))
+        finally:
+            process.kill()
         process.join(60)
         assert process.exitcode == -signal.SIGKILL
 

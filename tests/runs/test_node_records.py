@@ -74,7 +74,7 @@ def test_files_of_another_node_come_here(tmp_path):
             check=True,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         ).stdout
     assert told.splitlines()[-1] == f"here/{NAME}"
     assert (here / NAME).read_bytes() == NAME.encode()

@@ -62,23 +62,22 @@ def test_ray_exports_the_figures_of_two_runs_by_their_names(tmp_path):
     iteration = dict.fromkeys((*GAUGES.values(), *COUNTERS.values()), 3.0)
     wanted = {(name, run) for name in prometheus_names() for run in ("first", "second")}
     found = {}
-    with (
-        cluster_of() as nodes,
-        subprocess.Popen(
+    with cluster_of() as nodes:
+        nodes.wait_for_jobs()  # the process that exports metrics is there from now on
+        with subprocess.Popen(
             [sys.executable, "-c", EXPORTED, str(tmp_path), json.dumps(iteration)],
             env=nodes.environment | {"RAY_ADDRESS": nodes.address},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-        ) as logging,
-    ):
-        address = logging.stdout.readline().strip()
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not wanted <= found.keys():
-            found = exported(address)
-            time.sleep(1)
-        logging.stdin.close()
-        assert not logging.stdout.read()  # a warning
+        ) as logging:
+            address = logging.stdout.readline().strip()
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline and not wanted <= found.keys():
+                found = exported(address)
+                time.sleep(1)
+            logging.stdin.close()
+            assert not logging.stdout.read()  # a warning
     assert not wanted - found.keys()
     assert found["ray_trial_iteration", "second"] == 7.0
     assert found["ray_trial_turns_total", "first"] == 6.0

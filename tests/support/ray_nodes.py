@@ -21,6 +21,14 @@ from typing import Any
 import psutil
 
 START_S = 900.0
+# `ray start`, on a machine on which the agents of a node may need more than Ray's 15 s.
+NODE = """
+from ray.scripts.scripts import main
+from trial_ray.ray_internals import slow_start
+
+with slow_start():
+    main()
+"""
 CPUS_PER_NODE = 1
 STORE_BYTES = 100_000_000
 
@@ -61,7 +69,7 @@ class RayNodes:
         }
         self.ids: dict[str, str] = {}
         self._killed: set[str] = set()
-        self._nodes: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_head(self, name: str) -> None:
         """Start the head, without waiting for it."""
@@ -80,9 +88,9 @@ class RayNodes:
     def kill(self, name: str) -> None:
         """End a node as a power failure would: its raylet gets SIGKILL, and takes the actors on it along."""
         self._raylet(name).kill()
-        node, _ = self._nodes.pop(name)
+        node = self._nodes.pop(name)
         self._killed.add(self.ids[name])
-        node.wait(timeout=60)
+        node.wait(timeout=300)
 
     def drain(self, name: str, seconds: int) -> None:
         """Tell Ray that a node will be taken away in so many seconds, as an autoscaler or a spot machine's notice does.
@@ -94,38 +102,34 @@ class RayNodes:
             "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken away",
             "--deadline-remaining-seconds", str(seconds),
         ]  # fmt: skip
-        subprocess.run(words, env=self.environment, check=True, timeout=60)
+        subprocess.run(words, env=self.environment, check=True, timeout=300)
 
     def wait_for_end(self, name: str, timeout_s: float) -> None:
         """Wait until the raylet of a node that is drained has ended by itself; ``ray start --block`` goes on without."""
-        node, _ = self._nodes.pop(name)
+        node = self._nodes.pop(name)
         self._killed.add(self.ids[name])
         raylets = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]  # none: it ended
         assert not psutil.wait_procs(raylets, timeout=timeout_s)[1], f"{name} has not ended within {timeout_s:.0f} s"
         node.terminate()
-        node.wait(timeout=60)
+        node.wait(timeout=300)
 
     def _raylet(self, name: str) -> psutil.Process:
         """The process that a node stands or falls with."""
-        node, _ = self._nodes[name]
-        (raylet,) = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
+        (raylet,) = [child for child in psutil.Process(self._nodes[name].pid).children() if child.name() == "raylet"]
         return raylet
 
     def stop(self) -> None:
         """Stop every node, the head last."""
-        for node, _ in reversed(self._nodes.values()):
+        for node in reversed(self._nodes.values()):
             node.send_signal(signal.SIGTERM)
-            node.wait(timeout=60)
+            node.wait(timeout=300)
 
     def wait_for_nodes(self) -> None:
-        """Wait until all nodes have joined; start again those that a busy machine kept longer than Ray's 30 s."""
+        """Wait until all nodes have joined."""
         deadline, answer = time.monotonic() + START_S, ""
         while time.monotonic() < deadline:
-            for name, (node, arguments) in list(self._nodes.items()):
-                if node.poll() is not None:
-                    said = self._log(name).read_text()
-                    assert "timed out during startup" in said, f"{name} ended: {said}"
-                    self._start(name, arguments)
+            for name, node in self._nodes.items():
+                assert node.poll() is None, f"{name} ended: {self._log(name).read_text()}"
             try:
                 declared = self._declared()
                 if declared.keys() >= self._nodes.keys():
@@ -175,21 +179,22 @@ class RayNodes:
             return json.load(answer)
 
     def _start(self, name: str, arguments: str) -> None:
-        (agent,) = free_ports(1)
+        agent, grpc, export = free_ports(3)
         common = (
             # Files of its own, as on a machine of its own: a node removes the jobs' folders that its actors need no more.
             f"--block --temp-dir={self.folder / name} --num-cpus={CPUS_PER_NODE} --object-store-memory={STORE_BYTES} "
-            f"--dashboard-agent-listen-port={agent} --min-worker-port=0 --max-worker-port=0"
+            f"--dashboard-agent-listen-port={agent} --dashboard-agent-grpc-port={grpc} --metrics-export-port={export} "
+            f"--min-worker-port=0 --max-worker-port=0"
         )
         resources = json.dumps({name: 1, **self._resources})
         with self._log(name).open("wb") as output:
             node = subprocess.Popen(
-                ["ray", "start", *common.split(), f"--resources={resources}", *arguments.split()],
+                [sys.executable, "-c", NODE, "start", *common.split(), f"--resources={resources}", *arguments.split()],
                 env=self.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        self._nodes[name] = (node, arguments)
+        self._nodes[name] = node
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

@@ -160,9 +160,7 @@ class GRPOLearner(TorchLearner):
         self._weights_seq_no += 1
         refs = training_data.episodes_refs if training_data is not None else []
         if not (groups := episodes or fetch_groups(refs, self.exchange)):
-            raise InfrastructureError(
-                f"The update has no group to train on: {len(refs)} were sampled, and all were lost."
-            )
+            raise InfrastructureError(f"The update has no group to train on: all {len(refs)} were lost.")
         num_lost = max(0, len(refs) - len(groups))
         with log_time(self.metrics, f"{LEARNER}scoring/seconds"), event("scoring"):
             # Connectors of the user's, in RLlib's pipeline, may change the groups.
