@@ -403,7 +403,8 @@ class GRPO(RLlibCalls):
         """RLlib's state, the seconds trained, the place in the task list with what is in flight, and the weights' version.
 
         Args:
-            args, kwargs: RLlib's; with ``inference_only=True`` the state has neither weights nor optimizer state.
+            args: RLlib's.
+            kwargs: RLlib's; with ``inference_only=True`` the state has neither weights nor optimizer state.
         """
         return {
             **super().get_state(*args, **kwargs),
@@ -426,8 +427,7 @@ class GRPO(RLlibCalls):
         super().set_state(state)
         if checked := state.get("health_checks", state.get("guards")):  # its name in earlier versions
             self.health_checks.set_state(checked)
-        if "time_total_s" in state:  # RLlib saves it for Tune's trials alone
-            self._time_total = state["time_total_s"]
+        self._time_total = state.get("time_total_s", self._time_total)  # RLlib saves it for Tune's trials alone
         if "initial_weights" in state:
             compare_initial_weights(self.config, self.initial_weights, state["initial_weights"])
             self.initial_weights = state["initial_weights"]
