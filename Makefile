@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=206600 \
-  tests=233400 \
+  tests=233600 \
   benchmarks=26600 \
   words=33600
 

@@ -199,7 +199,13 @@ class ProgramEnv(TextEnv):
 
     def _message(self, action: str) -> Message:
         """The policy's answer, which an action stands for."""
-        said = json.loads(action) if self._tools else {"content": action}
+        try:
+            said = json.loads(action) if self._tools else {"content": action}
+        except ValueError as error:
+            raise ValueError(
+                f"expected an action of program_tools({', '.join(self._tools)}), got {action!r:.200}: give the environment's "
+                "adapter the same tools"
+            ) from error
         if "content" in said:
             return {"role": "assistant", "content": said["content"]}
         function = {"name": said["name"], "arguments": json.dumps(said["arguments"])}
@@ -236,6 +242,8 @@ class ProgramEnv(TextEnv):
             raise ValueError(f"expected the tools {', '.join(self._tools)}, got {', '.join(offered) or 'none'}")
         if body.get("stream") or body.get("n", 1) != 1:
             raise ValueError("expected a call for one whole answer, got stream or n")
+        if (choice := body.get("tool_choice", "auto")) != "auto":
+            raise ValueError(f"expected tool_choice='auto', got {choice!r}: the policy decides whether it calls a tool")
         if self._call is None or self._call.done():
             raise ValueError("expected one call at a time, got a second one before the first was answered")
         messages = [_plain(message) for message in body.get("messages", ())]

@@ -281,6 +281,11 @@ async def goes_on_after_words(task, chat):
     await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
 
 
+async def demands_a_call(task, chat):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER], tool_choice="required")
+
+
 async def answers_another_call(task, chat):
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
@@ -299,6 +304,7 @@ async def answers_another_call(task, chat):
             "expected messages of the last call, its answer and one message of the tool, got",
         ),
         (play, CALLS, "expected the tools guess, got none"),
+        (demands_a_call, CALLS, "expected tool_choice='auto', got 'required'"),
     ],
 )
 def test_a_conversation_with_tools_that_cannot_be_trained_fails_its_rollout_and_says_why(run, answers, told):
@@ -315,3 +321,11 @@ def test_an_answer_without_a_call_is_the_programs():
 def program_with_tools(run) -> EnvironmentEntry:
     adapter = program_adapter("test/Program-v0", [guess])
     return entry(ProgramEnv, adapter, run=run, tasks={"train": ["5"]}, max_turns=4, tools=[guess])
+
+
+def test_an_action_of_other_tools_is_named():
+    env = ProgramEnv(asks_in_words, {"train": ["5"]}, tools=[guess])
+    env.reset()
+    with pytest.raises(ValueError, match=r"expected an action of program_tools\(guess\), got 'look'"):
+        env.step("look")
+    env.close()
