@@ -199,7 +199,7 @@ class Section:
         further = [name for name in self.further(owner) if name not in keywords]
 
         def assign(config: Config, **given: Any) -> Config:
-            settings = {current_name(name): value for name, value in given.items()}
+            settings = dict(zip(map(current_name, given), given.values(), strict=True))
             known = [*keywords, *further]
             for keyword in settings.keys() - known:
                 raise self._unknown(type(config), keyword, known)

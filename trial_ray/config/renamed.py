@@ -34,7 +34,7 @@ def current_name(given: str) -> str:
 
 
 def warn_of(given: str, name: str) -> None:
-    """Warn of an earlier name, once for each place that gives it."""
+    """Warn of an earlier name, once for each place that gives it: the caller of who called :func:`current_name`."""
     warnings.warn(
         f"{given} is {name} now; the next version does not take the earlier name", FutureWarning, stacklevel=4
     )
