@@ -29,12 +29,12 @@ RENAMED_METRICS = {
 def current_name(given: str) -> str:
     """The name that a setting has now; warns of an earlier one."""
     if (name := RENAMED_SETTINGS.get(given, given)) != given:
-        warn_of(given, name)
+        warn_of(given, name, stacklevel=4)
     return name
 
 
-def warn_of(given: str, name: str) -> None:
-    """Warn of an earlier name, once for each place that gives it: the caller of who called :func:`current_name`."""
+def warn_of(given: str, name: str, stacklevel: int = 3) -> None:
+    """Warn of an earlier name, once for each place that gives it: the caller of the caller, by default."""
     warnings.warn(
-        f"{given} is {name} now; the next version does not take the earlier name", FutureWarning, stacklevel=4
+        f"{given} is {name} now; the next version does not take the earlier name", FutureWarning, stacklevel=stacklevel
     )
