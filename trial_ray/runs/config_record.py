@@ -132,7 +132,7 @@ def from_record(
     method = record["method"]
     config = new_config((method_file or "grpo") if method.endswith(".py") else method)
     defaults = vars(config)
-    settings = _settings(record)
+    settings = recorded_settings(record)
     if settings.get("clamp_scope", "microbatch") != "microbatch":
         raise CheckpointError(
             "The run was trained with clamp_scope='minibatch', which was removed: Eq. 8 clamps each microbatch. `trial-ray export` "
@@ -219,7 +219,7 @@ def load_commands(path: Path, iteration: int | None = None) -> list[dict[str, An
 
 
 def _whole(command: Mapping[str, Any]) -> dict[str, Any]:
-    settings, environments = _settings(command), list(command.get("environments", ()))
+    settings, environments = recorded_settings(command), list(command.get("environments", ()))
     return {**command, "method": str(command.get("method", "")), "settings": settings, "environments": environments}
 
 
@@ -370,11 +370,11 @@ def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:
 
 
 def _compared(command: Record) -> dict[str, Any]:
-    settings = {name: value for name, value in _settings(command).items() if name not in OF_THE_RECORDING}
+    settings = {name: value for name, value in recorded_settings(command).items() if name not in OF_THE_RECORDING}
     return {"method": command["method"], "environments": command.get("environments"), **settings}
 
 
-def _settings(command: Record) -> dict[str, Any]:
+def recorded_settings(command: Record) -> dict[str, Any]:
     """The recorded settings by the names that they have now, with one that earlier versions had in the code."""
     named = {RENAMED_SETTINGS.get(name, name): value for name, value in command.get("settings", {}).items()}
     return {"chat_template_kwargs": EARLIER_CHAT_TEMPLATE_KWARGS, **named}
