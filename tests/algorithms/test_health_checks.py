@@ -29,7 +29,7 @@ HEALTHY = {
 """As the tuned example for this kind of machine logs them."""
 VIOLATIONS = {
     "finite": ({"total_loss": math.nan}, "1 of the losses are not finite"),
-    "max_kl": ({"grpo/kl": 5.1}, "5.1 nats a token"),
+    "max_kl": ({"grpo/kl": 5.1}, "5.1 nats per token"),
     "max_mean_ratio": ({"grpo/ratio_mean": math.inf}, "importance ratio is inf"),
     "min_entropy": ({"grpo/entropy": 0.9e-4}, "collapsed to 9e-05 nats"),
     "min_response_tokens": ({"num_response_tokens": 100.0}, "collapsed to 1 tokens"),

@@ -52,9 +52,9 @@ LIES = {
     "a probability of more than 1": (first(logprobs=lambda values: with_first(values, 0.5)), "of 0.5"),
     "too long a response": (first(response_ids=lambda ids: np.resize(ids, 5)), "has 5 tokens, expected 1 to 2"),
     "an empty response": (first(response_ids=lambda ids: ids[:0]), "has 0 tokens"),
-    "no known end": (first(finish_reason=lambda _: "abort"), "ended by 'abort'"),
+    "no known end": (first(finish_reason=lambda _: "abort"), "finish_reason 'abort'"),
     "answers that are none": (lambda answers: [(number, None) for number, _ in answers], "AttributeError"),
-    "no weights": (first(weight_version=lambda _: -1), "weights of version -1"),
+    "no weights": (first(weight_version=lambda _: -1), "weight version -1"),
 }
 
 

@@ -114,7 +114,7 @@ def test_defaults_are_applied_where_the_config_still_has_its_own():
     own = EnvironmentAdapter(ENV_ID, defaults={"prompt_style": "plain", "lr": 0.5})
     config = GRPOConfig().environment(ENV_ID, adapter=own)
     assert (config.prompt_style, config.lr) == ("plain", 0.5)
-    with pytest.raises(ConfigError, match="mine/Riddle-v0 has a default for 'prompt_stile', which is no setting"):
+    with pytest.raises(ConfigError, match="mine/Riddle-v0 has a default for 'prompt_stile', which is not a setting"):
         GRPOConfig().environment(ENV_ID, adapter=EnvironmentAdapter(ENV_ID, defaults={"prompt_stile": "plain"}))
 
 

@@ -143,7 +143,7 @@ def test_another_reference_than_at_the_beginning_of_a_run_is_reported(recorded, 
         config = GRPOConfig().rl_module(model_path="model", lora_rank=lora_rank).training(ref_kl_coeff=ref_kl_coeff)
         found = {"checksum": "a", "dtype": "float32"}
         compare_initial_weights(config, found, {"checksum": recorded, "dtype": dtype})
-        return "the model in model has other weights" in caplog.text
+        return "The model in model has other weights" in caplog.text
 
     assert compare(0.01, "float32") == warns
     assert not compare(0.0, "float32")

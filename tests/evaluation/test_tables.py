@@ -111,7 +111,7 @@ def test_what_belongs_together_is_not_refused():
     ResultTable(templates("small", DIGESTS[0], {"kwargs": {}}))
     # The last one is of a model that lies in no run folder.
     assert ResultTable(lengths(60, 60, None)).cells["episodes"].max() == 6
-    with pytest.raises(TableError, match="reference 'nope'; there are grpo, trial"):
+    with pytest.raises(TableError, match="reference method 'nope'; expected one of grpo, trial"):
         ResultTable(entries(), "nope")
 
 

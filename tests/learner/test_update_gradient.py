@@ -270,7 +270,7 @@ def test_responses_of_another_policy_are_not_trained_on(reported, model_path):
         turn.logprobs[:] = reported
     learner = exact_learner("grpo", model_path, max_logprob_diff=None)
     before = [parameter.clone() for parameter in learner.policy_module.lm.parameters()]
-    with pytest.raises(WeightSyncError, match=r"disagree by .* nats a token.*expected at most 0\.001"):
+    with pytest.raises(WeightSyncError, match=r"disagree by .* nats per token.*expected at most 0\.001"):
         update(learner, groups)
     assert all(torch.equal(*pair) for pair in zip(before, learner.policy_module.lm.parameters(), strict=True))
 
@@ -286,7 +286,10 @@ def test_older_rows_may_differ_and_their_age_is_logged(model_path, groups):
 
 @pytest.mark.parametrize(
     ("versions", "reported", "message"),
-    [((VERSION - 1, VERSION), None, "disagree by .* nats a token"), ((VERSION - 1,), math.nan, "disagree by nan nats")],
+    [
+        ((VERSION - 1, VERSION), None, "disagree by .* nats per token"),
+        ((VERSION - 1,), math.nan, "disagree by nan nats"),
+    ],
 )
 def test_beside_older_rows_current_ones_must_agree_and_all_be_numbers(versions, reported, message, model_path):
     groups = sampled_by(synthetic_groups(vocab_size=400, num_groups=1), *versions)

@@ -118,7 +118,7 @@ def test_a_failed_rollout_is_shown_the_first_that_succeeded():
 
 def test_the_solution_view_lists_the_actions_and_needs_some():
     assert shown("solution").text == "go to desk 1, take mug 1 from desk 1"
-    with pytest.raises(ConfigError, match=r"`walkthrough`.*trial/ALFWorld-v0 gave none"):
+    with pytest.raises(ConfigError, match=r"`walkthrough`.*trial/ALFWorld-v0 has none"):
         shown("solution", solution=())
 
 
