@@ -153,7 +153,7 @@ def require_file(path: Path) -> None:
         UserInputError: ``path`` is a folder or a device.
     """
     if not path.name or (path.exists() and not path.is_file()):
-        raise UserInputError(f"{str(path)!r} is no file that can be written. Name a file.")
+        raise UserInputError(f"{str(path)!r} is not a file that can be written. Name a file.")
 
 
 def write_text(path: Path | str, text: str) -> Path:
@@ -214,7 +214,7 @@ def read_json(path: Path, schema: str = "", version: int = 0) -> dict[str, Any]:
     with checked_content(path):
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
-            raise TypeError("it holds no JSON object")
+            raise TypeError("it has no JSON object")
         if schema and (found.get("schema"), found.get("schema_version")) != (schema, version):
             raise CheckpointError(f"{path} was written by another version; expected {schema} {version}.")
     return found
@@ -272,7 +272,7 @@ def require_new_folder(folder: Path, instead: str = "") -> None:
     if file is not None:
         raise UserInputError(f"{file} is a file. Name a new folder{instead}.")
     if folder.is_dir() and (found := sorted(each.name for each in folder.iterdir())):
-        raise UserInputError(f"{folder} is not empty, it holds {found[0]}. Name a new folder{instead}.")
+        raise UserInputError(f"{folder} is not empty, it contains {found[0]}. Name a new folder{instead}.")
     there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserInputError(f"{there} cannot be written into. Name a folder elsewhere{instead}.")

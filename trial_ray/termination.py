@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
-INTERRUPTING = "finishing the iteration under way, then saving; Ctrl-C again stops at once"
+INTERRUPTING = "finishing the current iteration, then saving; Ctrl-C again stops at once"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TERMINAL_MAJORS = range(136, 144)
 """Major device numbers of Linux's pseudo-terminals."""

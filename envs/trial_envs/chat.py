@@ -37,7 +37,7 @@ def make_text_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
     if not isinstance(env.unwrapped, TextEnv):
         found = type(env.unwrapped).__name__
         env.close()
-        raise TypeError(f"{env_id} is a {found}, expected a TextEnv of trial_envs")
+        raise TypeError(f"{env_id} is a {found}, expected a TextEnv of trial_envs.")
     return env
 
 

@@ -16,7 +16,7 @@ from trial_envs.errors import MissingPackageError
 try:
     import verifiers.v1 as vf
 except ImportError as error:
-    raise MissingPackageError(f"verifiers 0.4 or later is not installed: {install_command('verifiers')}") from error
+    raise MissingPackageError(f"Verifiers 0.4 or later is not installed: {install_command('verifiers')}") from error
 
 TASKSET_ID = "trial-verifiers"
 

@@ -89,9 +89,9 @@ def test_a_place_that_cannot_be_written_is_named(line, place, capsys, monkeypatc
     (tmp_path / "run" / "metrics.jsonl").write_text('{"iteration": 1, "env_runners/success_rate": 0.5}')
     assert run(*line.format(place).split()) == 2
     error = capsys.readouterr().err
-    assert re.search(rf"{place.removesuffix('/out')}.* (cannot be written|is a file|is no file|is not empty)", error), (
-        error
-    )
+    assert re.search(
+        rf"{place.removesuffix('/out')}.* (cannot be written|is a file|is not a file|is not empty)", error
+    ), error
     assert "Errno" not in error
 
 

@@ -203,7 +203,7 @@ def test_a_run_goes_on_by_itself_from_its_newest_checkpoint(train, capsys):
     assert iterations(train.out) == [1, 2, 3, 4]
     assert state(train.out) == "done"
     printed = capsys.readouterr().out
-    told = f"restart 1 of at most 3: learner 0 died; going on from {train.out / 'checkpoints' / '000002'}"
+    told = f"restart 1 of at most 3: learner 0 died; continuing from {train.out / 'checkpoints' / '000002'}"
     assert told in printed
     assert "restart 2 of at most 3: The actor died" in printed
     first, second = sorted((train.out / "logs").glob("restart-*.log"))
@@ -214,7 +214,7 @@ def test_a_run_goes_on_by_itself_from_its_newest_checkpoint(train, capsys):
 
 def test_a_run_without_a_checkpoint_begins_again(train, capsys):
     train(on_train=failing(EngineError("Engine 0 died.")))
-    assert "going on from the initial weights" in capsys.readouterr().out
+    assert "continuing from the initial weights" in capsys.readouterr().out
     assert iterations(train.out) == [1, 2, 3]
 
 

@@ -77,7 +77,7 @@ def test_a_folder_that_is_no_index_is_not_replaced(home, tmp_path, capsys):
     (letters / "letter").write_text("dear")
     command = ["data", "webshop", "--from", str(folder), "--out"]
     assert cli.main([*command, str(letters)]) == 2
-    assert "is no index of a shop" in capsys.readouterr().err
+    assert "is not the index of a shop" in capsys.readouterr().err
     assert (letters / "letter").read_text() == "dear"
     for _ in range(2):  # a new folder, then an index that is replaced
         assert cli.main([*command, str(tmp_path / "index")]) == 0

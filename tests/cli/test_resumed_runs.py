@@ -165,7 +165,7 @@ def test_the_resume_of_a_finished_run_says_that_nothing_is_left(train, capsys):
     train(2)
     assert "nothing to train" not in capsys.readouterr().out
     train.resume(2)
-    assert "nothing to train: `stop` was reached after iteration 2; --iterations N trains on" in capsys.readouterr().out
+    assert "nothing to train: `stop` was reached after iteration 2; --iterations N continues" in capsys.readouterr().out
     assert iterations(train.out) == [1, 2]
 
 

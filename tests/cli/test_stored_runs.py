@@ -99,7 +99,7 @@ def test_a_storage_that_refuses_is_told_before_anything_starts(train, tmp_path, 
     for arguments in (["--out", "s3://bucket/run"], ["--resume", "s3://bucket/run"]):
         assert cli.main(["train", str(train.file), *arguments]) == 2
         error = " ".join(capsys.readouterr().err.split())
-        assert "s3://bucket/run cannot be used: the storage is broken. Expected a storage that answers" in error
+        assert "s3://bucket/run cannot be used: the storage is broken. Expected a storage that responds" in error
     assert cli.main(["report", "s3://bucket/run"]) == 2
 
 

@@ -82,5 +82,5 @@ def test_a_command_without_the_token_is_turned_away(nodes, model_path, tmp_path)
     words += as_options({**SETTINGS, "model_path": model_path})
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2, done.stderr
-    assert "refuses the token" in done.stderr
+    assert "rejects the token" in done.stderr
     assert not (tmp_path / "run").exists()

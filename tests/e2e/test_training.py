@@ -121,7 +121,7 @@ def test_a_replay_does_not_begin_from_other_weights(uninterrupted, tmp_path):
     copy = shutil.copytree(uninterrupted.run.path, tmp_path / "run")
     (copy / "checkpoints" / "000002").rename(copy / "checkpoints" / "old")
     (copy / "checkpoints" / "000003").rename(copy / "checkpoints" / "000002")
-    with pytest.raises(CheckpointError, match="those that sampled iteration 3 had"):
+    with pytest.raises(CheckpointError, match="the weights that sampled iteration 3 had"):
         Replay.of(RunFolder.reopen(copy), 3).play()
 
 

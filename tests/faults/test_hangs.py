@@ -29,7 +29,7 @@ def test_learners_that_are_killed_and_hang_restart_the_run_which_ends_with_the_s
     run = FaultyRun(tmp_path / "run", tiny_config(model_path, num_learners=2))
     printed = run.run_with((1, "sampling", 1, kill(LEARNER)), (2, "update", 3, hang(LEARNER, 1)))
     assert len(run.algorithms) == 3
-    assert "restart 1 of at most 3: learner 0 died in the update of iteration 1; going on from the initial" in printed
+    assert "restart 1 of at most 3: learner 0 died in the update of iteration 1; continuing from the initial" in printed
     assert f"{ENDING} {STALL_S:g} s (update); ending " in printed
     assert f"{run.folder.checkpoints}/000002" in printed.partition("restart 2 of")[2]
     assert "ActorDiedError" in (run.folder.path / "logs" / "restart-1.log").read_text()

@@ -48,5 +48,5 @@ def test_the_node_of_one_of_two_learners_never_comes_back(model_path, tmp_path):
     settings |= {"num_learners": 2, "resource_timeout_s": 10, "model_path": model_path}
     with cluster_of("worker", resources={"learner": 1}) as nodes:
         said = lose_the_worker(nodes, tmp_path / "run", settings, back=False)
-    assert "Going on with 1 of 2 learners" in said
+    assert "Continuing with 1 of 2 learners" in said
     assert "changed: num_learners is 1, it was 2" in said

@@ -98,7 +98,7 @@ def test_sessions_at_once_answer_as_the_plain_environment_turn_by_turn(served, c
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
-        (lambda client: client.step({"action": "look"}), "no episode is running"),
+        (lambda client: client.step({"action": "look"}), "No episode is running"),
         (lambda client: client.reset(task="unheard of"), "UnknownTaskError"),
         (lambda client: client.reset(seed="a"), "Seed must be a python integer"),
         (lambda client: client.reset(level=3), r"reset\(\) got \['level'\]"),
@@ -125,7 +125,7 @@ def test_nothing_is_left_of_a_server_that_ends(number):
     assert len(server.sessions()) == 3
     if number is signal.SIGTERM:  # the idle ones end before
         assert until(lambda: not server.sessions())
-        with pytest.raises(RuntimeError, match="the session was closed"):
+        with pytest.raises(RuntimeError, match="The session was closed"):
             clients[0].reset(task=0)
     else:
         psutil.Process(hangs).suspend()

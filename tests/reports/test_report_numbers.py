@@ -107,7 +107,7 @@ def test_seeds_of_other_tasks_or_lengths_are_not_averaged():
     for runs, words in (
         (evaluation_sets, "num_tasks is 48 in one and 20 in another"),
         (finished, "did not finish the same tasks (48 and 8)"),
-        (lengths, "evaluated after 12 and 6 iterations, so that they cannot be averaged"),
+        (lengths, "evaluated after 12 and 6 iterations, so they cannot be averaged"),
     ):
         ((trained, after, before, change),) = success(*runs)
         assert words in after

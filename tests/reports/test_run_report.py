@@ -126,7 +126,7 @@ def test_groups_are_looked_for_as_far_back_as_the_run_lets_them_wait(tmp_path):
     shutil.rmtree(trajectories / "iteration=00006")
     found = RecordedRun(folder)
     assert found.allocation == []
-    assert "holds none of the groups" in found.reasons()[-1]
+    assert "has none of the groups" in found.reasons()[-1]
 
 
 def test_an_environment_is_called_by_the_title_that_its_user_gave(tmp_path):
@@ -160,9 +160,13 @@ def test_a_report_without_classes_of_actions_names_none(tmp_path):
 DAMAGES = {
     "half a line": ("metrics.jsonl", lambda text: text[: len(text) - 40], "1 line is of metrics.jsonl cut off"),
     "no cost": ("cost.json", None, "cost.json is missing"),
-    "cost of another kind": ("cost.json", lambda text: '{"seconds": 3}', "cost.json is not what this version writes"),
+    "cost of another kind": (
+        "cost.json",
+        lambda text: '{"seconds": 3}',
+        "cost.json is not in the format of this version",
+    ),
     "half a config": ("resolved_config.json", lambda text: text[:99], "resolved_config.json: JSONDecodeError"),
-    "a list": ("run.json", lambda text: "[1]", "holds no JSON object"),
+    "a list": ("run.json", lambda text: "[1]", "has no JSON object"),
     "half an evaluation": ("evaluations/before.json", lambda text: text[:99], "before.json: JSONDecodeError"),
     "killed": ("run.json", lambda text: text.replace('"done"', '"running"'), "The run has not ended, or was killed"),
     "no metrics": ("metrics.jsonl", None, "metrics.jsonl is missing"),

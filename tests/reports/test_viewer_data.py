@@ -150,7 +150,7 @@ def test_training_records_of_another_run_are_refused(tmp_path, run_folder, token
         table.schema.get_field_index("gap"), "gap", [[values[:-1] for values in table["gap"].to_pylist()]]
     )
     rewrite(shorter, other)
-    with pytest.raises(UserInputError, match="not of the same run"):
+    with pytest.raises(UserInputError, match="from another run than"):
         open_run(tmp_path / "run").read(1)
 
 
@@ -158,7 +158,7 @@ def test_a_folder_that_is_no_viewer_is_not_replaced(run_folder, tmp_path):
     run = open_run(run_folder, "trial", 1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(UserInputError, match="no viewer's folder"):
+    with pytest.raises(UserInputError, match="not a viewer's folder"):
         write_viewer([run], tmp_path / "mine")
     write_viewer([run], tmp_path / "viewer")
     first = (tmp_path / "viewer" / "index.html").read_text()

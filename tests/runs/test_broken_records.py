@@ -35,7 +35,7 @@ def test_a_file_of_another_shape(tmp_path, content):
 def test_a_recorded_setting_of_another_type(name, value):
     record = to_record(CONFIG)
     record["settings"][name] = value
-    with pytest.raises(CheckpointError, match=f"{name} = .* is no value of that setting"):
+    with pytest.raises(CheckpointError, match=f"{name} = .* is not a value of that setting"):
         from_record(record)
 
 
@@ -63,7 +63,7 @@ def test_lone_surrogates_are_written_as_escapes(tmp_path):
 
 @pytest.mark.parametrize("path", ["", ".", "/dev/null"])
 def test_a_folder_or_a_device_is_never_replaced_by_a_file(path):
-    with pytest.raises(UserInputError, match="is no file that can be written"):
+    with pytest.raises(UserInputError, match="is not a file that can be written"):
         write_text(path, "text")
 
 

@@ -212,7 +212,7 @@ def test_the_model_of_a_foreign_checkpoint_is_exported_without_loading_a_pickle(
 def test_a_manifest_names_only_files_inside(checkpoint, name):
     manifest = {"files": {name: {"bytes": 1, "sha256": "0"}}}
     (checkpoint / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="no file inside it"):
+    with pytest.raises(CheckpointError, match="not a file inside it"):
         require_whole(checkpoint)
 
 
@@ -221,7 +221,7 @@ def test_without_a_place_for_a_key_only_this_process_takes_its_checkpoints(check
     monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "file"))
     write_manifest(checkpoint)
     require_own(checkpoint)
-    assert "can be resumed elsewhere with --trust alone" in caplog.text
+    assert "can be resumed elsewhere only with --trust" in caplog.text
     ownership._key_of_this_process.cache_clear()  # as in another process
     with pytest.raises(CheckpointError, match="not signed"):
         require_own(checkpoint)
@@ -239,7 +239,7 @@ def test_a_sweep_continues_only_where_it_was_begun(key_folder, tmp_path):
     shutil.copytree(folder, copy)
     for mark in ((copy / ownership.MARK).read_bytes(), b"[]", b"\xff", None):
         (copy / ownership.MARK).write_bytes(mark) if mark else (copy / ownership.MARK).unlink()
-        with pytest.raises(CheckpointError, match="was not begun here by this user"):
+        with pytest.raises(CheckpointError, match="was not started here by this user"):
             Sweep(SimpleNamespace(), copy).require_folder(resume=True)
     Sweep(SimpleNamespace(), copy).require_folder(resume=True, trust=True)
     assert not (tmp_path / "ran").exists()

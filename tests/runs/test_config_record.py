@@ -53,11 +53,9 @@ def test_a_run_with_an_adapter_of_the_users_needs_it_again():
     (environment,) = record["environments"]
     assert environment["adapter"]["skills"] == {"": "think first"}
     assert environment["adapter"]["templates"]["plain"].startswith("Curt ")
-    with pytest.raises(CheckpointError, match=rf"played {ENV_ID} with an adapter of its own.*--env-adapter FILE.py"):
+    with pytest.raises(CheckpointError, match=rf"played {ENV_ID} with its own adapter.*--env-adapter FILE.py"):
         from_record(record)
-    with pytest.raises(
-        CheckpointError, match=f"adapter of {ENV_ID} is another one than the run's: task, max_turns differ"
-    ):
+    with pytest.raises(CheckpointError, match=f"adapter of {ENV_ID} is not the run's: task, max_turns differ"):
         from_record(record, [own(max_turns=3)])
     given = own(task="guess")
     config = from_record(record, [given])

@@ -77,7 +77,7 @@ def test_what_is_missing_is_said(run):
 
 
 def test_a_state_that_the_checkpoint_lacks_is_said(run):
-    with pytest.raises(CheckpointError, match=r"asks for a lagged teacher .*Set teacher_sync_iterations=None"):
+    with pytest.raises(CheckpointError, match=r"needs a stale teacher .*Set teacher_sync_iterations=None"):
         Replay.of(run, 2, "serl")
     assert Replay.of(run, 1, "serl").config.teacher_sync_iterations == 10
     with pytest.raises(CheckpointError, match="lora_rank is 4"):
@@ -113,7 +113,7 @@ def test_a_resumed_run_drops_what_was_recorded_later(run):
 def test_a_replay_begins_only_from_a_whole_checkpoint_of_this_users(run):
     checkpoint = run.checkpoints / "000001"
     (checkpoint / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match="may be of somebody else"):
+    with pytest.raises(CheckpointError, match="may come from another user"):
         Replay.of(run, 2)
     assert Replay.of(run, 2, trust=True).checkpoint == checkpoint
     write_manifest(checkpoint)

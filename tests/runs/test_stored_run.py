@@ -212,7 +212,7 @@ def test_a_new_run_does_not_write_over_another(tmp_path, monkeypatch, place, the
         write_iteration(local_folder(place), 1)
     before = contents(there)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
-    with pytest.raises(UserInputError, match=r"is not empty, it holds .*--resume"), storing():
+    with pytest.raises(UserInputError, match=r"is not empty, it contains .*--resume"), storing():
         pass
     assert contents(there) == before
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))

@@ -69,8 +69,8 @@ def test_a_terminal_shows_the_runs_own_lines_alone(tmp_path):
 @pytest.mark.parametrize(
     ("invalid", "cut", "told"),
     [
-        (1.0, 0.7, "100% of the responses have not the required form, 70% end at max_response_tokens: raise"),
-        (0.6, 0.1, "60% of the responses have not the required form, 10% end at max_response_tokens: look at them"),
+        (1.0, 0.7, "100% of the responses lack the required form, 70% end at max_response_tokens: raise"),
+        (0.6, 0.1, "60% of the responses lack the required form, 10% end at max_response_tokens: look at them"),
         (0.4, 0.9, None),
     ],
 )

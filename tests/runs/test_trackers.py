@@ -84,7 +84,7 @@ def test_a_service_that_fails_is_left_and_the_run_goes_on(monkeypatch, tmp_path)
     run.log(1, {})
     run.log(2, {})
     run.close("done")
-    assert warnings == ["warning: wandb failed, and is not logged to any more: ConnectionError: no route"]
+    assert warnings == ["warning: wandb failed, so nothing more is logged to it: ConnectionError: no route"]
     with pytest.raises(UserInputError, match="wandb rejected the run: ConnectionError: no route"):
         Trackers(["wandb"], TrackedRun("a", "refused", {}, tmp_path), warnings.append)
 

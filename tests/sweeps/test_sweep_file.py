@@ -71,14 +71,14 @@ def test_every_value_of_a_grid_is_checked_before_anything_starts(load):
         ("stop = {'training_iterations': 2}", "a key of stop is 'training_iterations'"),
         (
             "from ray.tune.schedulers import ASHAScheduler\nscheduler = ASHAScheduler(metric='x', mode='max')",
-            "of its own",
+            "its own metric",
         ),
-        (PBT.replace("NAME", "learning_rate"), "'learning_rate', which is no setting"),
+        (PBT.replace("NAME", "learning_rate"), "'learning_rate', which is not a setting"),
         (PBT.replace("NAME", "lr") + "config.debugging(seed=tune.grid_search([1, 2]))", "Leave seed out"),
         (OPTUNA, r"env_config.difficulty is a tune.grid_search.*tune.choice\(\['tiny', 'small'\]\)"),
         ("config.training(lr=tune.sample_from(lambda spec: spec.config.gamma))", "lr cannot be drawn .*other settings"),
         ("config.environment(env_config={'a.b': tune.grid_search([1])})", "key 'a.b'.* without a dot"),
-        ("config.environment(env_config={'a': (1, [tune.choice([1])])})", r"inside of \[.*choose the whole"),
+        ("config.environment(env_config={'a': (1, [tune.choice([1])])})", r"inside \[.*choose all"),
         (DRAWN + OPTUNA + "config.training(lr=tune.randn(0, 1))", "OptunaSearch cannot search over lr"),
     ],
 )
@@ -152,4 +152,4 @@ def test_a_sweep_continues_as_it_was_started(tmp_path, capsys):
     assert cli.main([*arguments, "--set", "lr=1", "--iterations", "3"]) == 2
     assert "leave out --iterations and --set" in capsys.readouterr().err
     assert cli.main(arguments) == 2
-    assert "holds no sweep to continue" in capsys.readouterr().err
+    assert "has no sweep to continue" in capsys.readouterr().err

@@ -147,4 +147,4 @@ def test_the_command_judges_a_model_and_writes_what_it_found(tmp_path, capsys):
     assert refused.value.code == 2
     (folder / "warmstart.json").write_text("{}")
     assert cli.main(["judge", str(folder)]) == 2
-    assert "no record of a warm start" in capsys.readouterr().err
+    assert "not a record of a warm start" in capsys.readouterr().err

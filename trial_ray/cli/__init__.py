@@ -45,9 +45,9 @@ REMOVED = {
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 """What ``Path`` makes of a URI."""
 EPILOG = """start here:
-  trial-ray doctor                                         what is installed, what is missing
+  trial-ray doctor                                         installed and missing packages
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine
-  trial-ray reproduce table3 --scale tiny --dry-run        the paper's comparisons, and what they would run
+  trial-ray reproduce table3 --scale tiny --dry-run        the runs of the paper's comparisons
   trial-ray COMMAND --help                                 options and examples of a command
 
 exit codes: 0 done, 1 failed while running, 2 the input is wrong, 130 interrupted (state saved)
@@ -64,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"trial-ray {__version__}")
     shtab.add_argument_to(
-        parser, help="print the completion script of a shell (docs/installation.md says where to put it)"
+        parser, help="print the completion script of a shell (docs/installation.md shows where to put it)"
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -100,7 +100,7 @@ def _local(value: Any) -> Any:
     try:
         return value.expanduser()
     except RuntimeError as error:
-        raise UserInputError(f"{value} is in the home of a user who is not known here.") from error
+        raise UserInputError(f"{value} is in the home of a user who is unknown here.") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -166,7 +166,7 @@ class _Renamed(Action):
 
     def __call__(self, parser: ArgumentParser, args: Namespace, value: Any, name: str | None = None) -> None:
         """Warn and set."""
-        show(f"warning: {name} is {self.metavar} now; the next version does not take the earlier name")
+        show(f"warning: {name} is {self.metavar} now; the next version rejects the earlier name")
         setattr(args, self.dest, value)
 
 
@@ -233,7 +233,7 @@ FILE = option(
 VERBOSE = flag("--verbose", "show tracebacks and the messages of Ray's actors")
 METHOD = option(
     "--method",
-    f"another method: {', '.join(method_names())}, or a FILE.py of yours",
+    f"another method: {', '.join(method_names())}, or your own FILE.py",
     "NAME",
     choices=Suggested(method_names()),
 )
@@ -253,7 +253,7 @@ LOG_TO = repeated(
 ENV_ADAPTER = repeated(
     "--env-adapter",
     "env_adapters",
-    "Python file that defines ADAPTER, the adapter of an own environment",
+    "Python file that defines ADAPTER, the adapter of your own environment",
     "FILE.py",
     kind=Path,
 )

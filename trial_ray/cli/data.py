@@ -44,7 +44,7 @@ Nothing is fetched. Training and evaluation can also generate games and shops as
         option("--from", "import the copy in DIR, checked by digest", "DIR", Path, dest="source"),
         option("--generate", "ALFWorld: write N games, each replayed", "N", positive),
     ),
-    option("--seed", "seed of what is drawn (default: 0; 233 for WebShop)", "S", int),
+    option("--seed", "seed of the draws (default: 0; 233 for WebShop)", "S", int),
     option("--difficulty", "tiny, small (default), medium or official", "L", default="small"),
     option("--out", "folder to write (for --from: default is the user's cache)", "DIR", Path),
 )

@@ -56,8 +56,8 @@ class Check:
 
 @command(
     "check packages, disk, GPUs and cluster",
-    """Nothing is changed, and only the cluster that RAY_ADDRESS names is contacted. The exit code is 1 where a finding will
-stop a run, and 0 where only packages are missing that may not be needed.
+    """Nothing is changed, and only the cluster that RAY_ADDRESS names is contacted. The exit code is 1 if a finding will
+stop a run, and 0 if only packages are missing that may not be needed.
 """,
 )
 def doctor(args: Namespace) -> int | None:
@@ -164,7 +164,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
     found = f"{free / 1e9:.1f} GB free"
     if free >= wanted:
         return Check(str(folder), found)
-    found += f", Ray's object store takes {wanted / 1e9:.1f} GB; it would be made on disk, which is slower"
+    found += f", Ray's object store takes {wanted / 1e9:.1f} GB; it would be created on disk, which is slower"
     fix = f"docker run --shm-size={wanted / 1e9 + 1:.0f}g    # outside: mount -o remount"
     return Check(str(folder), found, NOTE, fix)
 

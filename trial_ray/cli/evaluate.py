@@ -42,11 +42,11 @@ def _endpoint_arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("a model behind an OpenAI-compatible chat API")
     for add in (
         option("--endpoint", "play with it, e.g. http://127.0.0.1:8000/v1", "URL"),
-        option("--model", "the name that the endpoint knows the model by", "NAME"),
+        option("--model", "name of the model at the endpoint", "NAME"),
         option("--api-key-env", "environment variable with the key, e.g. OPENAI_API_KEY (default: no key)", "VARIABLE"),
         renamed("--games", option("--max-concurrency", "games at once (default: 8)", "N", positive, default=8)),
         option("--request-timeout", "seconds for a request (default: 120)", "S", positive, default=120),
-        option("--body", "fields added to each request; null leaves one out", "JSON", _json_object, default={}),
+        option("--body", "fields added to each request; null removes a field", "JSON", _json_object, default={}),
     ):
         add(group)
 
@@ -69,10 +69,10 @@ With --json FILE, finished episodes are kept as they come: the same command cont
 Responses are seeded by their tasks: results do not depend on the number of env runners and engines, up to rounding.
 """,
     option("policy", "what to evaluate, see below", "CHECKPOINT|oracle", readable(1), nargs="?", default=Path(ORACLE)),
-    option("--env", "environment, e.g. trial/ALFWorld-v0 (default: that of CHECKPOINT's run)", "ID"),
+    option("--env", "environment, e.g. trial/ALFWorld-v0 (default: the environment of CHECKPOINT's run)", "ID"),
     option(
         "--split",
-        "the environment's split, e.g. valid_seen (default: that of the evaluation set of CHECKPOINT's run)",
+        "the environment's split, e.g. valid_seen (default: the split of the evaluation set of CHECKPOINT's run)",
         "NAME",
     ),
     one_of(
@@ -207,7 +207,7 @@ def checkpoint_config(
     known = {entry.env_id: entry for entry in reversed(sets or config.environment_entries())}
     if env is None:
         if len(known) != 1:
-            found = f"its run plays {', '.join(sorted(known))}" if known else "it belongs to no run"
+            found = f"its run plays {', '.join(sorted(known))}" if known else "it is not part of a run"
             raise UserInputError(f"Choose the environment of {checkpoint} with --env ID: {found}.")
         (env,) = known
     played = known.get(env)

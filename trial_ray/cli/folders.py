@@ -29,7 +29,7 @@ if TYPE_CHECKING:
   trial-ray report runs/my-sweep                            one curve a trial
   trial-ray report runs/my-run --figures figures            the charts as PNG and SVG as well
 
-RUN is the folder of a run or of a sweep. Runs that differ by seed alone are shown as one curve with an interval; others are
+RUN is the folder of a run or of a sweep. Runs that differ only by seed are shown as one curve with an interval; others are
 compared, paired by seed and task. The page loads nothing: it can be sent, and opened without a network.
 `train` and `sweep` leave such a page in their folders.
 """,
@@ -68,9 +68,9 @@ def report(args: Namespace) -> None:
 The page needs no server and no network. The records are Parquet for pandas, DuckDB and datasets (docs/runs.md#reading-them).
 """,
     option("run_folders", "run folder or URI; two to compare them", "RUN", readable(1), nargs="+"),
-    option("--iteration", "this one alone (default: all; with --text the newest)", "N", positive),
+    option("--iteration", "only this one (default: all; with --text the newest)", "N", positive),
     option("--out", "folder of the page (default: viewer in the first RUN)", "DIR", Path),
-    flag("--open", "open the page in a browser where there is a display"),
+    flag("--open", "open the page in a browser, if there is a display"),
     flag("--text", "list the trajectories of an iteration in the terminal instead"),
     option("--show", "with --text: print trajectory number K of the iteration", "K", positive),
     console.ENV_ADAPTER,
@@ -89,7 +89,9 @@ def inspect(args: Namespace) -> None:
     if args.show and not text:
         raise UserInputError("--show K prints a trajectory in the terminal; give --text with it.")
     if text and (args.out or args.open):
-        raise UserInputError("--text prints in the terminal; --out and --open are of the page. Give one or the other.")
+        raise UserInputError(
+            "--text prints in the terminal; --out and --open belong to the page. Give one or the other."
+        )
     adapters, names = load_adapters(args.env_adapters), [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = list(map(str, folders))
@@ -116,7 +118,7 @@ def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], wanted_
     show(visible(f"{written.trajectories:,} trajectories: {written.page}"))
     display = sys.platform in ("darwin", "win32") or not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ)
     if wanted_open and not (display and webbrowser.open(written.page.as_uri())):
-        written.notes.append("there is no display here; copy the folder to where there is one.")
+        written.notes.append("there is no display here; copy the folder to a machine with a display.")
     return written.notes
 
 
@@ -141,12 +143,12 @@ def _print(run: RecordedRun, number: int | None) -> None:
   trial-ray export runs/my-run/checkpoints/000020 exported/agent
   trial-ray export runs/my-lora-run exported/adapter --adapter
 
-DIR then loads with transformers (AutoModelForCausalLM.from_pretrained) and serves with vLLM (vllm serve DIR). Where a run
-trained an adapter (lora_rank), it is merged into the weights; --adapter copies it alone, for peft.
+DIR then loads with transformers (AutoModelForCausalLM.from_pretrained) and serves with vLLM (vllm serve DIR). If a run
+trained an adapter (lora_rank), it is merged into the weights; --adapter copies only the adapter, for peft.
 """,
     option("checkpoint", "a checkpoint, or a run folder (its newest), or the URI of one", "CHECKPOINT", readable(1)),
     option("folder", "a new folder", "DIR", Path),
-    flag("--adapter", "copy the adapter alone, in the format of peft"),
+    flag("--adapter", "copy only the adapter, in the format of peft"),
 )
 def export(args: Namespace) -> None:
     """Copy the Hugging Face model out of a checkpoint."""
@@ -160,11 +162,11 @@ def export(args: Namespace) -> None:
     "repeat an update from its recorded rollouts, also with another method",
     """examples:
   trial-ray replay runs/my-run --iteration 1                         the same update: same weights, same metrics
-  trial-ray replay runs/my-run --iteration 1 --method grpo           what GRPO makes of the same rollouts
+  trial-ray replay runs/my-run --iteration 1 --method grpo           GRPO's update from the same rollouts
   trial-ray replay runs/my-run --iteration 1 --set hindsight_coeff=0.1 --set hindsight_start_iteration=1
   trial-ray replay runs/my-run --iteration 1 --set training_folder=replayed     and record each turn's weights there
 
-An update begins from the checkpoint of the iteration before it; the first one begins from the initial model. `train` keeps the
+An update starts from the checkpoint of the iteration before it; the first one starts from the initial model. `train` keeps the
 newest two checkpoints, one every 10 iterations: to replay any iteration, train with --checkpoint-every 1 --keep-checkpoints N.
 With nothing changed, the weights are the same bit for bit on the CPU that made them. Neither environments nor engines start, and
 the run folder is only read.
@@ -190,7 +192,7 @@ def replay(args: Namespace) -> None:
     output().print(_metrics_table(found))
     verdict = "the same weights, bit for bit" if found.same_weights else "other weights"
     if not (found.same_weights or update.changed):
-        verdict += ": sums were rounded otherwise, on another device or with another number of threads"
+        verdict += ": sums were rounded differently, on another device or with another number of threads"
     show(f"weights before: {found.record.weights_before}")
     show(f"weights after:  {found.record.weights_after} (run)")
     show(f"                {found.weights} (replay): {verdict}")

@@ -27,7 +27,7 @@ def _study(name: str) -> str:
 @command(
     "run a comparison of the paper and make its table and figures",
     """examples:
-  trial-ray reproduce table3 --scale tiny --dry-run         what would be run, and what is done already
+  trial-ray reproduce table3 --scale tiny --dry-run         the runs, and how far they are
   trial-ray reproduce table3 --scale tiny --seeds 1         four methods, one seed each, on this machine
   trial-ray reproduce table2 --scale paper --out results    on a GPU cluster (RAY_ADDRESS), see docs/cluster.md
 
@@ -45,7 +45,7 @@ def _study(name: str) -> str:
   pretrained  SmolLM2-135M on 2 CPU cores, ALFWorld on generated games; an hour or two a run
   small     SmolLM2-135M on one GPU, both environments on generated games
   paper     Qwen2.5-3B-Instruct and Qwen3-1.7B, official data, 150 iterations; a GPU cluster
-  FILE.py   a scale of your own; those above are tuned_examples/reproduce/*.py
+  FILE.py   your own scale; the scales above are tuned_examples/reproduce/*.py
 
 DIR is the folder of a sweep: a run folder for each environment, backbone, method and seed, NAME.csv and NAME.tex, and in
 figures/ every curve and the paper's Figures 2 and 3. After Ctrl-C the same command continues.
@@ -83,7 +83,7 @@ def reproduce(args: Namespace) -> int | None:
         return None
     if (folder / "plan.json").exists():
         raise CheckpointError(
-            f"{folder} holds a comparison that an earlier release began, which this one cannot continue: `trial-ray report "
+            f"{folder} has a comparison of an earlier release, which this release cannot continue: `trial-ray report "
             f"{folder}/runs/*` shows its runs. Name another folder with --out."
         )
     sweep, begun = Sweep(file, folder, command=tuple(sys.argv)), (folder / DEFINITION).exists()

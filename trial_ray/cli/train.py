@@ -40,7 +40,7 @@ FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such
 name of one in tuned_examples/ without its .py; an installed package has them, too.
 An evaluation set in the config is played before and after training.
 With --resume the settings are those of FILE and of this command, not of the run: give --method, --seed and --set again.
-Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
+Ctrl-C finishes the current iteration, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
 """,
     terminal.FILE,
     terminal.METHOD,
@@ -218,7 +218,7 @@ the end results.csv, a map of two settings, and best.py, which `trial-ray train`
     terminal.ITERATIONS,
     one_of(
         option("--out", "sweep folder (default: runs/<file>-<time>)", "DIR", Path),
-        option("--resume", "continue the sweep in DIR, as it was begun", "DIR", Path),
+        option("--resume", "continue the sweep in DIR, as it was started", "DIR", Path),
     ),
     terminal.LOG_TO,
     terminal.TRUST,
@@ -264,7 +264,7 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
     require_inputs(next(file.configs()))
     terminal.show(f"sweep folder: {folder}")
     if not verbose:
-        terminal.show(f"log: {folder / LOG_FILE} (what Ray, the engines and other libraries write)")
+        terminal.show(f"log: {folder / LOG_FILE} (output of Ray, the engines and other libraries)")
     with (
         interrupts_noted(lambda: [each.parent for each in folder.glob("*/run.json")]),
         nullcontext() if verbose else library_log(folder / LOG_FILE, console),

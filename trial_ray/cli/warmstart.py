@@ -45,8 +45,8 @@ def warmstart(args: Namespace) -> None:
   trial-ray judge path/to/hf_model --set response_style=tagged --set history_window=2 --games 64 --out judgement
 
 Run it before a long TRIAL run: if the log-ratio does not separate wasted from planned actions, TRIAL has no useful signal. A model
-of a run or of `trial-ray warmstart` is judged under the settings of its making, which --set changes; set those of any other model
-with --set (fields of trial_ray.warmstart.WarmStartSettings).
+of a run or of `trial-ray warmstart` is judged with the settings that made it, which --set changes; give the settings of any
+other model with --set (fields of trial_ray.warmstart.WarmStartSettings).
 """,
     option(
         "model",
@@ -94,7 +94,7 @@ def judge(args: Namespace) -> None:
     title = f"{found['turns']} turns of {found['games']} held-out games, {found['won']} won"
     kinds = ((name, found[name]) for name in ("planned", "wasted", "decisive", "routine"))
     rows = [(name, of["turns"], f"{of['gap']:+.3f}") for name, of in kinds if of["turns"]]
-    output().print(table(title, ("turns", "number", "mean gap (nats a token)"), rows))
+    output().print(table(title, ("turns", "number", "mean gap (nats per token)"), rows))
     show(str(judgement))
     if args.out:
         data = {**found, "of_turns": list(map(asdict, judgement.turns))}

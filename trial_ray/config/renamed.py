@@ -36,5 +36,5 @@ def current_name(given: str) -> str:
 def warn_of(given: str, name: str, stacklevel: int = 3) -> None:
     """Warn of an earlier name, once for each place that gives it: the caller of the caller, by default."""
     warnings.warn(
-        f"{given} is {name} now; the next version does not take the earlier name", FutureWarning, stacklevel=stacklevel
+        f"{given} is {name} now; the next version rejects the earlier name", FutureWarning, stacklevel=stacklevel
     )

@@ -273,12 +273,12 @@ class BatchingEngine(ABC):
         checksum, arrangement = self._replace_weights(weights)
         if checksum != weights.checksum:
             raise WeightSyncError(
-                f"version {weights.version} was sent with checksum {weights.checksum}, the engine has {checksum}; it serves "
+                f"Version {weights.version} was sent with checksum {weights.checksum}, the engine has {checksum}; it serves "
                 "neither version."
             )
         if arrangement != weights.arrangement:
             raise WeightSyncError(
-                f"version {weights.version} was sent with names and places of digest {weights.arrangement}, the engine has "
+                f"Version {weights.version} was sent with names and places of digest {weights.arrangement}, the engine has "
                 f"{arrangement} of equal values: tensors have other names, or elements other places; the engine serves neither "
                 "version."
             )

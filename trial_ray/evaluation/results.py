@@ -336,7 +336,7 @@ class EpisodeJournal(ExitStack):
             if newline:
                 self._take_in(whole.split("\n"), path)
             elif not json.dumps(self._head).startswith(rest):
-                raise ValueError("it is no unfinished evaluation")
+                raise ValueError("it is not an unfinished evaluation")
         # Nothing is changed in a file that is not known to be a journal.
         file.truncate(len((whole + newline).encode()))
         if not newline:

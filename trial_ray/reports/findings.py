@@ -82,7 +82,7 @@ def _iterations_of(runs: Sequence[RecordedRun], name: str) -> int:
     found = {run.evaluated_after(name): None for run in runs}
     if len(found) > 1:
         raise ComparisonError(
-            f"The runs were evaluated after {listed([*found])} iterations, so that they cannot be averaged."
+            f"The runs were evaluated after {listed([*found])} iterations, so they cannot be averaged."
         )
     return next(iter(found))
 

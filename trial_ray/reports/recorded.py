@@ -218,7 +218,7 @@ def _require_same_responses(turns: Sequence[RecordedTurn], task_id: str, folder:
             if values is not None and len(values) != len(turn.turn.response_ids):
                 raise UserInputError(
                     f"{folder / 'training'} has {len(values)} values for a response of {len(turn.turn.response_ids)} tokens of "
-                    f"task {task_id}: it is not of the same run as {folder / 'trajectories'}."
+                    f"task {task_id}: it is from another run than {folder / 'trajectories'}."
                 )
 
 

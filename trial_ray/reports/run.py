@@ -33,7 +33,7 @@ SWEEP_TABLE = "sweep.json"
 UNFINISHED = {
     "running": "The {0} has not ended, or was killed.",
     "interrupted": "The {0} was interrupted; `trial-ray {1} --resume` continues it.",
-    "failed": "The {0} failed; {2} in its folder says why.",
+    "failed": "The {0} failed; {2} in its folder has the cause.",
 }
 """Notes on unfinished runs, by state."""
 RUN_FILES = (RUN_FILE, CONFIG_FILE, "metrics.jsonl")
@@ -106,9 +106,9 @@ class RecordedRun:
         lines, damaged = self._read("metrics", "metrics.jsonl", read_metrics) or ([], 0)
         if damaged:
             several = "s are" if damaged > 1 else " is"
-            self._say("metrics", f"{damaged} line{several} of metrics.jsonl cut off or damaged, and left out.")
+            self._say("metrics", f"{damaged} line{several} of metrics.jsonl cut off or damaged, and skipped.")
         if not lines and not self._reasons.get("metrics"):
-            self._say("metrics", "metrics.jsonl holds no iteration.")
+            self._say("metrics", "metrics.jsonl has no iteration.")
         return lines
 
     @cached_property
@@ -131,7 +131,7 @@ class RecordedRun:
         found: dict[str, dict[int, EvaluationResult]] = {}
         for path in sorted((self.path / "evaluations").glob("*.json")):
             if (named := read_name(path)) is None:
-                self._say("evaluations", f"evaluations/{path.name} names no iteration and is left out.")
+                self._say("evaluations", f"evaluations/{path.name} names no iteration and is skipped.")
             elif result := self._read("evaluations", f"evaluations/{path.name}", EvaluationResult.load):
                 found.setdefault(named[0], {})[named[1]] = result
         return found
@@ -237,7 +237,7 @@ class RecordedRun:
         except TrialRayError as error:
             self._say(part, str(error))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-            self._say(part, f"{name} is not what this version writes ({type(error).__name__}: {error}).")
+            self._say(part, f"{name} is not in the format of this version ({type(error).__name__}: {error}).")
         return None
 
     def _config_of(self, path: Path) -> RunConfig:
@@ -271,14 +271,14 @@ class RecordedRun:
     def _newest_weighed(self, training: Path) -> list[RecordedTrajectory]:
         updates = trained_iterations(self.path)
         if not updates:
-            raise UserInputError(f"{training} holds no turns, so multipliers by class of action are not known.")
+            raise UserInputError(f"{training} has no turns, so multipliers by class of action are unknown.")
         for iteration in reversed(self.recorded):
             last = iteration + self.config.max_staleness
             if any(iteration <= update <= last for update in updates):
                 found = [each for each in self.read(iteration) if each.weighed]
                 if found:
                     return [each for each in found if each.trajectory.success] or found
-        raise UserInputError(f"{self.path / 'trajectories'} holds none of the groups whose turns {training} weighs.")
+        raise UserInputError(f"{self.path / 'trajectories'} has none of the groups with turn weights in {training}.")
 
 
 def read_runs(folder: Path) -> list[RecordedRun]:

@@ -61,7 +61,7 @@ def write_viewer(
     """
     replaced = (target / MARK).is_file()
     if target.exists() and not replaced and (not target.is_dir() or any(target.iterdir())):
-        raise UserInputError(f"{target} exists and is no viewer's folder. Name another one with --out.")
+        raise UserInputError(f"{target} exists and is not a viewer's folder. Name another one with --out.")
     said, counted, new = list(notes), list[int](), partial_of(target) if replaced else target
     write_folder(new, lambda partial: counted.append(_write(runs, partial, said, progress)))
     if replaced:

@@ -90,7 +90,7 @@ def require_own(checkpoint: Path) -> None:
     else:
         return
     raise CheckpointError(
-        f"{checkpoint} holds pickles, which can run any program, and may be of somebody else: {reason}. Give --trust if you know "
+        f"{checkpoint} has pickles, which can run any program, and may come from another user: {reason}. Give --trust if you know "
         "where it comes from. evaluate, export, inspect and report work without it: they load no pickles."
     )
 
@@ -107,7 +107,7 @@ def _manifest(checkpoint: Path) -> dict[str, Any] | None:
                 int(entry["bytes"]), str(entry["sha256"])
                 inside = PurePosixPath(name)
                 if inside.is_absolute() or ".." in inside.parts or "\0" in name or not inside.parts:
-                    raise ValueError(f"it lists {name!r}, which is no file inside it")
+                    raise ValueError(f"it lists {name!r}, which is not a file inside it")
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} cannot be read. {error}") from error
     return manifest
@@ -211,7 +211,7 @@ def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path 
             require_own(path)
         return path, damages
     if damages:
-        raise CheckpointError(f"No checkpoint in {folder} is whole. {' '.join(damages)} Start the run from scratch.")
+        raise CheckpointError(f"No checkpoint in {folder} is complete. {' '.join(damages)} Start the run from scratch.")
     return None, damages
 
 
@@ -224,16 +224,12 @@ def find_checkpoint(path: Path | str) -> Path:
     path = Path(path).expanduser().resolve()
     if not path.is_dir():
         found = "is a file" if path.exists() else "does not exist"
-        raise CheckpointError(
-            f"{path} {found}.{nearest_folder(path)} Name a checkpoint, or a run folder that holds one."
-        )
+        raise CheckpointError(f"{path} {found}.{nearest_folder(path)} Name a checkpoint, or a run folder that has one.")
     if (path / CHECKPOINT_MARK).is_file():
         return path
     checkpoints = list_checkpoints(path / "checkpoints") or list_checkpoints(path)
     if not checkpoints:
-        raise CheckpointError(
-            f"{path} holds no complete checkpoint. Name a checkpoint, or a run folder that holds one."
-        )
+        raise CheckpointError(f"{path} has no complete checkpoint. Name a checkpoint, or a run folder that has one.")
     return checkpoints[-1]
 
 
@@ -279,7 +275,7 @@ def find_tokenizer(path: Path | str) -> Path:
     for inside in (MODEL_INSIDE_CHECKPOINT, ADAPTER_INSIDE_CHECKPOINT):
         if (checkpoint / inside / TOKENIZER_MARK).is_file():
             return checkpoint / inside
-    raise CheckpointError(f"{checkpoint} holds no tokenizer: the checkpoint is incomplete.")
+    raise CheckpointError(f"{checkpoint} has no tokenizer: the checkpoint is incomplete.")
 
 
 def find_adapter(path: Path | str) -> Path:
@@ -331,7 +327,7 @@ def export_model(source: Path | str, target: Path | str, *, adapter: bool = Fals
     link = next((path for path in found.rglob("*") if path.is_symlink()), None)
     if link is not None and found != Path(source).expanduser().resolve():
         raise CheckpointError(
-            f"{link} is a link, which no checkpoint holds. Remove it, or copy there what it points to."
+            f"{link} is a link, which a checkpoint may not contain. Remove it, or replace it with its target."
         )
     target = Path(target).expanduser().resolve()
     require_new_folder(target)

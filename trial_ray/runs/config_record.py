@@ -155,7 +155,7 @@ def from_record(
                 value = math.inf
             if not (isinstance(value, str | None) if name == "env" else takes(type(config), name, value)):
                 raise CheckpointError(
-                    f"The resolved config has {name} = {value!r:.100}, which is no value of that setting."
+                    f"The resolved config has {name} = {value!r:.100}, which is not a value of that setting."
                 )
             setattr(config, name, tuple(value) if isinstance(defaults[name], tuple) else value)
     config.adapters = tuple(adapters)
@@ -169,14 +169,14 @@ def _require_adapter(environment: dict[str, Any], adapters: Sequence[Environment
     given = next((adapter for adapter in adapters if adapter.env_id == env_id), None)
     if given is None:
         raise CheckpointError(
-            f"The run played {env_id} with an adapter of its own, which only code can give again: name the file that defines "
-            "it with --env-adapter FILE.py."
+            f"The run played {env_id} with its own adapter, which is code and is not recorded: name the file that defines it with "
+            "--env-adapter FILE.py."
         )
     found = finite(given.describe())
     if differing := [key for key in recorded if recorded[key] != found.get(key)]:
         raise CheckpointError(
-            f"The adapter of {env_id} is another one than the run's: {', '.join(differing)} differ. Give the one that the run "
-            "was trained with."
+            f"The adapter of {env_id} is not the run's: {', '.join(differing)} differ. Give the adapter that the run was trained "
+            "with."
         )
 
 
@@ -273,10 +273,10 @@ def all_commands(newest: Record) -> list[Record]:
         CheckpointError: it is no such record.
     """
     if not isinstance(newest, Mapping) or not isinstance(earlier := newest.get("earlier", []), list):
-        raise CheckpointError("The resolved config does not hold the records of a run's commands.")
+        raise CheckpointError("The resolved config has no records of the run's commands.")
     found = [*earlier, newest]
     if not all(isinstance(each, Mapping) and type(_after(each)) is int for each in found):
-        raise CheckpointError("The resolved config holds a command that is no record of one.")
+        raise CheckpointError("The resolved config has a command that is not recorded as one.")
     return found
 
 

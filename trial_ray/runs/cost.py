@@ -81,7 +81,7 @@ class LearnerHardware:
 
         config, rate = algorithm.config, algorithm.matmul_rate()
         if not math.isfinite(rate):
-            raise LearnerError(f"A matrix product on a learner's device took no time that can be measured ({rate}).")
+            raise LearnerError(f"A matrix product on a learner's device took too little time to be measured ({rate}).")
         return cls(
             num_learners=max(1, config.num_learners),
             matmul_flops=rate,
@@ -124,7 +124,7 @@ class CostMeter:
             self._earlier = read_parts(file)
         except CheckpointError as error:
             aside = set_aside(file, "unreadable")
-            logger.warning("%s It was set aside as %s; costs are counted from here on.", error, aside.name)
+            logger.warning("%s It was set aside as %s; costs are counted from now on.", error, aside.name)
             self._earlier = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, float] = defaultdict(int)

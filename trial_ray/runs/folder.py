@@ -304,7 +304,7 @@ class RunFolder:
     def _about(self, name: str) -> str:
         found = self._run()
         if name not in found:
-            raise CheckpointError(f"{self.path / RUN_FILE} does not say {name!r}.")
+            raise CheckpointError(f"{self.path / RUN_FILE} does not contain {name!r}.")
         return str(found[name])
 
     def _run(self) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
     if table_key(name) in METRICS or (name.startswith("learners/") and method_of(config) not in method_names()):
         return
     if near := [known for known in METRICS if _misspelt(name, known)]:
-        raise ConfigError(f"{role} is {name!r}, which nothing logs. Did you mean {_either(near)}?")
+        raise ConfigError(f"{role} is {name!r}, which is not logged. Did you mean {_either(near)}?")
 
 
 def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
@@ -153,7 +153,7 @@ def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
     near = [key for key in sorted(keys) if key.rpartition("/")[2] == last]
     near += [key for key in difflib.get_close_matches(name, sorted(keys), n=3, cutoff=0.6) if key not in near]
     hint = f" Did you mean {_either(near[:3])}?" if near else " docs/metrics.md lists what is logged."
-    raise ConfigError(f"{role} is {name!r}, which a trial's result does not hold.{hint}")
+    raise ConfigError(f"{role} is {name!r}, which is not in a trial's result.{hint}")
 
 
 def _misspelt(name: str, known: str) -> bool:

@@ -63,7 +63,7 @@ def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
             found = path.read_text(encoding="utf-8", errors="replace")
         raise FolderInUseError(
             f"{folder} is in use by {found or 'another process, which has not written its name yet'}. Wait until it has ended, or "
-            "stop it; to read the folder (report, inspect, evaluate, export) is possible meanwhile."
+            "stop it; report, inspect, evaluate and export can read the folder meanwhile."
         ) from error
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
@@ -136,8 +136,8 @@ def require_own_folder(folder: Path) -> None:
         if is_signed(_identity(folder), read_json(folder / MARK).get("signature")):
             return
     raise CheckpointError(
-        f"{folder} holds pickles, which can run any program, and may be of somebody else: it was not begun here by this user, or "
-        "was moved. Give --trust if you know where it comes from."
+        f"{folder} has pickles, which can run any program, and may come from another user: it was not started here by this user, "
+        "or was moved. Give --trust if you know where it comes from."
     )
 
 
@@ -152,7 +152,7 @@ def _key() -> bytes:
         return _read(path) if path.exists() else _made(path)
     except (OSError, RuntimeError) as error:  # the latter: there is no home
         logger.warning(
-            "%s cannot be used (%s): checkpoints of this process can be resumed elsewhere with --trust alone",
+            "%s cannot be used (%s): checkpoints of this process can be resumed elsewhere only with --trust",
             path,
             error,
         )
@@ -163,10 +163,10 @@ def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-            raise PermissionError("other users can read or change it; remove it, and a new one is made")
+            raise PermissionError("other users can read or change it; remove it, and a new one is created")
         key = file.read()
     if len(key) != _KEY_BYTES:
-        raise OSError(f"it has {len(key)} bytes, {_KEY_BYTES} were expected; remove it, and a new one is made")
+        raise OSError(f"it has {len(key)} bytes, {_KEY_BYTES} were expected; remove it, and a new one is created")
     return key
 
 

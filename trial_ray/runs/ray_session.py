@@ -124,24 +124,24 @@ def require_cluster(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         return
-    mend = "Start the cluster, correct the address, or unset RAY_ADDRESS to run on this machine alone."
+    mend = "Start the cluster, correct the address, or unset RAY_ADDRESS to run only on this machine."
     try:
         speaks = _speaks_http2(host.strip("[]"), int(port))
     except (OSError, OverflowError) as error:
         raise ClusterError(f"No Ray cluster answers at RAY_ADDRESS={address} ({error}). {mend}") from error
     if not speaks:
         raise ClusterError(
-            f"What answers at RAY_ADDRESS={address} is no Ray head: the port is another program's. {mend}"
+            f"The program at RAY_ADDRESS={address} is not a Ray head: the port belongs to another program. {mend}"
         )
     try:
         connect_to_head(address)
     except AuthenticationError as error:
         raise ClusterError(
-            f"The Ray cluster at RAY_ADDRESS={address} refuses the token of this process. Set RAY_AUTH_MODE=token, and "
+            f"The Ray cluster at RAY_ADDRESS={address} rejects the token of this process. Set RAY_AUTH_MODE=token, and "
             "RAY_AUTH_TOKEN to the cluster's token (`ray get-auth-token` on the head shows it)."
         ) from error
     except RpcError as error:
-        raise ClusterError(f"What answers at RAY_ADDRESS={address} is no Ray head ({error}). {mend}") from error
+        raise ClusterError(f"The program at RAY_ADDRESS={address} is not a Ray head ({error}). {mend}") from error
 
 
 def _speaks_http2(host: str, port: int) -> bool:

@@ -167,7 +167,7 @@ class Replay:
             return
         where = f"{self.checkpoint}" if self.checkpoint else f"the initial model {self.config.model_path}"
         raise CheckpointError(
-            f"The weights in {where} have checksum {found}; those that sampled iteration {self.record.iteration} had "
+            f"The weights in {where} have checksum {found}; the weights that sampled iteration {self.record.iteration} had "
             f"{self.record.weights_before}. Restore the files that the run had."
         )
 
@@ -200,7 +200,7 @@ class Replay:
             if number > found.get(device, 0):
                 raise ConfigError(
                     f"The update needs {number:g} {device}s for its learners; {found.get(device, 0):g} are here. Replay it where "
-                    "it was made, or with --set num_learners=0 --set num_gpus_per_learner=0 in one process on the CPU, where "
+                    "it was trained, or with --set num_learners=0 --set num_gpus_per_learner=0 in one process on the CPU, where "
                     "weights may differ in their last bits."
                 )
 
@@ -217,8 +217,7 @@ def _recorded_config(
     path = run.path / "resolved_config.json"
     if (trained := load_method(path)).endswith(".py") and method is None:
         raise CheckpointError(
-            f"{run.path} was trained with a method that has a file of its own, which is run only if you name it: --method "
-            f"{trained}."
+            f"{run.path} was trained with a method that has its own file, which is run only if you name it: --method {trained}."
         )
     recorded = load_record(path, adapters, method if method and method.endswith(".py") else None, iteration)
     recorded.recording(trajectories_folder=None, training_folder=None)
@@ -236,9 +235,9 @@ def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:
     starts = {1, *(int(each.name) + 1 for each in saved)}
     found = [str(number) for number in partitions(run.training) if number in starts]
     raise CheckpointError(
-        f"{path} does not exist, from which iteration {iteration} began: it was removed for newer ones, or never written. "
-        f"Iterations that can be replayed: {', '.join(found) or 'none'}. A run keeps more with `trial-ray train "
-        "--checkpoint-every 1 --keep-checkpoints N`."
+        f"{path} does not exist, but iteration {iteration} started from it: it was removed for newer ones, or never written. "
+        f"Iterations that can be replayed: {', '.join(found) or 'none'}. A run keeps more with `trial-ray train --checkpoint-every "
+        "1 --keep-checkpoints N`."
     )
 
 
@@ -246,13 +245,13 @@ def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Pa
     """Reject a config for which the checkpoint lacks something."""
     if config.teacher_sync_iterations is not None and recorded.teacher_sync_iterations is None:
         raise CheckpointError(
-            f"{type(config).__name__} asks for a lagged teacher (teacher_sync_iterations={config.teacher_sync_iterations}), which "
+            f"{type(config).__name__} needs a stale teacher (teacher_sync_iterations={config.teacher_sync_iterations}), which "
             f"{checkpoint} lacks: the run had none. Set teacher_sync_iterations=None, so that the policy before the update scores "
             "the teacher context, or replay iteration 1."
         )
     if config.lora_rank != recorded.lora_rank:
         raise CheckpointError(
-            f"lora_rank is {config.lora_rank}, but {checkpoint} was written with {recorded.lora_rank}. Leave it, or replay "
+            f"lora_rank is {config.lora_rank}, but {checkpoint} was written with {recorded.lora_rank}. Keep that value, or replay "
             "iteration 1."
         )
 

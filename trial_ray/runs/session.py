@@ -180,8 +180,8 @@ class TrainingSession:
         saved = list_checkpoints(self.folder.checkpoints)
         source = f"from {saved[-1]}" if saved else "from the initial weights, since there is no checkpoint yet"
         again = self.iteration - (int(saved[-1].name) if saved else 0)
-        cost = f", {again} iteration{'' if again == 1 else 's'} again" if again else ""
-        line = f"restart {self.restarts} of at most {self.config.max_restarts}: {first_line(error)}; going on {source}{cost}"
+        cost = f", repeating {again} iteration{'' if again == 1 else 's'}" if again else ""
+        line = f"restart {self.restarts} of at most {self.config.max_restarts}: {first_line(error)}; continuing {source}{cost}"
         self._tell(line)
         record_restart(self.folder.library_log.parent, line, error)
 
@@ -210,7 +210,7 @@ class TrainingSession:
         if self.resume:
             checkpoint, damages = newest_whole_checkpoint(self.folder.checkpoints, trust=self.trust)
             for damage in damages:
-                self._tell(f"left out: {damage}")
+                self._tell(f"skipped: {damage}")
             if checkpoint is None:
                 self.folder.require_never_saved()
         with waiting(self.console, "preparing the policy and starting Ray's actors"):
@@ -238,7 +238,7 @@ class TrainingSession:
             if fewer is None:
                 raise
             self._tell(
-                f"{first_line(error)}. Going on with {fewer.num_learners} of {self.config.num_learners} learners"
+                f"{first_line(error)}. Continuing with {fewer.num_learners} of {self.config.num_learners} learners"
             )
             self.config = fewer
             algorithm = fewer.build_algo()
@@ -296,7 +296,7 @@ class TrainingSession:
         records.drop()
         if finished:
             self._tell(
-                f"nothing to train: `stop` was reached after iteration {self.iteration}; --iterations N trains on"
+                f"nothing to train: `stop` was reached after iteration {self.iteration}; --iterations N continues"
             )
         with (
             contextlib.closing(SummaryWriter(str(self.folder.tensorboard), purge_step=self.iteration + 1)) as events,
@@ -363,7 +363,7 @@ class TrainingSession:
         target = self.folder.checkpoints / f"{self.iteration:06d}{STOPPED}"
         with self.cost.phase("checkpoint"):
             save_checkpoint(target, algorithm.save_to_path)
-        self._tell(f"state saved aside: {target}; rename it to {target.stem} to continue from it all the same")
+        self._tell(f"state saved aside: {target}; rename it to {target.stem} to continue from it anyway")
 
     def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
         def shown(values: Mapping[str, Any]) -> Any:
@@ -425,6 +425,6 @@ class TrainingSession:
             error.add_note(f"traceback: {self.folder.write_error(error)}")
             self.folder.set_state("failed")
         except OSError as failure:
-            self._tell(f"what happened could not be recorded in {self.folder.path}: {failure}")
+            self._tell(f"the events could not be recorded in {self.folder.path}: {failure}")
         if saved := list_checkpoints(self.folder.checkpoints):
             self._tell(f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.address}")

@@ -71,7 +71,7 @@ class Storage:
                 "s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http, gs://BUCKET/FOLDER or file:///FOLDER."
             ) from error
         if ".." in PurePosixPath(root).parts:  # it is also the name of a folder in the cache
-            raise UserInputError(f"{uri} holds '..'. Name the folder itself.")
+            raise UserInputError(f"{uri} contains '..'. Name the folder itself.")
         return cls(uri, filesystem, root.rstrip("/"))
 
     def cached(self, kind: str) -> Path:
@@ -95,8 +95,8 @@ class Storage:
             raise
         except (ArrowException, OSError) as error:
             raise UserInputError(
-                f"{self.uri} cannot be used: {first_line(error)}. Expected a storage that answers, with such a bucket. Check "
-                "the URI (endpoint_override, scheme, region) and the credentials in the environment (of S3: AWS_ACCESS_KEY_ID and "
+                f"{self.uri} cannot be used: {first_line(error)}. Expected a storage that responds and has this bucket. Check the "
+                "URI (endpoint_override, scheme, region) and the credentials in the environment (of S3: AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY)."
             ) from error
 
@@ -117,7 +117,7 @@ class Storage:
             name = info.path.removeprefix(f"{self.root}/")
             parts = PurePosixPath(name).parts
             if ".." in parts or "\0" in name or PurePosixPath(name).is_absolute():
-                raise UserInputError(f"{self.uri} holds {name!r}, which is no file inside it. Remove it there.")
+                raise UserInputError(f"{self.uri} lists {name!r}, which is not a file inside it. Remove it there.")
             if info.is_file and parts and parts[0] != CLAIMS:
                 found[name] = info
         return found

@@ -88,16 +88,16 @@ class _StoredRun:
         if not resume:
             if there:
                 raise UserInputError(
-                    f"{self._storage.uri} is not empty, it holds {min(there)}. Name a new folder, or continue with --resume."
+                    f"{self._storage.uri} is not empty, it contains {min(there)}. Name a new folder, or continue with --resume."
                 )
-            require_new_folder(self._folder, f", or copy what it holds with --resume {self._storage.uri}")
+            require_new_folder(self._folder, f", or copy its content with --resume {self._storage.uri}")
             self._storage.filesystem.create_dir(self._storage.root)  # which fails where nothing can be written
         elif not self._goes_on(there):
             if RUN_FILE not in there:
                 raise CheckpointError(f"{self._storage.uri} is not a run folder (it has no {RUN_FILE}).")
             if self._folder.exists():
                 aside = set_aside(self._folder, "replaced")
-                self._tell(f"another machine has continued the run; what this one had of it is now {aside}")
+                self._tell(f"another machine has continued the run; the copy of this machine is now {aside}")
             whole = whole_checkpoints(there)
             files = {name: info for name, info in there.items() if not _is_cut(name, whole)}
             write_folder(self._folder, lambda partial: download(self._storage, partial, files))
@@ -141,7 +141,7 @@ class _StoredRun:
         except Exception as error:
             raise StorageError(
                 f"{self._storage.uri} is not up to date: {first_line(error)}. It lacks {self._missing()}. The whole run is in "
-                f"{self._folder}; --resume {self._storage.uri} on this machine goes on from there, and copies it."
+                f"{self._folder}; --resume {self._storage.uri} on this machine continues from there, and copies it."
             ) from error
         self._tell(f"stored in {self._storage.uri}")
 

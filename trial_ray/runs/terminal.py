@@ -54,7 +54,7 @@ def print_overview(
         "run folder": str(folder),
     }
     if log:
-        lines["log"] = f"{log} (what Ray, the engines and other libraries write)"
+        lines["log"] = f"{log} (output of Ray, the engines and other libraries)"
     for name, value in lines.items():
         say(console, f"{name:<11} {value}")
 
@@ -128,7 +128,7 @@ def unreadable_responses(metrics: Mapping[str, float]) -> str | None:
         if cut >= 0.5
         else "look at them with trial-ray inspect, or choose another prompt_style"
     )
-    return f"{invalid:.0%} of the responses have not the required form, {cut:.0%} end at max_response_tokens: {advice}."
+    return f"{invalid:.0%} of the responses lack the required form, {cut:.0%} end at max_response_tokens: {advice}."
 
 
 @contextmanager
@@ -259,7 +259,7 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
             yield
         except Exception as error:
             if path.exists():
-                error.add_note(f"what Ray, the engines and other libraries wrote: {path}")
+                error.add_note(f"output of Ray, the engines and other libraries: {path}")
             raise
 
 

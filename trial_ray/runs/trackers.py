@@ -182,7 +182,7 @@ class SwanlabTracker:
 
         if swanlab.has_run():
             raise UserInputError(
-                "SwanLab logs one run of a process at a time, and another one is open; run trials one after the other"
+                "SwanLab logs one run of a process at a time, and another run is open; run trials one after the other."
             )
         watched = ("hardware", "runtime", "requirements", "git", "swanlab", "monitor")
         self._run = swanlab.init(
@@ -255,8 +255,8 @@ class Trackers:
             except Exception as error:
                 self.close(FAILED)
                 raise UserInputError(
-                    f"{name} rejected the run: {type(error).__name__}: {first_line(error)}. Log in with its own command, or "
-                    "use it offline (docs/evaluation.md says how)."
+                    f"{name} rejected the run: {type(error).__name__}: {first_line(error)}. Log in with its own command, or use it "
+                    "offline (docs/evaluation.md shows how)."
                 ) from error
 
     def __enter__(self) -> Trackers:
@@ -283,7 +283,7 @@ class Trackers:
                 # A run of days does not end because a service does.
                 del self._open[name]
                 self._warn(
-                    f"warning: {name} failed, and is not logged to any more: {type(error).__name__}: {first_line(error)}"
+                    f"warning: {name} failed, so nothing more is logged to it: {type(error).__name__}: {first_line(error)}"
                 )
 
 

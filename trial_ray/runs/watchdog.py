@@ -97,7 +97,7 @@ class Watchdog:
         # Outside of updates and weight syncs no actor waits for learners, which hold state that the others lack.
         hung = [actor for actor in self.algorithm.actors() if phase in ("update", "sync") or actor.kind != LEARNER]
         names = ", ".join(actor.name for actor in hung)
-        decision = "stopping with exit code 1" if acted else f"ending {names}, so that the run goes on without"
+        decision = "stopping with exit code 1" if acted else f"ending {names}, so that the run continues without"
         line = f"no progress for {self.timeout_s:g} s ({phase or 'between phases'}); {decision}"
         self.tell(f"{line}; stacks of the processes that hang are in their logs")
         faulthandler.dump_traceback(STDERR)

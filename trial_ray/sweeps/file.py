@@ -53,7 +53,7 @@ def _searched_inside(value: Any) -> list[tuple[str, Any]]:
         return list(search_space(value))
     if isinstance(value, list | tuple) and any(is_search(each) or _searched_inside(each) for each in value):
         raise ConfigError(
-            f"A search inside of {value!r:.200} is not one of a setting: let Tune choose the whole of it, such as "
+            f"A search inside {value!r:.200} does not choose a whole setting: let Tune choose all of it, such as "
             "tune.grid_search([(...), (...)])."
         )
     return []
@@ -90,8 +90,8 @@ def _draw(path: str, space: Any) -> Any:
         return space.sample()
     except Exception as error:  # of a user's function
         raise ConfigError(
-            f"{path} cannot be drawn ({type(error).__name__}: {first_line(error)}). What tune.sample_from is given may not read "
-            "other settings, since values are checked before there are trials."
+            f"{path} cannot be drawn ({type(error).__name__}: {first_line(error)}). The function in tune.sample_from may not read "
+            "other settings, because values are checked before there are trials."
         ) from error
 
 
@@ -379,8 +379,8 @@ def _check_kind(file: Path, name: str, value: Any, kinds: tuple[Any, ...], examp
         raise ConfigError(f"{file} defines {name} = {value!r:.100}; expected one of Ray Tune's, such as {example}.")
     if getattr(value, "metric", None):
         raise ConfigError(
-            f"{file} gives {type(value).__name__} a metric of its own ({value.metric!r}); write `metric` and `mode` in the file "
-            "alone, so that search and table agree."
+            f"{file} gives {type(value).__name__} its own metric ({value.metric!r}); write `metric` and `mode` only in the file, "
+            "so that search and table agree."
         )
 
 
@@ -389,7 +389,7 @@ def _check_mutations(file: Path, scheduler: Any, config: GRPOConfig) -> None:
         name = path.partition(".")[0]
         if name not in vars(config):
             hint = did_you_mean(name, settable_names(vars(config)))
-            raise ConfigError(f"{file}: hyperparam_mutations names {name!r}, which is no setting.{hint}")
+            raise ConfigError(f"{file}: hyperparam_mutations names {name!r}, which is not a setting.{hint}")
 
 
 def _count(file: Path, names: Mapping[str, Any], name: str, default: int | None) -> Any:

@@ -48,7 +48,7 @@ def _pictures(result: SweepResult, folder: Path) -> Iterator[str]:
 def _best(file: SweepFile, result: SweepResult, folder: Path) -> Iterator[str]:
     best = result.best()
     if best is None:
-        yield f"no {BEST}: no trial that did not fail has a finite {result.metric}"
+        yield f"no {BEST}: no successful trial has a finite {result.metric}"
         return
     chosen = ", ".join(f"{name} = {best.parameters[name]!r}" for name in result.names)
     point = result.points()[0]

@@ -247,7 +247,7 @@ class SweepResult:
         path = folder / "sweep.json"
         if not path.is_file():
             raise CheckpointError(
-                f"{folder} holds no sweep.json: it is no sweep, or one that was cut off; --resume it."
+                f"{folder} has no sweep.json: it is not a sweep, or the sweep was interrupted; continue it with --resume."
             )
         record = read_json(path, SCHEMA, SCHEMA_VERSION)
         with checked_content(path):

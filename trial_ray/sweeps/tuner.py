@@ -116,9 +116,8 @@ class Capacity:
         """
         if local and self.by_resources < 1:
             raise ConfigError(
-                f"A trial reserves {self._amounts()}, so that none could start. Lower num_cpus_per_env_runner, "
-                "num_cpus_per_engine, num_cpus_per_learner or num_cpus_for_main_process (fractions will do), or the number of "
-                "actors."
+                f"A trial reserves {self._amounts()}, so no trial could start. Lower num_cpus_per_env_runner, num_cpus_per_engine, "
+                "num_cpus_per_learner or num_cpus_for_main_process (fractions are allowed), or the number of actors."
             )
 
     def describe(self, number: int, at_once: int) -> str:
@@ -188,7 +187,7 @@ class Sweep:
         """
         folder = self.folder
         if resume and not tune.Tuner.can_restore(str(folder)):
-            raise CheckpointError(f"{folder} holds no sweep to continue.")
+            raise CheckpointError(f"{folder} has no sweep to continue.")
         if resume and not trust:
             require_own_folder(folder)
         if resume:
@@ -209,9 +208,8 @@ class Sweep:
         if differing := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
             name = differing[0]
             raise CheckpointError(
-                f"{self.folder} holds another sweep than {self.file.path} defines: {name} was "
-                f"{before.get(name)!r:.200}, and is {now.get(name)!r:.200} now. Continue with the file of that sweep, or start "
-                "a new sweep."
+                f"{self.folder} has another sweep than {self.file.path} defines: {name} was {before.get(name)!r:.200}, and is "
+                f"{now.get(name)!r:.200} now. Continue with the file of that sweep, or start a new sweep."
             )
 
     def begin(self) -> None:
@@ -343,7 +341,7 @@ def _definition(folder: Path) -> dict[str, Any]:
             or not isinstance(found["iterations"], int | None)
             or not all(isinstance(each, str) for each in found["overrides"])
         ):
-            raise TypeError("its values are of other types than this version writes")
+            raise TypeError("its values have other types than in this version")
     return found
 
 

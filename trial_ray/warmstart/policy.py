@@ -46,7 +46,7 @@ def model_files(folder: Path) -> list[Path]:
         CheckpointError: ``folder`` holds no model.
     """
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} holds no model: config.json is missing. Give a folder in Hugging Face format.")
+        raise CheckpointError(f"{folder} has no model: config.json is missing. Give a folder in Hugging Face format.")
     return [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja", ".txt", ".model")]
 
 
@@ -65,7 +65,7 @@ def recorded_settings(folder: Path) -> WarmStartSettings:
         return WarmStartSettings(**{"chat_template_kwargs": EARLIER_CHAT_TEMPLATE_KWARGS, **recorded})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} is no record of a warm start of this version ({type(error).__name__}: {error}). Remove it, and state the "
+            f"{path} is not a record of a warm start of this version ({type(error).__name__}: {error}). Remove it, and state the "
             "settings with --set."
         ) from error
 
@@ -115,7 +115,7 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} holds no causal LM that transformers can load: {error}") from error
+            raise CheckpointError(f"{path} has no causal LM that transformers can load: {error}") from error
         if tokenizer.eos_token_id is None:
             raise ChatTemplateError(f"The tokenizer in {path} has no end token; set its eos_token.")
     options = TemplateOptions(settings.chat_template_kwargs, settings.chat_template_date)

@@ -166,7 +166,7 @@ def task_set(
             raise ConfigError(
                 f"The split {entry.split!r} of {entry.env_id} has {len(tasks)} tasks, but the warm start needs {sum(needs)} "
                 f"(games={needs[0]}, check_games={needs[1]}, evaluation_games={needs[2]}); lower them, or give the adapter "
-                "`generated`, which makes further ones."
+                "`generated`, which makes further tasks."
             )
     else:
         tasks = warm_start_seed_tasks(settings.generator_seed, sum(needs))

@@ -255,8 +255,8 @@ def _judged(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, 
         judgement = judge_model(replace(settings, model_path=str(folder)), entry)
     except BaseException:
         _log.warning(
-            "The cloned model is complete in %s, but how well it does was not measured; a warm start with the same settings "
-            "measures it there.",
+            "The cloned model is complete in %s, but its success was not measured; a warm start with the same settings measures it "
+            "there.",
             folder,
         )
         raise

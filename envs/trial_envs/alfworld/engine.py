@@ -245,7 +245,7 @@ class AlfredEngine:
         bindings = dict(zip(self._translation.parameters[name], arguments, strict=False))
         action = self._grammar.actions.get(name)
         if action is None:
-            raise CorruptGameError(f"the game's grammar lacks the action {name!r} of its domain")
+            raise CorruptGameError(f"The game's grammar lacks the action {name!r} of its domain.")
         return _Command(self._derive(action.template, bindings), action.feedback, bindings)
 
     def _derive(self, symbols: tuple[Symbol, ...], bindings: Bindings) -> str:
@@ -254,9 +254,9 @@ class AlfredEngine:
         except CorruptGameError:
             raise
         except (KeyError, ValueError) as error:  # an unbound placeholder, or a predicate of another arity
-            raise CorruptGameError(f"the game's grammar does not match its domain: {error!r}") from error
+            raise CorruptGameError(f"The game's grammar does not match its domain: {error!r}") from error
 
     def _open_library(self) -> Library:
         if self._library is None:
-            raise ClosedEnvError("the engine was closed; make a new one")
+            raise ClosedEnvError("The engine was closed; make a new one.")
         return self._library

@@ -68,7 +68,7 @@ class ALFWorldEnv(TextEnv):
             ClosedEnvError: the environment was closed, or not reset yet.
         """
         if self._game is None:
-            raise ClosedEnvError("no game is running; call reset() first")
+            raise ClosedEnvError("No game is running; call reset() first.")
         return self._engine.commands_to_win()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:

@@ -47,7 +47,7 @@ def write_games(
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} is not empty; choose a folder that is new or empty")
+        raise FileExistsError(f"{target} is not empty; choose a folder that is new or empty.")
     ids = task_ids(difficulty, seed, n, families)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
@@ -85,12 +85,12 @@ def check_solution(engine: AlfredEngine, game: Game) -> None:
     state = engine.reset()
     for command in game.walkthrough:
         if state.won:
-            raise CorruptGameError(f"{game.task_id} is won before its walkthrough ends")
+            raise CorruptGameError(f"{game.task_id} is won before its walkthrough ends.")
         state = engine.step(command)
         if not state.understood:
-            raise CorruptGameError(f"{game.task_id}: the walkthrough's {command!r} is not admissible")
+            raise CorruptGameError(f"{game.task_id}: the walkthrough's {command!r} is not admissible.")
     if not state.won:
-        raise CorruptGameError(f"{game.task_id} is not won by its walkthrough")
+        raise CorruptGameError(f"{game.task_id} is not won by its walkthrough.")
 
 
 def _published_form(game: Game) -> str:
@@ -104,7 +104,7 @@ def _trajectory_data(task_id: str) -> str:
     name, trial = task_id.split("/")
     task = parse_name(name)
     if task is None:
-        raise TrialEnvError(f"{task_id!r} is not a task of the six families")
+        raise TrialEnvError(f"{task_id!r} is not a task of the six families.")
     look = task.family == LOOK
     parameters = {
         "object_target": task.object_type,

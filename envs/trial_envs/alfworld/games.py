@@ -87,7 +87,7 @@ class TreeGames:
             MissingDataError: the file was removed or cannot be read.
         """
         if task_id not in self.tasks(split):
-            raise UnknownTaskError(f"{self._folder / split} has no game {task_id!r:.200}")
+            raise UnknownTaskError(f"{self._folder / split} has no game {task_id!r:.200}.")
         path = self._folder / split / task_id / _GAME_FILE
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -103,11 +103,11 @@ def _published_game(task_id: str, content: object, path: Path) -> Game:
     found = content if isinstance(content, dict) else {}
     missing = [key for key in keys if not isinstance(found.get(key), str)]
     if missing:
-        raise CorruptGameError(f"{path} lacks {', '.join(missing)}; expected a game of alfworld >= 0.4.0")
+        raise CorruptGameError(f"{path} lacks {', '.join(missing)}; expected a game of alfworld >= 0.4.0.")
     text = GameText(found["pddl_domain"], found["pddl_problem"], found["grammar"])
     walkthrough = found.get("walkthrough") or ()
     if not isinstance(walkthrough, list | tuple) or not all(isinstance(command, str) for command in walkthrough):
-        raise CorruptGameError(f"{path} has the walkthrough {walkthrough!r:.200}, expected a list of commands")
+        raise CorruptGameError(f"{path} has the walkthrough {walkthrough!r:.200}, expected a list of commands.")
     return Game(task_id, family_of(task_id), text, tuple(walkthrough))
 
 
@@ -168,5 +168,5 @@ def check_split(split: str) -> str:
         UnknownSplitError: ALFWorld has no such split.
     """
     if split not in SPLITS:
-        raise UnknownSplitError(f"ALFWorld has no split {split!r}; expected one of {', '.join(SPLITS)}")
+        raise UnknownSplitError(f"ALFWorld has no split {split!r}; expected one of {', '.join(SPLITS)}.")
     return split

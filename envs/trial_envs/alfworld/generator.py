@@ -70,13 +70,13 @@ def generate(task_id: str) -> Game:
     room = room_of(task.scene) if task else None
     if task is None or found is None or room is None:
         raise UnknownTaskError(
-            f"unknown generated game {task_id!r:.200}; "
-            "expected <family>-<object>-None-<target>-<scene>/gen-<difficulty>-<seed>-<index>"
+            f"Unknown generated game {task_id!r:.200}; "
+            "expected <family>-<object>-None-<target>-<scene>/gen-<difficulty>-<seed>-<index>."
         )
     level = level_named(LEVELS, found.group(1))
     if (task.object_type, task.target) not in allowed_pairs(task.family, room, level):
         raise UnknownTaskError(
-            f"unknown generated game {task_id!r:.200}; no {room.name} of level {level.name!r} allows this object and target"
+            f"Unknown generated game {task_id!r:.200}; no {room.name} of level {level.name!r} allows this object and target."
         )
     rng = random.Random(f"layout {task_id}")
     layout, targets = furnish(task, room, level, rng)
@@ -97,6 +97,6 @@ def engine_texts() -> tuple[str, str]:
     """
     spec = find_spec("alfworld")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingEngineError(f"the package alfworld is not installed: {install_command('alfworld')}")
+        raise MissingEngineError(f"The package alfworld is not installed: {install_command('alfworld')}")
     folder = Path(spec.submodule_search_locations[0]) / "data"
     return (folder / "alfred.pddl").read_text(encoding="utf-8"), (folder / "alfred.twl2").read_text(encoding="utf-8")

@@ -99,14 +99,14 @@ class Grammar:
                 stack.extend(reversed([(symbol[1], found) for found in solutions(symbol[2], facts, known)]))
             else:
                 stack.extend(reversed(_as_list(symbol[1], facts, known)))
-        raise CorruptGameError(f"the game's grammar derives more than {_MAX_SYMBOLS} symbols; a rule is recursive")
+        raise CorruptGameError(f"The game's grammar derives more than {_MAX_SYMBOLS} symbols; a rule is recursive.")
 
     def _choose(self, rule: str, facts: FactBase, bindings: Bindings) -> tuple[Symbol, ...]:
         """The right-hand side of the first alternative whose condition holds."""
         for condition, symbols in self.rules.get(rule, ()):
             if not condition or next(solutions(condition, facts, bindings), None) is not None:
                 return symbols
-        raise CorruptGameError(f"the game's grammar has no applicable rule for #{rule}#")
+        raise CorruptGameError(f"The game's grammar has no applicable rule for #{rule}#.")
 
 
 INTRO: tuple[Symbol, ...] = (("rule", "intro"),)
@@ -170,7 +170,7 @@ def compile_grammar(text: str) -> tuple[Grammar, str]:
     """
     found = _TASK_SENTENCE.search(text)
     if found is None:
-        raise CorruptGameError("the game's grammar has no rule 'task'")
+        raise CorruptGameError("The game's grammar has no rule 'task'.")
     sentence = json.loads(found.group(2))
     if _MARKUP & set(sentence):
         grammar = _compile(text)
@@ -203,7 +203,7 @@ def _parse(text: str) -> Grammar:
     except CorruptGameError:
         raise
     except Exception as error:  # TatSu's parse errors have no common public base
-        raise CorruptGameError(f"the game's grammar cannot be parsed: {error}") from error
+        raise CorruptGameError(f"The game's grammar cannot be parsed: {error}") from error
     return Grammar(rules, actions)
 
 
@@ -246,7 +246,7 @@ def _expression(source: str) -> Expression:
     try:
         parsed = ast.parse(source.strip(), mode="eval")
     except (SyntaxError, ValueError) as error:
-        raise CorruptGameError(f"the expression {source!r} of the game's grammar cannot be parsed") from error
+        raise CorruptGameError(f"The expression {source!r} of the game's grammar cannot be parsed.") from error
     return _build(parsed.body, source)
 
 
@@ -265,7 +265,7 @@ def _build(node: ast.expr, source: str) -> Expression:
         parts = [_build(value, source) for value in node.values]
         return lambda names, bindings: next((s for s in (p(names, bindings) for p in parts) if s), "")
     raise CorruptGameError(
-        f"the game's grammar has the expression {source!r}; expected only names, texts, '+' and 'or'"
+        f"The game's grammar has the expression {source!r}; expected only names, texts, '+' and 'or'."
     )
 
 
@@ -278,5 +278,5 @@ def _attribute(placeholder: str, attribute: str) -> Expression:
     if attribute == "id":
         return lambda names, bindings: bindings[placeholder]
     raise CorruptGameError(
-        f"the game's grammar uses the attribute {attribute!r}, expected name, id, definite or indefinite"
+        f"The game's grammar uses the attribute {attribute!r}, expected name, id, definite or indefinite."
     )

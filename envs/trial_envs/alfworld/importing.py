@@ -83,20 +83,18 @@ def import_games(
     """
     destination = Path(target or DEFAULT_FOLDER).expanduser()
     if destination.exists() and any(destination.iterdir()):
-        raise FileExistsError(f"{destination} is not empty; remove it, or choose another folder")
+        raise FileExistsError(f"{destination} is not empty; remove it, or choose another folder.")
     states = inspect_games(folder, on_game)
     if not any(state.found for state in states):
         raise MissingDataError(f"{folder} has no official game. {ORIGIN}")
     for state in states:
         if state.found and not state.intact:
             raise CorruptGameError(
-                f"the split {state.split!r} of {folder} differs from the release: {state.found} games, expected "
+                f"The split {state.split!r} of {folder} differs from the release: {state.found} games, expected "
                 f"{state.expected}, or other contents. Download it again. {ORIGIN}"
             )
     if link := _link_outwards(Path(folder).expanduser()):
-        raise CorruptGameError(
-            f"{link} is a link out of {folder}; remove it, or copy there what it points to. {ORIGIN}"
-        )
+        raise CorruptGameError(f"{link} is a link out of {folder}; remove it, or replace it with its target. {ORIGIN}")
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as work:
         copy = shutil.copytree(Path(folder).expanduser(), Path(work) / "copy")

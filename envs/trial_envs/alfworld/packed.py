@@ -44,7 +44,7 @@ class PackedGames:
         self._folder = folder
         for name in (_DOMAIN_FILE, _GRAMMAR_FILE):
             if not (folder / name).is_file():
-                raise MissingDataError(f"{folder} has {PACKED_FILE} but not {name}; copy the whole packed release")
+                raise MissingDataError(f"{folder} has {PACKED_FILE} but not {name}; copy the whole packed release.")
         self._domain = (folder / _DOMAIN_FILE).read_text(encoding="utf-8")
         self._grammar = (folder / _GRAMMAR_FILE).read_text(encoding="utf-8")
         self._index = _index_of(folder / PACKED_FILE)
@@ -65,7 +65,7 @@ class PackedGames:
                 (split, task_id.encode("utf-8", "replace")),
             ).fetchone()
         if found is None:
-            raise UnknownTaskError(f"the split {split!r} of {self._folder} has no game {task_id!r:.200}")
+            raise UnknownTaskError(f"The split {split!r} of {self._folder} has no game {task_id!r:.200}.")
         try:
             content = json.loads(zlib.decompress(found[0]))
             walkthrough = tuple(content["walkthrough"])
@@ -92,7 +92,7 @@ def _reading(index: Path) -> Iterator[sqlite3.Connection]:
     except sqlite3.Error as error:
         if not index.is_file():
             raise MissingDataError(
-                f"the index of the packed games, {index}, was deleted; make a new environment"
+                f"The index of the packed games, {index}, was deleted; make a new environment."
             ) from error
         raise _damaged(index, error) from error
 
@@ -100,7 +100,7 @@ def _reading(index: Path) -> Iterator[sqlite3.Connection]:
 def _damaged(index: Path, error: Exception) -> CorruptGameError:
     reason = f"{type(error).__name__}: {error}"
     return CorruptGameError(
-        f"the index of the packed games, {index}, is damaged ({reason}); delete it, and it is written again"
+        f"The index of the packed games, {index}, is damaged ({reason}); delete it, and it is rebuilt."
     )
 
 

@@ -93,7 +93,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
         MissingEngineError: ``fast-downward-textworld`` is not installed.
     """
     if found := _UNREADABLE.search(domain + problem):
-        raise CorruptGameError(f"the game's PDDL has the character {found[0]!r}, expected printable ASCII")
+        raise CorruptGameError(f"The game's PDDL has the character {found[0]!r}, expected printable ASCII.")
     with _LOCK, _garbage_collection_off():
         modules = _translator()
         for name, value in (_PLANNING_OPTIONS if planning else _OPTIONS).items():
@@ -102,7 +102,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
             task = _task(modules, domain, problem)
             sas_task = modules["translate"].pddl_to_sas(task)
         except (Exception, SystemExit) as error:  # the parser raises bare asserts, StopIteration and SystemExit
-            raise CorruptGameError(f"the PDDL problem cannot be translated: {type(error).__name__}: {error}") from error
+            raise CorruptGameError(f"The PDDL problem cannot be translated: {type(error).__name__}: {error}") from error
         stream = io.StringIO()
         sas_task.output(stream)
         facts = frozenset(_facts(task.init))
@@ -127,7 +127,7 @@ def _task(modules: dict[str, ModuleType], domain: str, problem: str) -> Any:
     )
     if domain_name != prepared.name:
         raise CorruptGameError(
-            f"the problem has the domain {domain_name!r}, expected the game's domain {prepared.name!r}"
+            f"The problem has the domain {domain_name!r}, expected the game's domain {prepared.name!r}."
         )
     pddl = modules["pddl"]
     objects = prepared.constants + objects
@@ -184,7 +184,7 @@ def _translator() -> dict[str, ModuleType]:
         modules = {name.rsplit(".", 1)[-1]: importlib.import_module(f"{package}.{name}") for name in names}
     except ImportError as error:
         raise MissingEngineError(
-            f"the package fast-downward-textworld is not installed: {install_command('alfworld')}"
+            f"The package fast-downward-textworld is not installed: {install_command('alfworld')}"
         ) from error
     finally:
         sys.argv = arguments

@@ -230,7 +230,7 @@ class _ForkServer:
         if descriptors:
             self._start(socket.socket(fileno=descriptors[0]))
         elif message:  # the system closed the process's end where this one has no descriptor left for it
-            print("fork server: no descriptor left, so no process is started", file=sys.stderr, flush=True)
+            print("fork server: no file descriptor is left, so no process is started", file=sys.stderr, flush=True)
         return bool(message)
 
     def _start(self, connection: socket.socket) -> None:

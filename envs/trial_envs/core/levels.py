@@ -20,7 +20,7 @@ def level_named(levels: Mapping[str, Level], name: str) -> Level:
     try:
         return levels[name]
     except KeyError:
-        raise GeneratorSettingError(f"unknown difficulty {name!r}; expected one of {', '.join(levels)}") from None
+        raise GeneratorSettingError(f"Unknown difficulty {name!r}; expected one of {', '.join(levels)}.") from None
 
 
 def require_whole(least: int, **numbers: object) -> None:

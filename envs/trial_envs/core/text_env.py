@@ -132,7 +132,7 @@ class TextEnv(gymnasium.Env[str, str]):
         """
         self._refuse_closed()
         if not self._playing:
-            raise EpisodeOverError("no episode is running: call reset() before step()")
+            raise EpisodeOverError("No episode is running: call reset() before step().")
         if not isinstance(action, str):
             raise TypeError(f"Expected an action of type str, got {type(action).__name__}.")
         self._playing = False  # the state of an engine that fails is not known
@@ -168,7 +168,7 @@ class TextEnv(gymnasium.Env[str, str]):
         given = {} if options is None else options
         if not isinstance(given, Mapping) or set(given) - {"task"}:
             raise UnknownOptionError(
-                f"reset() got the options {given!r:.200}, expected a dict with the only key 'task'"
+                f"reset() got the options {given!r:.200}, expected a dict with the only key 'task'."
             )
         wanted = given.get("task")
         if isinstance(wanted, str):
@@ -177,14 +177,14 @@ class TextEnv(gymnasium.Env[str, str]):
             return self._task_at(_index(wanted))
         tasks = self.tasks()
         if not tasks:
-            raise UnknownTaskError(f"the split {self.split!r} has no tasks; choose another split")
+            raise UnknownTaskError(f"The split {self.split!r} has no tasks; choose another split.")
         return tasks[int(self.np_random.integers(len(tasks)))]
 
     def _task_at(self, index: int) -> str:
         """The id of the task that an integer names: its index in :meth:`tasks`."""
         tasks = self.tasks()
         if not 0 <= index < len(tasks):
-            raise UnknownTaskError(f"the split {self.split!r} has {len(tasks)} tasks, got the task index {index}.")
+            raise UnknownTaskError(f"The split {self.split!r} has {len(tasks)} tasks, got the task index {index}.")
         return tasks[index]
 
     def _info(self, outcome: Outcome) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise ClosedEnvError("the environment was closed; make a new one")
+            raise ClosedEnvError("The environment was closed; make a new one.")
 
 
 def _index(wanted: object) -> int:

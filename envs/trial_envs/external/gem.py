@@ -48,7 +48,7 @@ class GEMEnv(SeededEnv):
             self._registration = import_library("gem.envs.registration", "gem")
             import_library("gem.envs", "gem")
         if game not in self._registration.ENV_REGISTRY:
-            raise GeneratorSettingError(f"GEM has no environment {game!r}; gem.print_envs() lists them")
+            raise GeneratorSettingError(f"GEM has no environment {game!r}; gem.print_envs() lists them.")
 
     def _begin(self, seed: int) -> tuple[str, Outcome]:
         self._game = self._make()

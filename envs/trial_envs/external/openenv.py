@@ -85,7 +85,7 @@ class OpenEnvEnv(TextEnv):
         """The seeds of a split (default: the environment's own), ascending."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
-            raise UnknownSplitError(f"OpenEnv has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}")
+            raise UnknownSplitError(f"OpenEnv has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}.")
         return [str(first + n) for n in range(self._num_tasks)]
 
     def family(self, task_id: str) -> str:

@@ -63,7 +63,7 @@ def _client_class() -> type[Any]:
     class SessionClient(GenericEnvClient):
         async def _ensure_connected(self) -> None:
             if self._ws is None:
-                raise ConnectionError("the connection was given up")
+                raise ConnectionError("the connection was closed")
 
     return SessionClient
 
@@ -158,7 +158,7 @@ class ServerConnection:
             return future.result(self._timeout_s + CLOSE_SECONDS)
         except TimeoutError as error:
             future.cancel()
-            raise ServerTimeoutError(f"{self._url}, {stage}: no answer within {self._timeout_s:g} s") from error
+            raise ServerTimeoutError(f"{self._url}, {stage}: no answer within {self._timeout_s:g} s.") from error
         except Exception as error:
             raise self._explained(stage, error) from error
 

@@ -44,7 +44,7 @@ class ReasoningGymEnv(SeededEnv):
         self._factory = import_library("reasoning_gym.factory", "reasoning-gym")
         import_library("reasoning_gym", "reasoning-gym")
         if dataset not in self._factory.DATASETS:
-            raise GeneratorSettingError(f"Reasoning Gym has no data set {dataset!r}; expected one of its registry")
+            raise GeneratorSettingError(f"Reasoning Gym has no data set {dataset!r}; expected a name in its registry.")
         self._dataset_args = plain_settings("dataset_args", dataset_args, reserved=("seed", "size"))
         self.walkthrough: tuple[str, ...] = ()
         """The data set's own answer to the current question; empty before the first ``reset``."""

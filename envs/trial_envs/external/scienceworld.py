@@ -57,9 +57,11 @@ class ScienceWorldEnv(TextEnv):
         self._library = import_library("scienceworld", "scienceworld")
         known = import_library("scienceworld.constants", "scienceworld").ID2TASK.values()
         if task not in known:
-            raise GeneratorSettingError(f"ScienceWorld has no task {task!r:.200}; expected one of {', '.join(known)}")
+            raise GeneratorSettingError(f"ScienceWorld has no task {task!r:.200}; expected one of {', '.join(known)}.")
         if shutil.which("java") is None:
-            raise MissingEngineError("ScienceWorld's simulator needs Java 8 or later, and no `java` is on the PATH")
+            raise MissingEngineError(
+                "ScienceWorld's simulator needs Java 8 or later, and there is no `java` on the PATH."
+            )
         self._require_split(split)
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
@@ -82,7 +84,7 @@ class ScienceWorldEnv(TextEnv):
         simulator = self._started()
         most = simulator.get_max_variations(self._name)
         if name != self._name or not _VARIATION.fullmatch(variation) or int(variation) >= most:
-            raise UnknownTaskError(f"unknown task {task_id!r:.200}; expected {self._name}/<variation below {most}>")
+            raise UnknownTaskError(f"Unknown task {task_id!r:.200}; expected {self._name}/<variation below {most}>.")
         self._load(int(variation))
         observation, info = simulator.reset()
         self.walkthrough = tuple(simulator.get_gold_action_sequence())
@@ -128,4 +130,4 @@ class ScienceWorldEnv(TextEnv):
     @staticmethod
     def _require_split(split: str) -> None:
         if split not in SPLITS:
-            raise UnknownSplitError(f"ScienceWorld has no split {split!r:.200}; expected one of {[*SPLITS]}")
+            raise UnknownSplitError(f"ScienceWorld has no split {split!r:.200}; expected one of {[*SPLITS]}.")

@@ -64,7 +64,7 @@ class SeededEnv(TextEnv):
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
             raise UnknownSplitError(
-                f"{self._name} has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}"
+                f"{self._name} has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}."
             )
         return [f"{self._name}/{first + number}" for number in range(self._num_games)]
 
@@ -83,7 +83,9 @@ class SeededEnv(TextEnv):
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         name, _, seed = task_id.rpartition("/")
         if name != self._name or not _SEED.fullmatch(seed):
-            raise UnknownTaskError(f"unknown task {task_id!r:.200}; expected {self._name}/<seed> with a seed below 10⁹")
+            raise UnknownTaskError(
+                f"Unknown task {task_id!r:.200}; expected {self._name}/<seed> with a seed below 10⁹."
+            )
         with self._random.active(int(seed)):
             return self._begin(int(seed))
 
@@ -114,5 +116,5 @@ def plain_settings(name: str, settings: Mapping[str, Any] | None, reserved: Sequ
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
         raise GeneratorSettingError(f"Expected {name} as a dict of keyword arguments, got {settings!r:.200}.")
     if taken := [key for key in reserved if key in given]:
-        raise GeneratorSettingError(f"{name} sets {', '.join(taken)}, which the task id decides; leave it out")
+        raise GeneratorSettingError(f"{name} sets {', '.join(taken)}, which the task id decides; leave it out.")
     return dict(given)

@@ -47,7 +47,7 @@ class TextArenaEnv(SeededEnv):
         registry = import_library("textarena.envs.registration", "textarena").ENV_REGISTRY
         if game not in registry:
             raise GeneratorSettingError(
-                f"TextArena has no game {game!r}; expected an id of textarena.envs.registration"
+                f"TextArena has no game {game!r}; expected an id of textarena.envs.registration."
             )
 
     def _begin(self, seed: int) -> tuple[str, Outcome]:
@@ -128,4 +128,4 @@ class TextArenaEnv(SeededEnv):
         return "\n".join(text.strip() for _, text, _ in messages).strip()
 
     def _several_players(self) -> GeneratorSettingError:
-        return GeneratorSettingError(f"{self._name} is a game of several players, expected one of a single player")
+        return GeneratorSettingError(f"{self._name} is a game for several players, expected a game for one")

@@ -49,19 +49,19 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser("python -m trial_envs.openenv", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("env_id", choices=[f"{NAMESPACE}/{name}" for name in ENTRY_POINTS], metavar="ENV_ID")
-    parser.add_argument("--split", help="split that tasks are drawn from; default: the environment's own")
+    parser.add_argument("--split", help="split of the tasks; default: the environment's default")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", type=parse_setting, action="append", default=[], dest="settings",
         help="argument of the environment's constructor, the value in JSON; may be given several times",
     )  # fmt: skip
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine alone")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one; default: %(default)s")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: only this machine")
+    parser.add_argument("--port", type=int, default=0, help="0: a free port; default: %(default)s")
     parser.add_argument("--max-sessions", type=at_least_one, default=64, help="default: %(default)s")
     parser.add_argument("--idle-timeout", type=seconds, default=600.0, help="seconds; default: %(default)s")
     parser.add_argument("--max-action", type=at_least_one, default=10_000, help="characters; default: %(default)s")
     parser.add_argument(
         "--allow-host", metavar="NAME", action="append", default=[],
-        help="name that clients call the server by, beside loopback ones and its address; may be given several times",
+        help="name of the server for clients, besides loopback names and its address; may be given several times",
     )  # fmt: skip
     parser.add_argument(
         "--allow-origin", metavar="URL", action="append", default=[],

@@ -51,7 +51,7 @@ class AllowedNames:
         names = [value for name, value in headers if name == b"host"]
         own = (scope.get("server") or ("",))[0]
         if len(names) != 1 or _host(f"//{names[0]}") not in self._hosts | {own}:
-            return "the Host of the request is no loopback name; allow it with --allow-host"
+            return "the Host of the request is not a loopback name; allow it with --allow-host"
         for origin in (value for name, value in headers if name == b"origin"):
             same = origin.partition("://")[2] == names[0]
             if not same and origin not in self._origins and _host(origin) not in LOOPBACK:

@@ -35,11 +35,11 @@ def prepare(env_id: str, settings: Mapping[str, Any]) -> TextEnv:
     trial_envs.register()
     env = gymnasium.make(env_id, disable_env_checker=True, **settings).unwrapped
     if not isinstance(env, TextEnv):
-        raise TypeError(f"{env_id} is a {type(env).__name__}, expected a TextEnv of trial_envs")
+        raise TypeError(f"{env_id} is a {type(env).__name__}, expected a TextEnv of trial_envs.")
     env.reset(options={"task": 0})  # a drawn task would leave a generator that every session inherits
     if threading.active_count() > 1:
         env.close()
-        raise TypeError(f"{env_id} starts threads, so that its process cannot be forked for sessions")
+        raise TypeError(f"{env_id} starts threads, so its process cannot be forked for sessions.")
     return env
 
 

@@ -40,22 +40,22 @@ class SessionProcess:
             SessionProcessError: the process could not be started, ended, or did not answer in time, and cannot be used again.
         """
         if not self._asking.acquire(blocking=False):
-            raise RemoteEnvError("the session has not answered the request before this one")
+            raise RemoteEnvError("The session has not answered the request before this one.")
         try:
             async with asyncio.timeout(STEP_SECONDS):
                 found = await ask(self._connection, request, MOST_ANSWER_BYTES)
             if "ended" in found:
                 raise ConnectionError("the process ended")
         except TimeoutError as error:
-            raise SessionProcessError(f"the session's process gave no answer within {STEP_SECONDS:g} s") from error
+            raise SessionProcessError(f"The session's process gave no answer within {STEP_SECONDS:g} s.") from error
         except (OSError, ValueError) as error:
             raise SessionProcessError(
-                "the session's process ended: it was killed, or its memory was short; reset() starts another one"
+                "The session's process ended: it was killed, or its memory was short; reset() starts another one."
             ) from error
         finally:
             self._asking.release()
         if "refused" in found:
-            raise SessionProcessError(f"no process could be started for the session: {found['refused']}")
+            raise SessionProcessError(f"No process could be started for the session: {found['refused']}")
         if "error" in found:
             raise RemoteEnvError(found["error"])
         return found
@@ -103,7 +103,7 @@ class SessionProcesses:
         """
         with self._lock:
             if len(self._running) + self._starting >= self._limit:
-                raise SessionProcessError(f"{self._limit} sessions are running, which is the limit; try again later")
+                raise SessionProcessError(f"{self._limit} sessions are running, which is the limit; try again later.")
             self._starting += 1
         try:
             process = SessionProcess(self._forks.start())
@@ -111,7 +111,7 @@ class SessionProcesses:
                 self._running.add(process)
             return process
         except OSError as error:
-            raise SessionProcessError(f"no process could be started for the session: {error}") from error
+            raise SessionProcessError(f"No process could be started for the session: {error}") from error
         finally:
             with self._lock:
                 self._starting -= 1
@@ -135,6 +135,6 @@ def _await_ready(control: socket.socket) -> None:
     try:
         told = control.recv(MOST_BYTES)
     except OSError as error:
-        raise SessionProcessError(f"the environment was not made within {START_SECONDS:g} s: {error}") from error
+        raise SessionProcessError(f"The environment was not made within {START_SECONDS:g} s: {error}") from error
     if told != READY:
         raise RemoteEnvError(told.decode() or "the process in which the environment was made ended")

@@ -99,7 +99,7 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Name and description of the environment."""
-        described = f"{self._env_id} of trial_envs: a text environment, each session in a process of its own."
+        described = f"{self._env_id} of trial_envs: a text environment, each session in its own process."
         return EnvironmentMetadata(name=self._env_id, description=described)
 
     async def reset_async(
@@ -119,15 +119,15 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
             SessionProcessError: the process could not be started, ended, or did not answer in time.
         """
         if unknown:
-            raise UnknownOptionError(f"reset() got {sorted(unknown)!r:.200}, expected seed, episode_id and task")
+            raise UnknownOptionError(f"reset() got {sorted(unknown)!r:.200}, expected seed, episode_id and task.")
         if self._closed:
-            raise ClosedEnvError("the session was closed, as after a long idle time; connect again")
+            raise ClosedEnvError("The session was closed, as after a long idle time; connect again.")
         self._state = EpisodeState()
         if self._process is None:
             self._process = await asyncio.to_thread(self._processes.start)
             if self._closed:
                 self.close()
-                raise ClosedEnvError("the session was closed while it started; connect again")
+                raise ClosedEnvError("The session was closed while it started; connect again.")
         observation = await self._ask("reset", seed, task)
         self._state = EpisodeState(episode_id=episode_id, task_id=observation.task_id)
         return observation
@@ -141,7 +141,7 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
             SessionProcessError: the process ended or did not answer in time.
         """
         if self._process is None:
-            raise EpisodeOverError("no episode is running: call reset() before step()")
+            raise EpisodeOverError("No episode is running: call reset() before step().")
         observation = await self._ask("step", action.action)
         self._state.step_count += 1
         return observation
@@ -172,5 +172,5 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
             self._process = None
             await asyncio.to_thread(self._processes.end, process)
             if self._closed and isinstance(error, SessionProcessError):
-                raise ClosedEnvError("the session was closed while it played; connect again") from error
+                raise ClosedEnvError("The session was closed while it played; connect again.") from error
             raise

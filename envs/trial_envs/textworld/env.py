@@ -118,7 +118,9 @@ class TextWorldEnv(TextEnv):
         """The task ids of a split (default: the environment's own), by ascending seed."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
-            raise UnknownSplitError(f"TextWorld has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}")
+            raise UnknownSplitError(
+                f"TextWorld has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}."
+            )
         count = len(self._families)
         return [f"{self._families[n % count]}-{self._level}-{first + n}" for n in range(self._num_games)]
 
@@ -168,7 +170,7 @@ class TextWorldEnv(TextEnv):
         found = _TASK_ID.fullmatch(task_id)
         if found is None or int(found[2]) > LEVELS[found[1]]:
             raise UnknownTaskError(
-                f"unknown task {task_id!r:.200}; expected <family>-<level>-<seed> with a level up to {LEVELS}"
+                f"Unknown task {task_id!r:.200}; expected <family>-<level>-<seed> with a level up to {LEVELS}."
             )
         if self._game is not None:
             self._game.close()

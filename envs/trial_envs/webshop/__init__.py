@@ -7,4 +7,4 @@ from trial_envs.errors import MissingPackageError
 
 _missing = [name for name in ("numpy", "rapidfuzz", "regex") if find_spec(name) is None]
 if _missing:
-    raise MissingPackageError(f"not installed: {', '.join(_missing)}; {install_command('webshop')}")
+    raise MissingPackageError(f"Not installed: {', '.join(_missing)}; {install_command('webshop')}")

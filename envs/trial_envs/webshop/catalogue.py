@@ -163,7 +163,7 @@ def check_files(folder: Path, manifest: Manifest, digests: bool) -> None:
     for name, expected in manifest["files"].items():
         if not _FILE_NAME.fullmatch(name):
             raise CorruptCatalogueError(
-                f"{folder / MANIFEST} lists {name!r:.100}, which is no file inside it. {REBUILD}"
+                f"{folder / MANIFEST} lists {name!r:.100}, which is not a file inside it. {REBUILD}"
             )
         path = folder / name
         size = path.stat().st_size if path.is_file() else None

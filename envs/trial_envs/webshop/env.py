@@ -121,7 +121,7 @@ class WebShopEnv(TextEnv):
         number = int(task_id) if task_id.isascii() and task_id.isdigit() and len(task_id) < 12 else -1
         if not 0 <= number < shops.num_goals:
             raise UnknownTaskError(
-                f"the shop has no goal {task_id[:80]!r}, expected a number from 0 to {shops.num_goals - 1}"
+                f"The shop has no goal {task_id[:80]!r}, expected a number from 0 to {shops.num_goals - 1}."
             )
         catalogue, goal = shops.locate(number)
         return catalogue, catalogue.goal(goal)

@@ -46,7 +46,7 @@ class Goal:
 
     def __post_init__(self) -> None:
         if not self.attributes:
-            raise ValueError("it asks for no attribute, which the reward divides by")
+            raise ValueError("it has no attributes, and the reward divides by their number")
 
     @property
     def option_targets(self) -> tuple[tuple[str, str] | str, ...]:
@@ -71,7 +71,7 @@ class Goal:
                 fields["wanted"] = tuple(fields["wanted"])
             return Goal(**fields)
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptCatalogueError(f"a goal record is damaged ({error}). {REBUILD}") from error
+            raise CorruptCatalogueError(f"A goal record is damaged ({error}). {REBUILD}") from error
 
 
 def read_goal(raw: Mapping[str, Any]) -> Goal:
@@ -96,7 +96,7 @@ def read_goal(raw: Mapping[str, Any]) -> Goal:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCatalogueError(
-            f"a goal cannot be read ({type(error).__name__}: {error}); expected a line of goals.jsonl"
+            f"A goal cannot be read ({type(error).__name__}: {error}); expected a line of goals.jsonl."
         ) from error
 
 

@@ -47,7 +47,7 @@ def write_index(
         FileExistsError: the folder to replace holds something else than an index.
     """
     if replace and _is_foreign(target):
-        raise FileExistsError(f"{target} exists and is no index of a shop; choose another folder")
+        raise FileExistsError(f"{target} exists and is not the index of a shop; choose another folder.")
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".part", dir=target.parent))
     try:

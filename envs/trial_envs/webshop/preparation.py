@@ -123,7 +123,7 @@ class _SourceData:
             asin = raw.get("asin") if isinstance(raw, dict) else None
             if not isinstance(asin, str):
                 raise CorruptCatalogueError(
-                    f"{self._paths['products']} has the entry {raw!r:.80}, expected an object with an asin"
+                    f"{self._paths['products']} has the entry {raw!r:.80}, expected an object with an asin."
                 )
             if asin == "nan" or len(asin) > MAX_ASIN or asin in seen:
                 continue
@@ -136,7 +136,7 @@ class _SourceData:
             recorded = _mapping(self._paths["title_nouns"])
             for product in self.products():
                 if product.asin not in recorded:
-                    raise CorruptCatalogueError(f"{self._paths['title_nouns']} lacks the product {product.asin}")
+                    raise CorruptCatalogueError(f"{self._paths['title_nouns']} lacks the product {product.asin}.")
                 yield product.with_nouns(recorded[product.asin])
             return
         tagged = self._tagger(product.title for product in self.products())
@@ -152,7 +152,7 @@ class _SourceData:
             return [float(recorded[product.asin]) for product in self.products()]
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCatalogueError(
-                f"{self._paths['prices']}: a price is missing or not a number ({type(error).__name__}: {error})"
+                f"{self._paths['prices']}: a price is missing or not a number ({type(error).__name__}: {error})."
             ) from error
 
     def goals(self, prices: list[float], rng: random.Random) -> list[Goal]:
@@ -162,7 +162,7 @@ class _SourceData:
             unknown = {goal.asin for goal in goals} - {product.asin for product in self.products()}
             if unknown:
                 raise CorruptCatalogueError(
-                    f"{self._paths['goals']} has goals of products that the catalogue lacks: {sorted(unknown)[:3]}"
+                    f"{self._paths['goals']} has goals of products that the catalogue lacks: {sorted(unknown)[:3]}."
                 )
             return goals
         return build_goals(self._wishes(prices), rng)
@@ -183,5 +183,7 @@ class _SourceData:
 def _mapping(path: Path) -> dict[str, Any]:
     content = sources.read_json(path)
     if not isinstance(content, dict):
-        raise CorruptCatalogueError(f"{path} has a {type(content).__name__}, expected a JSON object with asins as keys")
+        raise CorruptCatalogueError(
+            f"{path} has a {type(content).__name__}, expected a JSON object with asins as keys."
+        )
     return content

@@ -92,7 +92,7 @@ class Product:
                 fields[name] = tuple(fields[name])
             return Product(**fields)
         except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptCatalogueError(f"a product record is damaged ({error}). {REBUILD}") from error
+            raise CorruptCatalogueError(f"A product record is damaged ({error}). {REBUILD}") from error
 
 
 def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Product:
@@ -124,8 +124,8 @@ def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Pr
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCatalogueError(
-            f"product {raw.get('asin')!r} cannot be read ({type(error).__name__}: {error}); expected an entry of "
-            "items_shuffle.json"
+            f"Product {raw.get('asin')!r} cannot be read ({type(error).__name__}: {error}); expected an entry of "
+            "items_shuffle.json."
         ) from error
 
 

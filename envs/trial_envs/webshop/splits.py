@@ -31,7 +31,7 @@ def check_split(split: str) -> str:
         UnknownSplitError: WebShop has no such split.
     """
     if split not in SPLITS:
-        raise UnknownSplitError(f"WebShop has no split {split!r}; expected one of {', '.join(SPLITS)}")
+        raise UnknownSplitError(f"WebShop has no split {split!r}; expected one of {', '.join(SPLITS)}.")
     return split
 
 

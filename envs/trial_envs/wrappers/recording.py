@@ -89,7 +89,7 @@ def _plain(info: dict[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError, RecursionError) as error:
             raise UnrecordableInfoError(
                 f"info[{key!r}], of type {type(value).__name__}, cannot be recorded ({error}); expected values of JSON or NumPy: "
-                "leave it out of info"
+                "leave it out of info."
             ) from error
     return plain
 

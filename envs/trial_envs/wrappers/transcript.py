@@ -94,7 +94,7 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
                 yield _parse(line)
             except (ValueError, TypeError, AttributeError, KeyError) as error:
                 raise CorruptTranscriptError(
-                    f"line {number} of {Path(path)} is not an episode: {type(error).__name__}: {error}"
+                    f"Line {number} of {Path(path)} is not an episode: {type(error).__name__}: {error}"
                 ) from error
 
 
@@ -127,7 +127,7 @@ def _complete_last_line(stream: BinaryIO) -> None:
         _parse(line)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise CorruptTranscriptError(
-            f"{stream.name} ends with {line[:80]!r}, which is no part of an episode; choose another file"
+            f"{stream.name} ends with {line[:80]!r}, which is not part of an episode; choose another file."
         ) from error
     stream.write(b"\n")
 

@@ -83,7 +83,7 @@ def env():
 
 
 def test_the_solution_is_counted_down(env):
-    with pytest.raises(ClosedEnvError, match="no game is running"):
+    with pytest.raises(ClosedEnvError, match="No game is running"):
         env.commands_to_win()
     for task_id in env.tasks():
         env.reset(options={"task": task_id})

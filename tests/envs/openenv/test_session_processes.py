@@ -91,7 +91,7 @@ def test_processes_die_with_the_program_that_starts_them_and_another_one_is_star
     process, pid = playing(started)
     psutil.Process(started._forks._server.pid).kill()
     assert until_gone([pid])
-    with pytest.raises(SessionProcessError, match="the session's process ended"):
+    with pytest.raises(SessionProcessError, match="The session's process ended"):
         asyncio.run(process.ask("reset", 0, None))
     started._forks._server.wait(20)
     assert asyncio.run(started.start().ask("reset", 0, None))["done"] is False

@@ -205,6 +205,6 @@ class TRIAL(GRPO):
         if gate == -GATE_PATIENCE:
             line += (
                 f" ({GATE_PATIENCE} iterations closed). The dense loss does not raise the turns of better rollouts, so this run "
-                "is GRPO's. Try a longer warm start, another teacher_context, or GRPOConfig, which is faster"
+                "equals GRPO. Try a longer warm start, another teacher_context, or GRPOConfig, which is faster"
             )
         logger.warning("iteration %d: %s", self.iteration + 1, line)
