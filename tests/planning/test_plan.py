@@ -119,7 +119,7 @@ def test_where_not_one_row_fits_the_plan_says_what_would_be_needed(qwen3):
 
 def test_too_few_gpus_are_reported_and_shared_in_the_proposal(qwen3):
     plan = make_plan(qwen3, gpus(8))
-    assert plan.complaints == ("learners (8 x 1) and engines (8 x 1) ask for 16 GPUs; there are 8",)
+    assert plan.complaints == ("learners (8 x 1) and engines (8 x 1) need 16 GPUs; there are 8",)
     fitting, changes = nearest_fit(qwen3, gpus(8))
     assert not fitting.complaints
     assert {"num_gpus_per_learner=0.5", "num_gpus_per_engine=0.5", "colocate=True"} < set(changes)

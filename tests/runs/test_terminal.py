@@ -61,7 +61,15 @@ def test_a_terminal_shows_the_runs_own_lines_alone(tmp_path):
     assert written.splitlines() == ["printed while waiting", "printed by a library", "written by C++", "from a child"]
     for part in written.splitlines():
         assert part not in shown
-    own = ("before, still buffered", "waiting", "iteration 1/2", "left", "it broke", f"wrote: {log}", "after in C++")
+    own = (
+        "before, still buffered",
+        "waiting",
+        "iteration 1/2",
+        "left",
+        "it broke",
+        f"libraries: {log}",
+        "after in C++",
+    )
     for part in (*own, "console after"):
         assert part in shown.replace("\r\n", "\n"), shown
 
