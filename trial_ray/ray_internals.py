@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 START_S = 180.0
 """How long a local Ray may take to start. Ray gives itself 30 s, which cannot be set, and a busy machine needs more."""
+IDLE_AGENT = "import os, time\nraylet = os.getppid()\nwhile os.getppid() == raylet:\n    time.sleep(1)"
 AGENT_PORTS = {
     METRICS_AGENT_PORT_NAME: "metrics_agent_port",
     METRICS_EXPORT_PORT_NAME: "metrics_export_port",
@@ -114,11 +116,19 @@ def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
 def local_start() -> Iterator[None]:
     """Start a Ray that only this machine reaches, without autoscaler, API server and metrics, however slowly.
 
-    Ray reads the environment variable for the first when it is imported; it would wait for the rest, which nothing uses.
+    Ray reads the environment variable for the first when it is imported; it would wait for the rest, which nothing uses. Nor is
+    the agent used that the dashboard has on each node: a raylet ends with its agent, so one that does nothing takes its place.
     """
+    command: Callable[..., list[str]] = services._build_python_executable_command_memory_profileable
+
+    def idle_agent(component: str, *arguments: Any, **named: Any) -> list[str]:
+        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+            return [sys.executable, "-S", "-c", IDLE_AGENT]
+        return command(component, *arguments, **named)
+
     with (
         slow_start(),
-        patch.object(utils, "get_dashboard_dependency_error", lambda: ImportError()),
+        patch.object(services, command.__name__, idle_agent),
         patch.multiple(Node, start_monitor=DEFAULT, start_api_server=DEFAULT),
         patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
     ):

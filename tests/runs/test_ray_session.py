@@ -96,6 +96,7 @@ def test_a_local_ray_has_no_dashboard_and_no_autoscaler():
             started += " ".join(child.cmdline())
     assert "raylet" in started
     assert "dashboard.py" not in started
+    assert "DashboardAgent" not in started
     assert "autoscaler" not in started
 
 

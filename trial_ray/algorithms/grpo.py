@@ -394,8 +394,7 @@ class GRPO(RLlibCalls):
 
     def matmul_rate(self) -> float:
         """Floating-point operations per second of a large matrix product on a learner's device, all learners at work."""
-        rates: list[float] = self.learner_group.ask(lambda learner: learner.matmul_rate())
-        return sum(rates) / len(rates)
+        return float(torch.tensor(self.learner_group.ask(lambda learner: learner.matmul_rate())).mean())
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -427,7 +426,8 @@ class GRPO(RLlibCalls):
         super().set_state(state)
         if checked := state.get("health_checks", state.get("guards")):  # its name in earlier versions
             self.health_checks.set_state(checked)
-        self._time_total = state.get("time_total_s", self._time_total)  # RLlib saves it for Tune's trials alone
+        if "time_total_s" in state:  # RLlib saves it for Tune's trials alone
+            self._time_total = state["time_total_s"]
         if "initial_weights" in state:
             compare_initial_weights(self.config, self.initial_weights, state["initial_weights"])
             self.initial_weights = state["initial_weights"]
