@@ -107,8 +107,8 @@ HEALTH_CHECKS = (
 class HealthChecks:
     """Checks every iteration's metrics; warns, and stops a run whose policy has diverged.
 
-    So it takes ``health_check_patience`` of them in a row, or :data:`SUDDEN_PATIENCE` after a collapse from
-    one iteration to the next.
+    One iteration may be noise: it takes ``health_check_patience`` of them in a row, or :data:`SUDDEN_PATIENCE` after a collapse
+    from one iteration to the next.
 
     Args:
         settings: limits.

@@ -22,7 +22,7 @@ Reward = Literal["success", "score", "return", "per_turn"] | Callable[..., Any]
 RECORDED_FUNCTION = "function "
 """What the record of a config has before the name of a reward function, whose code is in the experiment file."""
 TASK_SAMPLINGS = ("uniform", "success_rate")
-PRIVILEGED_VIEWS = ("outcome", "feedback", "skill", "solution", "peer")
+TEACHER_CONTEXTS = ("outcome", "feedback", "skill", "solution", "peer")
 MicrobatchWeighting = Literal["rows", "equal"]
 MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
 
@@ -165,7 +165,7 @@ class TrainingSettings(Settings):
         'teacher context of a turn: ``"outcome"`` of the action, ``"feedback"`` (the same as immediate feedback), '
         '``"skill"`` (advice on the task\'s family), ``"solution"`` (the environment\'s own), ``"peer"`` (in a failed '
         "rollout, the actions of a successful one); ``None``: none",
-        one_of=PRIVILEGED_VIEWS,
+        one_of=TEACHER_CONTEXTS,
     )
     max_outcome_tokens: int = setting(
         512, "longest teacher context, in tokens; longer ones lose their middle, which is marked", at_least=1

@@ -38,7 +38,7 @@ _BEHAVIOUR = "behaviour_logprobs"
 class Scoring:
     """Scores every response under the policy before the update: both views by the same weights, kernel and precision.
 
-    With a stale teacher, the teacher scores the teacher context instead. Each learner scores its share of the
+    With a stale teacher, the teacher scores the rows with the teacher context instead. Each learner scores its share of the
     trajectories, then all have the scores of all.
 
     The learner's numbers, not the engine's, are the old log-probabilities. How far the engine's are from them is logged.

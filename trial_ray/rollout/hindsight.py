@@ -211,7 +211,7 @@ def augment(prompt_ids: ArrayLike, insert_at: int, evidence_ids: ArrayLike) -> N
     return np.concatenate([prompt[:insert_at], evidence, prompt[insert_at:]])
 
 
-# As ``trial_ray.config.training.PRIVILEGED_VIEWS`` names the views.
+# As ``trial_ray.config.training.TEACHER_CONTEXTS`` names the views.
 FRAMES: dict[str, Frame] = {
     "outcome": OUTCOME,
     "feedback": Frame(

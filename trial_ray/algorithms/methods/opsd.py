@@ -1,4 +1,4 @@
-"""OPSD: no reward; the policy is distilled from itself with the teacher context in its context.
+"""OPSD: no reward; the policy is distilled from itself with the teacher context in its prompt.
 
 ``divergence="jsd"`` minimises the full-vocabulary generalised Jensen-Shannon divergence between π_θ(·|h) and π_T(·|h⁺) along the
 sampled response; ``"sampled"`` uses the sampled tokens alone, with c_t = δ_t (a reverse-KL gradient).
