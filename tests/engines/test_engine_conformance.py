@@ -349,10 +349,10 @@ def test_weights_other_than_those_sent_are_never_served(engine, tiny_qwen3):
         ({first: other[second]}, "checksum"),
     ):
         received = pack_weights((other | lie).items(), sent.version)
-        with pytest.raises(WeightSyncError, match=f"engine 0.*{told}"):
+        with pytest.raises(WeightSyncError, match=f"Engine 0.*{told}"):
             engine.pool.sync(dataclasses.replace(sent, refs=received.refs))
         assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
-    with pytest.raises(WeightSyncError, match=r"engine 0.*another policy.*Qwen3ForCausalLM"):
+    with pytest.raises(WeightSyncError, match=r"Engine 0.*another policy.*Qwen3ForCausalLM"):
         engine.pool.sync(dataclasses.replace(sent, text=engine.text_of(engine.learner)))
     engine.pool.sync(sent)
 

@@ -87,7 +87,7 @@ def versions(pool):
 def test_an_engine_of_other_bits_is_named_and_a_killed_one_replaced_with_the_same_weights(pool, infos, parameters):
     assert pool.probe_and_restart() == []  # a healthy pool is left alone
     shards = pack_weights(parameters, 6)  # float32 sent, bfloat16 held
-    with pytest.raises(WeightSyncError, match=f"engine 0 .*{shards.checksum}"):
+    with pytest.raises(WeightSyncError, match=f"Engine 0 .*{shards.checksum}"):
         pool.sync(shards)
     pool.sync(pack_weights(halves(parameters), 8))
     [before] = ask(EngineClient(pool.handles[1:]), [0])
@@ -183,7 +183,7 @@ def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights
 
 def test_a_model_that_cannot_be_loaded_fails_the_start_with_its_reason(ray_session, tmp_path):
     pool = create(tmp_path, num_engines=1)
-    with pytest.raises(EngineError, match=r"engine 0 failed to start: .*config\.json|engine 0 failed to start"):
+    with pytest.raises(EngineError, match=r"Engine 0 failed to start"):
         pool.start(timeout_s=200)
     pool.stop()
 

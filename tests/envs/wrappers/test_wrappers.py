@@ -120,7 +120,7 @@ def test_a_line_that_is_no_episode_is_named(tmp_path, line):
     file = tmp_path / "episodes.jsonl"
     append_episode(file, Episode("e", None, ()))
     file.write_text(file.read_text() + line + "\n")
-    with pytest.raises(CorruptTranscriptError, match="line 2 of"):
+    with pytest.raises(CorruptTranscriptError, match="Line 2 of"):
         list(read_episodes(file))
 
 
