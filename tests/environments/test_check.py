@@ -53,7 +53,7 @@ class ListInfoEnv(RiddleEnv):
             {},
             "ForgetfulTemplate of mine/Riddle-v0 drops the task: for the task 'guess the word'",
         ),
-        (entry_of(ShortStepEnv), {}, r"mine/Riddle-v0, task '\d+', turn 1: step\(\) gave .*expected 5 values"),
+        (entry_of(ShortStepEnv), {}, r"mine/Riddle-v0, task '\d+', turn 1: step\(\) returned .*expected 5 values"),
         (entry_of(ListInfoEnv), {}, r"mine/Riddle-v0, task '\d+', reset: info \[\] .*expected a dict"),
     ],
     ids=["key", "solution", "template", "step", "info"],

@@ -102,7 +102,7 @@ def evaluate(args: Namespace) -> None:
     policy, adapters = str(args.policy), load_adapters(args.env_adapters)
     config, labels = checkpoint_config(policy, args.env, args.split, args.overrides, adapters)
     (entry,) = config.environment_entries()
-    evaluation_set = choose_evaluation_set(entry, args.episodes or args.evaluation_set)
+    evaluation_set = choose_evaluation_set(entry, args.episodes or args.panel)
     if args.endpoint:
         config.check_evaluation()
         endpoint = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)
