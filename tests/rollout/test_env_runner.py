@@ -291,7 +291,7 @@ RELEASED = threading.Event()
         (lambda episode: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda episode: next(iter(())), "RuntimeError: coroutine raised StopIteration"),
         (lambda episode: float("nan"), r"the answer {'faulty': nan} .*expected a dict of at most 32 finite numbers"),
-        (lambda episode: {"well": 1.0}, "reward_weights names good; found well"),
+        (lambda episode: {"well": 1.0}, "reward_weights names good; the reward function returned well"),
         (lambda episode: {"good": 1e308, "better": 1e308}, "the weighted sum .*inf"),
         (lambda episode: RELEASED.wait(), r"no answer within 0\.2 s"),
         (lambda episode: asyncio.sleep(1000), r"no answer within 0\.2 s"),

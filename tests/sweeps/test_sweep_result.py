@@ -87,7 +87,7 @@ def test_the_dataframe_has_a_row_a_trial_and_the_files_give_the_same(tmp_path):
 
 def test_a_folder_that_was_cut_off_or_is_another_versions_is_refused(tmp_path):
     for content, words in (
-        (None, "cut off"),
+        (None, "was interrupted"),
         ('{"schema', "Cannot read"),
         ('{"schema_version": 99}', "another version"),
     ):
