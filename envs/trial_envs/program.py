@@ -40,7 +40,7 @@ def program_tools(functions: Sequence[Callable[..., Any]]) -> type[ToolEpisode]:
         functions: with type hints and docstrings, of which the schemas are made; the program itself calls them.
     """
     calls = {function.__name__: _calling(function) for function in functions}
-    # Named by its tools: records of a run tell by it whether they are the same.
+    # Named by its tools, because the record of a run has the name of the class.
     return type(f"program_tools({', '.join(calls)})", (ToolEpisode,), {"_say": staticmethod(_said), **calls})
 
 

@@ -153,7 +153,7 @@ def renamed(name: str, argument: Argument) -> Argument:
             action=_Renamed,
             dest=new.dest,
             type=new.type,
-            metavar=new.option_strings[0],
+            const=new.option_strings[0],
             default=SUPPRESS,
             help=SUPPRESS,
         )
@@ -162,11 +162,11 @@ def renamed(name: str, argument: Argument) -> Argument:
 
 
 class _Renamed(Action):
-    """Warns of an option's earlier name, and sets what the present one does, which ``metavar`` names."""
+    """Warns of an option's earlier name, and sets what the present one does, which ``const`` names."""
 
     def __call__(self, parser: ArgumentParser, args: Namespace, value: Any, name: str | None = None) -> None:
         """Warn and set."""
-        show(f"warning: {name} is {self.metavar} now; the next version rejects the earlier name")
+        show(f"warning: {name} is {self.const} now; the next version rejects the earlier name")
         setattr(args, self.dest, value)
 
 

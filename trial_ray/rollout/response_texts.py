@@ -50,7 +50,8 @@ class ResponseTexts:
 
         Arguments as :meth:`text`.
         """
-        if not self.text(prompt_ids, insert_at, response_ids).lstrip().startswith("<think>"):
+        # The first tokens suffice: every turn is counted, and most have no reasoning.
+        if not self.text(prompt_ids, insert_at, response_ids[:8]).lstrip().startswith("<think>"):
             return 0
         lengths = range(1, len(response_ids) + 1)
         closed = bisect_left(lengths, True, key=lambda length: "</think>" in self.whole(response_ids[:length]))

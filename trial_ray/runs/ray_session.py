@@ -124,14 +124,14 @@ def require_cluster(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         return
-    mend = "Start the cluster, correct the address, or unset RAY_ADDRESS to run only on this machine."
+    advice = "Start the cluster, correct the address, or unset RAY_ADDRESS to run only on this machine."
     try:
         speaks = _speaks_http2(host.strip("[]"), int(port))
     except (OSError, OverflowError) as error:
-        raise ClusterError(f"No Ray cluster answers at RAY_ADDRESS={address} ({error}). {mend}") from error
+        raise ClusterError(f"No Ray cluster answers at RAY_ADDRESS={address} ({error}). {advice}") from error
     if not speaks:
         raise ClusterError(
-            f"The program at RAY_ADDRESS={address} is not a Ray head: the port belongs to another program. {mend}"
+            f"The program at RAY_ADDRESS={address} is not a Ray head node: the port belongs to another program. {advice}"
         )
     try:
         connect_to_head(address)
@@ -141,7 +141,9 @@ def require_cluster(address: str) -> None:
             "RAY_AUTH_TOKEN to the cluster's token (`ray get-auth-token` on the head shows it)."
         ) from error
     except RpcError as error:
-        raise ClusterError(f"The program at RAY_ADDRESS={address} is not a Ray head ({error}). {mend}") from error
+        raise ClusterError(
+            f"The program at RAY_ADDRESS={address} is not a Ray head node ({error}). {advice}"
+        ) from error
 
 
 def _speaks_http2(host: str, port: int) -> bool:
