@@ -53,9 +53,8 @@ class ResponseTexts:
         # The first tokens suffice: every turn is counted, and most have no reasoning.
         if not self.text(prompt_ids, insert_at, response_ids[:8]).lstrip().startswith("<think>"):
             return 0
-        lengths = range(1, len(response_ids) + 1)
-        closed = bisect_left(lengths, True, key=lambda length: "</think>" in self.whole(response_ids[:length]))
-        return min(closed + 1, len(response_ids))
+        lengths = range(len(response_ids))
+        return bisect_left(lengths, True, key=lambda length: "</think>" in self.whole(response_ids[:length]))
 
     def whole(self, response_ids: np.ndarray) -> str:
         """A response with all its special tokens, without what its prompt opened; ids as in :meth:`text`."""
