@@ -64,16 +64,17 @@ def _said(text: str) -> str:
 class ProgramEnv(TextEnv):
     """Plays a program: every call of ``chat.completions.create`` is answered by the next action.
 
-    The first call has one message of the system, which is ``info["task"]``, and one of the user, the first observation. Every
-    later call sends the conversation as it was, with the answer that it got as the assistant's message, and one more message of
-    the user, the next observation. Another conversation is refused: its turns could not be trained as they were sampled. With
-    ``tools``, an answer may be a call of one of them, and the next message is the tool's; an answer without a call is the last.
+    A conversation starts with one message of the system, which is ``info["task"]``, and one of the user, the observation. A later
+    call sends the conversation as it was, with the answer that it got as the assistant's message, and one more message of the
+    user, the next observation; or it starts another conversation, such as with a summary: ``info["past_turns"]`` then is 0.
+    Everything else is refused: its turns could not be trained as they were sampled. With ``tools``, an answer may be a call of one
+    of them, and the next message is the tool's; no message follows an answer without a call.
 
     The program has an event loop of its own, which runs while it is the program's turn. A program that may hang belongs into a
     process of its own.
 
     Args:
-        run: ``async def run(task_id, chat)`` with an ``openai.AsyncOpenAI`` whose every call asks the policy, one at a time. It
+        run: ``async def run(task_id, chat)`` with an ``openai.AsyncOpenAI`` whose every call asks the policy, one after another. It
             returns the reward, or a dict with the ``"reward"`` and, optionally, ``"won"`` (default: a reward of 1 or more),
             ``"score"`` in [0, 1] (default: the reward, cut), ``"rewards"`` (parts by name, to be logged) and ``"outcome"`` (what
             the policy's last answer led to; default: the reward). What it raises ends the episode with this error.
@@ -108,6 +109,7 @@ class ProgramEnv(TextEnv):
         self._program: asyncio.Task[Result] | None = None
         self._conversation: list[Message] = []
         self._call: asyncio.Future[str] | None = None
+        self._one = asyncio.Lock()
         self._answer: asyncio.Future[Message] | None = None
         self._rewards: Mapping[str, float] = {}
 
@@ -145,7 +147,11 @@ class ProgramEnv(TextEnv):
         self._loop.close()
 
     def _info(self, outcome: Outcome) -> dict[str, Any]:
-        return {**super()._info(outcome), "rewards": dict(self._rewards)}
+        return {
+            **super()._info(outcome),
+            "rewards": dict(self._rewards),
+            "past_turns": len(self._conversation) // 2 - 1,
+        }
 
     def _in_loop(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
         return self._thread.submit(self._loop.run_until_complete, coroutine).result()
@@ -244,22 +250,21 @@ class ProgramEnv(TextEnv):
             raise ValueError("expected a call for one whole answer, got stream or n")
         if (choice := body.get("tool_choice", "auto")) != "auto":
             raise ValueError(f"expected tool_choice='auto', got {choice!r}: the policy decides whether it calls a tool")
-        if self._call is None or self._call.done():
-            raise ValueError("expected one call at a time, got a second one before the first was answered")
         messages = [_plain(message) for message in body.get("messages", ())]
-        known = self._conversation
-        called = known[-1].get("calls") if known else None
-        new = [message["role"] for message in messages[len(known) :]]
-        ends = bool(known and self._tools and not called)
-        if (
-            ends
-            or messages[: len(known)] != known
-            or new != (["tool"] if called else ["user"] if known else ["system", "user"])
-        ):
-            follows = "one message of the tool" if called else "no other call" if ends else "one message of the user"
-            expected = f"the last call, its answer and {follows}" if known else "system and user"
-            raise ValueError(f"expected messages of {expected}, got {[message['role'] for message in messages]}")
-        self._conversation = messages
+        async with self._one:
+            return await self._turn(messages)
+
+    async def _turn(self, messages: list[Message]) -> Message:
+        """The policy's answer to these messages, which are its next turn."""
+        if self._call is None or self._call.done():
+            raise ValueError("expected no other call while one is not answered, got one after a call was cancelled")
+        known, roles = self._conversation, [message["role"] for message in messages]
+        follows = "tool" if known and known[-1].get("calls") else "" if self._tools else "user"
+        starts = roles == ["system", "user"]
+        if not starts and not (known and messages[: len(known)] == known and roles[len(known) :] == [follows]):
+            last = f"the last call, its answer and one message of the {follows}, or " if known and follows else ""
+            raise ValueError(f"expected messages of {last}system and user, got {roles}")
+        self._conversation, self._instruction = messages, messages[0]["content"]
         self._answer = self._loop.create_future()
         self._call.set_result(messages[-1]["content"])
         return await self._answer

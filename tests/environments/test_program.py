@@ -119,7 +119,9 @@ async def samples_its_own_way(task, chat):
 
 
 async def calls_twice(task, chat):
+    found = await begins(chat)
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    messages += [found.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "u"}]
     async with asyncio.TaskGroup() as calls:
         for _ in range(2):
             calls.create_task(chat.chat.completions.create(model="policy", messages=messages))
@@ -156,7 +158,8 @@ async def begins(chat):
     [
         (
             rewrites,
-            "expected messages of the last call, its answer and one message of the user, got ['system', 'user', 'assistant'",
+            "expected messages of the last call, its answer and one message of the user, or system and user, "
+            "got ['system', 'user', 'assistant'",
         ),
         (samples_its_own_way, "expected messages only, got temperature"),
         (calls_twice, "ExceptionGroup"),
@@ -171,6 +174,16 @@ def test_a_program_that_cannot_be_trained_fails_its_rollout_and_says_why(run, to
     failed = episode(program(run))
     assert (failed.ended, failed.failed_by) == ("failed", "environment")
     assert told in failed.error
+
+
+def test_conversations_that_start_at_the_same_time_are_turns_one_after_the_other():
+    async def run(task, chat):
+        first, second = await asyncio.gather(begins(chat), begins(chat))
+        return float(first.choices[0].message.content + second.choices[0].message.content == "ab")
+
+    found = episode(program(run), "ab")
+    assert (found.success, len(found.turns)) == (True, 2)
+    assert np.array_equal(found.turns[0].prompt_ids, found.turns[1].prompt_ids)
 
 
 def test_a_program_that_is_cut_is_cancelled_before_the_next_episode_begins():
@@ -268,6 +281,43 @@ def test_a_program_whose_tools_are_called_has_the_turns_of_an_environment_with_t
         assert (one.insert_at, one.reward, one.valid) == (other.insert_at, other.reward, True)
 
 
+def summarises(num_before, tools):
+    """Two calls about a summary, after others that they do not show."""
+    offer = {"tools": [OFFER]} if tools else {}
+
+    async def call(chat, messages):
+        found = await chat.chat.completions.create(model="policy", messages=messages, **offer)
+        message = found.choices[0].message.model_dump(exclude_none=True)
+        role = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"]} if tools else {"role": "user"}
+        messages += [message, {**role, "content": "higher"}]
+
+    async def run(task, chat):
+        for system, num_calls in (("long", num_before), ("short", 2)):
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": "so far: 2 is too low"}]
+            for _ in range(num_calls):
+                await call(chat, messages)
+        return 1.0
+
+    return run
+
+
+@pytest.mark.parametrize("style", ["conversation", "tools"])
+def test_a_conversation_that_starts_again_has_the_prompts_of_one_that_starts(style):
+    made = program_with_tools if style == "tools" else program
+    answers = [CALLS[0], CALL.format(1).replace("guess", "leave"), *CALLS[1:]] if style == "tools" else ANSWERS
+    before = CALLS[:1] if style == "tools" else ANSWERS[:2]
+    expected = episode(made(summarises(0, style == "tools")), answers, style)
+    found = episode(made(summarises(len(before), style == "tools")), [*before, *answers], style)
+    assert expected.success
+    assert found.success
+    again = found.turns[len(before) :]
+    assert [turn.prompt_cut for turn in again] == ["history", *["none"] * (len(expected.turns) - 1)]
+    for one, other in zip(again, expected.turns, strict=True):
+        assert np.array_equal(one.prompt_ids, other.prompt_ids)
+        assert one.insert_at == other.insert_at
+    assert found.turns[len(before) - 1].outcome == "so far: 2 is too low"
+
+
 async def asks_in_words(task, chat):
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     found = await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
@@ -297,11 +347,11 @@ async def answers_another_call(task, chat):
 @pytest.mark.parametrize(
     ("run", "answers", "told"),
     [
-        (goes_on_after_words, ["It is 5."], "expected messages of the last call, its answer and no other call, got"),
+        (goes_on_after_words, ["It is 5."], "expected messages of system and user, got"),
         (
             answers_another_call,
             CALLS,
-            "expected messages of the last call, its answer and one message of the tool, got",
+            "expected messages of the last call, its answer and one message of the tool, or system and user, got",
         ),
         (play, CALLS, "expected the tools guess, got none"),
         (demands_a_call, CALLS, "expected tool_choice='auto', got 'required'"),

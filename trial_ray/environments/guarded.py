@@ -53,6 +53,7 @@ class StepResult:
         rewards: ``info["rewards"]``, parts or companions of the reward by name, which are logged; else empty.
         terminated: the task itself ended.
         truncated: a limit of the environment cut the episode.
+        past_turns: ``info["past_turns"]``, the number of last turns that the conversation contains, else all.
         info: the entries of ``info`` that JSON has a form for, if they are kept.
     """
 
@@ -67,6 +68,7 @@ class StepResult:
     rewards: Mapping[str, float] = field(default_factory=dict)
     terminated: bool = False
     truncated: bool = False
+    past_turns: int | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -223,6 +225,7 @@ class GuardedEnv:
             invalid_action=_truth("info['invalid_action']", info.get("invalid_action", False)),
             reward=reward,
             rewards=named_rewards(info.get("rewards", {}), "info['rewards']"),
+            past_turns=_past_turns(info.get("past_turns")),
             info=_as_json(info) if self._keep_info else {},
             **ends,
         )
@@ -300,6 +303,12 @@ def _truth(name: str, value: Any) -> bool:
 
 def _require_finite(name: str, value: Any) -> None:
     _require(name, value, "a finite number", isinstance(value, Real) and math.isfinite(value))
+
+
+def _past_turns(value: Any) -> int | None:
+    kept = value is None or (isinstance(value, int) and value >= 0)
+    past: int | None = _require("info['past_turns']", value, "a number of turns, or None", kept)
+    return past
 
 
 def _texts(name: str, value: Any) -> Sequence[str]:

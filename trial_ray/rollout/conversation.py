@@ -15,6 +15,11 @@ from trial_ray.rollout.prompts import Prompt, PromptWriter, too_long
 from trial_ray.rollout.trajectory import Turn
 
 
+def past_turns(result: StepResult, turns: Sequence[Turn]) -> int:
+    """How many of the last turns the conversation contains; 0 if another one starts."""
+    return len(turns) if result.past_turns is None else min(len(turns), result.past_turns)
+
+
 class ConversationBuilder(PromptWriter):
     """Writes prompts that hold the whole episode: role, task and form of responses, then observations and responses in turn.
 
@@ -63,12 +68,13 @@ class ConversationBuilder(PromptWriter):
         if len(message) > self._most_characters:
             raise self._too_long(result, None)
         later = np.asarray([*self._parts.later.encode(self._tokenizer, message), *self._parts.suffix_ids], np.int32)
-        if turns:
+        num_past = past_turns(result, turns)
+        if num_past:
             ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1], self._parts.later), later])
             if len(ids) <= self.max_prompt_tokens:
                 return self._prompt(ids, 0)
         beginning = self._beginning(result.task)
-        for num_kept in range(min(self.history_window, len(turns)), -1, -1):
+        for num_kept in range(min(self.history_window, num_past), -1, -1):
             ids = self._conversation(beginning, turns[len(turns) - num_kept :], later)
             if len(ids) <= self.max_prompt_tokens:
                 return self._prompt(ids, len(turns) - num_kept)

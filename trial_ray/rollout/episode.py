@@ -106,6 +106,8 @@ async def _play(
         before = now
         if turn.outcome:  # the answer to a response that holds no action
             now = replace(before, observation=turn.outcome, reward=0.0, rewards={}, invalid_action=True)
+            if before.past_turns is not None:
+                now = replace(now, past_turns=before.past_turns + 1)
         else:
             now = await _resolved(env.step(turn.action))
         advance()

@@ -28,7 +28,7 @@ from trial_ray.rollout.chat_template import (
     render,
     require_same,
 )
-from trial_ray.rollout.conversation import ConversationBuilder
+from trial_ray.rollout.conversation import ConversationBuilder, past_turns
 from trial_ray.rollout.prompts import Prompt, records
 from trial_ray.rollout.tool_calls import ToolSet, parse_message, read_call, require_response_template
 from trial_ray.rollout.trajectory import Turn
@@ -206,7 +206,8 @@ class ToolConversationBuilder(ConversationBuilder):
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
         """See :class:`PromptWriter`; system message and the last message are never cut."""
-        if turns:
+        num_past = past_turns(result, turns)
+        if num_past:
             answer = self._answers[self._called(turns[-1])]
             message = answer.around.encode(self._tokenizer, self._text(result, turns, 0))
             ids = np.concatenate(
@@ -215,7 +216,7 @@ class ToolConversationBuilder(ConversationBuilder):
             if len(ids) <= self.max_prompt_tokens:
                 return Prompt(ids, len(ids) - len(answer.suffix_ids), "none")
         beginning = self._beginning(result.task)
-        for num_shown in range(min(self.history_window, len(turns)), -1, -1):
+        for num_shown in range(min(self.history_window, num_past), -1, -1):
             message = self._parts.first.encode(self._tokenizer, self._text(result, turns, num_shown))
             ids = np.concatenate([beginning, message, self._parts.suffix_ids]).astype(np.int32)
             if len(ids) <= self.max_prompt_tokens:

@@ -42,7 +42,7 @@ class Turn:
             environment is not asked to carry out.
         reward: the environment's reward for this step.
         finish_reason: ``"stop"`` or ``"length"``.
-        prompt_cut: what was left out of the prompt for its length.
+        prompt_cut: what was left out of the prompt for its length, or by an environment that started another conversation.
         invalid_action: whether the environment did not understand the action, where it says so.
         reasoning_tokens: tokens of the response that are reasoning, logged and not recorded.
     """
