@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=206750 \
-  tests=234000 \
+  trial_ray=206800 \
+  tests=234100 \
   benchmarks=26600 \
-  words=33650
+  words=33800
 
 lint: setup
 	$(BIN)/ruff check .

@@ -15,6 +15,16 @@ import pytest
 from trial_ray.termination import GracefulInterrupt, hangups_blocked, interrupts_deferred, termination_as_interrupt
 
 
+@pytest.fixture(autouse=True)
+def default_signals():
+    """A background process of a shell ignores SIGINT, one of nohup SIGHUP."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def press(*numbers, into=None):
     """Send signals in turn, then release what waits for ``into``: the main thread, in a library that is no Python."""
     for number in numbers:

@@ -87,7 +87,7 @@ _ROLLOUTS = _group(
         "invalid_response_rate": "share of turns whose response lacks the required form",
         "invalid_action_rate": "share of turns whose action the environment reported as invalid",
         "cut_response_rate": "share of turns whose response reached `max_response_tokens`",
-        "cut_history_rate": "share of turns whose prompt lost history to `max_prompt_tokens`; in conversations, that start another one",
+        "cut_history_rate": "share of turns whose prompt lost history to `max_prompt_tokens`, or that start another conversation",
         "cut_observation_rate": "share of turns whose prompt also lost a part of the observation",
         "rewards/NAME_mean": ("mean over the episodes that report the reward NAME, of its sum over the episode"),
     },

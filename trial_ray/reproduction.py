@@ -73,7 +73,7 @@ class Scale:
 
 def scale_names() -> list[str]:
     """Scales that come with this package, the smallest first."""
-    return ["tiny", "study", "shape", "guessing", "webshop", "pretrained", "small", "paper"]
+    return ["tiny", "study", "shape", "guessing", "key_rooms", "webshop", "pretrained", "small", "paper"]
 
 
 def scale_file(name: str) -> Path:
@@ -132,6 +132,7 @@ STUDIES = {
         "turn profiles from several warm starts", ("grpo", "uniform", "permuted", "trial"), controlled=False
     ),
     "pair": Study("TRIAL against GRPO", ("grpo", "trial")),
+    "gate": Study("TRIAL with and without its gate against GRPO", ("grpo", "trial", "gated")),
 }
 """By the name that ``trial-ray reproduce`` takes."""
 REFERENCE, SUBJECT = "grpo", "trial"

@@ -108,7 +108,11 @@ class Searcher:
         pass
 
 
-ADAPTER = EnvironmentAdapter(env_id="mine/KeyRooms-v0", warm_start=WarmStartSpec(demonstrator=Searcher))
+ADAPTER = EnvironmentAdapter(
+    env_id="mine/KeyRooms-v0",
+    warm_start=WarmStartSpec(demonstrator=Searcher),
+    skills={"": "Visit rooms that you have not seen until you know where the key and the chest are."},
+)
 
 config = (
     TRIALConfig()

@@ -97,3 +97,8 @@ def command_tools(tools: type[ToolEpisode]) -> dict[str, Callable[..., str]]:
     commands: ToolEpisode = object.__new__(type(tools.__name__, (tools,), {"_take": lambda self, command: command}))
     methods = [name for name, _ in inspect.getmembers(tools, inspect.isfunction)]
     return {name: getattr(commands, name) for name in methods if name[0] != "_" and name not in ("reset", "get_reward")}
+
+
+def text_command(tools: type[ToolEpisode]) -> Callable[[str], str] | None:
+    """The command of a response's text, for a class that takes responses without a call."""
+    return tools._say

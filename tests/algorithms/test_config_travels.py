@@ -50,6 +50,7 @@ def test_trial_and_its_profiles_train_as_trial_and_all_others_as_grpo():
         "trial",
         "uniform",
         "permuted",
+        "gated",
         "value_weighted",
     }
     assert set(algorithms.values()) == {GRPO, TRIAL}

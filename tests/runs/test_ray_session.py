@@ -55,6 +55,7 @@ def init(**arguments):
 
 ray.init, ray.shutdown = init, lambda: happened.append("stopped")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process of a shell ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # so does one of nohup
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     for times in (1, 2):
         before = signal.getsignal(signal.SIGTERM)

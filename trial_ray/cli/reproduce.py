@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trial_ray.reproduction import StudySweep
 
-NAMES = ("table2", "table3", "study", "shape", "pair")
+NAMES = ("table2", "table3", "study", "shape", "pair", "gate")
 
 
 def _study(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trial_envs.core.projection import Projection
-from trial_envs.tool_env import ToolEpisode, command_tools
+from trial_envs.tool_env import ToolEpisode, command_tools, text_command
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError, first_line
 
 _TYPES: Mapping[str, Any] = {
@@ -116,7 +116,7 @@ class ToolSet:
     """
 
     def __init__(self, tools: type[ToolEpisode]) -> None:
-        self._commands, self._say = command_tools(tools), tools._say
+        self._commands, self._say = command_tools(tools), text_command(tools)
         if not self._commands:
             raise ConfigError(
                 f"{tools.__name__} has no tools; expected public methods that return self._take(command)."

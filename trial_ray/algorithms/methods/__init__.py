@@ -21,6 +21,7 @@ METHODS = {
     "trial": ("TRIAL", "TRIALConfig"),
     "uniform": ("Uniform", "UniformConfig"),
     "permuted": ("Permuted", "PermutedConfig"),
+    "gated": ("Gated TRIAL", "GatedConfig"),
     "value_weighted": ("Value-weighted", "ValueWeightedConfig"),
     "serl": ("SERL", "SERLConfig"),
     "sdar": ("SDAR", "SDARConfig"),

@@ -180,6 +180,12 @@ class ValueWeightedConfig(TRIALConfig):
     value_weighting: bool = setting(True)
 
 
+class GatedConfig(TRIALConfig):
+    """TRIAL whose dense loss is left out while the groups' returns do not confirm it (not in the paper)."""
+
+    hindsight_gate: float | None = setting(0.5)
+
+
 class TRIAL(GRPO):
     """GRPO's loop under the name of the paper's method; its default config is TRIAL's."""
 
