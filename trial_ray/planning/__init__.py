@@ -1,1 +1,1 @@
-"""Estimates of a run's memory and iteration time before anything starts, from shapes and constants."""
+"""Estimates of a run's memory and iteration time before it starts, from model shapes and constants."""

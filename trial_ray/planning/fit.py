@@ -1,4 +1,4 @@
-"""Whether a run fits a machine, and the mildest changes with which it would."""
+"""Checks whether a run fits a machine, and finds the smallest changes that make it fit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ GPU_HOST_BYTES = 3 * GIB
 """Host memory of a process that computes on a GPU: Python, torch, CUDA's libraries and their kernels. An assumption; ``cost.json``
 has the measured peak of every actor."""
 SLEEPING_ENGINE_BYTES = 2 * GIB
-"""Left on the device of an engine that sleeps: CUDA context, kernels, cuBLAS workspaces, and the CUDA graphs without their
-memory, which is offloaded. An assumption; vLLM logs the measured number whenever an engine falls asleep."""
+"""GPU memory that a sleeping engine still uses: CUDA context, kernels, cuBLAS workspaces, and the CUDA graphs without their
+memory, which is offloaded. An assumption; vLLM logs the measured number whenever an engine goes to sleep."""
 EPISODE_BYTES = 4 * 2**20
-"""An environment in an env runner, with its loaded game."""
+"""Memory of one environment in an env runner, including its loaded game."""
 LORA_RANK = 32
-"""Rank of the adapters that are proposed where all weights do not fit."""
+"""Rank of the LoRA adapters that are proposed if training all weights does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a run is to start; ``None`` stands for an unknown number.
+    """Hardware that a run is planned for; ``None``: unknown.
 
     Attributes:
         gpus: number of GPUs.
-        gpu_bytes: memory of each.
-        host_bytes: memory of the host, for everything without a GPU.
+        gpu_bytes: memory of each GPU.
+        host_bytes: memory of the host, for everything that is not on a GPU.
     """
 
     gpus: int | None
@@ -39,12 +39,13 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Predicted memory of a run, held against a machine.
+    """Predicted memory of a run, compared with a machine.
 
     Attributes:
         request: sizes of the run.
-        actors: memory of learner, engine, processes that hold no model, and what the host holds beside them.
-        complaints: why it does not fit, with numbers; empty where it fits, or nothing is known of the machine.
+        actors: memory of the learner, the engine, processes without a model, the object store, and the host memory of
+            processes that use a GPU.
+        complaints: reasons why the run does not fit, with numbers; empty if it fits, or if the machine is unknown.
     """
 
     request: PlanRequest
@@ -53,7 +54,7 @@ class Plan:
 
 
 def make_plan(request: PlanRequest, machine: Machine) -> Plan:
-    """Predict the memory of every actor and hold it against the machine."""
+    """Predict the memory of every actor and compare it with the machine."""
     learner = learner_memory(request)
     free = machine.host_bytes
     if request.num_gpus_per_engine and (free := machine.gpu_bytes) is not None:
@@ -74,7 +75,7 @@ def make_plan(request: PlanRequest, machine: Machine) -> Plan:
 
 
 def _beside_gpus(request: PlanRequest) -> Iterator[Memory]:
-    """Host memory of the processes that compute on GPUs."""
+    """Yield the host memory of the processes that use GPUs."""
     if request.num_gpus_per_learner:
         # Weights come out of their files tensor by tensor.
         largest = request.shape.embedding_parameters * request.model_bytes
@@ -104,9 +105,10 @@ def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ..
 
 
 def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]] | None:
-    """The plan with the mildest changes that fits, and these as ``key=value`` for ``--set``; ``None`` if none does.
+    """Return the plan that fits with the smallest changes, and the changes as ``key=value`` for ``--set``; else ``None``.
 
-    Another arrangement is the mildest; then come sharding, checkpointing, shorter passes, and adapters in place of all weights.
+    Changes are tried in this order: another placement on the GPUs, sharding, gradient checkpointing, fewer tokens per forward
+    pass, and LoRA adapters instead of all weights.
     """
     limits = [request.max_tokens_per_forward]
     while limits[-1] // 2 >= request.row_tokens:
@@ -137,7 +139,7 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
 
 
 def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
-    """Ways to lay learners and engines out on the GPUs: as asked for, or taking turns on all of them."""
+    """Yield placements of learners and engines on the GPUs: as requested, or colocated on all of them."""
     if machine.gpus is None or request.gpus <= machine.gpus:
         yield request
     if machine.gpus and request.num_gpus_per_learner and request.num_gpus_per_engine:
@@ -147,7 +149,7 @@ def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanReques
 
 
 def _changes(before: PlanRequest, after: PlanRequest) -> list[str]:
-    """Settings that turn one request into the other; references follow from them."""
+    """Return the settings that turn one request into the other; the number of references follows from them."""
     in_engine = ("tensor_parallel_size", "gpu_memory_utilization")
     return [
         f"{'engine_kwargs.' if each.name in in_engine else ''}{each.name}={value!r}"
@@ -157,10 +159,10 @@ def _changes(before: PlanRequest, after: PlanRequest) -> list[str]:
 
 
 def require_fit(request: PlanRequest, machine: Machine) -> None:
-    """Reject a run whose actors do not fit into their GPUs' memory.
+    """Reject a run that does not fit the machine.
 
     Raises:
-        ConfigError: says what an actor needs, what there is, and what to change.
+        ConfigError: the run does not fit; the message contains the needed and available amounts and the changes to make.
     """
     plan = make_plan(request, machine)
     if not plan.complaints:

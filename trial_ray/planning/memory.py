@@ -1,4 +1,4 @@
-"""Sizes of a run out of its configuration, and the memory of its actors."""
+"""Sizes of a run, read from its configuration, and the memory of its actors."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 GIB = 2**30
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 PROCESS_BYTES = 550 * 2**20
-"""Resident memory of a process that has imported Ray, RLlib, torch and transformers, and holds no model yet; measured."""
+"""Resident memory of a process that has imported Ray, RLlib, torch and transformers but has not loaded a model; measured."""
 DEVICE_CONTEXT_BYTES = 1 * GIB
 """CUDA context, cuBLAS workspaces and NCCL buffers of a process."""
 ENGINE_CONTEXT_BYTES = 2 * GIB
 """CUDA context, compiled graphs and workspaces of an engine on a GPU."""
 HEAP_FACTOR = 1.1
-"""Memory of a process over that of its tensors, for what passes allocate: allocators keep freed blocks; measured on the CPU."""
+"""Ratio of allocated memory to the size of the tensors, for memory that forward and backward passes allocate, because allocators
+keep freed blocks; measured on the CPU."""
 SCORING_LOGITS, FORWARD_LOGITS, BACKWARD_LOGITS, LAST_LOGITS = 2, 4, 5, 1.5
-"""Float32 arrays of ``[chunk, vocabulary]`` that are alive when a chunk is scored, when its entropies are computed too, when these
-are differentiated, and when the head's own gradient is computed; counted in traces."""
+"""Number of float32 ``[chunk, vocabulary]`` arrays that are alive when a chunk is scored, when its entropies are computed as well,
+when these are differentiated, and when the gradient of the output head is computed; counted in traces."""
 
 
 # -- what is planned ----------------------------------------------------------------------------------------------------
@@ -44,20 +45,20 @@ are differentiated, and when the head's own gradient is computed; counted in tra
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """Sizes of a run; attributes with the name of a setting have its value.
+    """Sizes of a run; an attribute with the name of a setting has the value of the setting.
 
     Attributes:
-        shape: of the policy.
-        num_learners: at least 1.
-        num_engines, num_env_runners: at least 1; the most that there may be.
+        shape: shape of the policy.
+        num_learners: number of learners, at least 1.
+        num_engines, num_env_runners: maximum number of actors, at least 1.
         lora_rank: rank of the trained adapters; 0: all weights are trained.
-        model_bytes: of a master weight.
-        compute_bytes: of a number in the passes.
-        num_references: frozen copies of the model beside the policy (reference, stale teacher).
-        engine_bytes: of a weight and of a cached number in an engine.
+        model_bytes: bytes of a master weight.
+        compute_bytes: bytes of a number in the forward and backward passes.
+        num_references: number of frozen copies of the model in addition to the policy (reference, stale teacher).
+        engine_bytes: bytes of a weight and of a cached number in an engine.
         kv_cache_gib: size of an engine's key-value cache; ``None``: follows from free memory or rows.
-        max_batch: most requests that an engine decodes at a time; ``None``: the engine's own limit.
-        trajectories: rollouts of an iteration.
+        max_batch: maximum number of requests that an engine decodes at a time; ``None``: the engine's own limit.
+        trajectories: number of rollouts of an iteration.
     """
 
     shape: ModelShape
@@ -93,10 +94,10 @@ class PlanRequest:
 
     @classmethod
     def of(cls, config: RunSettings) -> PlanRequest:
-        """The sizes that a validated configuration asks for.
+        """Return the sizes of a run from a validated configuration.
 
         Raises:
-            ConfigError: nothing says what shape the model has.
+            ConfigError: the shape of the model cannot be determined.
         """
         engine: dict[str, Any] = config.engine_kwargs
         cache = engine.get("kv_cache_gib", engine.get("kv_cache_memory_bytes", 0) / GIB or None)
@@ -126,43 +127,43 @@ class PlanRequest:
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of the longest turn row, which is also the longest request."""
+        """Number of tokens of the longest turn, which is also the longest request."""
         return self.max_prompt_tokens + self.max_response_tokens
 
     @property
     def most_rows(self) -> int:
-        """Most requests that an engine decodes at a time."""
+        """Maximum number of requests that an engine decodes at a time."""
         on_cpu = self.engine == "vllm" and not self.num_gpus_per_engine
         return self.max_batch or (VLLM_CPU_ROWS if on_cpu else MOST_ROWS)
 
     @property
     def requests_per_engine(self) -> int:
-        """Most requests that an engine has at a time: a rollout asks for one after the other."""
+        """Maximum number of requests that an engine has at a time: each rollout sends one request at a time."""
         return math.ceil(self.trajectories / self.num_engines)
 
     @property
     def shards(self) -> int:
-        """Learners that hold one copy of the weights together."""
+        """Number of learners that share one copy of the weights."""
         return (self.fsdp_size or self.num_learners) if self.sharding == "fsdp" else 1
 
     @property
     def gpus(self) -> float:
-        """GPUs that learners and engines take together."""
+        """Total number of GPUs of learners and engines."""
         return self.num_learners * self.num_gpus_per_learner + self.num_engines * self.num_gpus_per_engine
 
     @property
     def autocasts(self) -> bool:
-        """Whether autocast converts weights and inputs; FSDP gathers weights in the compute dtype instead."""
+        """True if autocast converts weights and inputs; FSDP gathers weights in the compute dtype instead."""
         return self.compute_bytes != self.model_bytes and self.sharding != "fsdp"
 
     @property
     def stream_bytes(self) -> int:
-        """Bytes of a number of the residual stream: under autocast it has the embedding's type, with FSDP the compute dtype."""
+        """Bytes per number of the residual stream: under autocast it has the embedding's dtype, with FSDP the compute dtype."""
         return self.model_bytes if self.autocasts else self.compute_bytes
 
     @property
     def trained_parameters(self) -> int:
-        """Parameters that the optimizer updates: all, or r (inputs + outputs) of each linear layer that has an adapter."""
+        """Number of parameters that the optimizer updates: all, or r (inputs + outputs) per linear layer with an adapter."""
         shape = self.shape
         query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         widths = 2 * (shape.hidden + query) + 2 * (shape.hidden + key) + 3 * (shape.hidden + shape.intermediate)
@@ -170,7 +171,7 @@ class PlanRequest:
 
 
 def _shape(config: RunSettings) -> ModelShape:
-    """Shape of the policy that a run would start from; no weights are trained or fetched."""
+    """Return the shape of the policy that a run would start from, without training or downloading weights."""
     from trial_ray.models.tiny import build_tokenizer, tiny_config
 
     start = config.warm_start or {}
@@ -186,14 +187,14 @@ def _shape(config: RunSettings) -> ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that one actor holds at its peak.
+    """Peak memory of one actor, in bytes.
 
     Attributes:
         actor, count: kind and number of actors.
-        on_gpu: whether it is a GPU's memory, else the host's.
+        on_gpu: True for GPU memory, False for host memory.
         items: bytes by purpose.
-        kept: bytes of these that a learner holds between two updates.
-        rows: requests of full length that an engine's key-value cache holds; 0 where it would not start.
+        kept: part of the bytes that a learner keeps between two updates.
+        rows: number of full-length requests that fit in an engine's key-value cache; 0 if the engine would not start.
     """
 
     actor: str
@@ -205,20 +206,20 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Bytes of one actor."""
+        """Total bytes of one actor."""
         return sum(self.items.values())
 
 
 def learner_memory(request: PlanRequest) -> Memory:
-    """Peak of one learner on its device: that of the phase with the largest one."""
+    """Return the peak memory of one learner on its device, over all phases."""
     return max(learner_phases(request).values(), key=lambda memory: memory.total)
 
 
 def learner_phases(request: PlanRequest) -> dict[str, Memory]:
-    """Peak of one learner by phase: scoring, the forward and backward passes of an update, and the optimizer's step.
+    """Return the peak memory of one learner by phase: scoring, forward and backward pass of an update, and optimizer step.
 
-    A pass peaks in a decoder layer or in the output head, whichever holds more. All passes but the first of a minibatch find the
-    gradients of those before them.
+    A pass peaks in a decoder layer or in the output head, whichever needs more memory. In all passes of a minibatch except the
+    first, the gradients of the earlier passes are in memory.
     """
     shape, trained = request.shape, request.trained_parameters
     # Of frozen models, matrices are kept in the compute dtype, the embedding is not.
@@ -258,7 +259,7 @@ def learner_phases(request: PlanRequest) -> dict[str, Memory]:
 
 
 def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
-    """Weights in the compute dtype, activations, logits and the head's gradient that the passes of each phase hold: in a decoder
+    """Return the weights in the compute dtype, activations, logits and head gradient of the passes of each phase: in a decoder
     layer, and in the output head."""
     shape, stream, computed = request.shape, request.stream_bytes, request.compute_bytes
     sharded, adapters, again = request.sharding == "fsdp", request.lora_rank > 0, request.gradient_checkpointing
@@ -315,12 +316,13 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
 
 
 def layer_bytes_per_token(request: PlanRequest) -> float:
-    """Bytes that autograd saves of one token in one decoder layer.
+    """Return the bytes that autograd saves per token in one decoder layer.
 
-    Each of two norms saves its input in float32 and the normalised input in the residual stream's type. Each linear layer saves
-    its input in the compute dtype: one array for those that share it, or, under autocast, a copy for each. Attention saves query,
-    key, value, output and float32 sums of a number a head, the gated feed-forward network four arrays of its width, norms of query
-    and key what the others save. Adapters save a copy of attention's output, which they convert to their type and back.
+    Each of the two norms saves its input in float32 and the normalised input in the residual stream's dtype. Each linear layer
+    saves its input in the compute dtype: one array for all layers with the same input or, under autocast, one copy per layer.
+    Attention saves query, key, value, output, and one float32 sum per head. The gated feed-forward network saves four arrays of
+    its width. The norms of query and key save the same arrays as the other norms. Adapters save a copy of the attention output,
+    because they convert it to their dtype and back.
     """
     shape = request.shape
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -332,11 +334,11 @@ def layer_bytes_per_token(request: PlanRequest) -> float:
 
 
 def engine_memory(request: PlanRequest, free: float | None) -> Memory:
-    """Memory of one engine on one of its devices.
+    """Return the memory of one engine on one of its devices.
 
     Args:
-        request: sizes.
-        free: bytes of the device, or of the host, that the engine may take; ``None`` if that is not known.
+        request: sizes of the run.
+        free: bytes of the device, or of the host, that the engine may use; ``None`` if unknown.
     """
     shape, on_gpu, split = request.shape, request.num_gpus_per_engine > 0, request.tensor_parallel_size
     widest = 2 * shape.intermediate + 4 * shape.hidden

@@ -1,4 +1,4 @@
-"""Time of an iteration by phase, from floating-point operations, and the devices that it is predicted for."""
+"""Predicted time of an iteration by phase, from floating-point operations, and the known devices."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.rollout.hindsight import FRAMES
 
 TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
-"""Lengths over their limits. With the paper's limits: 3.9 million tokens an iteration; a published run of it had 3.83 million."""
+"""Ratios of lengths to their limits: turns, prompt tokens and response tokens. With the paper's limits they give 3.9 million tokens
+per iteration; a published run had 3.83 million."""
 _CONVERSATION = (2.33, 2.16)
 SHARED_PREFIXES = {"tagged": (1.21, 1.11), "conversation": _CONVERSATION, "tools": _CONVERSATION, "plain": (2.2, 2.2)}
-"""By prompt style, tokens of rows over those that the learner computes, in scoring and in the minibatches of an update: tagged and
-conversation ones of ``benchmarks/bench_prefixes.py``, half of whose actions in official games are random, also assumed of tools;
-plain ones of the quickstart."""
+"""Ratio of the tokens of all turns to the tokens that the learner computes, by prompt style, in scoring and in minibatches of an
+update. Tagged and conversation: measured by ``benchmarks/bench_prefixes.py`` in official games, with half of the actions random.
+Tools: assumed to be the same as conversation. Plain: measured in the quickstart."""
 EVIDENCE_SHARE = 0.3
-"""Tokens that a second view adds to those of the first, measured there (tagged). One in front of the prompt shares none, and
-adds as many."""
+"""Tokens that the view with the teacher context adds, as a share of the tokens of the ordinary view; measured by the same benchmark
+(tagged). With the teacher context in front of the prompt, no tokens are shared and the number doubles."""
 LEARNER_SHARE, LEAST_SHARE, MOST_SHARE = 0.25, 0.15, 0.4
-"""Share of a device's peak that the products of the learner's passes reach, and how far that may be off. An assumption."""
+"""Share of a device's peak that matrix products in the learner's passes reach, with its lower and upper bound. An assumption."""
 OPTIMIZER_TRAFFIC = 54
-"""Bytes moved of a parameter in an optimizer step: flags of finiteness, clipping, AdamW; traced, of float32 weights."""
+"""Bytes moved per parameter in an optimizer step (finiteness flags, clipping, AdamW); traced with float32 weights."""
 PREFILL_UTILISATION = 0.4
 BANDWIDTH_UTILISATION = 0.6
 DECODE_OVERHEAD_S = 0.005
-"""Time of a decoding step beside its arithmetic and memory traffic."""
+"""Time of a decoding step in addition to its arithmetic and memory traffic."""
 CACHED_SHARE = 0.5
-"""Share of prompt tokens that the engine's prefix cache has."""
+"""Share of prompt tokens that are in the engine's prefix cache."""
 ENVIRONMENT_STEP_S = 0.01
 HOST_BANDWIDTH = 10e9
-"""Bytes per second that a CPU reads out of memory; an assumption."""
+"""Bytes per second that a CPU reads from memory; an assumption."""
 SYNC_BYTES_PER_S = 1e9
-"""Weights out of the learner, through the object store, into an engine, with their checksums."""
+"""Bytes per second of the weight transfer from the learner through the object store into an engine, including checksums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What computes.
+    """A CPU or GPU and its peak performance.
 
     Attributes:
-        name: for a person; of a GPU, that of ``accelerator_type:...`` among the resources of Ray's nodes.
-        flops: operations per second of dense matrix products, in bfloat16 on a GPU (float16 where it has none).
-        bandwidth: bytes per second out of its memory.
-        gib: its memory.
+        name: display name; for a GPU, the name in the Ray resource ``accelerator_type:...``.
+        flops: operations per second of dense matrix products, in bfloat16 on a GPU (float16 if it does not support bfloat16).
+        bandwidth: bytes per second that are read from its memory.
+        gib: memory in GiB.
     """
 
     name: str
@@ -68,15 +69,15 @@ GPUS = (
     Device("H200", 989e12, 4.8e12, 140),
     Device("B200", 2250e12, 8.0e12, 179),
 )
-"""Published peaks, of the SXM form where there are several, and the memory that a process finds."""
+"""Published peaks, for the SXM variant if there are several, and the memory that is available to a process."""
 
 
 def gpu_like(gib: float, name: str = "") -> Device:
-    """The GPU of that type, and else, or of several sizes, that with the nearest memory.
+    """Return the GPU of this name in :data:`GPUS`; if there are several sizes, or no such name, the GPU with the nearest memory size.
 
     Args:
         gib: memory of the GPU.
-        name: as its driver has it; empty where only the memory is known.
+        name: name reported by the driver; empty if only the memory is given.
     """
     words = re.findall(r"\w+", name)
     named = [device for device in GPUS if device.name.split("-")[0] in words]
@@ -93,7 +94,7 @@ class InstalledGPU:
 
 
 def installed_gpus() -> tuple[list[InstalledGPU], str]:
-    """NVIDIA GPUs of this host, and why the driver lists none; no reason on a host without ``nvidia-smi``."""
+    """Return the NVIDIA GPUs of this host, and the reason if the driver lists none; empty on a host without ``nvidia-smi``."""
     if shutil.which("nvidia-smi") is None:
         return [], ""
     command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
@@ -108,18 +109,18 @@ def installed_gpus() -> tuple[list[InstalledGPU], str]:
 
 
 def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
-    """Memory of the largest GPU that this host or Ray's nodes are known to have; ``None`` if none is known.
+    """Return the memory of the largest GPU found on this host or among Ray's nodes; ``None`` if none is found.
 
-    The largest, because a run is only refused where it fits on none of them.
+    The largest is used because a run is only rejected if it does not fit on any of them.
     """
     known = [gpu.gib * GIB for gpu in GPUS if f"accelerator_type:{gpu.name}" in cluster_resources]
     return max([*(gpu.mib * 2**20 for gpu in installed_gpus()[0]), *known], default=None)
 
 
 def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], float]:
-    """Predicted seconds of an iteration by phase, without evaluation, and the tokens of its rows.
+    """Predict the seconds of an iteration by phase, without evaluation, and the number of tokens of its turns.
 
-    Every actor that computes does so on a device of its kind, and one phase follows the other.
+    Assumes that every learner and engine uses such a device, and that the phases run one after the other.
     """
     turns = max(1.0, TURNS_SHARE * request.max_turns)
     prompt, response = PROMPT_SHARE * request.max_prompt_tokens, max(1.0, RESPONSE_SHARE * request.max_response_tokens)
@@ -144,7 +145,10 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
 
 
 def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float, response: float) -> float:
-    """Seconds of the rollouts, in waves of what the engines decode at a time; a step reads weights and cache, or computes."""
+    """Predict the seconds of the rollouts, in waves of the requests that the engines decode at a time.
+
+    A decoding step is limited by reading weights and cache, or by computation.
+    """
     shape, split, asked = request.shape, request.tensor_parallel_size, request.requests_per_engine
     batch = min(request.most_rows, asked)
     waves = math.ceil(asked / batch)
@@ -157,7 +161,7 @@ def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float,
 
 
 def iteration_range(phases: Mapping[str, float]) -> tuple[float, float]:
-    """Seconds of an iteration where the learner reaches most and least of a device's peak."""
+    """Return the seconds of an iteration if the learner reaches the highest and the lowest assumed share of a device's peak."""
     learner = phases["scoring"] + phases["update"]
     others = sum(phases.values()) - learner
     return others + learner * LEARNER_SHARE / MOST_SHARE, others + learner * LEARNER_SHARE / LEAST_SHARE

@@ -1,1 +1,1 @@
-"""Sweeps with Ray Tune: their files, their trials and what they find."""
+"""Sweeps with Ray Tune: sweep files, trials and results."""

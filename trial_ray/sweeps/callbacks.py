@@ -1,6 +1,6 @@
 """Tune callbacks of a sweep: progress, run folders, checkpoints of a population, metric checks.
 
-Ray Tune stores these objects beside the sweep and loads them when it continues, so they hold plain values only.
+Ray Tune pickles these objects into the sweep's folder and loads them when the sweep continues, so they contain only plain values.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ from trial_ray.runs.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Track
 
 
 class SweepReporter(tune.Callback):
-    """Prints as trials progress."""
+    """Prints the progress of the trials."""
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """A trial finished an iteration."""
+        """Print the result of an iteration."""
         _print(f"{trial_name(trial)}  iteration {result['training_iteration']}  {describe(flatten(result))}")
         if FAULTS in result:
             _print(f"{trial_name(trial)}  {result[FAULTS]}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial failed."""
+        """Print that a trial failed."""
         _print(f"{trial_name(trial)}  failed")
 
 
 class StopCriteria(Stopper):
-    """Ends trials at the sweep's criteria; refuses names that the first result does not hold, which Tune would only wait for.
+    """Stops trials at the sweep's criteria.
+
+    The first result is checked for the metric and all criteria; Tune itself would wait for a metric that is never reported.
 
     Args:
-        stop: a trial ends when one of these metrics reaches its value.
-        metric: of the sweep.
+        stop: a trial ends when any of these metrics reaches its value.
+        metric: metric of the sweep.
     """
 
     def __init__(self, stop: dict[str, float], metric: str) -> None:
@@ -55,10 +57,10 @@ class StopCriteria(Stopper):
         self.checked = False
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Whether the trial ends with this result.
+        """Return True if the trial ends with this result.
 
         Raises:
-            ConfigError: a metric is not among those reported.
+            ConfigError: a metric is not reported.
         """
         if not self.checked:
             check_reported(self.metric, "metric", result)
@@ -68,17 +70,17 @@ class StopCriteria(Stopper):
         return reached(self.stop, flatten(result))
 
     def stop_all(self) -> bool:
-        """Never: each trial ends by itself."""
+        """Return False: each trial is stopped separately."""
         return False
 
 
 class TrialFolders(tune.Callback):
-    """Makes the folder of every trial a run folder, which all commands open that open a run, and logs it to services.
+    """Makes the folder of every trial a run folder, which every command for runs can open, and logs the trial to services.
 
     Args:
-        command: of the sweep, for the record.
-        log_to: services, at which trials are runs of one group.
-        group: of these runs; also the beginning of what identifies them.
+        command: command line of the sweep, for the record.
+        log_to: tracking services; all trials are logged as runs of one group.
+        group: name of the group; also the prefix of the runs' names and keys.
     """
 
     def __init__(self, command: Sequence[str], log_to: Sequence[str], group: str) -> None:
@@ -89,11 +91,11 @@ class TrialFolders(tune.Callback):
         self._open: dict[str, tuple[RunFolder, Trackers]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Folders and connections are opened again by the sweep that continues."""
+        """Leave out open folders and connections, which the continued sweep opens again."""
         return {**vars(self), "resumed": True, "_open": {}}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial begins, or goes on after a pause, perhaps with other settings."""
+        """Open the run folder and the trackers of a trial that starts, or continues after a pause, possibly with other settings."""
         config: GRPOConfig = trial.get_trainable_cls().get_default_config().update_from_dict(trial.config)
         folder = RunFolder.of_trial(Path(trial.path), config, self.command)
         if trial.trial_id in self._open:
@@ -113,25 +115,25 @@ class TrialFolders(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """A trial finished an iteration."""
+        """Log the result of an iteration."""
         for log in self._open[trial.trial_id]:
             log.log(int(result["training_iteration"]), flatten(result))
 
     def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
-        """A trial wrote a checkpoint."""
+        """Link a new checkpoint into the trial's run folder."""
         after = int(trial.last_result["training_iteration"])
         self._open[trial.trial_id][0].link_checkpoint(after, Path(checkpoint.path))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial came to its end."""
+        """Close the trial's folder and trackers as done."""
         self._close(trial.trial_id, DONE)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial failed."""
+        """Close the trial's folder and trackers as failed."""
         self._close(trial.trial_id, FAILED)
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        """The sweep ends; what runs still was interrupted."""
+        """Close the folders and trackers of trials that are still running as interrupted."""
         for trial_id in list(self._open):
             self._close(trial_id, INTERRUPTED)
 
@@ -143,20 +145,20 @@ class TrialFolders(tune.Callback):
 
 
 class PopulationCheckpoints(tune.Callback):
-    """Removes checkpoints that no member of a population can need any more.
+    """Removes checkpoints that no member of a population needs any more.
 
-    A member that copies another starts from the checkpoint that the other wrote at its last perturbation. Tune's own limit
-    counts each trial's checkpoints alone: the copied one could be gone before it was read.
+    A member that copies another member starts from the checkpoint that the other wrote at its last perturbation. Tune's own
+    limit applies to each trial separately and could remove this checkpoint before it is read.
 
     Args:
-        kept: newest checkpoints of its own that a trial keeps: those since its last perturbation.
+        kept: number of newest checkpoints that each trial keeps, enough for the time since its last perturbation.
     """
 
     def __init__(self, kept: int) -> None:
         self.kept = kept
 
     def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
-        """A trial wrote a checkpoint."""
+        """Remove the trial's checkpoints that are no longer needed."""
         # What a trial would start from next; of one that is about to copy another, the other's.
         needed = {str(each.checkpoint.path) for each in trials if each.checkpoint}
         written = checkpoints_of(trial)
@@ -168,7 +170,7 @@ class PopulationCheckpoints(tune.Callback):
 
 
 def trial_name(trial: Any) -> str:
-    """Name of a trial, else Tune's id."""
+    """Return a trial's custom name, or else Tune's id."""
     return str(trial.custom_trial_name or trial.trial_id)
 
 

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from trial_ray.runs.experiment import Experiment
 
 SEED = "seed"
-"""Results are aggregated over it."""
+"""Name of the setting that results are aggregated over."""
 
 
 def search_space(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Dotted paths to every value that Tune chooses, as ``--set`` takes them, and the grid or distribution that it chooses from.
+    """Yield each value that Tune chooses: its dotted path, as in ``--set``, and its grid or distribution.
 
     Raises:
-        ConfigError: no such path leads to one: it stands in a list or tuple, or under a key with a dot.
+        ConfigError: a grid or distribution has no dotted path because it is in a list or tuple, or under a key with a dot.
     """
     for name, value in settings.items():
         if str(name).startswith("_"):
@@ -60,20 +60,20 @@ def _searched_inside(value: Any) -> list[tuple[str, Any]]:
 
 
 def is_grid(space: Any) -> bool:
-    """Whether it is a ``tune.grid_search``; else it is a distribution."""
+    """Return True if ``space`` is a ``tune.grid_search``, False if it is a distribution."""
     return isinstance(space, dict)
 
 
 def grid_size(searched: Mapping[str, Any]) -> int:
-    """Points of the grid; 1 where everything is drawn."""
+    """Number of points of the grid; 1 if all values are drawn from distributions."""
     return math.prod(len(space["grid_search"]) for space in searched.values() if is_grid(space))
 
 
 def points(searched: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Points that cover every value of the grid once: ranges of settings are checked one by one.
+    """Yield points that together contain every value of the grid: each setting's values are checked, not every combination.
 
     Raises:
-        ConfigError: a grid is empty, or nothing can be drawn.
+        ConfigError: a grid is empty, or no value can be drawn from a distribution.
     """
     choices = {
         path: space["grid_search"] if is_grid(space) else [_draw(path, space)] for path, space in searched.items()
@@ -96,7 +96,7 @@ def _draw(path: str, space: Any) -> Any:
 
 
 def at_point(config: GRPOConfig, point: Mapping[str, Any]) -> GRPOConfig:
-    """A copy of ``config`` with the values of one point."""
+    """Return a copy of ``config`` with the values of one point."""
     chosen: GRPOConfig = config.copy(copy_frozen=False)
     for path, value in point.items():
         name, *inside = path.split(".")
@@ -111,7 +111,7 @@ def _replaced(values: Any, path: list[str], value: Any) -> Any:
 
 
 NAMES = ("config", "stop", "metric", "mode", "num_samples", "scheduler", "search_alg", "max_concurrent_trials")
-"""Names that a sweep file may define, beside constants in capitals and names that begin with an underscore."""
+"""Names that a sweep file may define, in addition to constants in capitals and names that start with an underscore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +120,18 @@ class SweepFile:
 
     Attributes:
         path: the file.
-        config: with the search space inside.
-        stop: a trial ends when one of these metrics reaches its value.
-        searched: path to every value that is chosen, and the grid or distribution that it is chosen from (``None`` for what
-            the scheduler changes and the config leaves fixed).
+        config: the configuration, which contains the search space.
+        stop: a trial ends when any of these metrics reaches its value.
+        searched: grid or distribution of every searched setting, by dotted path; ``None`` for a setting that only the
+            scheduler changes.
         metric: ``/``-joined result key that ranks the trials.
         mode: ``"max"`` or ``"min"``.
-        num_samples: draws, or repeats of the grid.
-        scheduler: one of Ray Tune's; ``None``: every trial runs to its end.
-        search_alg: one of Ray Tune's searchers; ``None``: grid and random draws.
-        max_concurrent_trials: at most; ``None``: as many as fit.
-        iterations: what ``stop["training_iteration"]`` was replaced with.
-        overrides: ``key=value`` each, set in the config.
+        num_samples: number of draws, or of repeats of the grid.
+        scheduler: Ray Tune scheduler; ``None``: every trial runs to its end.
+        search_alg: Ray Tune searcher; ``None``: grid and random draws.
+        max_concurrent_trials: maximum number of trials at a time; ``None``: limited only by the cluster's resources.
+        iterations: value that replaced ``stop["training_iteration"]``.
+        overrides: ``key=value`` settings that were applied to the config.
     """
 
     path: Path
@@ -154,12 +154,12 @@ class SweepFile:
         Args:
             file: the file.
             iterations: replaces ``stop["training_iteration"]``.
-            overrides: ``key=value`` each, set in the config.
+            overrides: ``key=value`` settings to apply to the config.
 
         Raises:
-            UserInputError: the file is no sweep.
-            MissingDependencyError: it uses a package that is not installed.
-            ConfigError: a name is unknown, or a value is wrong, at some point of the grid at least.
+            UserInputError: the file does not define a sweep.
+            MissingDependencyError: the file uses a package that is not installed.
+            ConfigError: a name is unknown, or a value is invalid at one or more points of the grid.
         """
         experiment = _load(file)
         names = experiment.names
@@ -204,48 +204,54 @@ class SweepFile:
 
     @property
     def num_trials(self) -> int:
-        """How many trials the sweep will have in all."""
+        """Total number of trials of the sweep."""
         return grid_size(self.chosen_by_tune) * self.num_samples
 
     @property
     def seeds(self) -> list[int]:
-        """Seeds of every point, where they are a grid."""
+        """Seeds of every point if the seed is searched as a grid; else empty."""
         space = self.searched.get(SEED)
         return list(space["grid_search"]) if isinstance(space, dict) else []
 
     @property
     def draws_values(self) -> bool:
-        """Whether some values are drawn."""
+        """True if any value is drawn from a distribution."""
         return any(not is_grid(space) for space in self.chosen_by_tune.values())
 
     @property
     def repeats(self) -> int:
-        """Trials that every point has at least: one a seed, and where nothing is drawn ``num_samples`` times as many."""
+        """Minimum number of trials of each point.
+
+        One per seed, times ``num_samples`` unless values are drawn, chosen by a searcher or changed by a population.
+        """
         drawn = self.draws_values or self.search_alg is not None or is_population_based(self.scheduler)
         return max(1, len(self.seeds)) * (1 if drawn else self.num_samples)
 
     @property
     def trial_name(self) -> Callable[[Any], str] | None:
-        """What names Tune's trials and their folders; ``None``: Tune."""
+        """Function that names Tune's trials and their folders; ``None``: Tune names them."""
         return None
 
     def param_space(self) -> Any:
-        """What Tune makes trials of."""
+        """Return Tune's ``param_space``: the config that its trials are created from."""
         config = recorded_config(self.config)
         if self.search_alg is not None and self.seeds:
             config.debugging(seed=self.seeds[0])
         return config
 
     def parameters(self, result: Any) -> dict[str, Any]:
-        """What was chosen for a trial, by dotted path, out of Tune's result of it; nothing of one that never started."""
+        """Return the chosen values of a trial, by dotted path, from its Tune result; empty if the trial never started."""
         return {path: reduce(getitem, path.split("."), result.config) for path in self.searched if result.config}
 
     def configs(self) -> Iterator[GRPOConfig]:
-        """Configs that cover every value of the grid."""
+        """Yield configs that together contain every value of the grid."""
         return (at_point(self.config, point) for point in points(self.chosen_by_tune))
 
     def description(self) -> dict[str, Any]:
-        """Fields that decide the trials and their ranking, as JSON: two files with equal descriptions define the same sweep."""
+        """Return the fields that determine the trials and their ranking, as JSON values.
+
+        Two files with equal descriptions define the same sweep.
+        """
         record = to_record(self.config)
         of_search = ("stop", "metric", "mode", "num_samples", "scheduler", "search_alg")
         found = {
@@ -284,7 +290,7 @@ class SweepFile:
             )
 
     def _check_searcher(self) -> None:
-        """Whether a searcher can take the space."""
+        """Check that the searcher supports the search space."""
         from ray.rllib.utils import unflatten_dict
 
         space = {path: each for path, each in self.chosen_by_tune.items() if not (path == SEED and is_grid(each))}
@@ -307,7 +313,7 @@ class SweepFile:
 
 
 def recorded_config(config: GRPOConfig) -> GRPOConfig:
-    """A copy whose trial records its rollouts and what was trained, and keeps the day on which it began."""
+    """Return a copy of a config that records rollouts and training data and has the date for chat templates fixed."""
     found: GRPOConfig = config.copy(copy_frozen=False)
     found.fix_date()
     found.recording(
@@ -318,7 +324,7 @@ def recorded_config(config: GRPOConfig) -> GRPOConfig:
 
 
 def _as_json(value: Any) -> Any:
-    """An object as JSON; of Ray Tune's, its class, and those of its attributes that are plain or distributions."""
+    """Return a value as JSON; Ray Tune's objects as their class with those attributes that are plain values or distributions."""
     if is_json(value := plain(value)):
         return value
     # Tune writes the state of a search into other objects, such as generators of random numbers.
@@ -331,14 +337,14 @@ def _is_described(value: Any) -> bool:
 
 
 def is_population_based(scheduler: Any) -> bool:
-    """Whether trials copy each other's weights and change their settings while they train."""
+    """Return True if trials copy each other's weights and change their settings during training."""
     from ray.tune.schedulers import PopulationBasedTraining
 
     return isinstance(scheduler, PopulationBasedTraining)
 
 
 def mutations(scheduler: Any) -> Iterator[str]:
-    """Dotted paths to the settings that a population-based scheduler changes."""
+    """Yield the dotted paths of the settings that a population-based scheduler changes."""
     if is_population_based(scheduler):
         yield from _leaves(scheduler._hyperparam_mutations)
 

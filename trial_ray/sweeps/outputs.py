@@ -1,4 +1,4 @@
-"""Output of a sweep: tables, pictures, and the best configuration as an experiment file."""
+"""Outputs of a sweep: tables, plots, and the best configuration as an experiment file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WIDTH = 120
 
 
 def write_outputs(file: SweepFile, result: SweepResult, folder: Path) -> Iterator[str]:
-    """Write everything; yields a line on each thing that a user would look for, and on what could not be written.
+    """Write all outputs and yield a message for each of them.
 
-    What the trials cost must not be lost to a picture: whatever one part raises, the others are written.
+    The results are saved first. An error in the plots or in ``best.py`` is yielded as a message and does not affect the others.
 
     Args:
-        file: what was searched.
-        result: what came out.
-        folder: of the sweep.
+        file: the sweep file.
+        result: results of the sweep.
+        folder: folder of the sweep.
     """
     result.save(folder)
     yield f"table: {folder / 'results.csv'}"
@@ -59,13 +59,13 @@ def _best(file: SweepFile, result: SweepResult, folder: Path) -> Iterator[str]:
 
 
 def write_best(file: SweepFile, parameters: Mapping[str, Any], summary: str, path: Path) -> None:
-    """Write an experiment file that takes the sweep file's config at one point, with the sweep's overrides and ``stop``.
+    """Write an experiment file with the sweep file's config at one point, and the sweep's overrides and ``stop``.
 
     Args:
-        file: what was searched, which the written file reads.
-        parameters: of the point, by dotted path.
-        summary: the written file's docstring.
-        path: of the written file.
+        file: the sweep file, which the written file loads.
+        parameters: values of the point, by dotted path.
+        summary: docstring of the written file.
+        path: path of the written file.
     """
     chosen = {name: parameters[name] for name in file.searched}
     docstring = textwrap.fill(summary.replace("\\", "\\\\").replace('"', "'"), WIDTH - 6)
@@ -89,27 +89,28 @@ def _literal(value: Any) -> str:
 # -- pictures --------------------------------------------------------------------------------------------------------------
 
 SYMBOLS = {"hindsight_coeff": "λ (hindsight_coeff)", "clamp_alpha": "α (clamp_alpha)"}
-"""The settings that the map shows where they are searched, as the paper calls them."""
+"""Settings that the map prefers for its axes if they are searched, with axis labels in the paper's notation."""
 COLOUR_MAP = "viridis"
 MOST_CELLS = 12
-"""Values of a setting up to which it makes rows or columns of cells."""
+"""Maximum number of rows and of columns of the map."""
 
 PointValue = tuple[dict[str, Any], float, float | None]
-"""Parameters, mean over seeds, half of its 95 % interval."""
+"""Parameters of a point, mean over seeds, and half of the mean's 95 % interval (``None`` if there is no interval)."""
 
 
 def plot_map(points: Sequence[PointValue], metric: str, path: Path) -> list[Path]:
-    """Two settings that form a grid against each other.
+    """Plot a metric over two settings that form a grid.
 
-    Each cell holds mean ± half the 95 % interval over seeds; over the points in it where more settings than two were chosen.
+    Each cell shows the mean ± half of the 95 % interval over seeds. If more than two settings were searched, a cell with several
+    points shows the mean of the points without an interval.
 
     Args:
-        points: that have a value.
-        metric: what the value is.
-        path: of the files, without suffix.
+        points: points that have a value.
+        metric: result key of the values.
+        path: path of the files, without suffix.
 
     Returns:
-        The files; none where fewer than two numeric settings took several values, or they form no grid.
+        The written files; empty if fewer than two numeric settings took several values, or if these do not form a grid.
     """
     names = [name for name in _varied(points) if all(_is_number(point[0].get(name)) for point in points)]
     if len(names) < 2:
@@ -150,7 +151,7 @@ def _cells(
 
 
 def _varied(points: Sequence[PointValue]) -> list[str]:
-    """Settings that took several values, in alphabetical order."""
+    """Return the settings that took several values, in alphabetical order."""
     names = sorted({name for parameters, _, _ in points for name in parameters})
     return [name for name in names if len({str(point[0].get(name)) for point in points}) > 1]
 

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 SCHEMA = "trial_ray/sweep"
 SCHEMA_VERSION = 2
 DONE, UNFINISHED, FAILED = STATUSES = ("done", "unfinished", "failed")
-"""In the order in which trials rank."""
+"""Statuses of a trial, in ranking order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """One trial as it ended.
+    """Final state of one trial.
 
     Attributes:
-        name: Tune's id of the trial, also the end of its folder's name.
-        parameters: what the sweep chose for it, by dotted path.
+        name: Tune's id of the trial, also the suffix of its folder's name.
+        parameters: values that the sweep chose for the trial, by dotted path.
         status: ``done``, ``failed``, or ``unfinished`` because the sweep was interrupted.
-        iterations: iterations that it trained.
+        iterations: number of training iterations.
         metric: last value of the sweep's metric, which may be infinite or NaN; ``None`` if it was never reported.
-        seconds: time that it trained.
-        error: first line of what ended it; empty unless it failed.
+        seconds: training time.
+        error: first line of the error if the trial failed; else empty.
     """
 
     name: str
@@ -49,23 +49,23 @@ class TrialRecord:
 
     @property
     def value(self) -> float | None:
-        """The metric where it is finite, which alone ranks."""
+        """The metric if it is finite, else ``None``; used for ranking."""
         return None if self.metric is None or not math.isfinite(self.metric) else self.metric
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; numbers that are not finite, and objects, as texts."""
+        """Return plain values for JSON; non-finite numbers and objects are converted to strings."""
         plain: dict[str, Any] = finite(asdict(self), replace=lambda name: str(float(name)), default=repr)
         return plain
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Trials that differ in nothing but their seed.
+    """Trials that differ only in their seed.
 
     Attributes:
-        parameters: what the sweep chose, the seed left out.
-        trials: in the order of their rank.
-        repeats: trials that a point of the sweep has at least.
+        parameters: values that the sweep chose, without the seed.
+        trials: the trials in ranking order.
+        repeats: minimum number of trials of each point of the sweep.
     """
 
     parameters: dict[str, Any]
@@ -74,7 +74,7 @@ class Point:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Finite values of the metric, of trials that did not fail."""
+        """Finite metric values of the trials that did not fail."""
         return tuple(trial.value for trial in self.trials if trial.status != FAILED and trial.value is not None)
 
     @property
@@ -84,7 +84,7 @@ class Point:
 
     @property
     def lacks(self) -> str:
-        """How many trials failed, did not finish, have no finite value or did not start; empty of a complete point."""
+        """Numbers of trials that failed, did not finish, have no finite value or did not start, as text; empty if complete."""
         found = Counter("without a value" if trial.status == DONE else trial.status for trial in self._incomplete)
         found["not started"] = self.repeats - len(self.trials)
         return ", ".join(f"{number} {kind}" for kind, number in found.items() if number > 0)
@@ -95,12 +95,12 @@ class Point:
 
     @property
     def mean(self) -> float | None:
-        """Mean over the seeds; ``None`` without a value."""
+        """Mean over the seeds; ``None`` if there are no values."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
     def half_width(self) -> float | None:
-        """Half of the 95 % interval of the mean over seeds (Student's t); ``None`` of values that do not differ, or of one."""
+        """Half of the 95 % interval of the mean over seeds (Student's t); ``None`` for a single value or equal values."""
         return half_width(self.values) if len(self.values) > 1 and differ(self.values) else None
 
     def __str__(self) -> str:
@@ -113,16 +113,16 @@ class Point:
 
 @dataclass(slots=True)
 class SweepResult:
-    """Trials of a sweep, the best one first; :meth:`points` puts together what differs in the seed alone.
+    """Trials of a sweep, best first; :meth:`points` groups trials that differ only in the seed.
 
-    Trials with a finite value rank before those without, of them those that are done before the others.
+    Trials with a finite value rank before trials without a finite value. Within both groups, ``done`` trials rank first.
 
     Attributes:
         metric: ``/``-joined result key that ranks the trials.
         mode: ``"max"`` or ``"min"``.
-        trials: sorted when the result is made.
-        repeats: trials that every point has at least: one a seed.
-        not_started: trials that were not made before an interrupt.
+        trials: the trials; sorted when the object is created.
+        repeats: minimum number of trials of each point.
+        not_started: number of trials that an interrupt prevented from starting.
     """
 
     metric: str
@@ -145,22 +145,22 @@ class SweepResult:
 
     @property
     def failed(self) -> int:
-        """Trials that ended with an error."""
+        """Number of trials that ended with an error."""
         return sum(trial.status == FAILED for trial in self.trials)
 
     @property
     def unfinished(self) -> int:
-        """Trials that an interrupt kept from ending."""
+        """Number of trials that an interrupt stopped or prevented from starting."""
         return sum(trial.status == UNFINISHED for trial in self.trials) + self.not_started
 
     @property
     def names(self) -> list[str]:
-        """Dotted paths of what was chosen, the seed last."""
+        """Dotted paths of the searched settings, the seed last."""
         found = {name for trial in self.trials for name in trial.parameters}
         return sorted(found, key=lambda name: (name == SEED, name))
 
     def points(self) -> list[Point]:
-        """The points: complete ones first, the best mean first; a failed trial's value is not part of the mean."""
+        """Return the points: complete points first, then by their mean, best first; the mean excludes failed trials."""
         found: dict[str, list[TrialRecord]] = {}
         for trial in self.trials:
             # Not as JSON: keys of different types cannot be sorted.
@@ -170,12 +170,12 @@ class SweepResult:
         return sorted(points, key=self._rank_of_point)
 
     def best(self) -> TrialRecord | None:
-        """The best trial of the best point; ``None`` if no trial that did not fail has a finite value."""
+        """Return the best trial of the best point; ``None`` if every trial failed or has no finite value."""
         ranked = self.points()
         return ranked[0].trials[0] if ranked and ranked[0].values else None
 
     def dataframe(self) -> pandas.DataFrame:
-        """One row a trial: its parameters by their dotted paths, then the fields of :class:`TrialRecord`."""
+        """Return one row per trial: its parameters by dotted path, then the fields of :class:`TrialRecord`."""
         import pandas
 
         fields = ("status", "iterations", "seconds", "error")
@@ -191,7 +191,7 @@ class SweepResult:
         return pandas.DataFrame(rows, columns=["trial", *self.names, self.metric, *fields])
 
     def table(self) -> Table:
-        """A rich table: one row a trial."""
+        """Return a rich table with one row per trial."""
         table = Table(title=f"{len(self.trials)} trials by {self.metric} ({self.mode})")
         table.add_column("trial")
         for name in (*self.names, self.metric.rpartition("/")[2], "iterations", "seconds"):
@@ -208,7 +208,10 @@ class SweepResult:
         return table
 
     def points_table(self) -> Table | None:
-        """A rich table: one row a point, mean and 95 % interval over its seeds; ``None`` if no point has several trials."""
+        """Return a rich table with one row per point, with mean and 95 % interval over seeds.
+
+        Returns ``None`` if no point has several trials.
+        """
         points = self.points()
         if len(points) == len(self.trials):
             return None
@@ -239,10 +242,10 @@ class SweepResult:
 
     @classmethod
     def load(cls, folder: Path) -> SweepResult:
-        """Read what :meth:`save` wrote.
+        """Read the ``sweep.json`` that :meth:`save` wrote.
 
         Raises:
-            CheckpointError: the sweep has not come to its end, or the file is damaged or of another version.
+            CheckpointError: the sweep has not finished, or the file is damaged or of another version.
         """
         path = folder / "sweep.json"
         if not path.is_file():
@@ -270,7 +273,7 @@ def _shown(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text of an error may look like rich's markup."""
+    """Escape text, such as an error message, that may look like rich markup."""
     from rich.markup import escape
 
     return escape(text)

@@ -1,4 +1,4 @@
-"""A sweep: Ray Tune's run over a sweep file's search space, and how many trials run at a time."""
+"""Runs sweeps: Ray Tune over the search space of a sweep file, and the number of trials at a time."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
 
 CHECKPOINT_EVERY = 5
-"""Iterations between two checkpoints of a trial."""
+"""Number of iterations between two checkpoints of a trial."""
 DEFINITION = "definition.json"
-"""In a sweep's folder: the sweep file's description and the command's options."""
+"""File in a sweep's folder with the sweep file's description and the command's options."""
 TUNE_ENVIRONMENT = {
     # Tune ends the whole sweep without saying which metrics there are; StopCriteria says it.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -51,19 +51,19 @@ TUNE_ENVIRONMENT = {
 
 
 MEMORY = ("memory", "object_store_memory")
-"""Ray's resources that are bytes: together what its nodes had free when they started."""
+"""Ray resources that are measured in bytes; their sum is the memory that was free when the nodes started."""
 LEAST_OF_A_RESOURCE = 1e-6
-"""Amounts of a resource are sums of fractions."""
+"""Rounding tolerance for resource amounts, which are sums of fractions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Resources of a trial and of the cluster, and how many trials fit.
+    """Resources of a trial and of the cluster, and the number of trials that fit.
 
     Attributes:
-        needs: amount of each of Ray's resources that the largest trial reserves.
+        needs: amount of each Ray resource that the largest trial reserves.
         offered: amounts that the cluster has.
-        bytes_needed: host memory that the largest trial is predicted to hold; ``None`` if its model's shape is unknown.
+        bytes_needed: predicted host memory of the largest trial; ``None`` if its model's shape is unknown.
         bytes_offered: memory of the cluster's nodes.
     """
 
@@ -74,11 +74,11 @@ class Capacity:
 
     @classmethod
     def of(cls, configs: Iterable[GRPOConfig], cluster: Mapping[str, float]) -> Capacity:
-        """Hold configs against a cluster.
+        """Compare the resources that configs need with the resources of a cluster.
 
         Args:
-            configs: that meet every value of the search once.
-            cluster: as ``ray.cluster_resources()`` gives it.
+            configs: configs that together contain every value of the search (:meth:`SweepFile.configs`).
+            cluster: resources as returned by ``ray.cluster_resources()``.
         """
         needs: dict[str, float] = {}
         bytes_needed: float | None = 0.0
@@ -92,27 +92,27 @@ class Capacity:
 
     @property
     def by_resources(self) -> int:
-        """Trials whose reservations the cluster can grant at a time."""
+        """Number of trials that fit the cluster's resources at a time."""
         return min(int(self.offered[name] / need + LEAST_OF_A_RESOURCE) for name, need in self.needs.items())
 
     @property
     def by_memory(self) -> int | None:
-        """Trials whose predicted memory there is; ``None`` if it cannot be predicted."""
+        """Number of trials that fit the cluster's memory; ``None`` if their memory cannot be predicted."""
         return int(self.bytes_offered / self.bytes_needed) if self.bytes_needed else None
 
     @property
     def trials(self) -> int:
-        """Trials at a time, at least one."""
+        """Number of trials to run at a time, at least 1."""
         return max(1, min(self.by_resources, self.by_resources if self.by_memory is None else self.by_memory))
 
     def require_one(self, local: bool) -> None:
-        """Reject a sweep of which no trial could ever start.
+        """Reject a sweep if not even one trial can start.
 
         Args:
-            local: whether the cluster is this machine, which does not grow.
+            local: True if the cluster is only this machine; other clusters may grow and are not checked.
 
         Raises:
-            ConfigError: says what a trial reserves and what there is.
+            ConfigError: a trial reserves more than the cluster has; the message contains both amounts.
         """
         if local and self.by_resources < 1:
             raise ConfigError(
@@ -121,7 +121,7 @@ class Capacity:
             )
 
     def describe(self, number: int, at_once: int) -> str:
-        """In one line, how a number of trials will run."""
+        """Return one line that describes how ``number`` trials will run."""
         memory = (
             "its memory cannot be predicted"
             if self.bytes_needed is None
@@ -160,13 +160,13 @@ def _host_bytes(config: GRPOConfig) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One sweep in its folder.
+    """A sweep and its folder.
 
     Attributes:
-        file: what is searched, and how.
-        folder: of the sweep; a folder a trial.
-        log_to: services that every trial is logged to.
-        command: the command line, for the record.
+        file: the sweep file.
+        folder: folder of the sweep, with one subfolder per trial.
+        log_to: tracking services that every trial is logged to.
+        command: command line, for the record.
     """
 
     file: SweepFile
@@ -178,12 +178,13 @@ class Sweep:
         """Check that the folder may be used.
 
         Args:
-            resume: to continue what is in it.
-            trust: also where this user did not start it on this machine, though Tune's records of it are pickles.
+            resume: continue the sweep in the folder.
+            trust: continue even if this user did not start the sweep in this folder; Tune's records are pickles, which can
+                run any code.
 
         Raises:
-            UserInputError: a new sweep's folder is not empty.
-            CheckpointError: there is nothing to continue, it may be of another user, or the sweep file is another one.
+            UserInputError: the folder of a new sweep is not empty.
+            CheckpointError: there is no sweep to continue, it may belong to another user, or its sweep file was different.
         """
         folder = self.folder
         if resume and not tune.Tuner.can_restore(str(folder)):
@@ -196,10 +197,10 @@ class Sweep:
             require_new_folder(folder, ", or continue with --resume")
 
     def require_same_file(self) -> None:
-        """Check that the folder's sweep is the one that the file defines.
+        """Check that the folder's sweep was started with the same definition as the sweep file has.
 
         Raises:
-            CheckpointError: says what differs.
+            CheckpointError: the definitions differ; the message contains the first difference.
         """
         before = _definition(self.folder).get("description")
         if before is None:
@@ -213,26 +214,26 @@ class Sweep:
             )
 
     def begin(self) -> None:
-        """Make the folder, and record in it what is searched and how."""
+        """Create and sign the folder, and write the sweep's definition into it."""
         make_folder(self.folder)
         sign_folder(self.folder)
         options = {"iterations": self.file.iterations, "overrides": [redacted(each) for each in self.file.overrides]}
         write_json(self.folder / DEFINITION, {**options, "description": self.file.description()})
 
     def at_once(self, capacity: Capacity) -> int:
-        """Trials at a time: as many as fit, and no more than the file allows."""
+        """Number of trials to run at a time: the number that fits, at most the file's ``max_concurrent_trials``."""
         return min(capacity.trials, self.file.max_concurrent_trials or capacity.trials)
 
     def fit(self, at_once: int, resume: bool = False) -> SweepResult:
-        """Run, or continue, every trial; print a line an iteration. Ray must be connected.
+        """Run or continue all trials and print one line per iteration. Ray must be connected.
 
         Args:
-            at_once: trials at a time, at most.
-            resume: continue what is in the folder, with as many trials at a time as before.
+            at_once: maximum number of trials at a time.
+            resume: continue the sweep in the folder, with the same maximum number of trials as before.
 
         Raises:
-            ConfigError: no trial reports the metric, or a key of ``stop``.
-            CheckpointError: what is to be continued cannot be read.
+            ConfigError: trials do not report the metric or a key of ``stop``.
+            CheckpointError: the sweep to continue cannot be read.
         """
         os.environ.update(TUNE_ENVIRONMENT)
         if not resume:
@@ -321,10 +322,12 @@ class Sweep:
 
 
 def recorded_options(folder: Path) -> tuple[int | None, list[str]]:
-    """Iterations and overrides of the sweep in a folder; none where an earlier release started it.
+    """Read the iterations and overrides of the sweep in a folder; ``(None, [])`` if they were not recorded.
+
+    Earlier releases did not record them.
 
     Raises:
-        CheckpointError: the record of them is damaged.
+        CheckpointError: the record is damaged.
     """
     found = _definition(folder)
     return found.get("iterations"), found.get("overrides", [])
@@ -351,13 +354,13 @@ def _request_stop(stop: threading.Event) -> None:
 
 
 class EverySeed(Repeater):
-    """Trains each suggestion of a searcher with every seed, and tells the searcher their mean.
+    """Trains each suggestion of a searcher with every seed, and reports the mean to the searcher.
 
-    The searcher is shown what it chooses and nothing else: Tune's would take ids of environments for paths into the config.
+    The searcher receives only the search space, because Tune would read environment ids as paths into the config.
 
     Args:
-        searcher: Ray Tune's.
-        seeds: of each suggestion; none: the config's.
+        searcher: Ray Tune searcher.
+        seeds: seeds of each suggestion; empty: the config's seed.
     """
 
     def __init__(self, searcher: Any, seeds: Sequence[int]) -> None:
@@ -365,13 +368,13 @@ class EverySeed(Repeater):
         self.seeds = list(seeds)
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
-        """Take over what is searched."""
+        """Pass the metric, the mode and the search space to the searcher."""
         return bool(
             super().set_search_properties(metric, mode, unflatten_dict(dict(search_space(config)), "."), **spec)
         )
 
     def suggest(self, trial_id: str) -> Any:
-        """Parameters of the next trial; what else Tune expects if there is none."""
+        """Return the parameters of the next trial; other return values of the searcher are passed on."""
         suggested = super().suggest(trial_id)
         if isinstance(suggested, dict):
             index = suggested.pop(TRIAL_INDEX)
@@ -394,9 +397,9 @@ def _record(result: Any, file: SweepFile) -> TrialRecord:
 
 
 def _last_value(result: Any, metrics: dict[str, Any], metric: str) -> float | None:
-    """The metric of the last iteration, or of the last one that had it: an evaluation set is not played in each.
+    """Return the metric of the last iteration that reported it; evaluation sets are not played in every iteration.
 
-    A value that is not finite counts as reported, so that a trial that diverged does not keep an earlier one.
+    A non-finite value counts as reported, so a diverged trial does not keep an earlier value.
     """
     value, history = flatten_dict(metrics, delimiter="/").get(metric), result.metrics_dataframe
     if value is None and history is not None and metric in history:
