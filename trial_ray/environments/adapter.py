@@ -1,4 +1,4 @@
-"""Environment adapter: what the trainer knows of an environment, and who demonstrates in it."""
+"""Environment adapters: the trainer's description of an environment, and protocols of its experts."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ from trial_ray.errors import ConfigError
 
 
 class Demonstrator(Protocol):
-    """A player that sees no more than the policy."""
+    """Scripted expert that sees no more than the policy."""
 
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Start an episode."""
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """Choose an action; one of the admissible ones where the environment lists them."""
+        """Choose an action, from ``admissible`` if the environment lists admissible actions."""
 
     def carried_out(self, action: str) -> None:
-        """Learn that ``action`` was carried out, which may be another one than it chose."""
+        """Receive the action that was carried out, which may differ from the chosen action."""
 
 
 @runtime_checkable
 class Planner(Demonstrator, Protocol):
-    """A demonstrator that can say between which actions it draws."""
+    """Demonstrator that can list the actions it draws from."""
 
     def options(self, observation: str, admissible: Sequence[str]) -> Sequence[str]:
-        """The actions between which ``act`` draws, called next or in its place; at least one."""
+        """List the actions that ``act`` draws from, at least one; called before ``act`` or instead of it."""
 
 
 @runtime_checkable
 class SolutionReader(Demonstrator, Protocol):
-    """A demonstrator that reads the environment's solution, for tasks that say all that their solution depends on."""
+    """Demonstrator that reads the environment's solution, for tasks that state everything their solution depends on."""
 
     def show(self, solution: Sequence[str]) -> None:
-        """Learn the ``walkthrough`` of the episode that ``reset`` started; empty where the environment knows none."""
+        """Receive the ``walkthrough`` of the episode that ``reset`` started; empty if the environment has no solution."""
 
 
 def begin(
     demonstrator: Demonstrator, task: str, observation: str, seed: int, solution: Callable[[], Sequence[str]]
 ) -> None:
-    """Start an episode of a demonstrator; ``solution`` is read where the demonstrator reads it."""
+    """Start an episode of a demonstrator; ``solution`` is only called for a :class:`SolutionReader`."""
     demonstrator.reset(task, observation, seed)
     if isinstance(demonstrator, SolutionReader):
         demonstrator.show(solution())
 
 
 def plan(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The demonstrator's action, and all actions that it chooses between."""
+    """Return the demonstrator's action and all actions it chooses from."""
     as_good = demonstrator.options(observation, admissible) if isinstance(demonstrator, Planner) else ()
     action = demonstrator.act(observation, admissible)
     return action, as_good or (action,)
 
 
 class RandomPlay:
-    """Draws one of the actions on offer: it shows the form of actions, not which of them help."""
+    """Draws an admissible action at random: it shows the form of actions, but not which actions help."""
 
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Start an episode."""
@@ -89,15 +89,15 @@ class RandomPlay:
         return self._random.choice(list(admissible))
 
     def carried_out(self, action: str) -> None:
-        """Nothing is remembered."""
+        """Do nothing: the next action does not depend on it."""
 
 
 ACQUISITION, PLACEMENT, NAVIGATION = "acquisition", "placement", "navigation"
 COMPLETION, OTHER = "completion", "inspection/other"
 ACTION_CLASSES = (ACQUISITION, PLACEMENT, NAVIGATION, COMPLETION, OTHER)
-"""Kinds of decisions, the rows of an allocation trace."""
+"""Classes of actions, the rows of an allocation trace."""
 MOST_SEEDS = 1_000_000
-"""Most tasks in a split whose tasks are seeds, so that no two splits share any."""
+"""Maximum number of tasks in a split with seeds as tasks; therefore no two splits share a seed."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,12 @@ class WarmStartSpec:
     """An environment's expert, tasks and vocabulary for the warm start.
 
     Attributes:
-        demonstrator: makes the player whose actions are cloned; ``None``: actions on offer are drawn at random.
-        generated: from a seed and a number of tasks the keyword arguments that generate them; ``None``: tasks of the split
-            ``train`` are played.
-        vocabulary: words that the tiny model's tokenizer holds as one token each, in this order, beside frequent ones.
-        interchangeable: groups of names that may be exchanged in the examples.
+        demonstrator: creates the expert to clone; ``None``: admissible actions are drawn at random.
+        generated: function of a seed and a number of tasks that returns the keyword arguments for generating them; ``None``:
+            tasks of the split ``train`` are played.
+        vocabulary: words that are single tokens of the tiny model's tokenizer, in this order; empty: frequent words of the
+            environment's texts.
+        interchangeable: groups of names that may be swapped in the examples.
     """
 
     demonstrator: Callable[[], Demonstrator] | None = None
@@ -128,11 +129,11 @@ class ReportLabels:
     """Names of an environment's families, splits and action classes in reports.
 
     Attributes:
-        action_patterns: pairs of a regular expression and one of :data:`ACTION_CLASSES`; the first that matches the
-            beginning of an action (lower case) says its class, ``inspection/other`` where none does. Without any, reports
-            show no classes.
-        family_titles: headings of the families in result tables, in the order of the columns; without any, a table has
-            columns for success and score instead.
+        action_patterns: pairs of a regular expression and a class from :data:`ACTION_CLASSES`. The first expression that
+            matches the start of an action (lower case) determines its class; ``inspection/other`` if none matches. Without
+            patterns, reports show no classes.
+        family_titles: headings of the families in result tables, in the order of the columns; if empty, a table has columns for
+            success and score instead.
         split_titles: headings of the splits in result tables.
     """
 
@@ -153,33 +154,35 @@ def _is_pattern(pair: Any) -> bool:
 
 @dataclass(frozen=True)
 class EnvironmentAdapter:
-    """Description of an environment for the trainer; every field but the id has a default that fits any text environment.
+    """Description of an environment for the trainer; every field except ``env_id`` has a default that fits any text environment.
 
     Attributes:
-        env_id: id under which the environment is registered with Gymnasium.
+        env_id: id of the environment in Gymnasium's registry.
         title: name in tables; empty: the id without namespace and version.
-        task: the instruction, where ``info`` has no ``"task"``.
+        task: the instruction, used if ``info`` has no ``"task"``.
         templates: prompt templates by style (``"tagged"``, ``"plain"``, ``"conversation"``, ``"tools"``), see
-            :mod:`trial_ray.environments.templates`. Conversations that are missing follow from a ``TaggedTemplate``; any other
-            style that is missing is written by a generic template.
-        skills: advice for the ``"skill"`` view by family (``info["family"]``), and under ``""`` for all other families;
-            ``None``: the environment offers no such view.
-        success: when an episode counts as won: a return that it must reach, up to rounding, or a function of ``info`` and the
-            return so far; ``None``: as ``info["won"]`` says.
-        score: score in [0, 1] as a function of ``info`` and the return so far; ``None``: ``info["score"]``, and where
-            that is missing the return, cut to [0, 1].
-        max_turns: turns after which an episode ends, if the environment does not end it before; ``None``: the environment's
-            own limit (its ``max_turns``, or the ``max_episode_steps`` that it is registered with), and 50 where none is known.
-        own_process: whether every instance gets a process of its own, so that one that hangs or crashes costs its rollout alone;
-            for environments that may block: simulators, browsers, network services. The setting ``environment_processes``
-            decides before.
-        num_seeds: tasks in a split of an environment without ``tasks(split)``, whose tasks are the seeds of ``reset``.
-        warm_start: what a warm start clones.
-        labels: what reports call families, splits and actions.
-        defaults: settings of the config that :meth:`~trial_ray.algorithms.GRPOConfig.environment` sets where they still have
-            the config's own default, such as ``max_prompt_tokens``.
-        tools: of the style ``"tools"``: a class whose public methods are the tools, of which no instance is made. A tool returns
-            ``self._take(action)``; its name, type hints and docstring are the schema. The default has the one tool ``act(action)``.
+            :mod:`trial_ray.environments.templates`. Missing templates of conversations are derived from a ``TaggedTemplate``;
+            for any other missing style a generic template is used.
+        skills: advice for the ``"skill"`` teacher context by family (``info["family"]``), and under ``""`` for all other
+            families; ``None``: the environment does not support this teacher context.
+        success: criterion for a won episode: a return to reach, up to rounding, or a function of ``info`` and the return so
+            far; ``None``: ``info["won"]``.
+        score: score in [0, 1] as a function of ``info`` and the return so far; ``None``: ``info["score"]`` or, if it is
+            missing, the return clipped to [0, 1].
+        max_turns: maximum number of turns of an episode, if the environment does not end it earlier; ``None``: the
+            environment's own limit (its ``max_turns``, or the ``max_episode_steps`` of its registration), or 50 without any
+            limit.
+        own_process: whether every instance runs in a separate process, so a hang or crash costs only its rollout. For
+            environments that may block: simulators, browsers, network services. The setting ``environment_processes`` takes
+            precedence.
+        num_seeds: number of tasks in a split of an environment without ``tasks(split)``; its tasks are the seeds of ``reset``.
+        warm_start: expert, tasks and vocabulary for the warm start.
+        labels: names of families, splits and actions in reports.
+        defaults: settings that :meth:`~trial_ray.algorithms.GRPOConfig.environment` sets if they still have the config's own
+            default, such as ``max_prompt_tokens``.
+        tools: for the style ``"tools"``: a class with the tools as its public methods; it is not instantiated. A tool returns
+            ``self._take(action)``; its name, type hints and docstring are the schema. The default has the single tool
+            ``act(action)``.
     """
 
     env_id: str
@@ -203,7 +206,7 @@ class EnvironmentAdapter:
         return self.title or self.env_id.rpartition("/")[2].partition("-v")[0]
 
     def template(self, style: str) -> PromptTemplate:
-        """The template of a style, the environment's own or the generic one.
+        """Return the template of a style: the environment's own template, else the generic template.
 
         Raises:
             ConfigError: unknown style.
@@ -214,21 +217,21 @@ class EnvironmentAdapter:
         return GENERIC[style] if own is None else own
 
     def own_template(self, style: str) -> PromptTemplate | None:
-        """The environment's own template of a style; ``None`` if it has none and none follows from another one."""
+        """Return the environment's own template of a style, which may be derived from its tagged template, or ``None``."""
         tagged = self.templates.get("tagged")
         if style in CONVERSATIONS and style not in self.templates and isinstance(tagged, TaggedTemplate):
             return CONVERSATIONS[style](tagged)
         return self.templates.get(style)
 
     def action_class(self, action: str) -> str:
-        """Class of an action that did not end its episode, one of :data:`ACTION_CLASSES`."""
+        """Class of an action that did not end its episode, from :data:`ACTION_CLASSES`."""
         text = action.strip().lower()
         return next((name for pattern, name in self.labels.action_patterns if re.match(pattern, text)), OTHER)
 
     def turn_classes(self, actions: Sequence[str], terminated: bool) -> list[str]:
-        """Class of every turn of a trajectory; the one with which the environment ended it is its completion.
+        """Class of every turn of a trajectory; if the environment terminated the episode, the last turn is its completion.
 
-        Empty strings where the labels have no patterns: such an environment's actions have no classes.
+        Returns empty strings if the labels have no patterns, since the environment's actions then have no classes.
         """
         if not self.labels.action_patterns:
             return [""] * len(actions)
@@ -238,10 +241,10 @@ class EnvironmentAdapter:
         return classes
 
     def check(self) -> None:
-        """Reject what cannot be used.
+        """Reject an adapter that cannot be used.
 
         Raises:
-            ConfigError: names the field, what was found, and what is expected.
+            ConfigError: names the field, its value and the expected values.
         """
         if not isinstance(self.env_id, str) or not self.env_id:
             raise self._error("env_id", "the id under which the environment is registered")
@@ -274,7 +277,7 @@ class EnvironmentAdapter:
         """Reject labels that cannot be used.
 
         Raises:
-            ConfigError: names the field, what was found, and what is expected.
+            ConfigError: names the field, its value and the expected values.
         """
         if not isinstance(self.labels, ReportLabels):
             raise self._error("labels", "ReportLabels")
@@ -290,7 +293,7 @@ class EnvironmentAdapter:
             raise self._error("labels.action_patterns", f"pairs of a regular expression and a class out of {classes}")
 
     def describe(self) -> dict[str, Any]:
-        """Fields that decide prompts and rewards, as plain values: the same in every process."""
+        """Fields that determine prompts and rewards, as plain values that are the same in every process."""
         return {
             "env_id": self.env_id,
             "task": self.task,
@@ -313,11 +316,11 @@ class EnvironmentAdapter:
 
     @classmethod
     def from_labels(cls, env_id: str, labels: Mapping[str, Any]) -> EnvironmentAdapter:
-        """An adapter that knows what :meth:`describe_labels` gave, for reports.
+        """Create an adapter for reports from the result of :meth:`describe_labels`.
 
         Raises:
             ConfigError: the labels cannot be used.
-            TypeError: they are no such labels.
+            TypeError: ``labels`` is not a result of :meth:`describe_labels`.
         """
         named = dict(labels)
         adapter = cls(env_id, title=named.pop("title"), labels=ReportLabels(**named))

@@ -1,4 +1,4 @@
-"""ALFWorld: what the trainer knows of ``trial/ALFWorld-v0``."""
+"""ALFWorld: adapter of ``trial/ALFWorld-v0``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trial_ray.environments.adapter import (
 from trial_ray.environments.templates import PlainTemplate, TaggedTemplate
 
 HELP = frozenset({"help"})
-"""The action is admissible at all times and says nothing new."""
+"""This action is always admissible, and its observation contains nothing new."""
 _SEARCH = (
     "Objects may be on any surface or inside anything that opens. Visit places one after the other, open what is closed, "
     "read what is there, and do not return to a place already seen. "
@@ -38,8 +38,8 @@ SKILLS = {
     "pick_two_obj_and_place": _SEARCH + "You can hold one object at a time: bring the first to the destination, then "
     "look for a second of the same kind, and remember where you saw more than one.",
 }
-"""Advice by family. It is knowledge that no rollout provided: results of a method that uses it are not comparable with those
-of one that only looks back at outcomes."""
+"""Advice by family. This is knowledge that no rollout provided: results of a method that uses it are not comparable with
+results of a method that only looks back at outcomes."""
 
 OBJECT_TYPES = """
 alarmclock apple baseballbat basketball book boots bowl box bread butterknife candle cd cellphone cloth creditcard cup

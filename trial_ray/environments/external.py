@@ -21,10 +21,10 @@ ROLE = "You are an agent who plays a text game by yourself, one move at a time."
 
 
 class GamePlayer:
-    """Halves the range where the game asks for a number; in every other game it draws one of the actions on offer.
+    """Halves the range in games that request a number; in all other games it draws an admissible action at random.
 
     Args:
-        form: how the game wants a number to be written, with ``{}`` in its place.
+        form: format of a number in the game's actions, with ``{}`` in place of the number.
     """
 
     def __init__(self, form: str = "[{}]") -> None:
@@ -40,12 +40,12 @@ class GamePlayer:
         """Choose an action.
 
         Raises:
-            ConfigError: the game asks for no number, and the environment lists no ``actions``.
+            ConfigError: the game does not request a number, and the environment lists no ``actions``.
         """
         return self._player.act(observation, admissible)
 
     def carried_out(self, action: str) -> None:
-        """Learn that ``action`` was carried out."""
+        """Receive the action that was carried out."""
         self._player.carried_out(action)
 
 
@@ -54,7 +54,7 @@ def _gem_player() -> GamePlayer:
 
 
 class AnswerReader:
-    """Gives the data set's own answer, which the question decides."""
+    """Gives the data set's own answer, which is determined by the question."""
 
     def __init__(self) -> None:
         self._solution: Sequence[str] = ()
@@ -64,21 +64,21 @@ class AnswerReader:
         self._solution = ()
 
     def show(self, solution: Sequence[str]) -> None:
-        """Read the environment's ``walkthrough``."""
+        """Receive the environment's ``walkthrough``."""
         self._solution = solution
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """The answer.
+        """Return the data set's answer.
 
         Raises:
-            ConfigError: the data set scores answers without having one of its own.
+            ConfigError: the data set scores answers, but does not contain an answer.
         """
         if not self._solution:
             raise ConfigError("The data set has no answer to demonstrate; give its adapter a demonstrator.")
         return self._solution[0]
 
     def carried_out(self, action: str) -> None:
-        """Nothing is remembered: the answer ends the episode."""
+        """Do nothing: the answer ends the episode."""
 
 
 TEXTWORLD = EnvironmentAdapter(

@@ -1,4 +1,4 @@
-"""Isolates and validates environments: whatever one does wrong fails its own rollout, or is refused before any actor starts."""
+"""Isolates and validates environments: an error fails only its own rollout, or is found before any actor starts."""
 
 from __future__ import annotations
 
@@ -27,34 +27,36 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 ROUNDING = 1e-6
-"""How far a score that was added up of parts may lie outside of [0, 1]."""
+"""Tolerance outside of [0, 1] for scores that are sums of parts."""
 MOST_CHARACTERS = 2_000_000
-"""Longest answer of an environment, all of its texts together; a prompt of more would stop the other episodes for seconds."""
+"""Maximum length of an environment's answer, all of its texts together; a longer prompt would stop the other episodes for
+seconds."""
 MOST_REWARDS = 32
-"""Named rewards of a turn; each becomes a metric."""
+"""Maximum number of named rewards per turn; each becomes a metric."""
 REWARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of ``reset`` or ``step``, in the types of the contract.
+    """Result of ``reset`` or ``step``, with the types of the contract.
 
-    The contract is that of :mod:`trial_envs.core.text_env`; what an ``info`` lacks, the environment's adapter says.
+    :mod:`trial_envs.core.text_env` defines the contract; the environment's adapter provides values that are missing in
+    ``info``.
 
     Attributes:
-        observation: what it shows.
+        observation: the environment's text.
         task: ``info["task"]``, else the adapter's.
         family: ``info["family"]``, else empty.
-        admissible_actions: ``info["admissible_actions"]``, else none.
-        won: by the adapter's ``success``, else ``info["won"]``, else ``False``.
-        score: by the adapter's ``score``, else ``info["score"]``, else the return so far, cut to [0, 1].
+        admissible_actions: ``info["admissible_actions"]``, else empty.
+        won: the adapter's ``success``, else ``info["won"]``, else ``False``.
+        score: the adapter's ``score``, else ``info["score"]``, else the return so far, clipped to [0, 1].
         invalid_action: ``info["invalid_action"]``, else ``False``.
-        reward: for the action; 0 after ``reset``.
-        rewards: ``info["rewards"]``, parts or companions of the reward by name, which are logged; else empty.
+        reward: reward of the action; 0 after ``reset``.
+        rewards: ``info["rewards"]``, named rewards that are logged, in addition to the reward or as its parts; else empty.
         terminated: the task itself ended.
-        truncated: a limit of the environment cut the episode.
-        past_turns: ``info["past_turns"]``, the number of last turns that the conversation contains, else all.
-        info: the entries of ``info`` that JSON has a form for, if they are kept.
+        truncated: a limit of the environment ended the episode.
+        past_turns: ``info["past_turns"]``, the number of last turns that the conversation contains; ``None``: all.
+        info: the entries of ``info`` that JSON can represent, if they are kept.
     """
 
     observation: str
@@ -73,20 +75,20 @@ class StepResult:
 
 
 class GuardedEnv:
-    """One instance of a text environment, made at its first reset.
+    """One instance of a text environment, created at its first reset.
 
-    Every call either gives what the contract promises or raises an :class:`~trial_ray.errors.EnvironmentFaultError` that
-    names environment, task, turn and cause. Nothing else is caught.
+    Every call either returns a result that follows the contract or raises an :class:`~trial_ray.errors.EnvironmentFaultError`
+    with the environment, task, turn and cause. Only ``Exception`` and ``SystemExit`` are caught.
 
     Args:
         entry: the environment.
-        required: keys that ``info`` must hold when an episode ends.
-        keep_info: whether results have ``info``.
+        required: keys that ``info`` must contain at the end of an episode.
+        keep_info: whether results contain ``info``.
 
     Attributes:
-        faulty: a call went wrong, so that the instance must not be used again.
-        max_turns: turns after which an episode is cut.
-        told: keys that ``info`` had so far.
+        faulty: a call failed, so the instance must not be used again.
+        max_turns: number of turns at which an episode is truncated.
+        told: keys that ``info`` has contained so far.
     """
 
     def __init__(self, entry: EnvironmentEntry, required: Collection[str] = (), keep_info: bool = False) -> None:
@@ -108,10 +110,10 @@ class GuardedEnv:
         return self._entry.name
 
     def make(self, task_id: str) -> gymnasium.Env[Any, Any]:
-        """The instance, made if there is none; ``task_id`` is the task that it is made for.
+        """Return the instance, which is created for the task ``task_id`` if it does not exist.
 
         Raises:
-            EnvironmentFaultError: it could not be made.
+            EnvironmentFaultError: the instance could not be created.
         """
         self._task_id = task_id
         if self._env is None:
@@ -119,10 +121,10 @@ class GuardedEnv:
         return self._env
 
     def reset(self, task_id: str, seed: int) -> StepResult:
-        """Start an episode of a task; where tasks are seeds, the task's id is the seed.
+        """Start an episode of a task; if tasks are seeds, the task's id is the seed.
 
         Raises:
-            EnvironmentFaultError: the environment could not be made, ``reset`` raised, or its answer breaks the contract.
+            EnvironmentFaultError: the environment could not be created, ``reset`` raised, or its answer breaks the contract.
         """
         env = self.make(task_id)
         self._turn, self._return = 0, 0.0
@@ -138,10 +140,10 @@ class GuardedEnv:
         return self._call(f"turn {self._turn}", lambda: self._read_step(self._made().step(action)))
 
     def walkthrough(self) -> tuple[str, ...]:
-        """The environment's own solution of the running task; empty where it knows none.
+        """Return the environment's own solution of the running task; empty without a solution.
 
         Raises:
-            EnvironmentFaultError: reading it raised, or it is no list of actions.
+            EnvironmentFaultError: reading it raised, or it is not a list of actions.
         """
         return self._call(
             "walkthrough",
@@ -149,7 +151,7 @@ class GuardedEnv:
         )
 
     def commands_to_win(self) -> int | None:
-        """How many actions still win, by the environment's own planner; ``None`` if it has none or finds no plan.
+        """Number of actions to win from here, by the environment's own planner; ``None`` without a planner or a plan.
 
         Raises:
             EnvironmentFaultError: the planner raised.
@@ -158,7 +160,7 @@ class GuardedEnv:
         return None if planner is None else self._call("commands_to_win", planner)
 
     def close(self) -> None:
-        """Close the instance, if one was made; an error is logged, since nothing is left to be saved."""
+        """Close the instance, if it was created; errors are only logged, since nothing is left to be saved."""
         env, self._env = self._env, None
         if env is not None:
             try:
@@ -232,14 +234,17 @@ class GuardedEnv:
 
 
 def start_episode(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Any:
-    """Reset an environment to a task, whose id is the seed where the environment lists no tasks; the answer is not checked."""
+    """Reset an environment to a task, without a check of the answer.
+
+    If the environment lists no tasks, the task's id is the seed.
+    """
     if callable(getattr(env.unwrapped, "tasks", None)):
         return env.reset(seed=seed, options={"task": task_id})
     return env.reset(seed=int(task_id))
 
 
 class ContractError(TypeError):
-    """An answer is not what the contract of text environments promises."""
+    """An environment's answer violates the contract of text environments."""
 
 
 def _won(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: float) -> bool:
@@ -261,7 +266,7 @@ def _score(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return:
 
 
 def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that JSON has a form for, with lists in place of arrays."""
+    """The entries that JSON can represent, with lists in place of arrays."""
     kept = {}
     for name, value in info.items():
         with suppress(TypeError, ValueError, AttributeError, RecursionError):
@@ -270,14 +275,14 @@ def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_rewards(value: Any, source: str) -> dict[str, float]:
-    """The value as numbers by name.
+    """Return the value as numbers by name.
 
     Args:
-        value: found in ``source``.
-        source: for the message.
+        value: the named rewards, as found in ``source``.
+        source: where the value was found, for the message.
 
     Raises:
-        ContractError: it is none, or too many.
+        ContractError: the value is not a dict of named rewards, or has too many of them.
     """
     expected = (
         f"a dict of at most {MOST_REWARDS} finite numbers by name (letters, digits, '_', '.' and '-', at most 64)"
@@ -343,28 +348,28 @@ def first_line(error: BaseException) -> str:
 
 
 def required_keys(entry: EnvironmentEntry, reward: Any) -> tuple[str, ...]:
-    """Keys that ``info`` must hold at the end of an episode for this reward."""
+    """Keys that ``info`` must contain at the end of an episode for this reward."""
     return ("won",) if reward in ("success", "per_turn") and entry.adapter.success is None else ()
 
 
 def check_environment(
     entry: EnvironmentEntry, tasks: list[str], *, style: str, reward: Any, teacher_context: str | None
 ) -> StepResult:
-    """Play one turn of the first task and look at what the environment tells.
+    """Play one turn of the first task and check the environment's answers.
 
     Args:
         entry: the environment.
         tasks: its tasks.
-        style: of the prompts, as in ``.env_runners(prompt_style=...)``.
-        reward: what R_i is, as in ``.training(reward=...)``.
+        style: style of the prompts, as in ``.env_runners(prompt_style=...)``.
+        reward: definition of the reward R_i, as in ``.training(reward=...)``.
         teacher_context: as in ``.training(teacher_context=...)``.
 
     Returns:
-        What the environment shows at the beginning of the first task.
+        Result of ``reset`` for the first task.
 
     Raises:
-        ConfigError: ``info`` lacks what the reward needs, the environment offers no solution to a view that shows it, or the
-            template drops the task; names the environment and what is missing.
+        ConfigError: ``info`` lacks a key that the reward needs, the environment has no solution for the teacher context
+            ``"solution"``, or the template drops the task; names the environment and the missing part.
         EnvironmentFaultError: the environment raised, or breaks the contract of text environments.
     """
     env = GuardedEnv(entry)

@@ -1,7 +1,7 @@
-"""An environment in a process of its own: one that hangs, crashes or grows costs its rollout alone.
+"""Environments in separate processes: a hang, a crash or memory growth costs only the rollout of that environment.
 
-The process holds a :class:`~trial_ray.environments.guarded.GuardedEnv` and answers one request after the other. Requests and
-answers are lines of JSON: nothing that the environment made is unpickled here.
+The process runs a :class:`~trial_ray.environments.guarded.GuardedEnv` and answers one request at a time. Requests and answers
+are lines of JSON: nothing that the environment created is unpickled here.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from trial_ray.errors import EnvironmentFaultError
 logger = logging.getLogger(__name__)
 
 CREATION_FACTOR = 10
-"""How much longer than a step the creation of an environment may take, which may import libraries and load data."""
+"""The creation of an environment, which may import libraries and load data, may take this many times as long as a step."""
 MOST_BYTES = 16 * MOST_CHARACTERS
-"""Longest answer; JSON writes a character as at most 12 bytes."""
+"""Maximum size of an answer; JSON writes a character as at most 12 bytes."""
 
 EnvProcesses = partial(ForkedProcesses, __name__)
-"""The processes of one env runner, forks of a program that has imported what every environment needs, and none itself."""
+"""Environment processes of one env runner: forks of a program with the imports that every environment needs, but without any
+environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class ProcessLimits:
 
     Attributes:
         step_timeout_s: seconds for one ``reset`` or ``step``; creation may take :data:`CREATION_FACTOR` times as long.
-        memory_gb: GB that its process may allocate; ``None``: any number.
+        memory_gb: GB that the process may allocate; ``None``: unlimited.
     """
 
     step_timeout_s: float
@@ -52,20 +53,20 @@ class ProcessLimits:
 
 
 class ProcessEnv:
-    """One instance of a text environment in a process of its own, which is started at its first reset.
+    """One instance of a text environment in a separate process, which is started at its first reset.
 
-    Like :class:`~trial_ray.environments.guarded.GuardedEnv`, but its calls are awaited, and the event loop goes on meanwhile.
+    Like :class:`~trial_ray.environments.guarded.GuardedEnv`, but its calls are awaited and do not block the event loop.
 
     Args:
         entry: the environment.
-        required: keys that ``info`` must hold when an episode ends.
-        processes: start and end the process.
-        limits: of time and memory.
-        keep_info: whether results have ``info``.
+        required: keys that ``info`` must contain at the end of an episode.
+        processes: starts and ends the process.
+        limits: limits of time and memory.
+        keep_info: whether results contain ``info``.
 
     Attributes:
-        faulty: a call went wrong, or was given up; the process must be ended.
-        max_turns: turns after which an episode is cut.
+        faulty: a call failed or was cancelled; the process must be ended.
+        max_turns: number of turns at which an episode is truncated.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class ProcessEnv:
         return self._entry.name
 
     async def make(self, task_id: str) -> ProcessEnv:
-        """Start the process if there is none; see :meth:`~trial_ray.environments.guarded.GuardedEnv.make`.
+        """Start the process if it is not running; see :meth:`~trial_ray.environments.guarded.GuardedEnv.make`.
 
         Raises:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
@@ -124,7 +125,7 @@ class ProcessEnv:
         return StepResult(**await self._exchange(f"turn {self._turn}", ["step", action]))
 
     async def walkthrough(self) -> tuple[str, ...]:
-        """The environment's own solution of the running task; see ``GuardedEnv.walkthrough``.
+        """Return the environment's own solution of the running task; see ``GuardedEnv.walkthrough``.
 
         Raises:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
@@ -132,7 +133,7 @@ class ProcessEnv:
         return tuple(await self._exchange("walkthrough", ["walkthrough"]))
 
     def close(self) -> None:
-        """Let the environment close and its process end, without waiting for it."""
+        """Close the connection, without waiting; the process then closes the environment and ends."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -152,12 +153,12 @@ class ProcessEnv:
         await self._exchange("creation", setup, CREATION_FACTOR)
 
     async def _exchange(self, stage: str, request: Any, factor: int = 1) -> Any:
-        """Send a request and return its answer; whatever goes wrong meanwhile leaves the process unusable.
+        """Send a request and return its answer; any failure makes the process unusable.
 
         Args:
-            stage: of the episode, for messages.
-            request: as the process reads it.
-            factor: on the time that an answer may take.
+            stage: stage of the episode, for messages.
+            request: request that the process reads.
+            factor: factor on the timeout.
         """
         if self._connection is None:
             raise RuntimeError("No episode was started; call reset() first.")
@@ -188,7 +189,7 @@ class ProcessEnv:
 
 
 def _has_ended(connection: socket.socket) -> bool:
-    """Whether a process that was asked nothing has ended: only then there is anything to read."""
+    """Return whether an idle process has ended; only then its connection is readable."""
     try:
         connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -199,7 +200,7 @@ def _has_ended(connection: socket.socket) -> bool:
 
 
 def _how(status: int) -> str:
-    """How a process ended, from its exit status, which is negative for a signal."""
+    """Describe how a process ended, from its exit status, which is negative for a signal."""
     if status >= 0:
         return f"with exit status {status}"
     hint = ", as the system does when memory is short" if -status == signal.SIGKILL else ""
@@ -213,7 +214,7 @@ def _how(status: int) -> str:
 
 
 def answer_requests(connection: socket.socket) -> None:
-    """Make the environment that the first line describes, and answer a request a line until the connection is closed."""
+    """Create the environment that the first line describes, then answer one request per line until the connection is closed."""
     lines = connection.makefile("rb")
     if not (line := lines.readline()):
         return

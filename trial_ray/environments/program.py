@@ -15,44 +15,46 @@ from trial_ray.environments.templates import PromptContext, PromptStyle, TaggedT
 
 @dataclass(frozen=True, slots=True)
 class ProgramTemplate:
-    """The messages that the program wrote; the whole response is the action, and its answer."""
+    """Messages written by the program; the whole response is the action, which answers the program's call."""
 
     style: ClassVar[PromptStyle] = "conversation"
 
     def system(self, task: str) -> str:
-        """The program's system message."""
+        """Return the program's system message."""
         return task
 
     def render(self, context: PromptContext) -> str:
-        """The program's next message."""
+        """Return the program's next message."""
         return context.observation
 
     def project(self, response: str) -> Projection:
-        """The whole response; one without text is invalid."""
+        """Return the whole response; a response without text is invalid."""
         return Projection(response, bool(response.strip()))
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramToolTemplate(ToolTemplate):
-    """The messages that the program wrote, of which those behind a call are the tool's."""
+    """Messages written by the program; a message after a tool call is the tool's result."""
 
     tagged: TaggedTemplate = field(default_factory=partial(TaggedTemplate, ""))
 
     def system(self, task: str) -> str:
-        """The program's system message."""
+        """Return the program's system message."""
         return task
 
     def render(self, context: PromptContext) -> str:
-        """The program's next message, after the last turns if the conversation starts again."""
+        """Return the program's next message, preceded by the last turns if the conversation restarts."""
         past = [self.tagged.past(context)] if context.history else []
         return "\n\n".join([*past, context.observation])
 
 
 def program_adapter(env_id: str, tools: Sequence[Callable[..., Any]] = (), **fields: Any) -> EnvironmentAdapter:
-    """The adapter of a :class:`~trial_envs.program.ProgramEnv`, for ``prompt_style="conversation"``, or ``"tools"`` with tools.
+    """Create the adapter of a :class:`~trial_envs.program.ProgramEnv`.
+
+    It is for ``prompt_style="conversation"``, or ``"tools"`` with tools.
 
     Args:
-        env_id: id under which the environment is registered with Gymnasium.
+        env_id: id of the environment in Gymnasium's registry.
         tools: functions that the program offers the policy, with type hints and docstrings.
         fields: further fields of the adapter. ``own_process`` is ``True`` by default: a program may block.
     """

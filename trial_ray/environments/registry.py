@@ -1,4 +1,4 @@
-"""The environments of a run: found by id, with their adapters and keyword arguments."""
+"""Environments of a run: lookup by id, adapters and keyword arguments."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ PACKAGED = {
 }
 """Adapters of this package by environment id."""
 UNKNOWN_MAX_TURNS = 50
-"""Turns of an episode where nothing names a limit."""
+"""Maximum number of turns of an episode if no limit is specified."""
 TRAIN = "train"
-"""Split that is taken where nothing names one."""
+"""Split that is used by default."""
 SMALL_SEEDS = ("test", "valid", "validation", "val", "dev", "eval")
-"""Splits whose seeds lie below 2³⁰, beside ``train``: environments that take no larger ones can be played in them."""
+"""Splits with seeds below 2³⁰, like ``train``, for environments that do not accept larger seeds."""
 _HASHED_BLOCKS = 1000
 _LONGEST_SPLIT = 64
 """Length of a name in bytes, about that of a seed."""
@@ -58,12 +58,12 @@ class EnvironmentEntry:
     """One environment of a run.
 
     Attributes:
-        spec: what Gymnasium makes it from. It travels with the entry, so that an environment that was registered in the
-            driver is known to every actor.
-        adapter: what the trainer knows of it.
+        spec: spec from which Gymnasium creates the environment. It is sent with the entry, so every actor can create an
+            environment that was registered in the driver.
+        adapter: the environment's adapter.
         config: keyword arguments, and the split under ``"split"``.
-        weight: its share of the tasks that are drawn, relative to the other entries; 0: it is evaluated and not trained in.
-        name: its name in metrics and records; unique in a run.
+        weight: share of the drawn tasks, relative to the other entries; 0: the environment is evaluated, but not trained on.
+        name: name in metrics and records; unique in a run.
     """
 
     spec: EnvSpec
@@ -74,31 +74,31 @@ class EnvironmentEntry:
 
     @property
     def env_id(self) -> str:
-        """Id under which it is registered."""
+        """Id in Gymnasium's registry."""
         return self.spec.id
 
     @property
     def split(self) -> str:
-        """The split that tasks are drawn from."""
+        """Split from which tasks are drawn."""
         return str(self.config.get("split", TRAIN))
 
     @property
     def max_turns(self) -> int:
-        """Turns after which an episode is cut: the lowest limit that environment, registration or adapter name."""
+        """Maximum number of turns of an episode: the lowest limit of environment, registration and adapter."""
         own = self.config.get("max_turns", (keyword_arguments(self.spec) or {}).get("max_turns"))
         limits = [own, self.spec.max_episode_steps, self.adapter.max_turns]
         return min((limit for limit in limits if isinstance(limit, int)), default=UNKNOWN_MAX_TURNS)
 
     def at(self, **changes: Any) -> EnvironmentEntry:
-        """The same environment with other keyword arguments."""
+        """Return the same environment with changed keyword arguments."""
         return replace(self, config={**self.config, **changes})
 
     def make(self) -> gymnasium.Env[Any, Any]:
-        """Make an instance, with the values of secrets. ``split`` is left out for an environment that does not take it.
+        """Create an instance, with the values of secrets. ``split`` is omitted if the environment does not accept it.
 
         Raises:
-            ConfigError: the environment does not take a keyword of ``config``, or has no such split, or an environment variable
-                that a secret names is not set here.
+            ConfigError: the environment does not accept a keyword of ``config``, or does not have the split, or an environment
+                variable that a secret names is not set here.
         """
         known = keyword_arguments(self.spec)
         given = dict(self.config)
@@ -117,7 +117,7 @@ class EnvironmentEntry:
         """Task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` if tasks are seeds.
 
         Raises:
-            ConfigError: the environment has no such split.
+            ConfigError: the environment does not have the split.
         """
         env = self.make()
         try:
@@ -128,12 +128,12 @@ class EnvironmentEntry:
             env.close()
 
     def tasks(self) -> list[str]:
-        """Task ids of the split in a fixed order: the listed ones, else seeds."""
+        """Task ids of the split in a fixed order: the environment's list, else seeds."""
         listed = self.listed_tasks()
         return seed_tasks(self.split, self.adapter.num_seeds) if listed is None else listed
 
     def describe(self) -> dict[str, Any]:
-        """Fields that decide the environment's tasks and prompts, as plain values, without secrets."""
+        """Fields that determine the environment's tasks and prompts, as plain values, without secrets."""
         own = {} if self.adapter == find_adapter(self.env_id) else {"adapter": self.adapter.describe()}
         return {"env_id": self.env_id, "config": without_secrets(self.config), "weight": self.weight, **own}
 
@@ -150,13 +150,13 @@ def _split_setting_named() -> Iterator[None]:
 
 
 def seed_tasks(split: str, number: int) -> list[str]:
-    """Task ids of an environment whose tasks are the seeds of ``reset``; no two splits share any.
+    """Task ids of an environment with the seeds of ``reset`` as tasks; no two splits share a seed.
 
-    ``train`` starts at 0, each of :data:`SMALL_SEEDS` at a multiple of a million below 2³⁰, and any other split at a larger one,
-    which spells its name.
+    ``train`` starts at 0, each split in :data:`SMALL_SEEDS` at a multiple of a million below 2³⁰, and any other split at a
+    larger seed that encodes its name.
 
     Raises:
-        ConfigError: too many tasks, or the name is too long.
+        ConfigError: there are too many tasks, or the name is too long.
     """
     if split == TRAIN:
         return _block(0, number)
@@ -171,10 +171,10 @@ def seed_tasks(split: str, number: int) -> list[str]:
 
 
 def warm_start_seed_tasks(generator_seed: int, number: int) -> list[str]:
-    """Task ids of a warm start where tasks are seeds; no split has any of them.
+    """Task ids of a warm start if tasks are seeds; no split contains any of these seeds.
 
     Raises:
-        ConfigError: too many tasks, or they are those of one of :data:`SMALL_SEEDS`.
+        ConfigError: there are too many tasks, or they are the seeds of a split in :data:`SMALL_SEEDS`.
     """
     block = _hashed_block(f"warm start {generator_seed}")
     for split in SMALL_SEEDS:
@@ -196,10 +196,10 @@ def _block(block: int, number: int) -> list[str]:
 
 
 def find_spec(env_id: Any) -> EnvSpec:
-    """Gymnasium's spec of an id (``module:id`` imports the module first), ready for actors.
+    """Find Gymnasium's spec of an id (``module:id`` imports the module first), ready to be sent to actors.
 
     Raises:
-        ConfigError: not an id, or nothing is registered under it.
+        ConfigError: ``env_id`` is not an id, or no environment is registered under it.
     """
     if not isinstance(env_id, str):
         raise ConfigError(
@@ -221,10 +221,10 @@ def find_spec(env_id: Any) -> EnvSpec:
 
 
 def travelling(spec: EnvSpec) -> EnvSpec:
-    """The spec with the class itself in place of a path that actors could not import.
+    """Return the spec with the class itself in place of a path that actors could not import.
 
     Raises:
-        ConfigError: the class, or an argument that it is registered with, cannot be pickled.
+        ConfigError: the class, or an argument of its registration, cannot be pickled.
     """
     entry_point = spec.entry_point
     if isinstance(entry_point, str):
@@ -244,7 +244,10 @@ def travelling(spec: EnvSpec) -> EnvSpec:
 
 
 def keyword_arguments(spec: EnvSpec) -> dict[str, Any] | None:
-    """Keyword arguments of the environment's constructor with their defaults; ``None`` if anything may be passed."""
+    """Keyword arguments of the environment's constructor with their defaults.
+
+    ``None`` if any keyword may be passed, or if the signature cannot be read.
+    """
     entry_point = spec.entry_point
     try:
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
@@ -259,7 +262,7 @@ def keyword_arguments(spec: EnvSpec) -> dict[str, Any] | None:
 
 
 def find_adapter(env_id: str, adapters: Sequence[EnvironmentAdapter] = ()) -> EnvironmentAdapter:
-    """The adapter of an environment: one of ``adapters``, else this package's, else one of default values."""
+    """Find the adapter of an environment: in ``adapters``, else in this package, else create an adapter with default values."""
     name = env_id.rpartition(":")[2]
     own = {adapter.env_id: adapter for adapter in adapters}
     return own.get(name) or PACKAGED.get(name) or EnvironmentAdapter(name)
@@ -270,15 +273,15 @@ def make_entries(
     adapters: Sequence[EnvironmentAdapter] = (),
     specs: Mapping[str, EnvSpec] | None = None,
 ) -> tuple[EnvironmentEntry, ...]:
-    """The environments of a run.
+    """Create the entries of a run's environments.
 
     Args:
-        environments: id, keyword arguments and weight of each.
-        adapters: adapters of the user's.
-        specs: specs by id that were found before; others are looked up.
+        environments: id, keyword arguments and weight of each environment.
+        adapters: the user's adapters.
+        specs: known specs by id; other specs are looked up.
 
     Raises:
-        ConfigError: nothing is registered under an id, or an adapter belongs to none of them.
+        ConfigError: no environment is registered under an id, or an adapter belongs to none of the environments.
     """
     entries: list[EnvironmentEntry] = []
     for env_id, env_config, weight in environments:
@@ -299,10 +302,10 @@ def make_entries(
 
 
 def load_adapters(files: Iterable[Path]) -> tuple[EnvironmentAdapter, ...]:
-    """The ``ADAPTER`` of every file. A file may also register the environment that its adapter is of.
+    """Load the ``ADAPTER`` of every file. A file may also register the adapter's environment.
 
     Raises:
-        ConfigError: a file is missing, defines no adapter, or one that cannot be used.
+        ConfigError: a file is missing, or does not define an adapter that can be used.
         UserInputError: a file fails; names the line.
     """
     adapters = []

@@ -1,8 +1,8 @@
-"""Prompt templates: how the messages of a prompt are written for an environment, and which form of response they ask for.
+"""Prompt templates: text of an environment's prompts, and the form of response that they request.
 
 A template is an object with a ``style``, a ``render`` that writes the user's message, and a ``project`` that reads the action
-from the response; one for conversations also has a ``system``. Those below are frozen dataclasses. An environment's adapter
-holds its own.
+from the response; a template for conversations also has a ``system``. The templates below are frozen dataclasses. An
+environment's adapter contains its own templates.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from trial_envs.core.projection import Projection, project_action
 from trial_ray.errors import ConfigError
 
 PromptStyle = Literal["tagged", "plain", "conversation", "tools"]
-"""Every turn a prompt of its own, for responses with tags or for bare actions; or an episode as one conversation, with tags or with
-calls of tools."""
+"""One prompt per turn, for responses with tags or for bare actions; or one conversation per episode, with tags or with tool
+calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class PromptContext:
 
     Attributes:
         task: instruction, one sentence.
-        observation: what the environment shows now.
-        admissible_actions: actions on offer, in the environment's order.
-        history: the last (observation, action) pairs, oldest first; empty in a conversation, whose prompt holds them already, but
-            where one with tools starts again.
-        step: number of this decision, from 1.
+        observation: the current observation.
+        admissible_actions: admissible actions, in the environment's order.
+        history: the last (observation, action) pairs, oldest first. Empty in a conversation, since its prompt already contains
+            them, except when a conversation with tools restarts.
+        step: number of this turn, from 1.
     """
 
     task: str
@@ -46,7 +46,7 @@ class PromptTemplate(Protocol):
 
     @property
     def style(self) -> PromptStyle:
-        """Form of the prompt, and of the response that it asks for."""
+        """Form of the prompt and of the requested response."""
         ...
 
     def render(self, context: PromptContext) -> str:
@@ -59,26 +59,29 @@ class PromptTemplate(Protocol):
 
 
 class ConversationPrompt(PromptTemplate, Protocol):
-    """Strategy of the styles ``"conversation"`` and ``"tools"``: ``render`` writes the message of one turn, never written again."""
+    """Strategy of the styles ``"conversation"`` and ``"tools"``.
+
+    ``render`` writes the message of one turn, which later turns do not change.
+    """
 
     def system(self, task: str) -> str:
-        """Write the system message, the same in every turn: the task, and the form of responses."""
+        """Write the system message (task and form of responses), which is the same in every turn."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedTemplate:
-    """Full sentences for instruct models, who reason inside ``<think>`` and act inside ``<action>``.
+    """Full sentences for instruct models, which reason inside ``<think>`` and act inside ``<action>``.
 
-    The first message shows the observation and the actions; later ones open with the task, the step count and the last
-    records, because every turn is a conversation of its own.
+    The first message shows the observation and the actions; later messages start with the task, the step count and the last
+    records, because every turn is a separate conversation.
 
     Attributes:
         role: opening sentence.
         hidden_actions: admissible actions that are not offered.
-        dropped: pattern of what observations only repeat, such as the task on every page.
-        tail: characters at the end of a response without action tags that count as its action.
-        keep_case: whether the action is read as it is written; it is lower-cased otherwise.
+        dropped: pattern of repeated text that is removed from observations, such as the task on every page.
+        tail: number of characters at the end of a response without action tags that are read as its action.
+        keep_case: whether the action keeps its case; otherwise it is lower-cased.
     """
 
     role: str
@@ -106,11 +109,11 @@ class TaggedTemplate:
         return "\n\n".join(parts)
 
     def project(self, response: str) -> Projection:
-        """The text between the action tags; see :func:`trial_envs.core.projection.project_action`."""
+        """Return the text between the action tags; see :func:`trial_envs.core.projection.project_action`."""
         return project_action(response, "tagged", self.tail, self.keep_case)
 
     def now(self, context: PromptContext) -> list[str]:
-        """The paragraphs of this turn alone: what the environment shows, and the actions on offer where there are any."""
+        """Paragraphs of the current turn only: the observation, and the admissible actions if the environment lists any."""
         paragraphs = [f"This is step {context.step}. The environment shows:\n{self._shown(context.observation)}"]
         offered = "\n".join(action for action in context.admissible_actions if action not in self.hidden_actions)
         if offered:
@@ -118,7 +121,7 @@ class TaggedTemplate:
         return paragraphs
 
     def past(self, context: PromptContext) -> str:
-        """The paragraph of the steps so far, with the last records."""
+        """Paragraph about the steps so far, with the last records."""
         taken = context.step - 1
         lines = [f"Steps taken so far: {taken}."]
         if context.history:
@@ -134,10 +137,10 @@ class TaggedTemplate:
 
 @dataclass(frozen=True, slots=True)
 class ConversationTemplate:
-    """An episode as one conversation: the role, the task and the form of responses once, then what every turn shows.
+    """An episode as one conversation: role, task and form of responses once, then the observation and actions of each turn.
 
     Attributes:
-        tagged: the environment's template for prompts that stand alone; role, actions and observations are written as there.
+        tagged: the environment's template for single-turn prompts; role, actions and observations are written in the same way.
     """
 
     tagged: TaggedTemplate
@@ -161,13 +164,13 @@ class ConversationTemplate:
         return "\n\n".join(self.tagged.now(context))
 
     def project(self, response: str) -> Projection:
-        """The text between the action tags, as of a tagged response."""
+        """Return the text between the action tags, as for a tagged response."""
         return self.tagged.project(response)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolTemplate(ConversationTemplate):
-    """An episode as one conversation in which tools act: role and task once, then what every turn shows.
+    """An episode as one conversation with tool calls: role and task once, then the observation and actions of each turn.
 
     The chat template adds the tools. Calls are read by the tokenizer's ``response_template``, not by ``project``.
     """
@@ -191,20 +194,20 @@ class ToolTemplate(ConversationTemplate):
         return "\n\n".join(parts)
 
     def render(self, context: PromptContext) -> str:
-        """Write the message: the last steps, where the conversation starts again with them, observation and actions."""
+        """Write the message: the last steps if the conversation restarts with them, then observation and actions."""
         past = [self.tagged.past(context)] if context.history else []
         return "\n\n".join([*past, *self.tagged.now(context)])
 
 
 @dataclass(frozen=True, slots=True)
 class PlainTemplate:
-    """As few tokens as possible for models of about a million parameters, which answer with the action alone.
+    """As few tokens as possible, for models of about a million parameters, which respond with the action only.
 
-    Words of observations are lower-cased and lose their punctuation, so that "sidetable 1." and the "sidetable 1" of
-    an action are the same tokens and can be copied. Actions stay as they are.
+    Words of observations are lower-cased and lose their punctuation. Therefore "sidetable 1." and the "sidetable 1" of an
+    action are the same tokens and can be copied. Actions are not changed.
 
     Attributes:
-        dropped_lines: pattern of observation lines that say nothing new (banners, the task repeated).
+        dropped_lines: pattern of observation lines without new information (banners, the repeated task).
         hidden_actions: admissible actions that are not offered.
     """
 
@@ -214,7 +217,7 @@ class PlainTemplate:
     style: ClassVar[PromptStyle] = "plain"
 
     def render(self, context: PromptContext) -> str:
-        """Write the message: task, past pairs, observation, actions; one a line."""
+        """Write the message: task, past pairs, observation, actions; one per line."""
         lines = [_bare_words(context.task)]
         for observation, action in context.history:
             lines += [self._compact(observation), f"> {action}"]
@@ -225,7 +228,7 @@ class PlainTemplate:
         return "\n".join(line for line in lines if line)
 
     def project(self, response: str) -> Projection:
-        """The whole response."""
+        """Return the whole response as the action."""
         return project_action(response, "plain")
 
     def _compact(self, observation: str) -> str:
@@ -248,9 +251,9 @@ GENERIC: dict[PromptStyle, PromptTemplate] = {
     "conversation": ConversationTemplate(_GENERIC_TAGGED),
     "tools": ToolTemplate(_GENERIC_TAGGED),
 }
-"""Templates of environments that have none of their own, by style."""
+"""Templates by style, for environments without a template."""
 CONVERSATIONS: dict[str, type[ConversationTemplate]] = {"conversation": ConversationTemplate, "tools": ToolTemplate}
-"""By style, the template that follows from a tagged one."""
+"""Classes of the templates that are derived from a tagged template, by style."""
 
 _PROBES = (
     PromptContext("find the key", "You are in a hall.", ("go north", "help"), (), 1),
@@ -259,10 +262,10 @@ _PROBES = (
 
 
 def check_template(template: Any, style: str, environment: str) -> None:
-    """Reject what is no template of a style, or leaves the task out of its messages.
+    """Reject an object that is not a template of a style, or that omits the task from its messages.
 
     Raises:
-        ConfigError: says what was found and what is expected.
+        ConfigError: states the value found and the expected value.
     """
     methods = ("render", "project", "system") if style in CONVERSATIONS else ("render", "project")
     missing = [name for name in methods if not callable(getattr(template, name, None))]
@@ -282,9 +285,9 @@ def check_template(template: Any, style: str, environment: str) -> None:
 
 
 def require_task(template: PromptTemplate, context: PromptContext, environment: str) -> None:
-    """Reject a template whose prompts may lack the task; blanks, marks and case do not count.
+    """Reject a template with prompts that may lack the task; white space, punctuation and case are ignored.
 
-    The message that must hold it is the user's, and in a conversation the system message, the only one that is never dropped.
+    The task must be in the user's message or, in a conversation, in the system message, the only message that is never dropped.
 
     Raises:
         ConfigError: shows the task and the message.
@@ -301,7 +304,7 @@ def require_task(template: PromptTemplate, context: PromptContext, environment: 
 
 
 def _messages(template: PromptTemplate, context: PromptContext) -> list[str]:
-    """Messages of a prompt that begins with this turn."""
+    """Messages of a prompt that starts with this turn."""
     user = template.render(context)
     return (
         [cast(ConversationPrompt, template).system(context.task), user] if template.style in CONVERSATIONS else [user]
@@ -313,6 +316,6 @@ def _letters(text: str) -> str:
 
 
 def describe_template(template: PromptTemplate) -> str:
-    """Name of a template's class and digest of what it writes: the same in every process, another for other words."""
+    """Return the name of a template's class and a digest of its messages: equal in every process, different for different texts."""
     written = "\0".join(message for probe in _PROBES for message in _messages(template, probe))
     return f"{type(template).__qualname__} {hashlib.sha256(written.encode()).hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""WebShop: what the trainer knows of ``trial/WebShop-v0``."""
+"""WebShop: adapter of ``trial/WebShop-v0``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trial_ray.environments.adapter import (
 from trial_ray.environments.templates import PlainTemplate, TaggedTemplate
 
 BANNER = r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "
-"""Opens every page of the shop; the instruction is the task, which prompts state by themselves."""
+"""Start of every page of the shop; the instruction is the task, which prompts state separately."""
 BUTTONS = (
     r"((?<=\[SEP\] )(Back to Search|< Prev|Next >|Description|Features|Reviews|Buy Now|Search)(?= \[SEP\]|$))|\[SEP\]"
 )
-"""Labels that are among the actions on offer, and the marks between texts."""
+"""Labels that are also in the list of actions, and the marks between texts."""
 _SHOP = (
     "Search with the product's kind and its two or three most telling properties, not with the whole instruction. "
     "Prefer results whose title names these properties and whose price is below the limit. On the product's page "
@@ -48,7 +48,7 @@ SKILLS = {
     + "For food and drink look for the diet or ingredient that was asked for, choose the flavour by its "
     "full name, and take the pack whose weight and count are both those of the instruction.",
 }
-"""Advice by department. It is knowledge that no rollout provided, see :mod:`trial_ray.environments.alfworld`."""
+"""Advice by department. This is knowledge that no rollout provided, see :mod:`trial_ray.environments.alfworld`."""
 
 
 def _demonstrator() -> Demonstrator:
