@@ -1,1 +1,1 @@
-"""Evaluation on fixed evaluation sets: results, intervals, paired comparison, and the oracle that bounds them."""
+"""Evaluation on fixed evaluation sets: results, confidence intervals, paired comparisons, and the oracle as an upper bound."""

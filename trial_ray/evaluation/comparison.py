@@ -1,4 +1,4 @@
-"""Which evaluations may be compared or averaged, and the paired comparison of two of the same tasks."""
+"""Checks whether evaluations may be compared or averaged, and compares two evaluations of the same tasks in pairs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from trial_ray.evaluation.statistics import mcnemar_exact, paired_difference_int
 
 
 class ComparisonError(UserInputError):
-    """Evaluations cannot be compared or averaged: other tasks, another protocol, or nothing in common to count."""
+    """Evaluations cannot be compared or averaged: their tasks or protocols differ, or no task can be counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
-    """Two evaluations of the same tasks, task by task.
+    """Paired comparison of two evaluations of the same tasks.
 
     Attributes:
-        pairs: tasks counted; ``excluded`` tasks, which an infrastructure error ended in either evaluation, are not.
+        pairs: number of counted tasks.
         before: success rate before, over the counted tasks.
         after: success rate after, over the counted tasks.
-        gained: tasks solved only after.
-        lost: tasks solved only before.
+        gained: number of tasks solved only after.
+        lost: number of tasks solved only before.
         difference: ``after - before``.
         interval: 95 % interval of the difference (:func:`paired_difference_interval`).
         p_value: two-sided exact McNemar test (:func:`mcnemar_exact`).
-        excluded: tasks left out.
+        excluded: number of tasks that are not counted because an infrastructure error ended them in either evaluation.
     """
 
     pairs: int
@@ -44,7 +44,7 @@ class PairedComparison:
     excluded: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -59,8 +59,8 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
     """Compare two evaluations of the same tasks under the same protocol.
 
     Raises:
-        ComparisonError: the protocols differ, the task lists differ, a task occurs twice (its episodes would not be
-            independent), or no task is left to count.
+        ComparisonError: the protocols or the tasks differ, a task occurs twice (its episodes would not be independent), or
+            no task can be counted.
     """
     require_same_protocol(before.protocol, after.protocol)
     first, second = _by_task(before), _by_task(after)
@@ -91,17 +91,17 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
 
 
 def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
-    """Success of evaluations that may be averaged: those of the same tasks under one protocol.
+    """Return the success of evaluations that may be averaged because they have the same tasks and the same protocol.
 
     Args:
-        results: at least one.
+        results: at least one evaluation.
 
     Returns:
-        Float ``[evaluations, tasks]``; the tasks are those that were played to their end, in the first one's order.
+        Float ``[evaluations, tasks]``: the tasks that were played to their end, in the order of the first evaluation.
 
     Raises:
-        ComparisonError: the protocols differ, the tasks that were played to their end differ, a task occurs twice, or there
-            is none.
+        ComparisonError: the protocols or the tasks that were played to their end differ, a task occurs twice, or no task was
+            played to its end.
     """
     require_one_protocol(results)
     rows = [
@@ -118,7 +118,7 @@ def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
 
 
 def require_one_protocol(results: Sequence[EvaluationResult]) -> None:
-    """Reject evaluations whose episodes may not be counted together.
+    """Reject evaluations with different protocols, because their episodes may not be counted together.
 
     Raises:
         ComparisonError: the protocols differ.
@@ -130,12 +130,12 @@ def require_one_protocol(results: Sequence[EvaluationResult]) -> None:
 def require_same_protocol(
     first: dict[str, Any], second: dict[str, Any], where: tuple[str, str] = ("before", "after")
 ) -> None:
-    """Reject two evaluations whose difference would not be that of their policies.
+    """Reject two evaluations with different protocols, because their difference is not only due to the policies.
 
     Args:
         first: protocol of one evaluation.
-        second: protocol of the other.
-        where: their names in the message.
+        second: protocol of the other evaluation.
+        where: names of the two evaluations in the message.
 
     Raises:
         ComparisonError: the protocols differ.

@@ -1,4 +1,4 @@
-"""Plays an evaluation set with a model behind an OpenAI-compatible chat API."""
+"""Plays an evaluation set with a model that is served by an OpenAI-compatible chat API."""
 
 from __future__ import annotations
 
@@ -37,24 +37,25 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 RETRIES, LONGEST_PAUSE_S = 5, 120.0
-"""Of the client, where a request fails with 408, 409, 429 or 5xx, breaks or times out. The longest pause is a ``Retry-After``."""
+"""Number of retries if a request fails with 408, 409, 429 or 5xx, disconnects or times out, and the longest pause between them
+(set by ``Retry-After``)."""
 BUSY = frozenset({408, 409, 429})
-"""Status codes below 500 that say nothing about the request."""
+"""Status codes below 500 that do not mean that the request is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatEndpoint:
-    """A model behind ``POST {url}/chat/completions``; its key stands in no attribute, message or file.
+    """A model served at ``POST {url}/chat/completions``; the API key is not stored in attributes, messages or files.
 
     Attributes:
-        url: such as ``http://127.0.0.1:8000/v1``.
-        model: the name that the endpoint knows the model by.
-        key_variable: environment variable with the key; ``None``: none is needed.
-        timeout_s: deadline of one request.
-        body: fields that are added to each request or replace its own; one that is ``None`` is left out.
+        url: base URL, such as ``http://127.0.0.1:8000/v1``.
+        model: name of the model at the endpoint.
+        key_variable: environment variable with the API key; ``None``: no key is needed.
+        timeout_s: timeout of one request, in seconds.
+        body: fields that are added to each request or replace its fields; a field with the value ``None`` is removed.
 
     Raises:
-        UserInputError: the URL is none of HTTP, or holds a password; the variable is not set.
+        UserInputError: the URL is not an HTTP(S) URL, or contains a user, password or query; or the variable is not set.
     """
 
     url: str
@@ -79,7 +80,7 @@ class ChatEndpoint:
         return os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
 
     def client(self) -> AsyncOpenAI:
-        """A client that sends failed requests again.
+        """Return a client that retries failed requests.
 
         Raises:
             MissingDependencyError: the package ``openai`` is not installed.
@@ -99,17 +100,17 @@ class ChatEndpoint:
         )
 
     async def complete(self, client: AsyncOpenAI, messages: Any, fields: Mapping[str, Any]) -> tuple[str, str]:
-        """The response to a conversation, and why it ended.
+        """Request a completion; return its text and its finish reason.
 
         Args:
-            client: of the endpoint.
-            messages: in the format of the API.
-            fields: of the request.
+            client: client of the endpoint.
+            messages: conversation in the format of the API.
+            fields: further fields of the request.
 
         Raises:
-            EngineError: the endpoint is busy or broken, or its answer is no chat completion.
+            EngineError: the endpoint is busy or broken, or its answer is not a chat completion.
             PromptTooLongError: the conversation is longer than the model's context.
-            UserInputError: the endpoint refuses the request: key, model or a field is wrong.
+            UserInputError: the endpoint rejects the request: key, model or a field is wrong.
         """
         import openai
 
@@ -134,24 +135,24 @@ class ChatEndpoint:
             raise EngineError(f"{self.url} gave no chat completion: {self._clean(error)}.") from None
 
     def _clean(self, error: Exception) -> str:
-        """An error's message without the key."""
+        """Return an error's message without the key."""
         text = first_line(error)
         return redacted(text.replace(key, HIDDEN) if (key := self._key()) else text)
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointPlayer:
-    """Plays one episode through chat messages of the texts that a trained policy is shown.
+    """Plays one episode through chat messages, with the same texts as in the prompts of a trained policy.
 
-    The endpoint counts and cuts no tokens as the trainer does: prompts over ``max_prompt_tokens`` are sent whole.
+    Prompts are not limited to ``max_prompt_tokens`` as in training, because tokens are not counted: they are sent in full.
 
     Attributes:
-        endpoint: answers.
-        client: of the endpoint.
-        template: writes the messages and reads the responses.
-        config: sampling and history.
-        seed: of the episode.
-        conversation: of an episode that is one, its messages so far.
+        endpoint: endpoint that generates the responses.
+        client: client of the endpoint.
+        template: template that writes the messages and parses the responses.
+        config: sampling and history settings.
+        seed: seed of the episode.
+        conversation: messages of the episode so far; sent with each request if the prompt style is ``conversation``.
     """
 
     endpoint: ChatEndpoint
@@ -162,10 +163,10 @@ class EndpointPlayer:
     conversation: list[dict[str, str]] = field(default_factory=list)
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn:
-        """Send the messages of the turn and read the action; see :class:`~trial_ray.rollout.episode.Player`.
+        """Send the messages of the turn and parse the action; see :class:`~trial_ray.rollout.episode.Player`.
 
         Raises:
-            UserInputError: as :meth:`ChatEndpoint.complete`.
+            UserInputError: as in :meth:`ChatEndpoint.complete`.
         """
         config = self.config
         fields = {
@@ -204,7 +205,7 @@ class EndpointPlayer:
 def endpoint_protocol(
     config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry, endpoint: ChatEndpoint
 ) -> dict[str, Any]:
-    """The protocol of a checkpoint's evaluation, so that both stand in one table; with fields that ``--body`` added."""
+    """Return a protocol that is comparable with the protocol of a checkpoint's evaluation, plus the fields from ``--body``."""
     return {
         **prompt_protocol(config, evaluation_set, entry),
         **({"request": dict(endpoint.body)} if endpoint.body else {}),
@@ -220,21 +221,21 @@ def evaluate_endpoint(
     known: Mapping[str, EpisodeResult],
     on_episode: Callable[[EpisodeResult], None],
 ) -> EvaluationResult:
-    """Play every task of an evaluation set that is not in ``known``, several games at once.
+    """Play every task of an evaluation set that is not in ``known``, several at the same time.
 
     Args:
         evaluation_set: the tasks.
         entry: the environment.
         config: prompt style, sampling and limits.
-        endpoint: answers.
-        games: how many are played at once, at least 1.
-        known: episodes by task that need not be played.
-        on_episode: called with every episode as it ends, in any order.
+        endpoint: endpoint that generates the responses.
+        games: number of tasks to play at the same time, at least 1.
+        known: finished episodes by task, which are not played again.
+        on_episode: called with every episode when it ends, in any order.
 
     Raises:
-        UserInputError: the endpoint refuses requests.
-        InfrastructureError: episodes failed; others were passed to ``on_episode``.
-        ConfigError: prompts are conversations with tools.
+        UserInputError: the endpoint rejects requests.
+        InfrastructureError: some episodes failed; the others were passed to ``on_episode``.
+        ConfigError: the prompt style is ``tools``.
     """
     if config.prompt_style == "tools":
         raise ConfigError(

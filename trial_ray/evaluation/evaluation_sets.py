@@ -1,4 +1,4 @@
-"""Evaluation sets: fixed tasks in a fixed order, drawn or by name."""
+"""Evaluation sets: fixed tasks in a fixed order, chosen by number or by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBED = 2
 
 
 class EvaluationSetError(UserInputError):
-    """An evaluation set cannot be made or read."""
+    """An evaluation set cannot be created or read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class EvaluationSet:
     """Tasks of one split of one environment, in a fixed order.
 
     Attributes:
-        env_id: a Gymnasium id, for example ``trial/ALFWorld-v0``.
-        split: the environment's split that the tasks are from.
-        task_ids: each once.
-        instructions: SHA-256 (hexadecimal) of the instructions of the first :data:`PROBED` tasks, one a line; empty where
-            no environment was asked. Ids alone do not tell one shop's goals from another's.
+        env_id: Gymnasium id, for example ``trial/ALFWorld-v0``.
+        split: split of the environment that contains the tasks.
+        task_ids: task ids, without duplicates.
+        instructions: SHA-256 (hexadecimal) of the instructions of the first :data:`PROBED` tasks, one per line; empty if
+            they were not read from an environment. Needed because different shops can have tasks with the same ids.
     """
 
     env_id: str
@@ -52,11 +52,11 @@ class EvaluationSet:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hexadecimal) of the task ids, in their order, one a line."""
+        """SHA-256 (hexadecimal) of the task ids in order, one per line."""
         return text_digest("\n".join(self.task_ids)).hex()
 
     def protocol(self) -> dict[str, Any]:
-        """The evaluation set's part of an evaluation's protocol."""
+        """Return the evaluation set's part of an evaluation protocol."""
         return {
             "env": self.env_id,
             "split": self.split,
@@ -71,11 +71,11 @@ class EvaluationSet:
     ) -> EvaluationSet:
         """Choose ``num_tasks`` of ``tasks`` (``None``: all) by ascending SHA-256 of seed and task id.
 
-        The choice depends on no random generator and not on the order of ``tasks``, so it is the same on every machine;
-        a smaller evaluation set of the same seed is the beginning of a larger one.
+        The choice does not depend on a random generator or on the order of ``tasks``, so it is the same on every machine.
+        A smaller evaluation set with the same seed is a prefix of a larger one.
 
         Raises:
-            EvaluationSetError: fewer tasks than asked for, or ``num_tasks`` below 1.
+            EvaluationSetError: there are fewer tasks than requested, or ``num_tasks`` is below 1.
         """
         ids = [str(task) for task in tasks]
         if num_tasks is not None and not 1 <= num_tasks <= len(ids):
@@ -85,16 +85,16 @@ class EvaluationSet:
 
     @classmethod
     def from_entry(cls, entry: EnvironmentEntry, num_tasks: int | None = None, seed: int = 0) -> EvaluationSet:
-        """Choose from what the environment lists for the entry's split; see :meth:`choose`."""
+        """Choose from the tasks that the environment lists for the entry's split; see :meth:`choose`."""
         evaluation_set = cls.choose(entry.env_id, entry.split, entry.tasks(), num_tasks, seed)
         return replace(evaluation_set, instructions=instructions_digest(entry, evaluation_set.task_ids))
 
 
 def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str:
-    """Digest of the environment's instructions, as :attr:`EvaluationSet.instructions` holds it.
+    """Return the digest of the environment's instructions for :attr:`EvaluationSet.instructions`.
 
     Raises:
-        EnvironmentFaultError: the environment fails on one of the tasks.
+        EnvironmentFaultError: the environment fails on a task.
     """
     # The command line's help knows the evaluation sets by name, and shall not wait for Gymnasium and Ray.
     from trial_ray.environments.guarded import GuardedEnv
@@ -105,26 +105,26 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
 
 
 SIZES: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
-"""Evaluation sets that are a number of tasks of whatever split; None is every task."""
+"""Number of tasks of the evaluation sets that can be used with any split; ``None``: all tasks."""
 FOLDER = Path(__file__).parent / "evaluation_sets"
 SEED = 0
-"""Chooses the tasks of evaluation sets that are not committed."""
+"""Seed for choosing the tasks of evaluation sets that are not committed."""
 
 
 def evaluation_set_names() -> list[str]:
-    """Every name that :func:`choose_evaluation_set` knows."""
+    """Return all names that :func:`choose_evaluation_set` accepts."""
     return [*SIZES, *sorted(file.stem for file in FOLDER.glob("*.json"))]
 
 
 def choose_evaluation_set(entry: EnvironmentEntry, chosen: str | int = "full") -> EvaluationSet:
-    """The tasks to play, the same ones on every machine.
+    """Return an evaluation set, with the same tasks on every machine.
 
     Args:
         entry: the environment, with the split in its keyword arguments.
-        chosen: one of :func:`evaluation_set_names`, or a number of tasks.
+        chosen: a name from :func:`evaluation_set_names`, or a number of tasks.
 
     Raises:
-        EvaluationSetError: the evaluation set belongs to another environment or split, or was made from other data.
+        EvaluationSetError: the evaluation set belongs to another environment or split, or was created from other data.
     """
     if isinstance(chosen, int) or chosen in SIZES:
         return EvaluationSet.from_entry(entry, chosen if isinstance(chosen, int) else SIZES[chosen], seed=SEED)
@@ -150,10 +150,10 @@ def choose_evaluation_set(entry: EnvironmentEntry, chosen: str | int = "full") -
 
 
 def read_evaluation_set(name: str) -> EvaluationSet:
-    """A committed evaluation set.
+    """Read a committed evaluation set.
 
     Raises:
-        EvaluationSetError: there is none of this name, or its file was changed.
+        EvaluationSetError: the name is unknown, or the file was changed.
     """
     path = FOLDER / f"{name}.json"
     if name not in evaluation_set_names() or not path.is_file():

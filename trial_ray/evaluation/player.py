@@ -1,4 +1,4 @@
-"""Plays an evaluation set: during training, with a checkpoint alone, or with the environment's own solutions."""
+"""Plays an evaluation set: during training, with a saved model, or with the environment's own solutions."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ logger = logging.getLogger(__name__)
 
 
 def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
-    """Everything but the policy that decides the result of playing ``evaluation_set`` in ``entry`` with ``config``.
+    """Return everything except the policy that determines the result of playing ``evaluation_set`` in ``entry``.
 
     Raises:
-        ConfigError: there is no tokenizer at ``model_path``.
-        ChatTemplateError: its chat template cannot be rendered.
+        ConfigError: ``model_path`` has no tokenizer.
+        ChatTemplateError: the tokenizer's chat template cannot be rendered.
     """
     options = template_options(config)
     described = describe_chat_template(load_tokenizer(str(config.model_path)), options)
@@ -54,7 +54,7 @@ def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
 
 
 def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
-    """The protocol of a policy whose chat template is not known."""
+    """Return the protocol for a policy with an unknown chat template."""
     adapter = entry.describe().get("adapter")
     return {
         **evaluation_set.protocol(),
@@ -72,11 +72,11 @@ def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
 
 
 class EvaluationPlayer:
-    """Plays evaluation sets on the env runners and engines of a run, in training or apart from it.
+    """Plays evaluation sets on env runners and engines, during or outside training.
 
-    Every response is sampled with a seed that follows from the evaluation set's environment and split, the task and the turn alone.
-    Neither the number of runners and engines nor the other tasks of the evaluation set enter, so a task ends the same in a small
-    evaluation set and in the full set.
+    The sampling seed of each response depends only on ``evaluation_seed``, the evaluation set's environment and split, the task
+    and the turn. It does not depend on the number of env runners and engines or on the other tasks, so the result of a task is the
+    same in a small and in the full evaluation set.
     """
 
     def __init__(self, config: RunSettings, workers: RolloutWorkers) -> None:
@@ -90,20 +90,20 @@ class EvaluationPlayer:
         known: Mapping[str, EpisodeResult] | None = None,
         on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
     ) -> EvaluationResult:
-        """Play every task of ``evaluation_set`` that is not in ``known``; an episode that fails is played again.
+        """Play every task of ``evaluation_set`` that is not in ``known``; failed episodes are retried.
 
         Args:
             evaluation_set: the tasks.
-            entry: the environment of the config that they are played in, with the evaluation set's keyword arguments.
-            known: episodes by task that need not be played.
-            on_episode: called with every episode as it ends, in any order.
+            entry: the config's environment for these tasks, with the evaluation set's keyword arguments.
+            known: finished episodes by task, which are not played again.
+            on_episode: called with every episode when it ends, in any order.
 
         Returns:
             All episodes, in the order of the evaluation set.
 
         Raises:
-            InfrastructureError: episodes failed on every attempt; ``on_episode`` has those that ended before.
-            EnvironmentFaultError: the same, where nothing but the environment failed.
+            InfrastructureError: some episodes failed on every attempt; the others were passed to ``on_episode``.
+            EnvironmentFaultError: the same, if only the environment failed.
         """
         config, (requests, settings) = self._config, self._requests(evaluation_set, entry)
         episodes = dict(known or {})
@@ -141,7 +141,7 @@ class EvaluationPlayer:
     def _requests(
         self, evaluation_set: EvaluationSet, entry: EnvironmentEntry
     ) -> tuple[list[GroupRequest], SampleSettings]:
-        """A request for each task of the evaluation set, and how they are played."""
+        """Return a request for each task of the evaluation set, and the sampling settings."""
         config = self._config
         entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
         settings = SampleSettings(
@@ -163,19 +163,19 @@ class EvaluationPlayer:
 
 
 class Evaluator:
-    """A model that is evaluated alone, and the Ray actors that play it.
+    """Evaluates a saved model on Ray actors, outside training.
 
-    Engines start from the model's folder like those of a training run, and are then sent the weights of this process, so
-    that both kinds of engine confirm by checksum what they play, and by log-probabilities of a fixed text that they play it.
+    Engines load the model folder, as in a training run, and then receive the weights from this process. All kinds of engines verify
+    these weights by checksum, and their own computation by the log-probabilities of a fixed text.
 
     Args:
-        config: validated; its ``model_path`` is a model folder.
+        config: validated config with a model folder as ``model_path``.
 
     Attributes:
-        weights: checksum of the weights as engines hold them, known before anything starts.
+        weights: checksum of the weights in the engines' format, available before any actor starts.
 
     Raises:
-        ConfigError: no model could be loaded.
+        ConfigError: the model cannot be loaded.
     """
 
     def __init__(self, config: RunSettings) -> None:
@@ -186,7 +186,7 @@ class Evaluator:
 
     @contextmanager
     def playing(self) -> Iterator[EvaluationPlayer]:
-        """Start the actors, once; they stop when the context is left."""
+        """Start the actors and stop them at the end of the context, which can be entered only once."""
         config = self._config
         with ExitStack() as stack:
             engines = create_engines(config)
@@ -212,16 +212,16 @@ class Evaluator:
 
 
 class WalkthroughPlayer:
-    """Replays the environment's own solution of the running task; gives up when it is at its end."""
+    """Replays the environment's own solution of the current task, and stops after its last action."""
 
     def __init__(self, env: GuardedEnv) -> None:
         self._env = env
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
-        """The next action of the solution.
+        """Return the next action of the solution.
 
         Raises:
-            UserInputError: the environment knows none.
+            UserInputError: the environment has no solution.
         """
         if step == 1:
             self._actions = self._env.walkthrough()
@@ -241,11 +241,11 @@ def evaluate_oracle(
     Args:
         evaluation_set: the tasks.
         entry: the environment.
-        known: episodes by task that need not be played.
-        on_episode: called with every episode as it ends.
+        known: finished episodes by task, which are not played again.
+        on_episode: called with every episode when it ends.
 
     Raises:
-        EnvironmentFaultError: the environment cannot be made, or fails on a task.
+        EnvironmentFaultError: the environment cannot be created, or fails on a task.
         UserInputError: the environment has no walkthrough.
     """
     episodes = dict(known or {})
@@ -261,5 +261,5 @@ def evaluate_oracle(
 
 
 def oracle_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
-    """Protocol of the oracle's evaluation on ``evaluation_set``."""
+    """Return the protocol of the oracle's evaluation on ``evaluation_set``."""
     return {**evaluation_set.protocol(), "max_turns": entry.max_turns}

@@ -1,4 +1,4 @@
-"""Evaluation results: episodes, rates, table and JSON; and the file beside it from which an interrupted evaluation continues."""
+"""Evaluation results: episodes, rates, table and JSON; and the partial results that continue an interrupted evaluation."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from trial_ray.rollout.groups import RolloutCounts
 
 CHAT_TEMPLATE = "chat_template"
-"""In a protocol: digest of what the policy's chat template writes, its arguments, and the day that it shows, if any."""
+"""Protocol key for the chat template: digest of its output, its arguments, and the date that it shows, if any."""
 SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A success rate with its 95 % Wilson interval; ``rate`` is NaN without episodes."""
+    """A success rate with its 95 % Wilson interval; ``rate`` is NaN if there are no episodes."""
 
     successes: int
     episodes: int
@@ -54,7 +54,7 @@ class Rate:
 
     @classmethod
     def of(cls, episodes: Iterable[EpisodeResult]) -> Rate:
-        """The rate over episodes that none failed; score and turns are NaN without any."""
+        """Return the rate over episodes, which must not include failed ones; score and turns are NaN if there are no episodes."""
         kept = list(episodes)
         score, turns = (
             np.mean([getattr(episode, name) for episode in kept] or math.nan) for name in ("score", "turns")
@@ -68,11 +68,11 @@ class Rate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % Wilson interval of the share."""
+        """95 % Wilson interval of :attr:`rate`."""
         return wilson_interval(self.successes, self.episodes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "successes": self.successes,
             "episodes": self.episodes,
@@ -91,21 +91,21 @@ class Rate:
 
 @dataclass(slots=True)
 class EvaluationResult:
-    """Episodes that were all played under one protocol.
+    """Episodes that were played under the same protocol.
 
-    Episodes that an infrastructure error ended are kept and counted in :attr:`num_failed`, but enter no rate: they say
-    nothing about the policy.
+    Episodes that an infrastructure error ended are kept and counted in :attr:`num_failed`, but are excluded from all rates,
+    because such errors are unrelated to the policy.
 
     Attributes:
-        protocol: everything but the policy that decides the result (environment, split, evaluation set, sampling, limits);
-            two evaluations are comparable when theirs are equal. JSON values only.
-        episodes: in the order of the evaluation set.
-        policy: what was evaluated, for example a checkpoint's path; not part of the protocol.
-        weights: checksum of the weights that were played (:func:`trial_ray.engines.weights.weights_checksum`);
-            empty for players without any, and where a training run evaluated itself.
-        labels: what a table sorts evaluations by: ``method``, ``backbone``, ``seed`` and ``iteration`` (how many the policy was
-            trained for), where they are known.
-        counts: of the rollouts that were played for it in this process; not saved.
+        protocol: everything except the policy that determines the result (environment, split, evaluation set, sampling,
+            limits), as JSON values. Two evaluations are comparable if their protocols are equal.
+        episodes: episodes in the order of the evaluation set.
+        policy: name of the evaluated policy, for example a checkpoint's path; not part of the protocol.
+        weights: checksum of the evaluated weights (:func:`trial_ray.engines.weights.weights_checksum`); empty for players
+            without weights, and if the evaluation was part of a training run.
+        labels: labels for tables, if available: ``method``, ``backbone``, ``seed`` and ``iteration`` (number of iterations
+            that the policy was trained for).
+        counts: counts of the rollouts that were played in this process; not saved.
     """
 
     protocol: dict[str, Any]
@@ -117,12 +117,12 @@ class EvaluationResult:
 
     @property
     def counted(self) -> list[EpisodeResult]:
-        """Episodes that say something about the policy."""
+        """Episodes that were not ended by an infrastructure error."""
         return [episode for episode in self.episodes if not episode.failed]
 
     @property
     def num_failed(self) -> int:
-        """Episodes that an infrastructure error ended."""
+        """Number of episodes that an infrastructure error ended."""
         return len(self.episodes) - len(self.counted)
 
     @property
@@ -136,12 +136,12 @@ class EvaluationResult:
         return self.overall.rate
 
     def per_family(self) -> dict[str, Rate]:
-        """Rate of every family, by name in alphabetical order."""
+        """Return the rate of every family, by name in alphabetical order."""
         names = sorted({episode.family for episode in self.counted})
         return {name: Rate.of(episode for episode in self.counted if episode.family == name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the summary is for readers, and is not read back."""
+        """Return plain values for JSON; :meth:`load` ignores the ``summary``."""
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -157,15 +157,15 @@ class EvaluationResult:
         }
 
     def save(self, path: Path | str) -> Path:
-        """Write the evaluation as JSON; the file is whole or absent."""
+        """Write the evaluation as JSON, atomically."""
         return write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: Path | str) -> EvaluationResult:
-        """Read what :meth:`save` wrote.
+        """Read a file that :meth:`save` wrote.
 
         Raises:
-            CheckpointError: the file is missing, no JSON, or not an evaluation that this version can read.
+            CheckpointError: the file is missing, not JSON, or not an evaluation that this version can read.
         """
         file = Path(path)
         value = {"policy": "", "weights": "", "labels": {}, **read_json(file, SCHEMA, SCHEMA_VERSION)}
@@ -178,7 +178,7 @@ class EvaluationResult:
             return cls(**{name: value[name] for name in _TYPES})
 
     def table(self, title: str | None = None) -> Table:
-        """A rich table: one row a family, and all of them together at the end."""
+        """Return a rich table with one row per family and a last row for all episodes."""
         from rich.table import Column, Table
         from rich.text import Text
 
@@ -199,10 +199,10 @@ class EvaluationResult:
 
 
 def read_episode(value: Any, name: str) -> EpisodeResult:
-    """Read one episode out of JSON.
+    """Read one episode from JSON values.
 
     Raises:
-        CheckpointError: fields are missing or unknown; the message calls the episode ``name``.
+        CheckpointError: fields are missing, unknown or invalid; the message refers to the episode as ``name``.
     """
     try:
         episode = EpisodeResult(**value)
@@ -223,7 +223,7 @@ def _require_types(value: dict[str, Any], kinds: dict[str, Any]) -> None:
 def protocol_difference(
     first: dict[str, Any], second: dict[str, Any], where: tuple[str, str] = ("in one", "in another")
 ) -> str:
-    """The alphabetically first entry in which two protocols differ, with both values; empty where they are equal."""
+    """Return the alphabetically first entry that differs between two protocols, with both values; empty if they are equal."""
     for key in sorted(first.keys() | second.keys()):
         one, other = first.get(key), second.get(key)
         if key == CHAT_TEMPLATE and one and other:
@@ -234,14 +234,14 @@ def protocol_difference(
 
 
 def _compared_templates(first: dict[str, Any], second: dict[str, Any]) -> tuple[Any, Any]:
-    """What tells two chat templates apart: what they write, and where one of them is not known, their arguments."""
+    """Return the values by which two chat templates are compared: their output or, if one output is unknown, their arguments."""
     if "digest" not in first or "digest" not in second:
         return {"kwargs": first.get("kwargs")}, {"kwargs": second.get("kwargs")}
     return (None, None) if first["digest"] == second["digest"] else (first, second)
 
 
 def _completed(protocol: dict[str, Any]) -> dict[str, Any]:
-    """A recorded protocol, with what earlier versions had in the code."""
+    """Return a recorded protocol, completed with values that earlier versions did not record."""
     if "prompt_style" not in protocol:  # of a player that writes no prompts
         return protocol
     return {CHAT_TEMPLATE: {"kwargs": EARLIER_CHAT_TEMPLATE_KWARGS}, **protocol}
@@ -254,30 +254,30 @@ JOURNAL_VERSION = 1
 
 
 def partial_path(target: Path) -> Path:
-    """Where the episodes of an unfinished evaluation lie."""
+    """Return the path of the file with the episodes of an unfinished evaluation."""
     return target.with_name(f"{target.name}.partial")
 
 
 class EpisodeJournal(ExitStack):
-    """Partial results of an evaluation, in memory and beside the result file.
+    """Partial results of an evaluation, in memory and in a file next to the result file.
 
-    ``FILE.partial`` is JSON lines: a head with protocol and weights, then an episode a line, each flushed as it is
-    written. A line that a crash cut is dropped when the file is opened again. :meth:`finish` writes FILE whole and removes
-    the other. Only one process at a time may hold a journal.
+    ``FILE.partial`` has JSON lines: a header with protocol and weights, then one line per episode, flushed after each line. A
+    line that was truncated by a crash is dropped when the file is opened again. :meth:`finish` writes the complete FILE and removes
+    ``FILE.partial``. Only one process at a time can open the partial results.
 
     Args:
-        target: the result's file; ``None`` keeps everything in memory.
-        protocol: of the evaluation.
-        weights: checksum of the policy's weights; empty for a player without any.
+        target: path of the result file; ``None`` keeps everything in memory.
+        protocol: protocol of the evaluation.
+        weights: checksum of the policy's weights; empty for players without weights.
 
     Attributes:
-        result: what ``target`` holds, where the evaluation was finished before.
-        episodes: of an unfinished one, by task.
+        result: the result in ``target`` if the evaluation was finished before; else ``None``.
+        episodes: episodes of an unfinished evaluation, by task.
 
     Raises:
-        CheckpointError: ``target`` or its partial file is of another evaluation, or is none at all.
+        CheckpointError: ``target`` or its partial file belongs to another evaluation or is not an evaluation.
         UserInputError: ``target`` cannot be written.
-        InfrastructureError: another process is writing to it.
+        InfrastructureError: another process is writing the partial file.
     """
 
     def __init__(self, target: Path | None, protocol: dict[str, Any], weights: str) -> None:
@@ -306,12 +306,12 @@ class EpisodeJournal(ExitStack):
             raise
 
     def add(self, episode: EpisodeResult) -> None:
-        """Keep an episode that has ended."""
+        """Add a finished episode."""
         self.episodes[episode.task_id] = episode
         self._write(asdict(episode))
 
     def finish(self, result: EvaluationResult) -> None:
-        """Write the result in place of the journal."""
+        """Write the result file and remove the partial file."""
         if self._target is not None:
             result.save(self._target)
             partial_path(self._target).unlink(missing_ok=True)

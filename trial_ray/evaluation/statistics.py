@@ -1,7 +1,7 @@
 """Confidence intervals and tests.
 
-For one evaluation: the Wilson interval, and test and interval of the difference of two paired rates. For several training
-seeds: a two-level bootstrap over seeds and tasks, and a t-test over seeds, of means and of paired differences.
+For one evaluation: the Wilson interval, and a test and an interval for the difference of two paired rates. For several training
+seeds: a two-level bootstrap over seeds and tasks, and a t-test over seeds, for means and paired differences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Z = NormalDist().inv_cdf(0.975)
 """Two-sided 95 % quantile of the normal distribution."""
 RESAMPLES = 10_000
 CHUNK = 1_000
-"""Resamples at a time: their counts over seeds and tasks are held in memory."""
+"""Number of resamples per batch, which limits memory."""
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
@@ -26,7 +26,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
     Args:
         successes: number of successes, 0 to ``trials``.
-        trials: number of trials; with none at all the interval is (0, 1).
+        trials: number of trials; if 0, the interval is (0, 1).
 
     Returns:
         Lower and upper bound, both in [0, 1].
@@ -40,14 +40,14 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
-    """Two-sided exact McNemar test: are ``gained`` and ``lost`` tasks two halves of a fair coin's flips?
+    """Two-sided exact McNemar test of the hypothesis that gained and lost tasks are equally likely.
 
     Args:
-        gained: tasks solved only afterwards.
-        lost: tasks solved only before.
+        gained: number of tasks solved only after.
+        lost: number of tasks solved only before.
 
     Returns:
-        The p-value; 1 when no task changed.
+        The p-value; 1 if no task changed.
     """
     from scipy import stats
 
@@ -57,8 +57,8 @@ def mcnemar_exact(gained: int, lost: int) -> float:
 def paired_difference_interval(gained: int, lost: int, pairs: int) -> tuple[float, float]:
     """95 % interval of the difference of two paired proportions: adjusted Wald (Bonett and Price, 2012).
 
-    It adds one to each discordant count and two to the pairs, which keeps its coverage near nominal in small samples,
-    where the plain Wald interval collapses to a point when no task changes.
+    It adds one to each discordant count and two to the number of pairs, which keeps the coverage close to nominal in small samples.
+    The plain Wald interval has zero width if no task changes.
     """
     up, down = (gained + 1) / (pairs + 2), (lost + 1) / (pairs + 2)
     half = Z * math.sqrt((up + down - (up - down) ** 2) / (pairs + 2))
@@ -67,14 +67,14 @@ def paired_difference_interval(gained: int, lost: int, pairs: int) -> tuple[floa
 
 @dataclass(frozen=True, slots=True)
 class SeedInterval:
-    """95 % interval of a mean by Student's t over the means of the training seeds, whose tasks are taken as given.
+    """95 % interval of a mean by Student's t over the means of the training seeds, with the tasks treated as fixed.
 
-    A bootstrap over few seeds is too narrow; this one is exact where the seeds' means are normally distributed.
+    A bootstrap over few seeds is too narrow; this interval is exact if the means of the seeds are normally distributed.
 
     Attributes:
         low: lower bound.
         high: upper bound.
-        p_value: two-sided, of the mean being zero.
+        p_value: two-sided p-value of the hypothesis that the mean is zero.
     """
 
     low: float
@@ -87,13 +87,14 @@ class BootstrapInterval:
     """A mean with its 95 % percentile interval.
 
     Attributes:
-        mean: over seeds and tasks.
+        mean: mean over seeds and tasks.
         low: lower bound.
         high: upper bound.
-        p_value: two-sided, of the mean being zero: twice the smaller share of resampled means on either side.
-        seeds: seeds resampled; with one, the interval knows nothing of how training runs differ.
-        tasks: tasks resampled.
-        over_seeds: the t interval over seeds; ``None`` with one.
+        p_value: two-sided p-value of the hypothesis that the mean is zero: twice the smaller share of resampled means on
+            either side of zero.
+        seeds: number of resampled seeds; with one seed, the interval does not include differences between training runs.
+        tasks: number of resampled tasks.
+        over_seeds: the t interval over seeds; ``None`` for one seed.
     """
 
     mean: float
@@ -106,28 +107,28 @@ class BootstrapInterval:
 
     @property
     def stricter(self) -> tuple[SeedInterval | BootstrapInterval, str]:
-        """The bootstrap or the t-test over seeds, whichever has the larger p-value, and its name."""
+        """Bootstrap or t-test over seeds, whichever has the larger p-value, and its name."""
         if self.over_seeds is None or self.over_seeds.p_value <= self.p_value:
             return self, f"bootstrap over {self.seeds} seeds and the tasks"
         return self.over_seeds, f"paired t-test over {self.seeds} seeds"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 def mean_interval(values: np.ndarray, successes: bool) -> tuple[float, float]:
     """95 % interval of a mean over seeds and tasks.
 
-    Wilson's over all episodes for successes, and for scores of which all are 0 or all are 1, where a bootstrap has no width;
-    else the two-level bootstrap's.
+    Successes have the Wilson interval over all episodes. So do scores that are all 0 or all 1, because a bootstrap interval would
+    have zero width. Other scores have the interval of the two-level bootstrap.
 
     Args:
-        values: in [0, 1], float ``[S, N]``, one row a training seed, one column a task.
-        successes: whether they are successes, 0 or 1 each, rather than scores.
+        values: values in [0, 1], float ``[S, N]``, one row per training seed and one column per task.
+        successes: True if the values are successes (0 or 1), False if they are scores.
 
     Raises:
-        ValueError: as for :func:`bootstrap_mean`.
+        ValueError: as in :func:`bootstrap_mean`.
     """
     total = float(values.sum())
     if successes or total in (0.0, float(values.size)):
@@ -137,10 +138,10 @@ def mean_interval(values: np.ndarray, successes: bool) -> tuple[float, float]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for their number (Holm, 1979): the chance of any false rejection stays below the level.
+    """Adjust p-values for multiple comparisons (Holm, 1979), which controls the family-wise error rate.
 
     Args:
-        p_values: of the comparisons that are made together.
+        p_values: p-values of all comparisons of the family.
     """
     order = np.argsort(p_values)
     adjusted = np.empty(len(p_values))
@@ -151,10 +152,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def add_adjusted(differences: Sequence[dict[str, Any]]) -> None:
-    """Add ``p_holm`` to differences that are made together, for the bootstrap and for the t-tests that there are.
+    """Add ``p_holm`` to all differences of a family, separately for the bootstrap and for the available t-tests.
 
     Args:
-        differences: of :meth:`BootstrapInterval.to_dict`.
+        differences: outputs of :meth:`BootstrapInterval.to_dict`; changed in place.
     """
     tested = [found["over_seeds"] for found in differences if found["over_seeds"] is not None]
     for family in (differences, tested):
@@ -163,10 +164,10 @@ def add_adjusted(differences: Sequence[dict[str, Any]]) -> None:
 
 
 def half_width(values: Sequence[float] | np.ndarray) -> float:
-    """Half of the 95 % interval of a mean by Student's t.
+    """Return half the width of the 95 % interval of a mean by Student's t.
 
     Args:
-        values: at least two, of independent repetitions.
+        values: values of at least two independent repetitions.
     """
     from scipy import stats
 
@@ -174,14 +175,17 @@ def half_width(values: Sequence[float] | np.ndarray) -> float:
 
 
 def differ(values: Sequence[float] | np.ndarray) -> bool:
-    """Whether values differ by more than rounding: equal means differ in the last bits when they are sums in another order."""
+    """Return True if values differ by more than rounding.
+
+    Equal means can differ in the last bits if their values were summed in different orders.
+    """
     from scipy import stats
 
     return float(stats.sem(values)) > 1e-12 * max(1.0, abs(float(np.mean(values))))
 
 
 def seed_interval(means: np.ndarray) -> SeedInterval | None:
-    """The t interval over seeds' means, float ``[S]``; ``None`` with a single seed."""
+    """Return the t interval over the means of the seeds, float ``[S]``; ``None`` for a single seed."""
     from scipy import stats
 
     if means.size < 2:
@@ -197,13 +201,13 @@ def seed_interval(means: np.ndarray) -> SeedInterval | None:
 def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> BootstrapInterval:
     """Resample seeds and tasks, each with replacement and independently (the pigeonhole bootstrap, Owen, 2007).
 
-    All runs play the same tasks, so a value belongs to a seed and to a task at once. The interval covers both: another
-    training run, and other tasks of the same kind. It is conservative.
+    All runs play the same tasks, so each value belongs to a seed and to a task. The interval therefore covers the variation between
+    training runs and between tasks of the same kind. It is conservative.
 
     Args:
-        values: float ``[S, N]``, one row a training seed, one column a task; for a paired comparison, differences.
-        resamples: how many.
-        seed: of the resampling.
+        values: float ``[S, N]``, one row per training seed and one column per task; differences for a paired comparison.
+        resamples: number of resamples.
+        seed: seed of the resampling.
 
     Raises:
         ValueError: ``values`` is empty, not two-dimensional, or not finite.
@@ -231,12 +235,12 @@ def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
 
 
 def bootstrap_curve(values: np.ndarray) -> np.ndarray:
-    """95 % percentile intervals of means over seeds, point by point of a curve; with few seeds they are too narrow.
+    """Return the 95 % percentile intervals of the means over seeds at each point of a curve; too narrow for few seeds.
 
-    The same seeds are drawn for every point.
+    The same resampled seeds are used for every point.
 
     Args:
-        values: float ``[S, P]``, one row a training seed, one column a point.
+        values: float ``[S, P]``, one row per training seed and one column per point.
 
     Returns:
         Float ``[P, 2]``, lower and upper bounds.

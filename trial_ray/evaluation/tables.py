@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     import pandas
 
 OF_A_SPLIT = ("split", "num_tasks", "panel_sha256", "instructions_sha256")
-"""What differs between an environment's splits; everything else must be equal in all of a table's cells of it."""
+"""Protocol entries that differ between the splits of an environment. All other entries must be equal in all evaluations of the
+environment in a table, except for the chat template, which may differ between backbones."""
 WHOLE = ("Avg.", "Succ.", "Score")
-"""Columns that stand for a whole split."""
+"""Columns for a whole split."""
 
 
 class TableError(UserInputError):
-    """Evaluations do not belong into one table."""
+    """Evaluations cannot be combined in one table."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One evaluation and where it stands: the row's backbone and method, and the training seed that a cell averages over."""
+    """One evaluation with the backbone and method of its row, and its training seed; cells are means over seeds."""
 
     backbone: str
     method: str
@@ -40,10 +41,10 @@ class TableEntry:
 
     @classmethod
     def from_labels(cls, result: EvaluationResult) -> TableEntry:
-        """Read the row out of the evaluation's labels, which ``trial-ray evaluate`` writes for checkpoints of a run.
+        """Create the entry from the evaluation's labels, which ``trial-ray evaluate`` writes for checkpoints of a run.
 
         Raises:
-            TableError: a label is missing or of another type.
+            TableError: a label is missing or has the wrong type.
         """
         labels = result.labels
         kinds: dict[str, Any] = {"backbone": str, "method": str, "seed": int | None}
@@ -77,20 +78,20 @@ class TableEntry:
 
 
 class ResultTable:
-    """Rows of methods per backbone, one block of columns for each split of each environment.
+    """Result table with one row per backbone and method, and one block of columns per environment and split.
 
-    Where the environment's adapter names families, a block has the success of each that was played, then of the split; else success
-    and score of the split.
+    If the environment's adapter names task families, a block has the success of each family that was played and of the split;
+    otherwise it has success and score of the split.
 
     Args:
-        entries: at least one; rows keep the order in which backbones and methods first occur.
-        reference: method that the others are compared with; default the first row's.
-        subject: method that is compared with every other as well; default none.
+        entries: at least one evaluation; rows are in the order of first occurrence of backbones and methods.
+        reference: method that the others are compared with; default: the method of the first row.
+        subject: method that is also compared with every other method; default: no such method.
 
     Raises:
-        TableError: the evaluations follow different protocols, or are of different evaluation sets, or none is of the reference; an
-            evaluation or a task of it occurs twice, there are no episodes, some of them failed, or the seeds of a row were trained
-            for different numbers of iterations.
+        TableError: evaluations have different protocols or evaluation sets, the reference method is missing, an evaluation or a
+            task occurs twice, an evaluation has failed episodes or none at all, or the seeds of a row were trained for different
+            numbers of iterations.
     """
 
     def __init__(self, entries: Iterable[TableEntry], reference: str | None = None, subject: str | None = None) -> None:
@@ -121,7 +122,7 @@ class ResultTable:
                 self._add((block, column), played)
 
     def _add(self, column: tuple[str, str], entries: Sequence[TableEntry], family: str | None = None) -> None:
-        """Add a column of the episodes of a family; ``None``: of all."""
+        """Add a column for the episodes of a family; ``None``: all episodes."""
         kind = "score" if column[1] == "Score" else "success"
         for entry in entries:
             counted = [each for each in entry.result.episodes if family in (None, each.family)]
@@ -130,7 +131,7 @@ class ResultTable:
 
     @cached_property
     def cells(self) -> pandas.DataFrame:
-        """A line a row and column: mean over seeds in [0, 1] with its 95 % interval (:func:`mean_interval`), and every seed's."""
+        """One line per row and column: mean over seeds in [0, 1], 95 % interval (:func:`mean_interval`), and each seed's mean."""
         import pandas
 
         cells = []
@@ -159,9 +160,9 @@ class ResultTable:
 
     @cached_property
     def differences(self) -> pandas.DataFrame:
-        """Paired differences of whole splits, over the seeds that both have: from the reference, then the subject's.
+        """Paired differences of whole splits over common seeds: all methods to the reference, then the subject to the others.
 
-        ``p_holm`` is adjusted for the number of comparisons of the same backbone and column.
+        ``p_holm`` is adjusted for the number of comparisons with the same backbone and column.
         """
         import pandas
 
@@ -186,10 +187,10 @@ class ResultTable:
         return pandas.json_normalize(made)
 
     def frame(self, title: Callable[[str], str] = str) -> pandas.DataFrame:
-        """The table as the paper has it, in percent: ``mean [low, high]``, a dash where a row was not evaluated.
+        """Return the table in the paper's format, in percent: ``mean [low, high]``, or a dash if a row was not evaluated.
 
         Args:
-            title: how a method of some name is written; by default its own name.
+            title: function that returns the displayed name of a method; default: the name itself.
         """
         percent = (100 * self.cells[["mean", "low", "high"]]).to_numpy()
         texts = self.cells.assign(text=[f"{mean:.1f} [{low:.1f}, {high:.1f}]" for mean, low, high in percent])
@@ -198,11 +199,11 @@ class ResultTable:
         return wide.rename(index=title, level="method").rename_axis(columns=(None, None))
 
     def write(self, path: Path, title: Callable[[str], str] = str) -> list[Path]:
-        """Write the cells and the differences as CSV and the table as LaTeX (booktabs); returns the files.
+        """Write the cells and the differences as CSV and the table as LaTeX (booktabs), and return the paths.
 
         Args:
-            path: their name, without a suffix.
-            title: as for :meth:`frame`.
+            path: path of the files, without a suffix.
+            title: as in :meth:`frame`.
         """
         latex = self.frame(title).to_latex(escape=True, caption=CAPTION, position="t", multicolumn_format="c")
         return [
@@ -220,7 +221,7 @@ CAPTION = (
 
 
 def _require_one_protocol(entries: Sequence[TableEntry]) -> None:
-    """All of an environment follow one protocol, but for its splits, and but for the template that each backbone has of its own."""
+    """Check that evaluations of an environment have the same protocol, except for splits and the chat templates of backbones."""
     first: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in entries:
         env, split = entry.place
@@ -239,7 +240,7 @@ def _require_one_protocol(entries: Sequence[TableEntry]) -> None:
 
 
 def _require_complete(block: str, entries: Sequence[TableEntry]) -> None:
-    """Each evaluation of a split has one episode a task, of the same tasks, and a row's seeds were trained for equally long."""
+    """Check that evaluations of a split have the same tasks, one episode per task, and equally long trained seeds in each row."""
     tasks = entries[0].tasks
     if not tasks:
         raise TableError(f"{block}: the evaluations have no episodes; evaluate again.")

@@ -73,7 +73,7 @@ GPUS = (
 
 
 def gpu_like(gib: float, name: str = "") -> Device:
-    """Return the GPU of this name in :data:`GPUS`; if there are several sizes, or no such name, the GPU with the nearest memory size.
+    """Return the GPU of this name in :data:`GPUS`; if it has several sizes, or is not listed, the GPU with the nearest memory.
 
     Args:
         gib: memory of the GPU.
