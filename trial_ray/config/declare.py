@@ -1,7 +1,7 @@
-"""Settings that are written once: a field of a class with its type, default, documentation and range.
+"""Declarations of settings: each setting is written once, as a field of a class with its type, default, documentation and range.
 
-A class of settings derives from :class:`Settings`, declares fields with :func:`setting`, and names the fluent method that
-sets them with :class:`Section`. Ranges, ``--set`` and the tables of the documentation read these declarations.
+A class of settings derives from :class:`Settings`, declares fields with :func:`setting`, and names the fluent method that sets
+them with :class:`Section`. Range checks, ``--set`` and the tables of the documentation read these declarations.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from trial_ray.errors import ConfigError
 
 NoneType = type(None)
 PLAIN_TYPES = frozenset({bool, int, float, str, list, tuple, dict, NoneType})
-"""Types of values that a command line or a JSON file can hold."""
+"""Types of values that can be given on a command line or in a JSON file."""
 
 _ORIGINS = {typing.Literal: str, Mapping: dict, Sequence: list}
 """Plain types of generic annotations."""
 _ACCEPTED: dict[type, Any] = {float: numbers.Real, int: numbers.Integral, tuple: tuple | list, dict: Mapping}
-"""What is accepted for a plain type; NumPy registers its scalars as numbers."""
+"""Types that are accepted for a plain type; NumPy registers its scalars as numbers."""
 _SEARCHED = ("ray.tune.search.sample", "Domain")
 _METADATA = "trial_ray"
 
@@ -49,9 +49,9 @@ class Declaration:
     """Metadata of a setting besides its default.
 
     Attributes:
-        doc: what the setting means, in its unit.
+        doc: meaning of the setting, with its unit.
         bounds: arguments of :func:`setting` that limit it, by name.
-        infinite: whether the value may be infinite, where it is a bound.
+        infinite: whether the value may be infinite, if it is a bound.
         section: the fluent method that sets it.
     """
 
@@ -61,7 +61,7 @@ class Declaration:
     section: str = ""
 
     def allows(self, value: Any) -> bool:
-        """Whether a value of the right type lies in the range, of several numbers each; NaN lies in none."""
+        """Return whether a value of the right type is in the range; for several numbers, whether each is. NaN is in no range."""
         if self.bounds and isinstance(value, tuple | list):
             return all(isinstance(each, numbers.Real) and self.allows(each) for each in value)
         within = all(_BOUNDS[name][0](value, bound) for name, bound in self.bounds.items())
@@ -79,20 +79,20 @@ def setting(
     one_of: Iterable[Any] = (),
     infinite: bool = False,
 ) -> Any:
-    """Declare a setting in the body of a class of settings: ``name: type = setting(default, "what it means")``.
+    """Declare a setting in the body of a class of settings: ``name: type = setting(default, "meaning")``.
 
-    A subclass that declares the name again gives it another default or type; documentation and range stay those of the
-    inherited one unless it states its own.
+    A subclass that declares the name again changes its default or type; it inherits documentation and bounds that it does not
+    specify.
 
     Args:
-        default: value of a setting that is not set.
-        doc: what the setting means, in its unit.
-        factory: makes the default, where that is a dict or list.
+        default: value if the setting is not set.
+        doc: meaning of the setting, with its unit.
+        factory: creates the default, if it is a dict or list.
         at_least: smallest value.
         above: number that the value must exceed.
         within: smallest and largest value.
-        one_of: the values that are known.
-        infinite: whether a bound may be infinite, which switches it off.
+        one_of: the allowed values.
+        infinite: whether a bound may be infinite, which disables it.
     """
     bounds = {"at_least": at_least, "above": above, "within": within, "one_of": tuple(one_of)}
     stated = {name: bound for name, bound in bounds.items() if bound not in (None, ())}
@@ -103,7 +103,7 @@ def setting(
 
 
 class RLlibSettings:
-    """Settings that RLlib's config declares, sets and documents, and that this package reads."""
+    """Settings of RLlib's config that this package reads. RLlib declares, sets and documents them."""
 
     create_local_env_runner: bool
     env: Any
@@ -121,11 +121,11 @@ class RLlibSettings:
 
 
 class Settings:
-    """Base of classes whose fields are settings.
+    """Base class of classes with settings as fields.
 
-    A subclass becomes a dataclass without methods of its own: instances are made by the class that it is mixed into, which
-    calls :func:`set_defaults`. Its fields belong to its :class:`Section`; those of a class without one to the inherited
-    section that takes them.
+    A subclass becomes a dataclass without generated methods: instances are created by the class that it is mixed into, which
+    calls :func:`set_defaults`. Its fields belong to its :class:`Section`; without a section, they belong to the inherited
+    section with ``of_subclasses``.
 
     Raises:
         ConfigError: a setting has no default, no section or no annotation, or an annotation cannot be resolved.
@@ -171,12 +171,12 @@ def _completed(cls: type, field: Field[Any], inherited: Field[Any] | None) -> De
 class Section:
     """A fluent method that sets the settings of its class: ``engines = Section("Choose the inference engines.")``.
 
-    Its signature and documentation list the settings, those of the class that it is asked of included. Where RLlib has a
-    method of that name, its keywords are taken too.
+    Its signature and documentation list all settings, including the settings of the subclass on which it is accessed. If RLlib
+    has a method with this name, its keywords are accepted too.
 
     Args:
         doc: first sentence of its documentation.
-        of_subclasses: whether settings that a subclass declares belong to it too.
+        of_subclasses: whether it also sets the settings that a subclass declares.
     """
 
     def __init__(self, doc: str, *, of_subclasses: bool = False) -> None:
@@ -191,7 +191,7 @@ class Section:
         return method
 
     def keywords(self, owner: type) -> dict[str, Field[Any]]:
-        """The settings of this section in ``owner``."""
+        """Settings of this section in ``owner``."""
         return {name: field for name, field in fields_of(owner).items() if declaration(field).section == self.name}
 
     def _function(self, owner: type[Config]) -> Any:
@@ -223,7 +223,7 @@ class Section:
         return assign
 
     def further(self, owner: type) -> list[str]:
-        """Keywords of RLlib's method of the same name; those that it has given up have no annotation."""
+        """Keywords of RLlib's method of the same name, except deprecated keywords, which have no annotation."""
         extended = getattr(super(self.owner, owner), self.name, None)
         parameters = inspect.signature(extended).parameters.values() if extended else ()
         return [
@@ -247,47 +247,50 @@ class Section:
 
 
 def fields_of(cls: type) -> dict[str, Field[Any]]:
-    """The settings of a class, by name."""
+    """Settings of a class, by name."""
     return {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
 
 
 def sections_of(cls: type) -> list[Section]:
-    """The fluent methods of a class that set settings, in the order of its bases."""
+    """Fluent methods of a class that set settings, in the order of its bases."""
     return [value for base in cls.__mro__ for value in vars(base).values() if isinstance(value, Section)]
 
 
 def default_of(field: Field[Any]) -> Any:
-    """The default; a new object where a factory makes it. ``MISSING`` is none: a class that travelled brings a copy of it."""
+    """Return the default; if it has a factory, a new object.
+
+    Nothing is compared with ``MISSING``, since a class that was sent to another process has a copy of it.
+    """
     factory = field.default_factory
     return factory() if callable(factory) else field.default
 
 
 def set_defaults(config: Any) -> None:
-    """Give ``config`` every setting of its class as an attribute of its own."""
+    """Set every setting of the class of ``config`` to its default, as an attribute of ``config``."""
     for name, field in fields_of(type(config)).items():
         setattr(config, name, default_of(field))
 
 
 def plain_types(cls: type, name: str) -> frozenset[type]:
-    """Plain types of a setting's values; empty where its annotation names any other, or the setting is another one of RLlib's."""
+    """Plain types of a setting's values; empty if it has any other type, or is an RLlib setting not in :class:`RLlibSettings`."""
     field = fields_of(cls).get(name)
     return plain_types_of(typing.get_type_hints(RLlibSettings).get(name, Any) if field is None else field.type)
 
 
 def takes(cls: type, name: str, value: Any) -> bool:
-    """Whether a setting takes a value; the types of RLlib's own settings are not declared reliably."""
+    """Return whether a setting accepts a value; ``True`` for RLlib's own settings, since their types are not declared reliably."""
     field = fields_of(cls).get(name)
     return field is None or _fits(value, field)
 
 
 def may_be_infinite(cls: type, name: str) -> bool:
-    """Whether a setting of the class takes an infinite number."""
+    """Return whether a setting of the class accepts an infinite number."""
     field = fields_of(cls).get(name)
     return field is not None and declaration(field).infinite
 
 
 def plain_types_of(annotation: Any) -> frozenset[type]:
-    """Plain types that an annotation names; empty where it names any other."""
+    """Plain types in an annotation; empty if it contains any other type."""
     parts = _parts(annotation)
     kinds = {_ORIGINS.get(origin := typing.get_origin(part), origin or part) for part in parts}
     return frozenset(kinds) if kinds <= PLAIN_TYPES else frozenset()
@@ -311,14 +314,14 @@ def expected(field: Field[Any]) -> str:
 def check_settings(config: Any, prefix: str = "") -> None:
     """Check the plain type and the range of every setting of ``config``.
 
-    An int serves as a float; a bool never serves as a number. What Tune has still to choose is not checked.
+    An int is accepted as a float; a bool is not accepted as a number. Values that Tune has yet to choose are not checked.
 
     Args:
         config: an instance of a dataclass.
-        prefix: what stands before the setting's name in the message.
+        prefix: text before the setting's name in the message.
 
     Raises:
-        ConfigError: names the setting, what was found and what is expected.
+        ConfigError: names the setting, its value and the expected values.
     """
     for name, field in fields_of(type(config)).items():
         value = getattr(config, name)
@@ -329,7 +332,7 @@ def check_settings(config: Any, prefix: str = "") -> None:
 
 
 def is_search(value: Any) -> bool:
-    """Whether ``value`` stands for what Ray Tune chooses: ``{"grid_search": [...]}``, or a distribution."""
+    """Return whether ``value`` is a search space of Ray Tune: ``{"grid_search": [...]}``, or a distribution."""
     if isinstance(value, dict):
         return value.keys() == {"grid_search"}
     return any((base.__module__, base.__name__) == _SEARCHED for base in type(value).__mro__)
@@ -340,7 +343,7 @@ def _is_infinite(value: Any) -> bool:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence that names the nearest known name, with a space before it; empty where none is near."""
+    """Return a sentence with the most similar known name, after a space; empty if no name is similar."""
     if name in REMOVED_SETTINGS:
         return f" It was removed: {REMOVED_SETTINGS[name]}."
     known = list(known)
@@ -359,7 +362,7 @@ def _fits(value: Any, field: Field[Any]) -> bool:
 
 
 def declaration(field: Field[Any]) -> Declaration:
-    """The declaration of a field."""
+    """Return the declaration of a field."""
     return field.metadata.get(_METADATA) or Declaration()
 
 

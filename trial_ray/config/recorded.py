@@ -1,4 +1,4 @@
-"""Recorded settings of somebody else's folder: only those that can name no code, file or server are read out of it."""
+"""Settings recorded in another user's folder: only settings that cannot name code, files or servers are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RLLIB = frozenset(RLlibSettings.__annotations__) | {
     "num_cpus_per_env_runner",
     "num_gpus_per_env_runner",
 }
-"""RLlib's settings that are read; the others are its defaults."""
+"""RLlib's settings that are read; the other settings keep their defaults."""
 ENGINE = frozenset(
     {
         "batch_invariant",
@@ -42,7 +42,7 @@ ENGINE = frozenset(
         "v2_model_runner",
     }
 )
-"""Arguments of engines that are read. vLLM's ``EngineArgs`` have others that import classes or load files."""
+"""Arguments of engines that are read. vLLM's ``EngineArgs`` has others, which import classes or load files."""
 ENVIRONMENT = frozenset(
     {
         "action_field",
@@ -58,7 +58,7 @@ ENVIRONMENT = frozenset(
         "task",
     }
 )
-"""Arguments of this package's environments whose texts choose among what an environment knows; numbers are read of every name."""
+"""Arguments of this package's environments with texts that select an option of the environment. Numbers are read under any name."""
 MOST_NAMED = 20
 
 logger = logging.getLogger(__name__)
@@ -67,16 +67,18 @@ logger = logging.getLogger(__name__)
 def require_data(
     settings: Mapping[str, Any], known: Iterable[str], defaults: Mapping[str, Any], source: object
 ) -> dict[str, Any]:
-    """The settings without what could name code, files or servers; a warning names what is left out and was not a default.
+    """Return the settings without values that could name code, files or servers.
+
+    A warning lists the dropped values that are not defaults.
 
     Args:
-        settings: as recorded.
-        known: names of those that are read.
-        defaults: of all.
-        source: the file that they were read from.
+        settings: the recorded settings.
+        known: names of the settings to read.
+        defaults: defaults of all settings.
+        source: the file with the recorded settings.
 
     Raises:
-        TypeError, ValueError, AttributeError: a setting is not what a run records.
+        TypeError, ValueError, AttributeError: a setting differs in form from the settings that a run records.
     """
     left_out: list[str] = []
     read = {name: _data(name, settings[name], left_out) for name in settings.keys() & set(known)}
@@ -135,7 +137,7 @@ def _arguments(name: str, arguments: Mapping[str, Any], left_out: list[str]) -> 
 
 
 def _names_variable(value: Any) -> bool:
-    """Whether it stands for a secret of this user's."""
+    """Return whether a value refers to a secret of this user."""
     return any(
         isinstance(each, str) and REFERENCE.search(each) for each in (value if isinstance(value, list) else [value])
     )

@@ -1,4 +1,4 @@
-"""Names that settings and metrics had in earlier versions, which code, command lines and run folders may hold."""
+"""Earlier names of settings and metrics, which code, command lines and run folders may contain."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ RENAMED_SETTINGS = {
     "guard_action": "health_check_action",
     "guard_patience": "health_check_patience",
 }
-"""The name of each setting by its earlier one."""
+"""Name of each setting, by its earlier name."""
 REMOVED_SETTINGS = {"clamp_scope": "Eq. 8 clamps each microbatch"}
-"""Settings that were removed in this version, and what holds in their place."""
+"""Settings that were removed in this version, with the behaviour that replaces them."""
 RENAMED_METRICS = {
     "learners/default_policy/engine/logprob_gap": "learners/default_policy/engine/logprob_diff",
     "learners/default_policy/engine/logprob_gap_max": "learners/default_policy/engine/logprob_diff_max",
     "guards/num_violated": "health_checks/num_failed",
 }
-"""The key of each metric by its earlier one."""
+"""Key of each metric, by its earlier key."""
 
 
 def current_name(given: str) -> str:
-    """The name that a setting has now; warns of an earlier one."""
+    """Return the current name of a setting; warns if ``given`` is an earlier name."""
     if (name := RENAMED_SETTINGS.get(given, given)) != given:
         warn_of(given, name, stacklevel=4)
     return name
 
 
 def warn_of(given: str, name: str, stacklevel: int = 3) -> None:
-    """Warn of an earlier name, once for each place that gives it: the caller of the caller, by default."""
+    """Warn of an earlier name, once per place in the code that uses it (by default the caller of the caller)."""
     warnings.warn(
         f"{given} is {name} now; the next version rejects the earlier name", FutureWarning, stacklevel=stacklevel
     )

@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
 EARLIER_CHAT_TEMPLATE_KWARGS = {"enable_thinking": False}
-"""What earlier versions rendered chat templates with; records of theirs do not say it."""
+"""Chat template variables of earlier versions, whose records do not contain them."""
 
 
 class Attributes(RLlibSettings):
     """Attributes of a config besides declared settings.
 
     Attributes:
-        method_class: the method's rule; its settings are those that a subclass declares.
-        environments: id, keyword arguments and weight of each environment of a mixture; empty: ``env`` alone is played.
+        method_class: the method's rule; a subclass declares its settings.
+        environments: id, keyword arguments and weight of each environment of a mixture; empty: only ``env`` is played.
         adapters: the user's environment adapters.
-        env_specs: what Gymnasium knew in the driver under each id.
+        env_specs: Gymnasium's spec of each id in the driver.
     """
 
     method_class: ClassVar[type[Any]]
@@ -68,38 +68,41 @@ class RunSettings(
     RecoverySettings,
     Attributes,
 ):
-    """All settings of a run, whichever method it trains."""
+    """All settings of a run, for any method."""
 
     # -- what follows from several settings ------------------------------------------------------------------------
 
     def lora_settings(self) -> dict[str, Any] | None:
-        """Arguments of :class:`trial_ray.models.lora.Adapter` that the settings give; ``None`` without adapters."""
+        """Arguments of :class:`trial_ray.models.lora.Adapter` from the settings; ``None`` without adapters."""
         if self.lora_rank is None:
             return None
         return {"rank": self.lora_rank, "alpha": self.lora_alpha, "targets": self.lora_targets, "seed": self.seed or 0}
 
     def environment_entries(self) -> tuple[EnvironmentEntry, ...]:
-        """The environments of the run.
+        """Environments of the run.
 
         Raises:
-            ConfigError: nothing is registered under an id, or an adapter belongs to none of the environments.
+            ConfigError: no environment is registered under an id, or an adapter belongs to none of the environments.
         """
         return make_entries(self.played_environments(), self.adapters, self.env_specs)
 
     def adapter_of(self, name: str) -> EnvironmentAdapter:
-        """The adapter of the environment that trajectories name; with a single environment that one, whatever they name.
+        """Return the adapter of an environment, by its name in trajectories.
+
+        If the run has a single environment, its adapter is returned for any name.
 
         Raises:
-            KeyError: the run plays several environments, and none of that name.
+            KeyError: the run plays several environments, but no environment with this name.
         """
         adapters = {entry.name: entry.adapter for entry in self.environment_entries()}
         return next(iter(adapters.values())) if len(adapters) == 1 else adapters[name]
 
     def evaluation_entries(self) -> tuple[EnvironmentEntry, ...]:
-        """The environments of the evaluation sets; empty without an evaluation set.
+        """Environments of the evaluation sets; empty without an evaluation set.
 
         Raises:
-            ConfigError: as :meth:`environment_entries`, or ``evaluation_split`` names an environment that the run does not play.
+            ConfigError: as :meth:`environment_entries`, or ``evaluation_split`` or ``evaluation_env_config`` names an
+                environment that the run does not play.
         """
         entries = self.environment_entries()
         split, changes = self.evaluation_split, self.evaluation_env_config
@@ -122,20 +125,20 @@ class RunSettings(
         )
 
     def played_environments(self) -> tuple[tuple[str, dict[str, Any], float], ...]:
-        """Id, keyword arguments and weight of every environment; empty where none was chosen."""
+        """Id, keyword arguments and weight of every environment; empty if no environment was chosen."""
         if self.env is None:
             return ()
         return self.environments or ((self.env, dict(self.env_config), 1.0),)
 
     def logprob_diff_limit(self) -> float:
-        """Largest mean difference between engine and learner at which training goes on, in nats."""
+        """Largest mean difference between the log-probabilities of engine and learner before training stops, in nats."""
         if self.max_logprob_diff is not None:
             return self.max_logprob_diff
         short = {"bfloat16", "float16"} & {self.passes_dtype(), self.engine_dtype()}
         return LOW_PRECISION_GAP if short else FLOAT32_GAP
 
     def passes_dtype(self) -> str:
-        """Type in which the learner's passes compute: that of autocast, or of the weights where there is none."""
+        """Dtype of the learner's passes: the autocast dtype, or the dtype of the weights without autocast."""
         return self.model_dtype if self._autocast_dtype() == "float32" else self._autocast_dtype()
 
     def _autocast_dtype(self) -> str:
@@ -144,11 +147,13 @@ class RunSettings(
     # -- checks ----------------------------------------------------------------------------------------------------
 
     def check_policy(self) -> None:
-        """Refuse two sources of the first policy, or none, or one that does not fit to the prompts; sharding and adapters where
-        there can be none. Names of a chat template's variables are checked where it is rendered.
+        """Reject invalid or contradictory settings of the language model.
+
+        The initial policy needs exactly one source, which must fit the prompt style. Sharding and LoRA settings are rejected if
+        they cannot apply. Variable names of the chat template are checked when it is rendered.
 
         Raises:
-            ConfigError: says what was found and what to set.
+            ConfigError: states the value found and the value to set.
             MissingDependencyError: adapters need a package that is not installed.
         """
         try:
@@ -189,10 +194,13 @@ class RunSettings(
             )
 
     def check_sampling(self) -> None:
-        """Training needs the log-probabilities of the distribution that was sampled from.
+        """Reject sampling settings that do not allow training on the responses.
+
+        Training needs the log-probabilities of the distribution from which responses were sampled.
 
         Raises:
-            ConfigError: a stop string is none; the number of env runners is none; responses would be greedy, or from a nucleus.
+            ConfigError: a stop string is empty or not a text; ``num_env_runners`` is a pair but not a range; responses would
+                be greedy, or sampled from a nucleus.
         """
         check_number("num_env_runners", self.num_env_runners)
         if not (self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature)):
@@ -209,7 +217,7 @@ class RunSettings(
             )
 
     def check_evaluation(self) -> None:
-        """Refuse temperatures that engines would change without saying so.
+        """Reject temperatures that engines would change without a warning.
 
         Raises:
             ConfigError: the temperature is neither 0 nor large enough.
@@ -220,11 +228,13 @@ class RunSettings(
             )
 
     def check_engines(self) -> None:
-        """Refuse a transfer for which engines lack the device, doubled resources, and a context shorter than a prompt and a
-        response: the longest prompts would be refused.
+        """Reject contradictory settings of the engines.
+
+        Examples are a weight transfer for which the engines lack the device, resources that are set twice, and a context that
+        is shorter than a prompt and a response, in which case the longest prompts would be rejected.
 
         Raises:
-            ConfigError: says what to set.
+            ConfigError: states the value to set.
         """
         self.engine_dtype()
         check_number("num_engines", self.num_engines)
@@ -257,7 +267,7 @@ class RunSettings(
             self._check_colocation()
 
     def _check_colocation(self) -> None:
-        """Engines that sleep in turns with learners, in pairs on one device."""
+        """Reject settings with which engines cannot share GPUs with learners, in pairs, and sleep in turns with them."""
         learners, workers = max(1, self.num_learners), self.workers_per_engine()
         if self.engine == "vllm" and not self.num_gpus_per_engine:
             raise ConfigError(NO_SLEEP)
@@ -284,10 +294,10 @@ class RunSettings(
             )
 
     def check_update(self) -> None:
-        """Refuse settings of the update that contradict each other.
+        """Reject settings of the update that contradict each other.
 
         Raises:
-            ConfigError: names both.
+            ConfigError: names both settings.
         """
         if self.minibatch_rows < self.microbatch_rows:
             raise ConfigError(
@@ -313,10 +323,10 @@ class RunSettings(
             )
 
     def check_reward(self) -> None:
-        """Refuse a reward that is neither known nor a function that can travel to actors.
+        """Reject a reward that is neither a known name nor a function that can be sent to actors.
 
         Raises:
-            ConfigError: says what was found.
+            ConfigError: states the value found.
         """
         if isinstance(self.reward, str) and (self.reward in REWARDS or self.reward.startswith(RECORDED_FUNCTION)):
             return
@@ -334,10 +344,10 @@ class RunSettings(
             ) from error
 
     def check_teacher(self) -> None:
-        """Refuse a method without the teacher context that it needs, a teacher without a view, and a lagged one with adapters.
+        """Reject a method without the teacher context it needs, and a stale teacher without a teacher context or with adapters.
 
         Raises:
-            ConfigError: says what to set.
+            ConfigError: states the value to set.
         """
         if self.teacher_context is None and self.method_class.needs_teacher_context:
             raise ConfigError(

@@ -15,17 +15,17 @@ from trial_ray.environments.templates import GENERIC, PromptStyle
 from trial_ray.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
-"""float16 is none of them: without a loss scale its gradients underflow, and bfloat16 needs none."""
+"""Dtypes of passes. float16 is not supported: without a loss scale its gradients underflow; bfloat16 does not need a loss scale."""
 SHARDINGS = ("none", "fsdp")
 
 
 def fewest_and_most(number: int | Sequence[int]) -> tuple[int, int]:
-    """The two limits of a number of actors, equal where it is fixed."""
+    """Return the smallest and the largest number of actors, which are equal if the number is fixed."""
     return (number, number) if isinstance(number, int) else (number[0], number[1])
 
 
 def check_number(name: str, number: Any) -> None:
-    """Refuse a pair that is no range of numbers of actors.
+    """Reject a pair that is not a range of numbers of actors.
 
     Raises:
         ConfigError: names the setting.
@@ -104,7 +104,7 @@ class PolicySettings(Settings):
     rl_module = Section("Choose the language model.")
 
     def fix_date(self, known: str | None = None) -> None:
-        """Fix the day that a chat template may show, unless it is set: the one of an earlier command, else today."""
+        """Fix the date that a chat template may show, unless it is set: the date ``known`` from an earlier command, else today."""
         if self.chat_template_date is None:
             self.chat_template_date = known or datetime.date.today().isoformat()
 
@@ -155,22 +155,22 @@ class EngineSettings(Settings):
     engines = Section("Choose the inference engines.")
 
     def engine_dtype(self) -> str:
-        """Torch name of the type in which engines hold the weights, and the learner sends them.
+        """Torch name of the dtype in which engines store the weights and the learner sends them.
 
         Raises:
-            ConfigError: ``engine_kwargs`` names one in which no engine computes.
+            ConfigError: ``engine_kwargs`` has a dtype that engines do not support.
         """
         return engine_dtype(self.engine_kwargs.get("dtype"), on_gpu=self.num_gpus_per_engine > 0)
 
     def transfer_backend(self) -> str:
-        """How weights travel, one of ``BACKENDS``."""
+        """Backend of the weight transfer, from ``BACKENDS``."""
         if self.weight_transfer != "auto":
             return self.weight_transfer
         on_gpu = self.engine == "vllm" and self.num_gpus_per_engine > 0
         return "ipc" if self.colocate and on_gpu else "object_store"
 
     def workers_per_engine(self) -> int:
-        """GPUs that one engine computes on."""
+        """Number of GPUs used by one engine."""
         return int(self.engine_kwargs.get("tensor_parallel_size", 1))
 
 
@@ -198,7 +198,7 @@ class RecordingSettings(Settings):
 
 
 class RolloutSettings(Settings):
-    """How episodes are played."""
+    """Settings of the rollouts."""
 
     num_env_runners: int | tuple[int, int] = setting(
         1,
@@ -271,5 +271,5 @@ class RolloutSettings(Settings):
     env_runners = Section("Set how episodes are played, and by how many actors.")
 
     def row_tokens(self) -> int:
-        """Most tokens of a prompt and its response together."""
+        """Maximum number of tokens of a prompt and its response together."""
         return self.max_prompt_tokens + self.max_response_tokens

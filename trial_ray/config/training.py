@@ -20,7 +20,7 @@ ADVANTAGE_NORMS = ("mean_std_norm", "mean_norm")
 REWARDS = ("success", "score", "return", "per_turn")
 Reward = Literal["success", "score", "return", "per_turn"] | Callable[..., Any]
 RECORDED_FUNCTION = "function "
-"""What the record of a config has before the name of a reward function, whose code is in the experiment file."""
+"""Prefix of a reward function's name in the record of a config; its code is in the experiment file."""
 TASK_SAMPLINGS = ("uniform", "success_rate")
 TEACHER_CONTEXTS = ("outcome", "feedback", "skill", "solution", "peer")
 MicrobatchWeighting = Literal["rows", "equal"]
@@ -28,7 +28,7 @@ MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
 
 
 def reward_name(reward: Reward) -> str:
-    """The text that names a reward, or the name of a function."""
+    """Name of a reward: the text itself, or the name of the function."""
     return reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__).strip("<>")
 
 
@@ -181,7 +181,7 @@ class TrainingSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """Which tasks an evaluation plays, and how; one rollout each."""
+    """Tasks of an evaluation and how they are sampled; one rollout per task."""
 
     evaluation_env_config: dict[str, Any] = setting(
         factory=dict, doc="entries that replace entries of the training ``env_config``"
@@ -200,7 +200,7 @@ class EvaluationSettings(Settings):
 
 
 class HealthCheckSettings(Settings):
-    """Limits beyond which a policy counts as diverged."""
+    """Limits beyond which a policy is considered diverged."""
 
     health_check_action: str = setting(
         "stop",
@@ -246,7 +246,7 @@ class HealthCheckSettings(Settings):
 
 
 class RecoverySettings(Settings):
-    """When a run counts as hanging, and how often it restarts from its last checkpoint."""
+    """Detection of hanging runs, and number of restarts from the last checkpoint."""
 
     max_restarts: int = setting(
         3,
