@@ -1,1 +1,1 @@
-"""Engines that sample the policy: one protocol, vLLM and transformers behind it, and the weights they hold."""
+"""Inference engines that sample from the policy: one protocol with vLLM and transformers implementations, and weight transfer."""

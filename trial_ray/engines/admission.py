@@ -1,4 +1,4 @@
-"""Requests inside an engine: checked when they arrive, answered in batches."""
+"""Requests inside an engine: validation, admission between weight updates, and answers in batches."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from trial_ray.errors import EngineError
 #: vLLM raises any lower temperature than this, 0 apart, without saying so in its response.
 MIN_TEMPERATURE = 0.01
 MOST_SEEDS = 2**63
-"""torch's generators take no larger one."""
+"""Exclusive upper bound of seeds; torch's generators accept no larger values."""
 
 
 @dataclass(eq=False)
 class Request:
-    """One response in the making.
+    """State of one request while its response is sampled.
 
     Attributes:
         prompt_ids: int ``[P]``.
-        params: how to sample.
-        reply: called with the response, or with the error in its place.
-        weight_version: of the weights that sample it.
-        response_ids: tokens sampled so far, with ``logprobs`` beside them.
-        finish_reason: ``""`` while it runs.
-        cached_tokens: tokens of the prompt that the engine had computed before; ``None`` if it does not tell.
+        params: sampling parameters.
+        reply: callback that receives the response, or an error instead.
+        weight_version: version of the weights that sample the response.
+        response_ids: tokens sampled so far; ``logprobs`` has one entry for each.
+        finish_reason: ``""`` while the request runs.
+        cached_tokens: number of prompt tokens that the engine had computed before; ``None`` if the engine does not report it.
     """
 
     prompt_ids: np.ndarray
@@ -55,11 +55,11 @@ class Request:
 
     @cached_property
     def random(self) -> Random:
-        """The request's own source of randomness."""
+        """Random number generator of this request."""
         return Random(self.params.seed)
 
     def take(self, token: int, logprob: float, stop_ids: frozenset[int]) -> None:
-        """Append one sampled token and note whether it ends the response."""
+        """Append one sampled token and set ``finish_reason`` if the token ends the response."""
         self.response_ids.append(token)
         self.logprobs.append(logprob)
         if not math.isfinite(logprob):
@@ -71,17 +71,17 @@ class Request:
 
     @property
     def fault(self) -> str:
-        """Why there is no response: some token has no probability, because the model overflowed; empty where each has one."""
+        """Error message if the model overflowed and some token has no finite log-probability; empty otherwise."""
         wrong = next((logprob for logprob in self.logprobs if not math.isfinite(logprob)), None)
         if wrong is None:
             return ""
         return f"the model gives a log-probability of {wrong} after a prompt of {len(self.prompt_ids)} tokens"
 
     def response(self) -> Response:
-        """The finished response.
+        """Return the finished response.
 
         Raises:
-            EngineError: it has a :attr:`fault`.
+            EngineError: the request has a :attr:`fault`.
         """
         if self.fault:
             raise EngineError(self.fault)
@@ -98,10 +98,10 @@ class EngineUsage:
     """Usage of an engine, in training and evaluation.
 
     Attributes:
-        busy_seconds: time in steps, while at least one request was under way.
-        prompt_tokens: of finished requests.
-        cached_tokens: those of them that the engine had computed before; ``None`` if it does not tell.
-        response_tokens: sampled.
+        busy_seconds: time in steps, with at least one request running.
+        prompt_tokens: prompt tokens of finished requests.
+        cached_tokens: prompt tokens that the engine had computed before; ``None`` if the engine does not report them.
+        response_tokens: sampled tokens of finished requests.
     """
 
     busy_seconds: float = 0.0
@@ -110,7 +110,7 @@ class EngineUsage:
     response_tokens: int = 0
 
     def add(self, finished: list[Request], seconds: float) -> None:
-        """Count a step of so many seconds, and the requests that ended with it."""
+        """Count a step of ``seconds`` seconds and the requests that finished in it."""
         self.busy_seconds += seconds
         for request in finished:
             self.prompt_tokens += len(request.prompt_ids)
@@ -120,16 +120,16 @@ class EngineUsage:
 
 
 class AdmissionGate:
-    """Keeps responses and weight updates apart, so that a whole response is sampled under one version.
+    """Keeps responses and weight updates apart: each response is sampled under one version of the weights.
 
-    Who changes the weights holds the gate: the responses under way finish first (they are not aborted), and requests that come
-    meanwhile wait in front of it and are sampled under the new version. While the engine sleeps they are refused: who sends one
-    then works in the wrong order, and would wait for an update.
+    A weight update holds the gate. Running responses finish first (they are not aborted), and new requests wait at the gate and
+    are sampled under the new version. While the engine sleeps, requests are rejected instead: a caller that sends one then has
+    the wrong order of calls, and would wait for an update.
 
     Attributes:
-        version: of the weights; -1 where the engine has none.
-        asleep: parts that have given their memory away; requests are refused while there are any.
-        lock: of what changes them.
+        version: version of the weights; -1 if the engine has no weights.
+        asleep: parts that have released their memory; requests are rejected while any part is asleep.
+        lock: taken to change ``version`` or ``asleep``.
     """
 
     def __init__(self) -> None:
@@ -141,10 +141,10 @@ class AdmissionGate:
         self._idle.set()
 
     async def enter(self, count: int) -> int:
-        """Hold the weights still for ``count`` responses, until :meth:`leave`; returns their version.
+        """Keep the weights fixed for ``count`` responses, until :meth:`leave`; return the version of the weights.
 
         Raises:
-            EngineError: no weights were loaded yet, or the engine sleeps.
+            EngineError: no weights have been loaded yet, or the engine is asleep.
         """
         async with self.lock:
             if self.asleep:
@@ -156,17 +156,17 @@ class AdmissionGate:
             return self.version
 
     def leave(self, count: int) -> None:
-        """So many responses have finished."""
+        """Report that ``count`` responses have finished."""
         self._in_flight -= count
         if not self._in_flight:
             self._idle.set()
 
     @asynccontextmanager
     async def held(self, drain_timeout_s: float) -> AsyncIterator[None]:
-        """Hold back requests, once the responses under way have finished.
+        """Hold back new requests inside the context, which is entered once the running responses have finished.
 
         Raises:
-            EngineError: they did not within ``drain_timeout_s`` seconds.
+            EngineError: the responses did not finish within ``drain_timeout_s`` seconds.
         """
         async with self.lock:
             try:
@@ -184,14 +184,14 @@ def check_request(
     """Reject a request that no engine of this model could serve.
 
     Args:
-        prompt_ids: of the prompt.
-        params: how to sample.
-        max_model_len: most tokens of prompt and response; ``None`` if it is not known.
-        vocab_size: token ids are below it; ``None`` if it is not known.
+        prompt_ids: token ids of the prompt.
+        params: sampling parameters.
+        max_model_len: maximum number of tokens of prompt and response together; ``None`` if unknown.
+        vocab_size: exclusive upper bound of the token ids; ``None`` if unknown.
 
     Raises:
-        InvalidRequestError: an empty prompt, ids outside the vocabulary, no room for ``max_tokens``, or a sampling
-            value of another type or out of range.
+        InvalidRequestError: the prompt is empty, has ids outside the vocabulary or leaves no room for ``max_tokens``, or a
+            sampling value has the wrong type or is out of range.
     """
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"params: expected SamplingParams, got {type(params).__name__}.")
@@ -227,13 +227,13 @@ def check_request(
 
 
 FETCH_TIMEOUT_S = 60.0
-"""After so long a client is answered with nothing, and asks again."""
+"""Seconds after which a waiting client gets an empty reply and calls again."""
 FORGET_AFTER_S = 600.0
-"""A client that did not fetch for so long is gone, and what was finished for it is dropped."""
+"""Seconds without a call after which a client counts as gone; its finished answers are dropped."""
 
 
 class Outbox:
-    """Answers to one client, from the step in which each response finished to the client's next call."""
+    """Answers to one client, kept from the step in which a response finishes until the client's next call."""
 
     def __init__(self) -> None:
         self._answers: list[SentAnswer] = []
@@ -242,16 +242,16 @@ class Outbox:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the client has not called for too long."""
+        """True if the client has not called for more than :data:`FORGET_AFTER_S` seconds."""
         return self._waiting is None and time.monotonic() - self._asked_at > FORGET_AFTER_S
 
     def put(self, number: int, answer: Response | EngineError) -> None:
-        """The request of this number was answered, or will not be."""
+        """Add the answer to request ``number``: the response, or the error that replaces it."""
         self._answers.append((number, answer))
         self._wake()
 
     async def take(self) -> list[SentAnswer]:
-        """Everything that there is, once there is something; nothing when the client calls again before that."""
+        """Return all answers, waiting for the first if necessary; return an empty list if the client calls again before that."""
         self._wake()
         self._asked_at = time.monotonic()
         if not self._answers:

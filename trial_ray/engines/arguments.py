@@ -50,39 +50,39 @@ REFUSED = {
     "trust_remote_code": "code in a model folder is never run; the learner supports the architectures of transformers",
     "weight_transfer_config": "set weight_transfer in .engines()",
 }
-"""Fields of vLLM's ``EngineArgs`` that are not the user's to set, and why."""
+"""Fields of vLLM's ``EngineArgs`` that the user cannot set, with the reason."""
 
 PREFILL_TOKENS = 8192
-"""Most tokens, padding included, in one forward pass over prompts (one prompt may be longer)."""
+"""Maximum number of tokens, padding included, in one forward pass over prompts (a single prompt may be longer)."""
 MOST_ROWS = 256
-"""A batch so large keeps any device busy; more rows make each response slower and no more of them."""
+"""Maximum batch size. It keeps any device busy; more rows slow each response down without more responses per second."""
 MEMORY_SHARE = 0.5
-"""Share of the memory free after loading the model that the decoding cache takes; the rest is for prefill and sampling."""
+"""Share of the memory free after loading the model that the decoding cache uses; the rest is for prefill and sampling."""
 SLACK = 4
-"""Columns of the decoding cache that are free on either side after a move: a ``SLACK``-th of those in use."""
+"""After a move, the decoding cache has ``1 / SLACK`` of the used columns free on either side."""
 VLLM_CPU_ROWS = 64
-"""Requests that vLLM decodes at a time on the CPU, by default."""
+"""Default number of requests that vLLM decodes at a time on the CPU."""
 VLLM_CPU_CACHE_GIB = 0.5
-"""Its key-value cache there."""
+"""Default size of vLLM's key-value cache on the CPU, in GiB."""
 GPU_MEMORY_UTILIZATION = 0.9
-"""Share of a GPU that vLLM takes, by default."""
+"""Default share of a GPU's memory that vLLM uses."""
 
 LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 """Environment variable with the level of vLLM's log."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 SAME = {"max_num_seqs": "max_batch", "kv_cache_memory_bytes": "kv_cache_gib"}
-"""Fields of vLLM's ``EngineArgs`` by which an argument of both engines, or of a more readable unit, is meant."""
+"""Fields of vLLM's ``EngineArgs`` and the argument to use instead, which both engines have or which has a more readable unit."""
 
 COUNTS = {"max_model_len": False, "max_batch": True, "num_threads": True, "tensor_parallel_size": False}
-"""Arguments that are whole numbers of at least 1, and whether ``None`` leaves the choice to the engine."""
+"""Arguments that are whole numbers of at least 1, and whether ``None`` is allowed and leaves the choice to the engine."""
 
 
 def engine_dtype(dtype: str | None, *, on_gpu: bool) -> str:
-    """Torch name of the type in which an engine holds its weights: as asked for, else by the device.
+    """Return the torch name of an engine's weight type: ``dtype`` if given, otherwise the default of the device.
 
     Raises:
-        ConfigError: no engine computes in ``dtype``.
+        ConfigError: engines do not support ``dtype``.
     """
     if dtype is None:
         return "bfloat16" if on_gpu else "float32"
@@ -92,15 +92,16 @@ def engine_dtype(dtype: str | None, *, on_gpu: bool) -> str:
 
 
 def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[str, Any]) -> None:
-    """Reject arguments that the engine does not take.
+    """Reject arguments that the engine does not accept.
 
     Args:
-        engine: its name, for the message.
-        engine_class: its actor class; where the constructor takes further keywords, they are vLLM's.
-        arguments: what the user set.
+        engine: name of the engine, for error messages.
+        engine_class: actor class of the engine; if its constructor accepts further keywords, they are vLLM's.
+        arguments: arguments set by the user.
 
     Raises:
-        ConfigError: an argument is unknown (the message names the nearest known one), not the user's to set, or out of range.
+        ConfigError: an argument is unknown (the message suggests the nearest known name), cannot be set by the user, or is out of
+            range.
     """
     parameters = inspect.signature(engine_class).parameters.values()
     known = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
@@ -130,14 +131,14 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
 
 
 def check_positions(model_path: str, max_model_len: int) -> None:
-    """Reject contexts that are longer than the model has positions for: it would fail there, or answer with nonsense.
+    """Reject contexts longer than the model's number of positions: the model would fail there, or generate nonsense.
 
     Args:
-        model_path: folder of the model; where this machine does not see it, the engine that loads it checks.
-        max_model_len: most tokens of prompt and response together.
+        model_path: folder of the model; if this machine cannot read it, the check is left to the engine that loads the model.
+        max_model_len: maximum number of tokens of prompt and response together.
 
     Raises:
-        ConfigError: says both numbers.
+        ConfigError: ``max_model_len`` is too large; the message contains both numbers.
     """
     if not (Path(model_path) / "config.json").is_file():
         return

@@ -1,4 +1,4 @@
-"""Base of both engines: one thread that batches, and coroutines that feed it."""
+"""Base class of both engines: one thread runs the batches, and coroutines pass requests to it."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from trial_ray.process import (
 )
 
 STEP_TIMEOUT_S = 300.0
-"""A step that takes longer hangs: the engine then says that it cannot serve, and is replaced."""
+"""Seconds after which a step counts as hung: the engine then reports that it cannot serve, and is replaced."""
 DRAIN_TIMEOUT_S = 600.0
-"""Deadline of the responses under way before weights change or the engine sleeps."""
+"""Deadline for running responses to finish before weights change or the engine sleeps, in seconds."""
 FEW_ANSWERS = 1 / 10
-"""Answers that are less than this share of the requests under way wait for those of the next steps: a message for a few costs
-both processes more than these lose by a step, of the dozens that a response takes."""
+"""Answers to less than this share of the running requests wait for the answers of the next steps. A message with few answers
+costs both processes more than the requests lose by waiting a step, out of dozens of steps per response."""
 MOST_STEPS_HELD = 2
-"""Steps for which an answer waits, at most."""
+"""Maximum number of steps that a finished answer waits."""
 _NOT_STARTED = "it was not started; call ready first"
 
 
 class BatchingEngine(ABC):
-    """The methods of an engine actor; subclasses say how a model starts, advances and takes weights.
+    """Methods of an engine actor; subclasses define how a model starts, samples and loads weights.
 
-    Everything that touches the model runs in one thread, between two steps, so the actor's event loop always answers.
-    Methods with an underscore that subclasses implement are called in that thread only.
+    All code that uses the model runs in one thread, and other calls run there between two steps. The actor's event loop therefore
+    always responds. Methods with an underscore that subclasses implement are called only in that thread.
 
     Args:
-        max_model_len: most tokens of prompt and response together.
+        max_model_len: maximum number of tokens of prompt and response together.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -78,7 +78,7 @@ class BatchingEngine(ABC):
         self._batch_size = 0  # requests that the last step computed; subclasses set it
 
     async def ready(self) -> dict[str, Any]:
-        """Start the engine (idempotent); return ``{"engine", "vocab_size", "stop_token_ids", "pid"}``."""
+        """Start the engine (idempotent) and return ``{"engine", "vocab_size", "stop_token_ids", "pid"}``."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._start())
         info = await asyncio.shield(self._opening)
@@ -86,21 +86,21 @@ class BatchingEngine(ABC):
         return {**info, "pid": os.getpid()}
 
     async def exchange(self, client: str, requests: bytes) -> bytes:
-        """Take further requests of a client, and return what has become of all that it ever asked for.
+        """Accept further requests of a client, and return all new answers to its earlier and further requests.
 
-        Waits until there is something, unless the client calls again meanwhile: the earlier call then ends with nothing. The
-        requests of all clients are batched inside. What is wrong with one request comes back as its own error
-        (:class:`InvalidRequestError`, or an ``EngineError``: no weights were loaded yet, a step of the engine failed).
+        Waits until there is an answer, unless the client calls again: the earlier call then returns an empty list. Requests of
+        all clients are batched together. An error of a single request is returned as its answer (:class:`InvalidRequestError`, or
+        an ``EngineError``: no weights were loaded yet, or a step of the engine failed).
 
         Args:
-            client: name of the client, unlike any other's.
+            client: unique name of the client.
             requests: a pickled list of :data:`SentRequest`, which may be empty.
 
         Returns:
             A pickled list of :data:`SentAnswer`.
 
         Raises:
-            EngineError: the engine cannot serve any more.
+            EngineError: the engine can no longer serve.
         """
         self._check_alive()
         if client not in self._outboxes:
@@ -139,19 +139,19 @@ class BatchingEngine(ABC):
             self._end_requests()
 
     async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> tuple[int, str]:
-        """Replace the weights, drop every cached prefix, adopt their version.
+        """Replace the weights, drop every cached prefix and adopt the version of the new weights.
 
-        Responses under way finish first, under the weights they began with; requests that come meanwhile wait. When it
-        fails, the engine has no version and refuses requests until a whole load succeeds. It fails, too, where the checksum or
-        the arrangement (``WeightsChecksum``) of what has arrived is another than that of what was sent, or where the engine
-        computes another policy of it; one whose cache sleeps compares that when it wakes.
+        Running responses finish first, under the weights they started with; new requests wait. If the load fails, the engine has
+        no version and rejects requests until a complete load succeeds. The load also fails if the received weights differ from
+        the sent weights in checksum or arrangement (``WeightsChecksum``), or if the engine computes another policy with them. An
+        engine with a sleeping cache checks the policy when it wakes.
 
         Returns:
-            Version, and ``weights_checksum`` of what the engine now holds.
+            Version and ``weights_checksum`` of the engine's weights.
 
         Raises:
-            EngineError: they do not fit the model, or the responses under way did not finish in time.
-            WeightSyncError: other weights arrived than were sent, or they are another policy here.
+            EngineError: the weights do not fit the model, or the running responses did not finish in time.
+            WeightSyncError: the received weights differ from the sent weights, or the engine computes another policy with them.
         """
         await self.ready()
         async with self._gate.held(drain_timeout_s):
@@ -164,16 +164,16 @@ class BatchingEngine(ABC):
         return weights.version, checksum
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Give the device's memory to others; requests are refused until both parts are awake again.
+        """Release the device's memory; requests are rejected until both parts are awake again.
 
-        Responses under way finish first.
+        Running responses finish first.
 
         Args:
-            level: 1 keeps the weights in the host's memory; 2 drops them, and with them the version.
-            drain_timeout_s: deadline of the responses under way.
+            level: 1 keeps the weights in host memory; 2 drops the weights and their version.
+            drain_timeout_s: deadline for running responses, in seconds.
 
         Raises:
-            EngineError: the engine is not idle in time.
+            EngineError: the running responses did not finish in time.
         """
         self._check_alive()
         async with self._gate.held(drain_timeout_s):
@@ -185,13 +185,13 @@ class BatchingEngine(ABC):
             await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
-        """Take memory back: first for ``"weights"``, which may then be loaded, last for the ``"cache"``.
+        """Allocate memory again: first for ``"weights"``, which can then be loaded, and last for the ``"cache"``.
 
-        Does nothing where the part is awake.
+        Does nothing if the part is awake.
 
         Raises:
             EngineError: the memory is not free.
-            WeightSyncError: the weights that were loaded meanwhile are another policy here.
+            WeightSyncError: the engine computes another policy with the weights that were loaded during sleep.
         """
         self._check_alive()
         async with self._gate.lock:
@@ -205,24 +205,24 @@ class BatchingEngine(ABC):
                 self._gate.version = version
 
     async def weight_version(self) -> int:
-        """Version now held; -1 before the first ``load_weights``.
+        """Return the version of the weights; -1 if the engine has no weights, as before the first ``load_weights``.
 
         Raises:
-            EngineError: the engine failed, or hangs, and cannot serve any more.
+            EngineError: the engine failed or hangs, and can no longer serve.
         """
         self._check_alive()
         return self._gate.version
 
     async def report(self) -> dict[str, Any]:
-        """Usage so far (:class:`EngineUsage`) and peak memory of the process (keys of ``peak_memory``)."""
+        """Return the usage so far (:class:`EngineUsage`) and the peak memory of the process (keys of ``peak_memory``)."""
         return {**asdict(self._usage), **peak_memory()}
 
     async def recorded_events(self, since: float, most: int) -> ProcessEvents:
-        """Steps and calls of the thread; arguments as ``process_events``."""
+        """Return the steps and calls of the engine's thread; arguments as in ``process_events``."""
         return process_events(since, most)
 
     async def shutdown(self) -> None:
-        """Stop the thread and free the model; requests under way and calls that wait fail."""
+        """Stop the thread and free the model; running requests and waiting calls fail."""
         if self._thread is None:
             return
         self._failure = "it was shut down"
@@ -238,20 +238,20 @@ class BatchingEngine(ABC):
 
     @abstractmethod
     def _step(self, joining: list[Request]) -> list[Request]:
-        """Take in ``joining``, sample one token (or more) for what runs; return the requests that finished."""
+        """Add ``joining``, sample one or more tokens for the running requests, and return the requests that finished."""
 
     @abstractmethod
     def _replace_weights(self, weights: Weights) -> tuple[str, str]:
         """Load the weights into the idle model.
 
         Returns:
-            Checksum of the values that it then holds, and their arrangement (``WeightsChecksum``): as held where tensors are held
-            as in a checkpoint, else as received.
+            Checksum and arrangement (``WeightsChecksum``) of the model's weights. If the model's tensors are not in checkpoint
+            form, the arrangement is computed from the received tensors.
         """
 
     @abstractmethod
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
-        """Log-probabilities float32 ``[P - 1]`` of tokens ``[P]`` but the first, by the idle model, without temperature."""
+        """Log-probabilities float32 ``[P - 1]`` of all tokens ``[P]`` but the first, by the idle model, without temperature."""
 
     @abstractmethod
     def _sleep(self, level: int) -> None:
@@ -259,11 +259,11 @@ class BatchingEngine(ABC):
 
     @abstractmethod
     def _wake(self, part: EnginePart) -> None:
-        """Take back what :meth:`_sleep` freed."""
+        """Allocate again the memory that :meth:`_sleep` freed."""
 
     @abstractmethod
     def _recover(self) -> None:
-        """Forget every request after a failed step; raise when the engine cannot go on."""
+        """Discard every request after a failed step; raise an error if the engine cannot continue."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -319,7 +319,7 @@ class BatchingEngine(ABC):
         self._info = self._open()
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function returns or raises in the thread; one whose caller was cancelled before it began is not called."""
+        """Run a function in the thread and return its result; skip it if the caller was cancelled before the function started."""
         if self._thread is None:
             raise self._cannot_serve()
         done: Future[Any] = Future()
@@ -356,7 +356,7 @@ class BatchingEngine(ABC):
         self._in_flight.update(requests)
 
     def _end_requests(self) -> None:
-        """Reject what waits for the thread, which has ended, and tell of requests that it will not finish."""
+        """Reject calls that wait for the thread, which has ended, and report the requests that it will not finish."""
         while not self._inbox.empty():
             self._inbox.get_nowait()()
         self._fail_requests("the engine was shut down before the response was finished")
@@ -402,7 +402,7 @@ class BatchingEngine(ABC):
         self._loop.call_soon_threadsafe(self._deliver, failed, EngineError(reason))
 
     def _deliver(self, requests: Collection[Request], error: EngineError | None = None) -> None:
-        """In the event loop: hand finished requests, or what became of them, to their clients."""
+        """Pass finished requests, or the error that ended them, to their clients; runs in the event loop."""
         self._gate.leave(len(requests))
         # Those without a fault first: they say that the weights of the others are not to blame.
         for request in sorted(requests, key=lambda request: request.fault != ""):

@@ -25,11 +25,11 @@ MAX_LOGPROB = 0.01
 
 
 class WrongAnswerError(EngineError):
-    """An engine answered outside its contract; nothing of the answer is used."""
+    """An engine's answer violates the protocol; the answer is discarded."""
 
 
 def _fault(response: Response, params: SamplingParams, vocab_size: int | None) -> str:
-    """What is wrong with a response to a request; empty of a valid one."""
+    """Describe the error in a response to a request; empty if the response is valid."""
     ids, logprobs, highest = response.response_ids, response.logprobs, vocab_size or MOST_IDS
     if not 1 <= len(ids) <= params.max_tokens:
         return f"the response has {len(ids)} tokens, expected 1 to {params.max_tokens}"
@@ -55,19 +55,19 @@ def _fault(response: Response, params: SamplingParams, vocab_size: int | None) -
 
 
 SEND_AFTER_S = 0.03
-"""A request waits at most so long for others, whose environments step before they ask."""
+"""Maximum time in seconds that a request waits for others to be sent with it, while their environments are stepping."""
 QUIET_PASSES = 4
-"""It waits for this many passes of the event loop in which none is added: an episode that ends starts the next one within three."""
+"""Passes of the event loop without a new request before requests are sent; an episode that ends starts the next within three."""
 
 
 class EngineLink:
-    """Sends requests of one event loop to one engine and keeps one call waiting there for as long as any is unanswered.
+    """Sends requests of one event loop to one engine and keeps a call waiting there while any request is unanswered.
 
-    What the engine answers is compared with what it was asked.
+    The answers of the engine are validated against the requests.
 
     Args:
         handle: the engine actor.
-        vocab_size: of its model; ``None`` does not check token ids against it.
+        vocab_size: vocabulary size of the engine's model; with ``None``, token ids are not checked against it.
     """
 
     def __init__(self, handle: ActorHandle[Any], vocab_size: int | None = None) -> None:
@@ -85,10 +85,10 @@ class EngineLink:
         """Sample one response.
 
         Raises:
-            TimeoutError: there was none after ``timeout_s`` seconds.
-            InvalidRequestError: the request itself is wrong, which shows here or at the engine.
-            EngineError: the engine refused the request, failed or died.
-            WrongAnswerError: it answered outside its contract.
+            TimeoutError: no response within ``timeout_s`` seconds.
+            InvalidRequestError: the request itself is invalid, as found here or by the engine.
+            EngineError: the engine rejected the request, failed or died.
+            WrongAnswerError: the answer violates the protocol.
         """
         # Here, where the caller is; in a message it would take the requests of others with it.
         check_request(prompt_ids, params, max_model_len=None, vocab_size=self._vocab_size)
@@ -113,7 +113,7 @@ class EngineLink:
             self._send()
 
     def _send_when_quiet(self) -> None:
-        """Once in a pass: when no more requests come, send what is left, or ask for answers if no call does."""
+        """Run once per pass: if no more requests arrive, send the rest, or request answers if no call is waiting for them."""
         self._quiet_passes += 1
         if self._quiet_passes < QUIET_PASSES:
             asyncio.get_running_loop().call_soon(self._send_when_quiet)
@@ -144,10 +144,10 @@ class EngineLink:
             self._fail_all(root_cause(error))
 
     def _deliver(self, answers: list[SentAnswer]) -> None:
-        """Hand on what was answered; with one wrong response, none of its message is taken.
+        """Pass on the answers; if one response is wrong, no response in its message is used.
 
         Raises:
-            WrongAnswerError: there is an answer that was never asked for.
+            WrongAnswerError: an answer refers to a request that was never sent.
         """
         if unknown := [number for number, _ in answers if not 0 <= number < self._num_asked]:
             raise WrongAnswerError(f"The engine answered request {unknown[0]}, which was never sent.")
@@ -182,18 +182,18 @@ def _fail(waiting: asyncio.Future[Response], cause: BaseException) -> None:
 
 
 ATTEMPTS = 3
-"""Different engines that are tried for one request, at most."""
+"""Maximum number of different engines that are tried for one request."""
 
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Counts of a client's requests; running ones are in ``requests_sent`` alone.
+    """Counts of a client's requests; running requests are counted only in ``requests_sent``.
 
     Attributes:
-        requests_sent: asked for, each once, however many engines were tried.
-        requests_answered: by some engine.
-        requests_failed: by every engine that was tried, or refused as wrong, or given up by who asked.
-        attempts_failed: at one engine, after which another may have answered.
+        requests_sent: number of requests, each counted once, however many engines were tried.
+        requests_answered: requests answered by some engine.
+        requests_failed: requests that failed at every engine tried, were rejected as invalid, or were cancelled by the caller.
+        attempts_failed: failed attempts at one engine; another engine may have answered afterwards.
     """
 
     requests_sent: int = 0
@@ -203,18 +203,18 @@ class RequestCounts:
 
 
 class EngineClient:
-    """Sends each request to one of the engines, and to the next one when that fails.
+    """Sends each request to one of the engines, and to the next engine if that attempt fails.
 
-    Requests with the same affinity (a group of rollouts) go to the same engine, whose prefix cache then serves them. A new
-    group goes to the engine that serves the fewest groups from here; :meth:`end_group` says that it is over.
+    Requests with the same affinity (a group of rollouts) go to the same engine and reuse its prefix cache. A new group goes to
+    the engine that serves the fewest groups of this client; :meth:`end_group` marks the end of a group.
 
     Args:
         handles: engine actors, as from ``EnginePool.handles``.
-        timeout_s: deadline of one request over all attempts, in seconds; each attempt has an equal share of what is left.
-        vocab_size: of the engines' model, which bounds the token ids that are taken from them; ``None`` takes any.
+        timeout_s: deadline of one request over all attempts, in seconds; each attempt gets an equal share of the remaining time.
+        vocab_size: vocabulary size of the engines' model, which limits the token ids in responses; ``None`` accepts any.
 
     Attributes:
-        counts: of requests so far.
+        counts: counts of the requests so far.
     """
 
     def __init__(
@@ -239,14 +239,15 @@ class EngineClient:
 
         Args:
             prompt_ids: int ``[P]``.
-            params: how to sample.
-            affinity: of the group.
-            preferred: where the search for the least busy engine starts, modulo their number. Clients in several processes,
-                none of which knows the others' groups, spread them evenly when the groups of all are numbered through.
+            params: sampling parameters.
+            affinity: key of the group.
+            preferred: index at which the search for the least busy engine starts, modulo the number of engines. Clients in
+                several processes do not see each other's groups; they spread the groups evenly if the groups of all clients are
+                numbered consecutively.
 
         Raises:
-            InvalidRequestError: the request itself is wrong.
-            EngineError: every attempt failed or the deadline passed; the message holds each attempt's reason.
+            InvalidRequestError: the request itself is invalid.
+            EngineError: every attempt failed or the deadline passed; the message contains the reason of each attempt.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # what an earlier one has left half done is not for this one
@@ -284,7 +285,7 @@ class EngineClient:
         )
 
     def end_group(self, affinity: Hashable) -> None:
-        """Nothing more will be asked for with this affinity."""
+        """End the group with this affinity: no further requests of the group follow."""
         self._group_engine.pop(affinity, None)
 
     def _engine_of(self, affinity: Hashable, preferred: int) -> int:

@@ -1,4 +1,4 @@
-"""Decoding with a transformers model: sampling, and one step for all rows, with a key-value cache or without."""
+"""Decoding with a transformers model: sampling, and one step for all rows, with or without a key-value cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def sample_tokens(
     Args:
         logits: ``[B, V]``.
         temperatures: ``[B]``; 0 takes the most probable token.
-        top_ps: ``[B]`` in (0, 1]: the smallest set of most probable tokens whose mass reaches it.
+        top_ps: ``[B]`` in (0, 1]; tokens are drawn from the smallest set of most probable tokens with at least this mass.
         uniforms: float64 ``[B]`` in [0, 1), one draw per row.
 
     Returns:
-        Token ids int64 ``[B]`` and their log-probabilities float32 ``[B]``, in nats, under the distribution that each was
-        drawn from: ``logits / temperature``, renormalised over the nucleus. A greedy row's are those of the model as it
-        is: the distribution that it was drawn from has only one token.
+        Token ids int64 ``[B]`` and their log-probabilities float32 ``[B]``, in nats, under the distribution that each token was
+        drawn from: ``logits / temperature``, renormalised over the nucleus. Greedy rows draw from a distribution with a single
+        token; for them, the log-probabilities are the model's own.
     """
     greedy = temperatures <= 0
     # float64: a cumulative sum over a large vocabulary in float32 would drift by more than a rare token's mass.
@@ -44,7 +44,7 @@ def sample_tokens(
 
 
 def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """Put every logit outside the nucleus to minus infinity."""
+    """Set every logit outside the nucleus to minus infinity."""
     ordered, index = logits.sort(dim=-1, descending=True)
     probs = torch.softmax(ordered, dim=-1)
     # A token stays while the mass before it is still short of top_p; the first always stays.
@@ -54,21 +54,21 @@ def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
 
 
 MARGIN = 4
-"""Further tokens that are decoded before a stop string: the first ones of a text may lose a blank, or part of a character."""
+"""Extra tokens decoded before a stop string, because the first tokens of a text may lose a blank, or part of a character."""
 MOST_PADDING = 512
-"""Padding tokens above which prompts are rather prefilled in two forward passes."""
+"""Number of padding tokens above which prompts are prefilled in two forward passes instead of one."""
 
 
 class Batch:
-    """Rows of unequal length, decoded together; a row leaves when its response has ended.
+    """Rows of unequal length that are decoded together; a row is removed when its response has ended.
 
     Args:
         model: a transformers causal language model in evaluation mode.
         stop_ids: tokens that end a response.
-        cached: whether keys and values are kept, for models of which ``try_cache`` says so; else every token costs a forward pass
-            over the whole row, which rows of the same length share.
-        max_rows: most rows that will ever run together, where that is known; memory is not taken for more.
-        decode: text of token ids without special tokens, for requests with ``stop``.
+        cached: whether keys and values are cached, for models that pass ``try_cache``. Otherwise every token requires a forward
+            pass over the whole row, which rows of the same length share.
+        max_rows: maximum number of rows that run together, if known; no memory is allocated for more rows.
+        decode: function from token ids to text without special tokens, for requests with ``stop``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Batch:
 
     @torch.inference_mode()
     def admit(self, requests: list[Request]) -> list[Request]:
-        """Take in new rows and sample their first token; return those that are already finished."""
+        """Add new rows and sample their first token; return the requests that have already finished."""
         if self.cache is None:
             self._recompute(requests)
             self._rows += requests
@@ -161,7 +161,7 @@ class Batch:
                 row.finish_reason = "stop"
 
     def _spells_stop(self, row: Request) -> bool:
-        """Whether the last token has completed a stop string; each of its bytes may be a token."""
+        """Return whether the last token has completed a stop string; each of its bytes may be a token."""
         assert self._decode is not None, "an engine for requests with stop has a tokenizer"
         longest = max(len(stop.encode()) for stop in row.params.stop)
         tail = self._decode(row.response_ids[-longest - MARGIN :])
@@ -180,7 +180,7 @@ class Batch:
 
 
 def by_length(requests: Sequence[Request]) -> Iterator[list[Request]]:
-    """Parts of similar length, each for one forward pass, the longest first."""
+    """Split requests into parts of similar length, one for each forward pass, the longest first."""
     part: list[Request] = []
     padding = 0
     for request in sorted(requests, key=lambda request: len(request.prompt_ids), reverse=True):
@@ -195,25 +195,25 @@ def by_length(requests: Sequence[Request]) -> Iterator[list[Request]]:
 
 
 class DecodingCache(Cache):
-    """A cache for transformers' models in which all rows end in the same column, and each begins where its length demands.
+    """Key-value cache for transformers models with all rows aligned on the right: they end in the same column.
 
-    A token is written into the next column of every row, a prompt into the columns left of the last one: neither copies what
-    is there already. A row that leaves is replaced by the last one. Where columns or rows run out, those in use are
-    moved once to where there is room again.
+    A token is written into the next column of every row, and a prompt into the columns left of the last one. Neither copies
+    existing entries. A removed row is replaced by the last row. If columns or rows run out, the used entries are moved once to a
+    place with enough room.
 
-    Left of its first token every row holds zeros. The mask alone would not keep out what another row left there, or what a
-    model computes of padding: masked attention weighs it by 0, and 0 times NaN is NaN.
+    Left of its first token, every row is zero. The mask would not be enough to exclude values that another row left there, or
+    values that a model computes for padding: masked attention multiplies them by 0, and 0 times NaN is NaN.
 
     Args:
-        max_rows: most rows that will ever be needed; ``None`` if unknown.
+        max_rows: maximum number of rows that will be needed; ``None`` if unknown.
 
     Attributes:
         starts: column of each row's first token.
         end: column after the last token of every row.
         rows: rows that the next forward pass writes to.
-        columns: columns that it writes to.
-        first: first column that it sees.
-        padding: bool ``[rows, columns]``, which of those that it writes to are no tokens; ``None`` if all are.
+        columns: columns that the next forward pass writes to.
+        first: first column that the next forward pass sees.
+        padding: bool ``[rows, columns]``, true for written positions without a token; ``None`` if all have a token.
     """
 
     layers: list[_Layer]  # type: ignore[assignment]  # made as below
@@ -250,7 +250,7 @@ class DecodingCache(Cache):
         self.end += 1
 
     def drop_rows(self, rows: list[int]) -> list[tuple[int, int]]:
-        """Forget these rows; returns (from, to) of every row that changed its index."""
+        """Remove these rows; return (from, to) of every row that changed its index."""
         gone, left = set(rows), len(self.starts) - len(rows)
         moved = [row for row in range(left, len(self.starts)) if row not in gone]
         moves = list(zip(moved, (row for row in rows if row < left), strict=True))
@@ -265,11 +265,11 @@ class DecodingCache(Cache):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token over all layers that have been written to."""
+        """Bytes per token over all layers that have been written to."""
         return sum(layer.token_bytes for layer in self.layers)
 
     def _make_room(self, rows: int, longest_prompt: int) -> None:
-        """So many rows, columns for a prompt left of ``end``, and at least one column right of it."""
+        """Ensure room for ``rows`` rows, for a prompt left of ``end``, and for at least one column right of it."""
         if rows <= self.room[0] and longest_prompt <= self.end < self.room[1]:
             return
         before = slice(min(self.starts, default=self.end), self.end)
@@ -342,7 +342,7 @@ class _Layer(CacheLayerMixin):
             seen.index_copy_(0, targets, seen.index_select(0, sources))
 
     def move(self, rows: int, before: slice, after: slice) -> None:
-        """Put columns ``before`` to ``after``, into new buffers where the room has grown."""
+        """Move columns ``before`` to ``after``, into new buffers if the room has grown."""
         for index, buffer in enumerate(self.buffers):
             used = buffer[:rows, :, before]
             if (buffer.shape[0], buffer.shape[2]) == self._cache.room:

@@ -1,4 +1,4 @@
-"""What a run has lost: engines and env runners since the last line, and what that cost."""
+"""Log of the engines and env runners lost since the last log line, and the cost of their replacement."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterator
 
 FAULTS = "faults"
-"""Key of the line in the result of an iteration in which something was replaced."""
+"""Key of the line in the result of an iteration, present if something was replaced."""
 SHOWN = 3
-"""Losses that a line names; of more it gives the number."""
+"""Maximum number of losses listed in a line; of further losses only the number is given."""
 
 
 class FaultLog:
     """Losses since the last line.
 
     Attributes:
-        losses: why actors were lost, one line each, the earliest first.
-        played_again: groups of rollouts, or episodes of an evaluation set, that were started again.
+        losses: reasons why actors were lost, one line each, the earliest first.
+        played_again: number of rollout groups, or episodes of an evaluation set, that were started again.
         seconds: time that the driver waited for replacements.
     """
 
@@ -27,12 +27,12 @@ class FaultLog:
         self.seconds = 0.0
 
     def note(self, loss: str) -> None:
-        """An actor is lost; the first line of why."""
+        """Record the loss of an actor, with the first line of the reason."""
         self.losses.append(loss.splitlines()[0].rstrip("."))
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time inside as that of waiting for a replacement."""
+        """Add the time inside the context to the time spent waiting for replacements."""
         began = time.monotonic()
         try:
             yield
@@ -40,7 +40,7 @@ class FaultLog:
             self.seconds += time.monotonic() - began
 
     def take(self) -> str:
-        """The line, empty where nothing was lost; the next one begins here."""
+        """Return the line, empty if nothing was lost, and start a new one."""
         losses, cost = self.losses, f"played again: {self.played_again}, waited {self.seconds:.1f} s"
         self.losses, self.played_again, self.seconds = [], 0, 0.0
         more = [f"and {len(losses) - SHOWN} more"] if len(losses) > SHOWN else []

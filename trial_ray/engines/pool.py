@@ -1,4 +1,4 @@
-"""The engines of a run: started, given weights, watched and replaced."""
+"""Pool of the engines of a run: starts them, sends them weights, monitors and replaces them."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ ENGINES = ("transformers", "vllm")
 #: Calls that one engine actor serves at a time; the engine itself batches them.
 MAX_CONCURRENCY = 1024
 LOAD_TIMEOUT_S = 900.0
-"""Deadline of an engine that loads weights, falls asleep, wakes, or starts in place of another that is needed."""
+"""Deadline in seconds for an engine to load weights, sleep, wake, or start as a replacement that is needed."""
 REPLACEMENT_ATTEMPTS = 3
-"""Starts of an engine that is needed: Ray takes a while to see that a node is gone, and places new actors on it."""
+"""Attempts to start an engine that is needed. Ray takes a while to detect a lost node, and places new actors on it until then."""
 PROBE_TIMEOUT_S = 30.0
-"""An engine that does not answer for so long is taken for dead; one that is shut down is killed after it."""
+"""Seconds after which an engine that does not answer counts as dead, and an engine that does not shut down is killed."""
 
 
 def require_engine(name: str, num_gpus: float) -> None:
-    """Check, before any actor is created, that an engine can be imported here, and runs with so many GPUs.
+    """Check, before any actor is created, that an engine can be imported here and runs with ``num_gpus`` GPUs.
 
     Raises:
-        ConfigError: there is no engine of this name, or it needs a GPU.
-        MissingDependencyError: its package is not installed.
+        ConfigError: the name is unknown, or the engine needs a GPU.
+        MissingDependencyError: the package of the engine is not installed.
     """
     if name not in ENGINES:
         raise ConfigError(f"engine: expected one of {list(ENGINES)}, got {name!r}.")
@@ -70,17 +70,17 @@ def require_engine(name: str, num_gpus: float) -> None:
 
 
 def require_engine_arguments(engine: str, model_path: str, arguments: Mapping[str, Any], num_gpus: float) -> type:
-    """The actor class of an engine that can be started with these arguments.
+    """Check that an engine can be started with these arguments, and return its actor class.
 
     Args:
-        engine: its name.
-        model_path: folder of the model; where this machine does not see it, the engine that loads it checks.
-        arguments: of its constructor; ``max_model_len`` among them.
-        num_gpus: of one engine.
+        engine: name of the engine.
+        model_path: folder of the model; if this machine cannot read it, the check is left to the engine that loads the model.
+        arguments: arguments of the engine's constructor, including ``max_model_len``.
+        num_gpus: GPUs of one engine.
 
     Raises:
-        ConfigError, MissingDependencyError: as :func:`require_engine`; the engine does not take an argument, or the model has too
-            few positions.
+        ConfigError, MissingDependencyError: as in :func:`require_engine`; also if the engine does not accept an argument, or the
+            model has too few positions.
     """
     require_engine(engine, num_gpus)
     actor_class = engine_class(engine)
@@ -103,34 +103,34 @@ def engine_class(name: str) -> type:
 
 
 class EnginePool:
-    """Equal engine actors, owned by the process that trains: a fixed number, or as many as there is room for.
+    """Equal engine actors, owned by the training process: a fixed number, or as many as the nodes have room for.
 
-    Only the fewest are waited for. Of the others, and of those in place of lost ones, each is asked of Ray and taken in when it
-    has started, wherever and whenever a node has room; what was asked for and has no room is the autoscaler's demand.
+    The pool waits only for the minimum number of engines. Further engines, and replacements of lost engines, are requested from
+    Ray and join when they have started, on any node with room. Requests that do not fit are demand for the autoscaler.
 
-    The constructor does not wait (:meth:`start` does). Engine ``i`` keeps its index when it is replaced. Ray never restarts or
-    retries it: a restarted engine would answer with the weights on disk.
+    The constructor does not wait (:meth:`start` does). Engine ``i`` keeps its index when it is replaced. Ray never restarts an
+    engine or retries its calls: a restarted engine would answer with the weights on disk.
 
     Args:
         engine: ``"vllm"`` or ``"transformers"``.
         model_path: folder in the Hugging Face format, visible to every engine's node.
-        num_engines: engines without which the pool does not work, 1 or more.
-        most_engines: how many there may be after :meth:`grow`; ``None``: no more than these.
-        engine_kwargs: further arguments of the engine class, ``max_model_len`` among them; fields of vLLM's ``EngineArgs``, too.
+        num_engines: minimum number of engines, without which the pool does not work; 1 or more.
+        most_engines: maximum number of engines after :meth:`grow`; ``None``: ``num_engines``.
+        engine_kwargs: further arguments of the engine class, including ``max_model_len``; fields of vLLM's ``EngineArgs``, too.
         num_cpus_per_engine: Ray CPUs of one engine.
         num_gpus_per_engine: Ray GPUs of one engine.
-        custom_resources_per_engine: what else one engine takes of the resources that nodes declare.
-        placement_group: where the engines' resources are reserved; ``None`` takes that of this process, if it is in any.
+        custom_resources_per_engine: custom resources of the nodes that one engine takes.
+        placement_group: group with the reserved resources of the engines; ``None`` uses the group of this process, if any.
         placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``; ``None``: any.
 
     Attributes:
-        faults: engines and env runners that were lost.
-        replacements: how many engines were lost so far and asked for again.
-        vocab_size: of their model, once they have started.
+        faults: log of the engines and env runners that were lost.
+        replacements: number of lost engines that were requested again so far.
+        vocab_size: vocabulary size of the engines' model, once they have started.
 
     Raises:
-        ConfigError: unknown engine, fewer than one, or an argument that the engine does not take.
-        MissingDependencyError: the engine's package is not installed.
+        ConfigError: the engine is unknown, ``num_engines`` is less than 1, or the engine does not accept an argument.
+        MissingDependencyError: the package of the engine is not installed.
     """
 
     def __init__(
@@ -180,14 +180,14 @@ class EnginePool:
 
     @property
     def handles(self) -> list[ActorHandle[Any]]:
-        """The engines that serve, for :class:`~trial_ray.engines.client.EngineClient`; they change as engines come and go."""
+        """Engines that serve, for :class:`~trial_ray.engines.client.EngineClient`; the list changes as engines join and leave."""
         return [*self._engines.values()]
 
     def start(self, timeout_s: float = 600.0) -> list[dict[str, Any]]:
-        """Wait until every engine that serves is ready; returns what each says about itself.
+        """Wait until all serving engines are ready; return the result of each engine's ``ready``.
 
         Raises:
-            EngineError: an engine failed to start, or not within ``timeout_s`` seconds.
+            EngineError: an engine failed to start, or did not start within ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
         infos = [
@@ -198,17 +198,17 @@ class EnginePool:
         return infos
 
     def grow(self) -> None:
-        """Ask Ray for the engines beyond the fewest, without waiting: :meth:`adapt` takes them in once they have started."""
+        """Request the engines beyond the minimum from Ray, without waiting; :meth:`adapt` adds them once they have started."""
         self._wanted = self._most
         self._ask_for_missing()
 
     def adapt(self, leaving: Collection[str]) -> None:
-        """Leave nodes that will be taken away, and take in what has started; a :meth:`sync` has to follow.
+        """Leave nodes that will be removed and add engines that have started; a :meth:`sync` has to follow.
 
-        An engine on such a node stays until another serves in its place, where it is one of the fewest.
+        If the pool has only the minimum number of engines, an engine on such a node stays until its replacement serves.
 
         Args:
-            leaving: ids of the nodes.
+            leaving: ids of the nodes that will be removed.
         """
         going = [index for index, handle in self._engines.items() if runs_on(handle, leaving)]
         for index in going:
@@ -222,10 +222,10 @@ class EnginePool:
                 ray.kill(self._engines.pop(index), no_restart=True)
 
     def renew(self) -> None:
-        """Before another run: forget the weights of the last one, whose sender is gone, and replace engines that died.
+        """Prepare for another run: forget the last run's weights, because their sender is gone, and replace dead engines.
 
         Raises:
-            EngineError: a replacement did not come up.
+            EngineError: a replacement did not start.
         """
         self._weights = None
         self.probe_and_restart()
@@ -238,15 +238,15 @@ class EnginePool:
         transmit: Callable[[], object] = lambda: None,
         send_again: Callable[[], Weights] | None = None,
     ) -> None:
-        """Load one version into every engine and confirm version and checksum; a dead engine is replaced first.
+        """Load one version into every engine and confirm its version and checksum; dead engines are replaced.
 
         Args:
-            weights: what the engines load.
-            transmit: called while they do, where the sender has to take part.
-            send_again: gives the same version to an engine that is started later; ``None`` if ``weights`` stay readable.
+            weights: weights that the engines load.
+            transmit: called while the engines load, for senders that have to take part.
+            send_again: returns the same version for an engine that is started later; ``None`` if ``weights`` stay readable.
 
         Raises:
-            WeightSyncError: an engine holds other weights than were sent.
+            WeightSyncError: the weights of an engine differ from the sent weights.
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
         self._weights, self._send_again = weights, send_again or (lambda: weights)
@@ -255,9 +255,9 @@ class EnginePool:
         self._replace(self._unconfirmed(pending))
 
     def sleep(self, level: int = 1) -> None:
-        """Make every engine give its device's memory to others, when the responses under way have finished.
+        """Make every engine release its device's memory once the running responses have finished.
 
-        One that has died is left dead, and replaced by the next :meth:`sync`: to start now it would need the memory.
+        A dead engine is replaced only by the next :meth:`sync`, because it would need the memory to start now.
 
         Args:
             level: 1 keeps the weights in the hosts' memory, 2 drops them.
@@ -268,7 +268,7 @@ class EnginePool:
         self._all(self._call("sleep", level), "fall asleep")
 
     def wake(self, part: EnginePart) -> None:
-        """Make every engine take memory back for ``"weights"``, before a :meth:`sync`, or for the ``"cache"``, after it.
+        """Make every engine allocate memory again, for ``"weights"`` before a :meth:`sync` or for the ``"cache"`` after it.
 
         Raises:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
@@ -277,11 +277,11 @@ class EnginePool:
         self._all(self._call("wake", part), f"wake its {part}", hint)
 
     def _call(self, method: str, *arguments: Any) -> dict[int, ObjectRef[Any]]:
-        """A call of every engine that serves, by its index."""
+        """Call a method of every serving engine; return the calls by engine index."""
         return {index: getattr(handle, method).remote(*arguments) for index, handle in self._engines.items()}
 
     def _all(self, refs: dict[int, ObjectRef[Any]], what: str, hint: str = "") -> dict[int, Any]:
-        """Results of calls by index, without those of engines that died."""
+        """Results of calls by engine index, without engines that died."""
         results = {}
         for index, ref in refs.items():
             try:
@@ -291,15 +291,15 @@ class EnginePool:
         return results
 
     def probe_and_restart(self) -> list[int]:
-        """Replace engines that are dead or do not answer; those that serve have the weights of the last :meth:`sync`.
+        """Replace engines that are dead or do not answer; serving engines have the weights of the last :meth:`sync`.
 
-        Where the fewest are left, nothing is waited for: the pool goes on with them until others have started.
+        If the minimum number of engines is left, the pool does not wait: it continues with them until others have started.
 
         Returns:
-            Indices of the engines that were lost.
+            Indices of the lost engines.
 
         Raises:
-            EngineError, WeightSyncError: a replacement did not come up.
+            EngineError, WeightSyncError: a replacement did not start.
         """
         dead = []
         for index, ref in self._call("weight_version").items():
@@ -313,7 +313,7 @@ class EnginePool:
         return dead
 
     def stop(self) -> None:
-        """Shut every engine down; those that do not obey within :data:`PROBE_TIMEOUT_S` seconds together are killed."""
+        """Shut all engines down, together within :data:`PROBE_TIMEOUT_S` seconds; engines that take longer are killed."""
         refs = self._call("shutdown")
         obeyed = ray.wait([*refs.values()], num_returns=len(refs), timeout=PROBE_TIMEOUT_S)[0] if refs else []
         for index, ref in refs.items():
@@ -338,13 +338,13 @@ class EnginePool:
             self._ask(index)
 
     def _ask(self, index: int) -> None:
-        """Ask Ray for an engine, unless that was done."""
+        """Request an engine from Ray, unless it has been requested already."""
         if index not in self._coming:
             handle = self._spawn(index)
             self._coming[index] = (handle, handle.ready.remote())
 
     def _replace(self, lost: list[int]) -> None:
-        """Ask for engines in place of lost ones, take in what has started, and give it the weights."""
+        """Request replacements of lost engines, add the engines that have started, and send them the weights."""
         for _ in range(REPLACEMENT_ATTEMPTS):
             if not lost:
                 return
@@ -361,10 +361,10 @@ class EnginePool:
             raise EngineError(f"Engine {lost[0]} died {REPLACEMENT_ATTEMPTS} times while it loaded weights.")
 
     def _take_in(self) -> list[int]:
-        """Let engines serve that have started, after a wait only for as many as are needed; returns their indices.
+        """Add engines that have started, waiting only for as many as are needed; return their indices.
 
         Raises:
-            EngineError: too few are left, and no other started within :data:`LOAD_TIMEOUT_S` seconds.
+            EngineError: too few engines are left, and no other started within :data:`LOAD_TIMEOUT_S` seconds.
         """
         deadline = time.monotonic() + LOAD_TIMEOUT_S
         taken: list[int] = []
@@ -400,7 +400,7 @@ class EnginePool:
         return taken
 
     def _unconfirmed(self, pending: dict[int, ObjectRef[tuple[int, str]]]) -> list[int]:
-        """Wait until engines have confirmed the weights; returns those that died before."""
+        """Wait until engines have confirmed the weights; return the indices of engines that died before."""
         sent = self._weights
         assert sent is not None
         results = self._all(pending, "load weights")
@@ -429,13 +429,13 @@ class EnginePool:
 
 
 def runs_on(handle: ActorHandle[Any], nodes: Collection[str]) -> bool:
-    """Whether an actor runs on one of these nodes; one that has not started does not."""
+    """Return whether an actor runs on one of these nodes; an actor that has not started does not."""
     progress = read_progress(actor_id(handle)) if nodes else None
     return progress is not None and progress.node in nodes
 
 
 def answers(calls: list[ObjectRef[Any]], timeout_s: float) -> list[Any | None]:
-    """Answers of actors within ``timeout_s`` seconds; ``None`` of those that are dead, busy or fail."""
+    """Return the results of actor calls within ``timeout_s`` seconds; ``None`` if an actor is dead or busy, or its call failed."""
     ready = set(ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0]) if calls else set()
     found: list[Any | None] = [None] * len(calls)
     for index, call in enumerate(calls):

@@ -1,8 +1,8 @@
-"""The contract between rollouts and engines: token ids in, token ids out, every sample stamped with its weights.
+"""Protocol between rollouts and engines: token ids in, token ids out, and the weight version of every sample.
 
 An engine is a Ray actor with the methods of :class:`~trial_ray.engines.batching.BatchingEngine`; ``engines.vllm`` and
-``engines.transformers`` are such, and pass one conformance suite. A message holds many requests, or what became of them, as bytes:
-Ray's own pickler runs Python for every array and every dataclass in it.
+``engines.transformers`` implement it and pass one conformance suite. A message contains many requests or many answers, as bytes:
+Ray's own pickler runs Python code for every array and every dataclass in it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ EnginePart = Literal["weights", "cache"]
 """Memory that a sleeping engine releases, in the order of waking."""
 
 MOST_IDS = 2**31
-"""Token ids travel as int32."""
+"""Exclusive upper bound of token ids, which are sent as int32."""
 FLOAT32_GAP = 1e-3
-"""Engine and learner in float32 or more differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
+"""Limit in nats per token for engine and learner in float32 or wider, which differ by 1e-7 to 1e-5; see docs/decisions.md."""
 LOW_PRECISION_GAP = 0.1
-"""Where one of them computes in bfloat16 or float16; see docs/decisions.md."""
+"""Limit in nats per token if engine or learner computes in bfloat16 or float16; see docs/decisions.md."""
 
 
 class InvalidRequestError(EngineError):
-    """The request itself is wrong: any other engine of this model would refuse it too."""
+    """The request itself is invalid: any other engine of this model would reject it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class SamplingParams:
     """Sampling parameters of one response.
 
     Attributes:
-        max_tokens: most tokens in a response, its stop token included.
-        temperature: 0 is greedy; else 0.01 or more.
-        top_p: nucleus mass; a greedy response ignores it.
-        seed: makes this one response repeatable on one engine; ``None`` lets the engine choose.
-        stop: strings that end the response with the token that completes one, which belongs to it.
+        max_tokens: maximum number of tokens in a response, including its stop token.
+        temperature: 0 for greedy decoding, otherwise 0.01 or more.
+        top_p: nucleus mass; ignored by greedy decoding.
+        seed: makes this response repeatable on one engine; ``None`` lets the engine choose.
+        stop: strings that end the response; the token that completes a string is part of the response.
     """
 
     max_tokens: int
@@ -53,10 +53,10 @@ class Response:
     """One sampled response.
 
     Attributes:
-        response_ids: int32 ``[y]``, the stop token included where one was sampled.
-        logprobs: float32 ``[y]``, log-probability of each sampled token, in nats, under the distribution that it was
-            sampled from: the softmax of ``logits / temperature``, with ``top_p < 1`` renormalised over the nucleus. Those
-            of a greedy response are the model's own, without temperature.
+        response_ids: int32 ``[y]``, including the stop token if one was sampled.
+        logprobs: float32 ``[y]``, log-probability of each sampled token, in nats, under the distribution that it was sampled
+            from: the softmax of ``logits / temperature``, with ``top_p < 1`` renormalised over the nucleus. For a greedy
+            response, the model's own log-probabilities, without temperature.
         weight_version: version of the weights that sampled it.
         finish_reason: ``"stop"`` or ``"length"``.
     """
@@ -68,11 +68,11 @@ class Response:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is a whole number; a truth value is none."""
+    """Return whether a value is a whole number; booleans are not."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 SentRequest = tuple[int, np.ndarray, SamplingParams]
-"""A request in a message: the client's number of it, prompt ids, how to sample."""
+"""A request in a message: the client's number for it, prompt ids, sampling parameters."""
 SentAnswer = tuple[int, Response | EngineError]
-"""What became of the request of this number."""
+"""An answer in a message: the number of the request, and its response or error."""

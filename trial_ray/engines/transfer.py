@@ -1,4 +1,4 @@
-"""Weight transfer: how weights travel from learners to engines."""
+"""Weight transfer from learners to engines."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 BACKENDS = ("object_store", "ipc", "nccl")
 
 NamedWeights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
-"""Gives the names and tensors of a checkpoint as engines take them, a tied tensor once, each time it is called.
+"""Function that yields names and tensors of a checkpoint in the engines' format, tied tensors once, each time it is called.
 
-Where the model is sharded, it gathers one tensor after the other, and every learner has to iterate it.
+If the model is sharded, it gathers one tensor after the other, and every learner has to iterate over it.
 """
 
 
 class WeightSender(ABC):
-    """The learner's side of one backend; every learner of a run has one, and all make the same calls.
+    """Learner's side of one backend; every learner of a run has a sender, and all make the same calls.
 
     Args:
-        rank: of the learner; the first one sends where one is enough.
+        rank: rank of the learner; the first learner sends if one sender is enough.
     """
 
     def __init__(self, rank: int) -> None:
@@ -39,29 +39,29 @@ class WeightSender(ABC):
 
     @abstractmethod
     def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
-        """Prepare one version.
+        """Prepare one version of the weights.
 
         Args:
-            weights: of the policy.
-            version: 0 or more.
-            engines: who will load it.
+            weights: weights of the policy.
+            version: version number, 0 or more.
+            engines: engines that will load the weights.
 
         Returns:
-            What the engines are given; ``None`` from a learner that has nothing to add.
+            Weights to pass to the engines; ``None`` from a learner that has nothing to add.
         """
 
     def transmit(self) -> None:  # noqa: B027  # most backends have nothing to do here
-        """Send, while the engines load; where they read the offer by themselves, there is nothing to do."""
+        """Send the weights while the engines load; does nothing if the engines read the prepared weights themselves."""
 
     def withdraw(self) -> None:  # noqa: B027
-        """Free what the offer kept: every engine has loaded it, or has failed to."""
+        """Free the prepared weights, after every engine has loaded them or has failed to."""
 
 
 def merge_offers(offers: Sequence[Weights | None]) -> Weights:
-    """The offers of all learners as one.
+    """Merge the prepared weights of all learners into one.
 
     Raises:
-        WeightSyncError: learners offer different weights.
+        WeightSyncError: learners have different weights.
     """
     first, *others = given = [offer for offer in offers if offer is not None]
     if differing := {(offer.checksum, offer.arrangement) for offer in others} - {(first.checksum, first.arrangement)}:
@@ -77,17 +77,17 @@ def merge_offers(offers: Sequence[Weights | None]) -> Weights:
 
 
 def contiguous_weights(weights: NamedWeights) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors as one block of memory each, detached."""
+    """Yield names and tensors, detached and contiguous in memory."""
     for name, tensor in weights():
         yield name, tensor.detach().contiguous()
 
 
 JOIN_TIMEOUT_S = 300.0
-"""Deadline for all engines and the learner to join one NCCL group."""
+"""Deadline in seconds for all engines and the learner to join one NCCL group."""
 
 
 class ObjectStoreSender(WeightSender):
-    """Through Ray's object store; an offer stays readable for as long as somebody holds it."""
+    """Sends weights through Ray's object store; they stay readable as long as a reference to them exists."""
 
     def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
         """Put the shards into the object store, on the first learner."""
@@ -99,10 +99,10 @@ class ObjectStoreSender(WeightSender):
 
 
 class IPCSender(WeightSender):
-    """By CUDA IPC: engines read copies in their dtype that lie on the GPU they share with a learner.
+    """Sends weights by CUDA IPC: engines read copies in their dtype on the GPU that they share with a learner.
 
-    Every learner offers what lies on its own GPU. The copies (2 bytes a parameter in bfloat16) stay until
-    :meth:`withdraw`, while gradients and the engines' caches are not there.
+    Every learner provides the copies on its own GPU. The copies (2 bytes per parameter in bfloat16) stay until :meth:`withdraw`;
+    gradients and the engines' caches are not allocated in that time.
     """
 
     def __init__(self, rank: int) -> None:
@@ -110,7 +110,7 @@ class IPCSender(WeightSender):
         self._offered: list[torch.Tensor] = []
 
     def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
-        """Make the copies; the offer holds their IPC handles under the GPU's UUID."""
+        """Make the copies and return their IPC handles under the UUID of the GPU."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         named = list(contiguous_weights(weights))
@@ -129,14 +129,14 @@ class IPCSender(WeightSender):
 
 
 class NCCLSender(WeightSender):
-    """By an NCCL broadcast from the first learner to every worker of every engine, on GPUs of their own.
+    """Sends weights by an NCCL broadcast from the first learner to every worker of every engine, on separate GPUs.
 
-    The group is made again whenever an engine was replaced. A broadcast whose receiver dies cannot be called back: the
-    learner then hangs in it, and only the deadline of the call on the learner ends the run.
+    The group is created again whenever an engine was replaced. A broadcast cannot be cancelled if a receiver dies: the learner
+    then hangs in it, and only the deadline of the call on the learner ends the run.
 
     Args:
-        rank: of the learner.
-        workers_per_engine: GPUs that one engine computes on.
+        rank: rank of the learner.
+        workers_per_engine: number of GPUs that one engine computes on.
     """
 
     def __init__(self, rank: int, workers_per_engine: int) -> None:
@@ -147,7 +147,7 @@ class NCCLSender(WeightSender):
         self._source: _Source | None = None
 
     def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
-        """Prepare the tensors; form a new NCCL group where the engines changed."""
+        """Prepare the tensors; create a new NCCL group if the engines changed."""
         from vllm.distributed.weight_transfer import ParamMeta
 
         self._source = _Source(weights)
@@ -164,7 +164,7 @@ class NCCLSender(WeightSender):
         return Weights(version, checksum.hexdigest, checksum.arrangement, backend="nccl", update=update)
 
     def transmit(self) -> None:
-        """Broadcast; every learner takes part in gathering what the first one sends."""
+        """Broadcast the weights; every learner takes part in gathering the tensors that the first learner sends."""
         assert self._source is not None, "no weights were prepared"
         if self._group is None:
             for _ in self._source:
@@ -174,7 +174,7 @@ class NCCLSender(WeightSender):
         self._group.send_weights()
 
     def withdraw(self) -> None:
-        """Forget what was offered; the group stays."""
+        """Forget the prepared weights; the group stays."""
         self._source = None
 
     def _meet(self, engines: Sequence[ActorHandle[Any]]) -> None:
@@ -199,15 +199,15 @@ class NCCLSender(WeightSender):
 
 
 def weight_sender(backend: str, rank: int, workers_per_engine: int) -> WeightSender:
-    """The sender of a backend.
+    """Return the sender of a backend.
 
     Args:
-        backend: one of :data:`BACKENDS`.
-        rank: of the learner.
-        workers_per_engine: GPUs that one engine computes on.
+        backend: a name in :data:`BACKENDS`.
+        rank: rank of the learner.
+        workers_per_engine: number of GPUs that one engine computes on.
 
     Raises:
-        ConfigError: the backend needs CUDA, and there is no such device here.
+        ConfigError: the backend needs CUDA, and this process has no CUDA device.
     """
     if backend == "object_store":
         return ObjectStoreSender(rank)
@@ -220,7 +220,7 @@ def weight_sender(backend: str, rank: int, workers_per_engine: int) -> WeightSen
 
 
 class _Source:
-    """The weights as vLLM's trainer asks for them (its ``WeightSource``)."""
+    """Weights in the form that vLLM's trainer expects (its ``WeightSource``)."""
 
     def __init__(self, weights: NamedWeights) -> None:
         self._weights = weights
@@ -236,8 +236,8 @@ class _Source:
 class _EngineCalls:
     """Calls of vLLM's trainer on the engines (its ``VLLMWeightSyncClient``).
 
-    Only the meeting goes this way: engines begin and end an update inside their own ``load_weights``, behind the gate that
-    keeps requests out, and the pool asks them for it when it confirms the checksums.
+    Only joining the group is done here. Engines start and end an update inside their own ``load_weights``, behind the gate that
+    keeps requests out; the pool calls it when it confirms the checksums.
     """
 
     def __init__(self, engines: Sequence[ActorHandle[Any]], workers_per_engine: int) -> None:

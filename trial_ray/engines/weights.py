@@ -1,9 +1,10 @@
-"""Weights on their way from the learner to the engines, never through the driver.
+"""Weights on their way from the learner to the engines, without passing through the driver.
 
-Through the object store, they go as shards of numpy integer views (bfloat16 has no numpy type, its bit pattern has), so that
-readers on the same host map them without a copy. Checksums travel along; an engine serves only where those of what it received
-or holds are the same. A checksum confirms the numbers that an engine holds, not what it does with them (kernels may want them in
-another layout): log-probabilities of a fixed text, the learner's beside the engine's, tell whether it computes that policy.
+In the object store, weights are shards of numpy integer views (bfloat16 has no numpy type, but its bit pattern has), which
+readers on the same host map without a copy. Checksums are sent along, and an engine serves only if the checksums of its received
+or loaded weights match. A checksum confirms the values of the weights, but not how the engine uses them (kernels may require
+another layout). The learner's and the engine's log-probabilities of a fixed text are therefore compared to check that the engine
+computes the same policy.
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ from trial_ray.errors import WeightSyncError
 Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
 
 SHARD_BYTES = 256 * 2**20
-"""A shard is closed once it holds this much."""
+"""Size in bytes at which a shard is closed."""
 FETCH_TIMEOUT_S = 300.0
-"""Deadline of one shard on its way to an engine."""
+"""Deadline in seconds for one shard to reach an engine."""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASKS = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFF_FFFF, 8: -1}
 _CHUNK_ELEMENTS = 1 << 20
-"""Summed at a time: few enough for a CPU's caches, enough for a GPU; the same in every process, as arrangements depend on it."""
+"""Elements summed at a time: few enough for a CPU's caches, enough for a GPU; the same in every process, as arrangements depend
+on it."""
 
 
 @dataclass(frozen=True)
 class TextLogprobs:
-    """Log-probabilities of a text under the weights that are sent, as their sender computes them.
+    """Log-probabilities of a text under the weights that are sent, computed by the sender.
 
     Attributes:
         token_ids: int32 ``[P]``.
-        logprobs: float32 ``[P - 1]``, of every token but the first after those before it, in nats.
-        limit: mean difference from which on an engine's are those of another policy, in nats.
+        logprobs: float32 ``[P - 1]``, of every token but the first, given the tokens before it, in nats.
+        limit: mean difference in nats above which the engine's log-probabilities belong to another policy.
         model: class of the model, for messages.
     """
 
@@ -58,14 +60,14 @@ class Weights:
     """One version of the policy's weights, for engines to load.
 
     Attributes:
-        version: number that the learner gave to these weights, 0 or more.
+        version: version number that the learner gave to these weights, 0 or more.
         checksum: :func:`weights_checksum` of the tensors as sent.
         arrangement: ``WeightsChecksum.arrangement`` of the tensors as sent.
-        refs: in the object store: one reference per :data:`Shard`, owned by the learner's process.
-        backend: ``"object_store"``, or vLLM's transfer engine ``"ipc"`` or ``"nccl"``, for weights that stay on the learner's
+        refs: references to the shards in the object store, one per :data:`Shard`, owned by the learner's process.
+        backend: ``"object_store"``, or vLLM's transfer engine ``"ipc"`` or ``"nccl"`` for weights that stay on the learner's
             device, where engines read or receive them.
         update: arguments of that backend's ``update_weights`` in vLLM (names, dtypes, shapes, handles).
-        text: what they say of a fixed text, which an engine must say, too; ``None`` compares nothing.
+        text: log-probabilities of a fixed text, which an engine must reproduce; ``None`` skips the comparison.
     """
 
     version: int
@@ -78,10 +80,10 @@ class Weights:
 
 
 class WeightsChecksum:
-    """Sums up tensors one by one, in two ways: their values alone, and their values with names, shapes and places.
+    """Incremental checksums of tensors: of their values only, and of their values with names, shapes and positions.
 
     Args:
-        named_tensors: the first of them.
+        named_tensors: first tensors to add.
     """
 
     def __init__(self, named_tensors: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
@@ -90,7 +92,7 @@ class WeightsChecksum:
             self.add(name, tensor)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take in one tensor of any shape, dtype and device."""
+        """Add one tensor of any shape, dtype and device."""
         flat = tensor.detach().reshape(-1)
         width = flat.element_size()
         digest = hashlib.blake2b(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=8)
@@ -105,33 +107,33 @@ class WeightsChecksum:
 
     @property
     def hexdigest(self) -> str:
-        """:func:`weights_checksum` so far."""
+        """:func:`weights_checksum` of the tensors added so far."""
         return f"{self._values % 2**64:016x}-{self._nonzero}"
 
     @property
     def arrangement(self) -> str:
-        """Digest of which values stand where, ``"<16 hex digits>"``: equal for equal names, dtypes, shapes and elements.
+        """Digest of the values and their positions, ``"<16 hex digits>"``: equal for equal names, dtypes, shapes and elements.
 
-        It sees tensors or elements that changed places (layers swapped, a square transposed, tensors of zeros left out),
-        and is compared only between tensors in checkpoint form: engines fuse and pad. The order of the tensors does not count.
+        It detects tensors or elements that changed places (layers swapped, a square matrix transposed, tensors of zeros left
+        out). It is compared only between tensors in checkpoint form, because engines fuse and pad tensors. The order of the
+        tensors does not matter.
         """
         return f"{self._arrangement % 2**64:016x}"
 
 
 def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Checksum of a set of tensors that survives what engines do to their layout.
+    """Checksum of a set of tensors that is unchanged by the layout changes of engines.
 
-    Every element's bit pattern goes through a 64-bit mixing function that keeps 0 at 0; the results are added modulo
-    2**64 and joined with the number of elements whose bits are not zero. It is therefore unchanged when tensors are
-    fused, split or reordered (``qkv_proj``, ``gate_up_proj``) and when rows of zeros pad the vocabulary.
+    Every element's bit pattern goes through a 64-bit mixing function that maps 0 to 0; the results are added modulo 2**64 and
+    joined with the number of elements that have non-zero bits. The checksum is therefore unchanged when tensors are fused, split
+    or reordered (``qkv_proj``, ``gate_up_proj``) and when rows of zeros pad the vocabulary.
 
-    It detects a value changed anywhere, a tensor missing, sent twice or left from another version, and another dtype
-    (chance of a miss about 2**-64). Elements that changed places (two tensors swapped, one transposed) show in
+    It detects a value changed anywhere, a tensor missing, sent twice or left from another version, and another dtype (chance of a
+    miss about 2**-64). Elements that changed places (two tensors swapped, one transposed) are detected by
     ``WeightsChecksum.arrangement``.
 
     Args:
-        named_tensors: as from ``model.named_parameters()``, which names a tied tensor once; names themselves do not
-            count.
+        named_tensors: as from ``model.named_parameters()``, which lists a tied tensor once; the names do not matter.
 
     Returns:
         ``"<16 hex digits>-<non-zero elements>"``.
@@ -142,13 +144,13 @@ def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 def pack_weights(
     named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, text: TextLogprobs | None = None
 ) -> Weights:
-    """Put weights into the object store; call it inside the learner's process.
+    """Put weights into the object store; call this function in the learner's process.
 
     Args:
-        named_tensors: checkpoint names and tensors, a tied tensor once (``model.named_parameters()``); may be a
-            generator that gathers one tensor at a time, no more than one shard is held.
-        version: 0 or more.
-        text: what these weights say of a fixed text.
+        named_tensors: checkpoint names and tensors, a tied tensor once (``model.named_parameters()``). With a generator that
+            gathers one tensor at a time, at most one shard is in memory.
+        version: version number, 0 or more.
+        text: log-probabilities of a fixed text under these weights.
     """
     checksum = WeightsChecksum()
     refs: list[ObjectRef[Shard]] = []
@@ -168,7 +170,7 @@ def pack_weights(
 
 
 def iter_shards(shards: Weights) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the tensors shard by shard; they share the object store's memory and must only be read.
+    """Yield the tensors shard by shard; they share the object store's memory and must not be written to.
 
     Raises:
         ray.exceptions.GetTimeoutError: a shard did not arrive within :data:`FETCH_TIMEOUT_S` seconds.
@@ -179,7 +181,7 @@ def iter_shards(shards: Weights) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def iter_weights(shards: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield ``(name, tensor)``; like :func:`iter_shards`, only to be read (``parameter.copy_(tensor)``)."""
+    """Yield ``(name, tensor)``; as in :func:`iter_shards`, tensors must only be read (``parameter.copy_(tensor)``)."""
     for shard in iter_shards(shards):
         yield from shard.items()
 
@@ -215,27 +217,27 @@ TEXT = (
     "You are in the middle of a room. Looking around you, you see a cabinet 2, a cabinet 1, a drawer 1, a fridge 1 and a "
     "countertop 1. Your task is to: put a clean mug on the desk.\n> go to cabinet 1\nThe cabinet 1 is closed."
 )
-"""Ordinary text, of ordinary log-probabilities: those of random tokens would differ more by rounding alone."""
+"""Ordinary text with ordinary log-probabilities; for random tokens, rounding would cause larger differences."""
 MOST_TOKENS = 48
 TEXT_FACTOR = 3
-"""Multiple of the limit on sampled tokens: others are less probable, and differ more by rounding (SmolLM2-135M in bfloat16 by 0.05
-nats instead of 0.03)."""
+"""Multiple of the limit on sampled tokens. Other tokens are less probable, and differ more by rounding (SmolLM2-135M in bfloat16
+by 0.05 nats instead of 0.03)."""
 
 
 def text_ids(tokenizer: Any) -> np.ndarray:
-    """The tokens of the text, int32 ``[P]``, two at least."""
+    """Token ids of the text, int32 ``[P]``, at least two."""
     ids = np.asarray(tokenizer.encode(TEXT, add_special_tokens=False)[:MOST_TOKENS], np.int32)
     return ids if len(ids) > 1 else np.zeros(2, np.int32)
 
 
 @torch.no_grad()
 def own_logprobs(model: Any, token_ids: np.ndarray, last: int | None = None) -> np.ndarray:
-    """Log-probabilities by a transformers model's own forward pass, without cache.
+    """Log-probabilities from a transformers model's own forward pass, without a cache.
 
     Args:
-        model: in evaluation mode.
+        model: causal language model in evaluation mode.
         token_ids: int32 ``[P]``.
-        last: of so many tokens at the end; ``None``: of all but the first.
+        last: number of tokens at the end to score; ``None``: all but the first.
 
     Returns:
         float32 ``[last]``, in nats.
@@ -249,9 +251,9 @@ def own_logprobs(model: Any, token_ids: np.ndarray, last: int | None = None) -> 
 
 
 def require_agreement(expected: TextLogprobs, logprobs: np.ndarray, engine: str) -> None:
-    """Compare an engine's log-probabilities, of the first tokens at least, with the sender's.
+    """Compare an engine's log-probabilities, of all or of the first tokens of the text, with the sender's.
 
-    Where those of the sender are no numbers, its weights are broken: others say so.
+    If the sender's log-probabilities are not finite, its weights are broken, which is reported elsewhere.
 
     Raises:
         WeightSyncError: the engine computes another policy.
