@@ -1,4 +1,4 @@
-"""Groups that an env runner plays in a thread of their own, so that its actor answers meanwhile."""
+"""Play groups of an env runner in a background thread, so its actor keeps answering calls."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 30.0
-"""How long the thread may take to end; only an environment that does not return keeps it."""
+"""Seconds to wait for the thread to end; only an environment call that does not return takes longer."""
 
 Played = tuple[GroupRequest, TrajectoryGroup]
 Play = Callable[[GroupRequest, int, SampleSettings], Coroutine[Any, Any, Trajectory]]
-"""Plays one rollout of a request, by its index."""
+"""Plays one rollout of a request; the second argument is the rollout's index."""
 
 
 class BackgroundGroups:
-    """An event loop in a daemon thread, and the groups that have ended in it.
+    """Plays groups in an event loop in a daemon thread, and collects the groups that have ended.
 
     Args:
-        play: plays a rollout.
-        end: called when no rollout of a request is played any more.
-        max_episodes_in_flight: rollouts that are played at once, of all groups together.
+        play: plays one rollout.
+        end: called with a request when none of its rollouts is played any more.
+        max_episodes_in_flight: maximum number of rollouts that are played at once, over all groups.
     """
 
     def __init__(self, play: Play, end: Callable[[GroupRequest], None], max_episodes_in_flight: int) -> None:
@@ -48,7 +48,7 @@ class BackgroundGroups:
         self._loop = running.result()
 
     def begin(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
-        """Start to play the requests behind what is played already, and return at once."""
+        """Start playing the requests after all earlier ones, and return immediately."""
         playing = asyncio.run_coroutine_threadsafe(self._play_groups(requests, settings), self._loop)
         playing.add_done_callback(self._note_error)
 
@@ -78,10 +78,10 @@ class BackgroundGroups:
         self._ended.put((request, group))
 
     def wait(self, timeout_s: float, number: int = 1) -> int:
-        """Wait until :meth:`take` has so many groups, at most ``timeout_s`` seconds; returns how many it has.
+        """Wait until ``number`` groups are ready for :meth:`take`, at most ``timeout_s`` seconds; return their number.
 
         Raises:
-            Exception: what a rollout raised, which is an error of this package's code or its configuration.
+            Exception: the exception that a rollout raised, an error of this package's code or its configuration.
         """
         deadline = time.monotonic() + timeout_s
         with suppress(queue.Empty):
@@ -93,13 +93,13 @@ class BackgroundGroups:
         return len(self._waited_for)
 
     def take(self) -> list[Played]:
-        """The groups that have ended since the last call; errors as :meth:`wait`."""
+        """Return the groups that have ended since the last call; errors as in :meth:`wait`."""
         self.wait(0.0, sys.maxsize)
         taken, self._waited_for = self._waited_for, []
         return taken
 
     def close(self) -> None:
-        """End what is played, and forget it."""
+        """Cancel the unfinished rollouts and stop the thread."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(STOP_TIMEOUT_S)
         if self._thread.is_alive():

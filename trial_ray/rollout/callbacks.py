@@ -1,4 +1,4 @@
-"""A user's callbacks on an env runner: RLlib's hooks around its environments, episodes and samples."""
+"""The user's callbacks on an env runner: RLlib's hooks for environments, episodes and samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUNNER_HOOKS = (
     "on_episode_end",
     "on_sample_end",
 )
-"""What is called on env runners."""
+"""Hooks that are called on env runners."""
 NEVER_CALLED = {
     "on_evaluate_offline_start": "nothing is evaluated offline",
     "on_evaluate_offline_end": "nothing is evaluated offline",
@@ -40,16 +40,16 @@ NEVER_CALLED = {
     "on_create_policy": "it is of RLlib's old API stack",
     "on_learn_on_batch": "it is of RLlib's old API stack",
 }
-"""Hooks that RLlib has and nothing here calls, with the reason."""
+"""RLlib's hooks that this package never calls, with the reason."""
 
 
 def hooks_of(made: Iterable[Any], config: Any, names: Iterable[str]) -> dict[str, list[Callable[..., None]]]:
-    """What the user wants to be called, by the names of the hooks, in RLlib's order; hooks that do nothing are left out.
+    """Return the user's callbacks by hook name, in RLlib's order; hooks without a callback are omitted.
 
     Args:
-        made: the instances of the user's classes.
-        config: whose ``callbacks_*`` hold the user's functions.
-        names: of the hooks.
+        made: instances of the user's callback classes.
+        config: config with the user's functions in its ``callbacks_*`` attributes.
+        names: names of the hooks.
     """
     found = {}
     for name in names:
@@ -63,18 +63,18 @@ def hooks_of(made: Iterable[Any], config: Any, names: Iterable[str]) -> dict[str
 
 @dataclass(slots=True, eq=False)
 class TextEpisode(Trajectory):
-    """The episode that callbacks are given: its trajectory so far, under RLlib's names for episodes, too.
+    """Episode that callbacks receive: its trajectory so far, with RLlib's names for episodes as well.
 
-    What a callback changes in it before its group is handed over (``on_sample_end`` is the last call before) is trained on,
-    counted and recorded. To another process it travels as its :class:`Trajectory`.
+    Callbacks may change it until its group is handed over (``on_sample_end`` is the last call before). The changed episode
+    is trained on, counted and recorded. Other processes receive it as a plain :class:`Trajectory`.
 
     Attributes:
         id_: unique in the run.
-        in_evaluation: whether it is one of an evaluation set.
-        max_turns: after which it is cut.
-        custom_data: a callback's own, for this episode.
-        now: what the environment shows now; ``None`` before it was reset.
-        infos: what the environment's ``info`` held that JSON has a form for, the reset's first.
+        in_evaluation: whether the episode belongs to an evaluation set.
+        max_turns: maximum number of turns; the episode is truncated after them.
+        custom_data: data that a callback keeps for this episode.
+        now: the environment's current result; ``None`` before the reset.
+        infos: the entries of the environment's ``info`` that JSON can represent, the reset's first.
     """
 
     id_: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -98,62 +98,62 @@ class TextEpisode(Trajectory):
 
     @property
     def task(self) -> str:
-        """What is to be done, in words; empty before the reset."""
+        """Description of the task; empty before the reset."""
         return self.now.task if self.now is not None else ""
 
     @property
     def prompts(self) -> list[str]:
-        """What the policy was shown in each turn, with the special tokens."""
+        """Text of each turn's prompt, with the special tokens."""
         assert self.texts is not None  # set by the watch
         return [self.texts.decode(turn.prompt_ids.tolist()) for turn in self.turns]
 
     @property
     def responses(self) -> list[str]:
-        """What the policy answered in each turn, as it is read for the action."""
+        """Text of each turn's response, as used to read the action."""
         assert self.texts is not None
         return [self.texts.text(turn.prompt_ids, turn.insert_at, turn.response_ids) for turn in self.turns]
 
     @property
     def is_reset(self) -> bool:
-        """Whether it has started."""
+        """True if the episode has started."""
         return self.now is not None
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the environment has ended it."""
+        """True if the environment has terminated the episode."""
         return self.now is not None and self.now.terminated
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a limit on turns or prompt tokens has ended it."""
+        """True if a limit on turns or prompt tokens has ended the episode."""
         if self.now is None or self.now.terminated:
             return False
         return self.now.truncated or len(self) >= self.max_turns or self.ended in ("turn_limit", "prompt_limit")
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended."""
+        """True if the episode has ended."""
         return self.is_terminated or self.is_truncated
 
     def get_return(self) -> float:
-        """Undiscounted sum of the rewards so far."""
+        """Return the undiscounted sum of the rewards so far."""
         return self.episode_return
 
     def get_observations(self, indices: int | slice | Sequence[int] | None = None) -> Any:
-        """What the environment showed, the reset first: one more than there are turns; all, a slice, or one by its index."""
+        """Return the observations, the reset's first (one more than turns): all, a slice, or by index."""
         shown = [turn.observation for turn in self.turns]
         return _at(shown if self.now is None else [*shown, self.now.observation], indices)
 
     def get_actions(self, indices: int | slice | Sequence[int] | None = None) -> Any:
-        """The actions that were sent to the environment; ``indices`` as above."""
+        """Return the actions sent to the environment; ``indices`` as in :meth:`get_observations`."""
         return _at([turn.action for turn in self.turns], indices)
 
     def get_rewards(self, indices: int | slice | Sequence[int] | None = None) -> Any:
-        """The environment's rewards; ``indices`` as above."""
+        """Return the environment's rewards; ``indices`` as in :meth:`get_observations`."""
         return _at([turn.reward for turn in self.turns], indices)
 
     def get_infos(self, indices: int | slice | Sequence[int] | None = None) -> Any:
-        """The environment's ``info``, the reset's first; ``indices`` as above."""
+        """Return the environment's ``info``, the reset's first; ``indices`` as in :meth:`get_observations`."""
         return _at(self.infos, indices)
 
 
@@ -164,10 +164,10 @@ def _at(values: list[Any], indices: int | slice | Sequence[int] | None) -> Any:
 
 
 class RunnerCallbacks:
-    """The user's callbacks on one env runner; false where there are none.
+    """The user's callbacks on one env runner; false without callbacks.
 
-    Many episodes are played at once, in a thread of their own. A callback runs alone: no other one, nor the collection of
-    what was logged, runs beside it.
+    Many episodes are played at once in a background thread, but callbacks run one at a time, and never while logged metrics
+    are collected.
 
     Args:
         runner: the env runner.
@@ -190,7 +190,7 @@ class RunnerCallbacks:
         """Call a hook with RLlib's arguments.
 
         Raises:
-            CallbackError: one of the callbacks raised.
+            CallbackError: a callback raised.
         """
         with self._alone:
             for callback in self._hooks.get(hook, ()):
@@ -206,13 +206,13 @@ class RunnerCallbacks:
     def number(
         self, env: GuardedEnv | ProcessEnv, made: Any, env_config: Mapping[str, Any], in_evaluation: bool
     ) -> int:
-        """Which of the env runner's environments this is, counted from 0; ``on_environment_created`` is called for a new one.
+        """Return the index of an environment in this env runner, from 0; calls ``on_environment_created`` for a new environment.
 
         Args:
             env: plays episodes.
-            made: as callbacks are given it.
-            env_config: its keyword arguments.
-            in_evaluation: where what is logged goes.
+            made: the environment object that callbacks receive.
+            env_config: keyword arguments of the environment.
+            in_evaluation: whether metrics are logged for an evaluation set instead of training.
         """
         if env not in self._numbers:
             self._numbers[env], self._created = self._created, self._created + 1
@@ -222,7 +222,7 @@ class RunnerCallbacks:
         return self._numbers[env]
 
     def take_logged(self, in_evaluation: bool) -> dict[str, Any]:
-        """What callbacks have logged since the last call, as ``MetricsLogger.aggregate`` takes it."""
+        """Return the metrics that callbacks have logged since the last call, as ``MetricsLogger.aggregate`` takes them."""
         with self._alone:
             logged: dict[str, Any] = self._loggers[in_evaluation].reduce()
         return logged
@@ -236,14 +236,14 @@ def _name(callback: Callable[..., None], hook: str) -> str:
 
 @dataclass(slots=True)
 class EpisodeWatch:
-    """Tells the callbacks of one env runner what happens in one episode.
+    """Calls the callbacks of one env runner during one episode.
 
     Attributes:
-        callbacks: of the env runner.
-        env: in which it is played.
-        env_config: the environment's keyword arguments.
-        in_evaluation: whether it is one of an evaluation set.
-        texts: ids to text.
+        callbacks: callbacks of the env runner.
+        env: environment of the episode.
+        env_config: keyword arguments of the environment.
+        in_evaluation: whether the episode belongs to an evaluation set.
+        texts: decodes token ids.
         reward: the user's reward function, if any.
     """
 
@@ -257,17 +257,17 @@ class EpisodeWatch:
     """Arguments that are the same in every call."""
 
     def episode(self, **trajectory: Any) -> TextEpisode:
-        """The episode, for the fields of its trajectory."""
+        """Create the episode from the fields of its trajectory."""
         return TextEpisode(
             **trajectory, in_evaluation=self.in_evaluation, max_turns=self.env.max_turns, texts=self.texts
         )
 
     def create(self, episode: Trajectory, made: Any) -> None:
-        """The environment is there, and is reset next.
+        """Call ``on_episode_created``; the environment exists and is reset next.
 
         Args:
-            episode: made by :meth:`episode`.
-            made: the user's environment, or the env runner's stand-in for one in a process of its own.
+            episode: created by :meth:`episode`.
+            made: the user's environment, or the env runner's proxy of an environment in a separate process.
         """
         made = getattr(made, "unwrapped", made)
         number = self.callbacks.number(self.env, made, self.env_config, self.in_evaluation)
@@ -275,13 +275,13 @@ class EpisodeWatch:
         self.callbacks.call("on_episode_created", self.in_evaluation, episode=episode, **self._place)
 
     async def rate(self, episode: Trajectory) -> None:
-        """Call the user's reward function, if any, with an episode that has ended; errors as :meth:`RewardFunction.rate`."""
+        """Call the user's reward function, if any, for an episode that has ended; errors as in :meth:`RewardFunction.rate`."""
         assert isinstance(episode, TextEpisode)  # made by episode()
         if self.reward is not None:
             await self.reward.rate(episode)
 
     def tell(self, hook: str, episode: Trajectory, now: StepResult) -> None:
-        """Call one of the episode's later hooks, with what the environment shows now."""
+        """Call a later hook of the episode with the environment's current result."""
         assert isinstance(episode, TextEpisode)  # made by episode()
         if now is not episode.now:
             episode.infos.append(now.info)

@@ -1,7 +1,7 @@
-"""A chat template in parts: what it writes around messages, as token ids that can be joined to the ids of the messages.
+"""A chat template in parts: the text that it writes around messages, as token ids that can be joined to the ids of messages.
 
-The template is rendered once, with probes for messages; what stands around them is tokenised once. So a message costs the
-tokenisation of its own text, special tokens spelled in it stay ordinary text, and a sampled response keeps its ids.
+The template is rendered once with probes as messages, and the text around the probes is tokenised once. A message then
+costs only its own tokenisation, special tokens spelled in it stay ordinary text, and a sampled response keeps its ids.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from trial_ray.rollout.hindsight import encode_untrusted, ordinary_controls
 # Mixed case, markup, quotes, doubled blanks and a line break: any change that a chat template makes to text shows here.
 _PROBE = 'Sentinel {} of  the <User>\'s & "message"\nends Here'
 HEAD_END = "\n\n"
-"""Between role, task and form of responses and the first message, where both are one message of the user."""
+"""Separator between the head (role, task and form of responses) and the first message, if both are in one user message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
-    """What a chat template is rendered with besides messages.
+    """Arguments of a chat template other than the messages.
 
     Attributes:
         kwargs: the run's ``chat_template_kwargs``.
-        date: the day, ``YYYY-MM-DD``, that a template writes as today's; ``None``: the day on which it is rendered.
+        date: day, ``YYYY-MM-DD``, that a template writes as today's date; ``None``: the day of rendering.
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class TemplateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a chat template writes around a message of the system, the user or a tool.
+    """Text that a chat template writes around a message of the system, the user or a tool.
 
     Attributes:
-        ids: before it, up to the last special token.
-        lead_in: the text between that token and the message, which is tokenised together with the message.
-        lead_out: the text between the message and the next special token, likewise.
+        ids: ids before the message, up to the last special token.
+        lead_in: text between that token and the message, tokenised together with the message.
+        lead_out: text between the message and the next special token, tokenised together with the message.
         quoted: whether the message is written as the inside of a JSON string.
     """
 
@@ -54,22 +54,22 @@ class Around:
     quoted: bool = False
 
     def encode(self, tokenizer: Any, message: str) -> list[int]:
-        """Ids of an untrusted message with the text around it."""
+        """Return the ids of an untrusted message with its ``lead_in`` and ``lead_out``."""
         written = json_string(message) if self.quoted else message
         return encode_untrusted(tokenizer, self.lead_in + written + self.lead_out)
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationParts:
-    """The texts around the messages of a conversation.
+    """Texts around the messages of a conversation.
 
     Attributes:
-        system: around the system message; ``None`` where the template delimits none, so that its text goes to the head of the
-            user's first message.
-        first: around the user's first message.
-        later: around the user's next ones; its first id is the token that closes a response.
-        suffix_ids: ids from a message of the user to the response.
-        end_ids: special tokens that close a response which nothing follows; the policy must stop at one of them.
+        system: text around the system message; ``None`` if the template does not delimit a system message. The system text
+            then goes to the head of the user's first message.
+        first: text around the user's first message.
+        later: text around the user's later messages; its first id is the token that closes a response.
+        suffix_ids: ids between a message of the user and the response.
+        end_ids: special tokens that close the last response; the policy must stop at one of these tokens.
     """
 
     system: Around | None
@@ -83,11 +83,12 @@ DEFAULT_OPTIONS = TemplateOptions()
 
 
 def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> tuple[Around, list[int]]:
-    """Texts around the user's message where it is the only one, and ids from there to the response.
+    """Return the text around a single user message, and the ids from there to the response.
 
     Raises:
-        ChatTemplateError: there is no chat template, or it alters, repeats or does not delimit the message.
-        ConfigError: an option is none that a template may be given.
+        ChatTemplateError: the tokenizer has no chat template, or the template alters, repeats or does not delimit the
+            message.
+        ConfigError: an option is an argument that this package sets itself.
     """
     before, behind = render(tokenizer, ["user"], options)
     around, rest = find_around(tokenizer, before, behind, "the user's message")
@@ -98,16 +99,16 @@ def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTION
 
 
 def split_conversation(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> ConversationParts:
-    """Texts around the messages of a conversation that begins with role, task and form of responses.
+    """Return the texts around the messages of a conversation that starts with role, task and form of responses.
 
-    These are the system message, or the head of the user's first one where the template delimits no system message. The
-    response in the probed conversation is one without reasoning. What the template writes between a message of the user and an
-    earlier response is not looked at: it may differ from what it writes before a new one, as Qwen3's does, and is never needed.
+    This start is the system message, or the head of the user's first message if the template does not delimit a system
+    message. The probed conversation has a response without reasoning. The text between a message of the user and an earlier
+    response is not checked: it may differ from the text before a new response, as in Qwen3's template, and is never needed.
 
     Raises:
-        ChatTemplateError: there is no chat template, or it alters, repeats or does not delimit a message, or writes a message in
-            another way depending on what precedes or follows it.
-        ConfigError: an option is none that a template may be given.
+        ChatTemplateError: the tokenizer has no chat template, or the template alters, repeats or does not delimit a
+            message, or writes a message differently depending on the messages before or after it.
+        ConfigError: an option is an argument that this package sets itself.
     """
     try:
         return _split(tokenizer, options, ["system"])
@@ -144,7 +145,7 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
 
 
 def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
-    """Special tokens behind a response that nothing follows; none where the template writes none, or no such conversation."""
+    """Special tokens after the last response; empty if the template writes none or rejects such a conversation."""
     with suppress(ChatTemplateError):
         _, _, end = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
         special = set(control_tokens(tokenizer))
@@ -172,15 +173,15 @@ def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) 
 
 
 def encode_head(tokenizer: Any, first: Around, text: str) -> list[int]:
-    """Ids of role, task and form of responses at the head of the user's first message, with what opens that message."""
+    """Return the ids of the head of the user's first message (role, task and form of responses), with its ``lead_in``."""
     return encode_untrusted(tokenizer, first.lead_in + text + HEAD_END)
 
 
 def describe_chat_template(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
-    """A chat template for records: digest of what it writes around messages, its arguments, and the date where it writes one.
+    """Describe a chat template for records: digest of the text around messages, arguments, and the date if the template writes it.
 
     Raises:
-        ChatTemplateError: there is no chat template, or it cannot be rendered.
+        ChatTemplateError: the tokenizer has no chat template, or it cannot be rendered.
     """
     written = _written(tokenizer, options)
     found = {"digest": text_digest(written).hex()[:16], "kwargs": dict(options.kwargs)}
@@ -212,20 +213,20 @@ def render(
     quoted: bool = False,
     **further: Any,
 ) -> list[str]:
-    """The text around probes as messages of these roles, up to where the response starts.
+    """Render probes as messages of these roles; return the texts around the probes, up to the start of the response.
 
-    A message is a text or, where the template does not write that, a list of parts.
+    A message is a string, or a list of parts if the template does not render strings.
 
     Args:
-        tokenizer: with the chat template.
-        roles: of the messages; a message with a content of its own has no probe.
-        options: what the template is rendered with.
+        tokenizer: tokenizer with the chat template.
+        roles: roles of the messages, or messages; a message with content has no probe.
+        options: arguments of the template.
         quoted: whether the last probe is written as a JSON string.
-        further: arguments of ``apply_chat_template``.
+        further: further arguments of ``apply_chat_template``.
 
     Raises:
-        ChatTemplateError: the template refuses the messages, or alters or repeats a probe.
-        ConfigError: an option is none that a template may be given.
+        ChatTemplateError: the template rejects the messages, or alters or repeats a probe.
+        ConfigError: an option is an argument that this package sets itself.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise ChatTemplateError(
@@ -275,20 +276,20 @@ def _pieces(rendered: str, roles: Sequence[str], probes: Sequence[str]) -> list[
 
 
 def json_string(text: str) -> str:
-    """The inside of a JSON string, as chat templates write it."""
+    """Return a text as the inside of a JSON string, as chat templates write it."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def probe(index: int) -> str:
-    """The text that stands for a message; those of a conversation are numbered from its end."""
+    """Return the probe text of a message; the messages of a conversation are numbered from its end."""
     return _PROBE.format(index)
 
 
 def find_around(tokenizer: Any, before: str, behind: str, message: str) -> tuple[Around, str]:
-    """What stands around a message, and the text from the special token behind it on.
+    """Return the text around a message, and the rest of ``behind`` from its first special token on.
 
     Raises:
-        ChatTemplateError: there is none behind it, so that an observation could imitate the end of the message.
+        ChatTemplateError: no special token follows the message, so an observation could imitate the end of the message.
     """
     special = control_tokens(tokenizer)
     end = max((before.rfind(token) + len(token) for token in special if token in before), default=0)
@@ -299,19 +300,19 @@ def find_around(tokenizer: Any, before: str, behind: str, message: str) -> tuple
 
 
 def control_tokens(tokenizer: Any) -> list[str]:
-    """Texts of the special tokens, and of :func:`ordinary_controls`."""
+    """Return the texts of the special tokens and of :func:`ordinary_controls`."""
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     return [*special, *ordinary_controls(tokenizer).values()]
 
 
 def encode_trusted(tokenizer: Any, text: str) -> list[int]:
-    """Ids of text that a chat template wrote, control tokens included."""
+    """Return the ids of a text that a chat template wrote, control tokens included."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return ids
 
 
 def not_delimited(message: str, text: str) -> ChatTemplateError:
-    """The error of a message that no special token closes."""
+    """Return the error for a message that no special token closes."""
     return ChatTemplateError(
         f"The chat template must close {message} with a special token, but continues with {text[:40]!r}. Without a special token, "
         "an observation could imitate the end of the message."
@@ -319,7 +320,7 @@ def not_delimited(message: str, text: str) -> ChatTemplateError:
 
 
 def require_same(tokenizer: Any, whole: str, parts: list[int]) -> None:
-    """Refuse a tokenizer by which the parts of a conversation do not make the whole.
+    """Require that the ids of a conversation's parts are the ids of the whole.
 
     Raises:
         ChatTemplateError: the ids differ.

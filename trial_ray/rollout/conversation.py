@@ -1,4 +1,4 @@
-"""Conversations in token ids: every prompt begins with the one before it and its response, exactly as they were sampled."""
+"""Conversations in token ids: every prompt starts with the previous prompt and its response, exactly as sampled."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from trial_ray.rollout.trajectory import Turn
 
 
 def past_turns(result: StepResult, turns: Sequence[Turn]) -> int:
-    """How many of the last turns the conversation contains; 0 if another one starts."""
+    """Return the number of last turns that the conversation contains; 0 if a new conversation starts."""
     return len(turns) if result.past_turns is None else min(len(turns), result.past_turns)
 
 
 class ConversationBuilder(PromptWriter):
-    """Writes prompts that hold the whole episode: role, task and form of responses, then observations and responses in turn.
+    """Writes prompts with the whole episode: role, task and form of responses, then observations and responses in turn.
 
-    The first are the system message; where the chat template delimits none, they stand at the head of the user's first message.
+    Role, task and form of responses are the system message, or the head of the user's first message if the chat template
+    does not delimit a system message.
 
-    Prompt k+1 is prompt k, the ids of response k, what the chat template writes between a response and the next message, the
-    message, and the opening of the response. Nothing is decoded and tokenised again, and reasoning stays that the chat template
-    would leave out of earlier responses. A response that did not end as the chat template closes it (its length ran out, or
-    another stop token was sampled) is closed with what is missing.
+    Prompt k+1 is prompt k, the ids of response k, the chat template's text between a response and the next message, the
+    message, and the opening of the response. Nothing is decoded and tokenised again, and reasoning is kept even if the chat
+    template would drop it from earlier responses. If a response does not end as the chat template closes it (it reached the
+    length limit, or another stop token was sampled), the missing ids are added.
 
-    A prompt over the limit starts the conversation again: with role, task and form of responses and the last
-    ``history_window`` turns, or as many of them as fit, whole and with their ids. What follows is appended to it.
+    A prompt over the limit starts the conversation again: role, task and form of responses, then the last
+    ``history_window`` turns, or the largest number of them that fits, complete and with their ids. Later messages are
+    appended to this conversation.
     """
 
     template: ConversationPrompt
@@ -44,13 +46,13 @@ class ConversationBuilder(PromptWriter):
         self._lead_in = np.asarray(ids, np.int32)
 
     def require_end(self, stop_ids: Sequence[int]) -> None:
-        """Refuse a model that does not stop where the chat template ends a response.
+        """Require that the chat template ends a response with one of the model's stop tokens.
 
         Args:
-            stop_ids: its stop tokens.
+            stop_ids: stop tokens of the model.
 
         Raises:
-            ChatTemplateError: names the tokens.
+            ChatTemplateError: it does not; the message contains the tokens.
         """
         if (ends := self._parts.end_ids).isdisjoint(stop_ids):
             written, known = (self._tokenizer.convert_ids_to_tokens(sorted(ids)) for ids in (ends, stop_ids))
@@ -62,7 +64,7 @@ class ConversationBuilder(PromptWriter):
             )
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """See :class:`PromptWriter`; system message and the user's message are never cut."""
+        """See :class:`PromptWriter`; the system message and the user's message are never truncated."""
         context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), len(turns) + 1)
         message = self.template.render(context).strip()
         if len(message) > self._most_characters:
@@ -81,7 +83,7 @@ class ConversationBuilder(PromptWriter):
         raise self._too_long(result, len(ids))
 
     def _conversation(self, beginning: np.ndarray, turns: Sequence[Turn], message: np.ndarray) -> np.ndarray:
-        """A conversation that begins with these turns, up to the response to a message."""
+        """A conversation that starts with these turns, up to the response to a message."""
         later = self._parts.later
         kept = [part for turn in turns for part in (self._message(turn, beginning), self._answered(turn, later))]
         ids = [*kept, message]
@@ -95,7 +97,7 @@ class ConversationBuilder(PromptWriter):
         return np.asarray([*parts.system.ids, *parts.system.encode(self._tokenizer, text), *parts.first.ids], np.int32)
 
     def _message(self, turn: Turn, beginning: np.ndarray) -> np.ndarray:
-        """Ids of a turn's own message with what follows it, as they stand at the end of its prompt, without any head."""
+        """Ids of a turn's message and of the text after it, as at the end of its prompt, without any head."""
         # Messages hold no special tokens, so the last one before the end of the message is the one that opens it.
         opens = np.flatnonzero(turn.prompt_ids[: turn.insert_at] == self._parts.first.ids[-1])[-1] + 1
         head = beginning[len(self._parts.first.ids) :]
@@ -104,7 +106,7 @@ class ConversationBuilder(PromptWriter):
         return turn.prompt_ids[opens:]
 
     def _answered(self, turn: Turn, later: Around) -> np.ndarray:
-        """Ids of a turn's response and of all that stands between it and the next message."""
+        """Ids of a turn's response and of the text between it and the next message."""
         glue, ids = later.ids, turn.response_ids.tolist()
         written = next(number for number in range(len(glue), -1, -1) if ids[len(ids) - number :] == glue[:number])
         return np.concatenate([turn.response_ids, np.asarray(glue[written:], np.int32)])

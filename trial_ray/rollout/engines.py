@@ -1,4 +1,4 @@
-"""Engines as a run's config describes them."""
+"""Create the engines of a run from its config."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from trial_ray.engines.pool import EnginePool
 
 
 def create_engines(config: RunSettings, group: PlacementGroup | None = None, offset: int | None = None) -> EnginePool:
-    """Create the engines that ``config`` describes, without waiting for them; errors as ``EnginePool``.
+    """Create the engines that ``config`` describes, without waiting for them; errors as in ``EnginePool``.
 
     Args:
-        config: of the run.
-        group: placement group of the engines; ``None`` takes the one of this process.
-        offset: index of the first engine's bundle in it; ``None`` takes any.
+        config: config of the run.
+        group: placement group of the engines; ``None``: the placement group of this process.
+        offset: index of the first engine's bundle in the placement group; ``None``: any bundle.
     """
     return EnginePool(**pool_arguments(config), placement_group=group, placement_group_bundle_offset=offset)
 
 
 def pool_arguments(config: RunSettings) -> dict[str, Any]:
-    """Arguments of ``EnginePool`` that ``config`` decides: engines of equal ones answer alike, given the same weights."""
+    """Return the arguments of ``EnginePool`` that ``config`` determines.
+
+    Engines with equal arguments and the same weights respond alike.
+    """
     arguments = {"max_model_len": config.row_tokens(), **config.engine_kwargs, "dtype": config.engine_dtype()}
     if config.colocate and config.engine == "vllm":
         arguments["enable_sleep_mode"] = True

@@ -1,4 +1,4 @@
-"""Env-runner actors: many episodes of text environments in flight at once, none waiting for another."""
+"""Env-runner actors: play many episodes of text environments at once, none waiting for another."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Result = TypeVar("Result")
 
 
 def run_quietly(loop: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine; the task that asyncio makes of it has no result.
+    """Run a coroutine in a task without a result, and return the coroutine's result.
 
-    ``Runner.run`` puts SIGINT's handler back when it ends, and while doing so Python writes out the finished task, result
-    and all: half a second for the trajectories of an iteration.
+    ``Runner.run`` restores SIGINT's handler when it ends, and Python then formats the finished task with its result, which
+    takes half a second for the trajectories of an iteration.
     """
     results: list[Result] = []
 
@@ -56,7 +56,7 @@ def run_quietly(loop: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) ->
 
 
 def outside_loop(call: Callable[[], Result]) -> Result:
-    """Call a function that runs coroutines; where a loop runs in this thread, as in a notebook, in a thread of its own."""
+    """Call a function that runs coroutines; in a separate thread if this thread runs an event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -68,7 +68,7 @@ def outside_loop(call: Callable[[], Result]) -> Result:
 # gym.spaces.Text needs a length although nothing here checks it: text environments define their own spaces.
 _TEXT_SPACES = (Text(max_length=2**31 - 1),) * 2
 SPACES = {INPUT_ENV_SPACES: _TEXT_SPACES, INPUT_ENV_SINGLE_SPACES: _TEXT_SPACES, DEFAULT_MODULE_ID: _TEXT_SPACES}
-"""Spaces of observations and actions under every key that RLlib looks at."""
+"""Spaces of observations and actions under every key that RLlib reads."""
 
 
 SAMPLED = "groups of rollouts are sampled, by begin_groups(requests, settings) and take_groups(iteration)"
@@ -83,11 +83,11 @@ SAMPLED = "groups of rollouts are sampled, by begin_groups(requests, settings) a
     }
 )
 class TextEnvRunner(EnvRunner, Checkpointable):
-    """Plays groups of rollouts against the engine pool.
+    """Plays groups of rollouts with the engine pool.
 
-    It holds no model. An episode that waits for a response costs nothing, and a finished one frees its environment for the
-    next, which keeps it (loaded games and all). The class has no coroutine methods, because one would turn the whole
-    actor into an asyncio actor, whose calls an environment that blocks would block.
+    It has no model. An episode that waits for a response costs nothing. A finished episode passes its environment, with
+    loaded games, to the next one. The class has no coroutine methods: a single one would make the whole actor an asyncio
+    actor, and an environment that blocks would then block every call of the actor.
     """
 
     config: RunSettings
@@ -112,7 +112,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._reward = RewardFunction.of(config)
 
     def reset(self, config: RunSettings) -> None:
-        """Play with another config from now on, as if made with it; :meth:`connect` has to follow."""
+        """Switch to another config, as if created with it; :meth:`connect` must be called afterwards."""
         self.stop()
         self.metrics.reset()
         self._begin(config)
@@ -120,28 +120,28 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     # -- sampling --------------------------------------------------------------------------------------------------
 
     def connect(self, engines: Sequence[ActorHandle[Any]], vocab_size: int | None = None) -> None:
-        """Use these engines, whose model has so many token ids, from now on."""
+        """Use these engines from now on; ``vocab_size`` is the number of token ids of their model."""
         if self._client is not None:
             self._client.replace_handles(engines)
         else:
             self._client = EngineClient(engines, timeout_s=self.config.request_timeout_s, vocab_size=vocab_size)
 
     def begin_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
-        """Start to play the requests behind what is played already, and return at once; see :meth:`take_groups`.
+        """Start playing the requests after all earlier ones, and return immediately; see :meth:`take_groups`.
 
-        A rollout that an engine or the environment fails is kept as ``failed``; it never ends the others.
+        A rollout in which an engine or the environment fails is kept as ``failed``; it never ends other rollouts.
         """
         self._background().begin(requests, settings)
 
     def wait_for_groups(self, timeout_s: float, number: int = 1) -> int:
-        """Wait until so many groups of :meth:`begin_groups` have ended, at most ``timeout_s`` seconds; returns how many have."""
+        """Wait until ``number`` groups of :meth:`begin_groups` have ended, at most ``timeout_s`` seconds; return their number."""
         return self._background().wait(timeout_s, number)
 
     def take_groups(self, iteration: int | None) -> list[GroupSample]:
-        """The groups of :meth:`begin_groups` that have ended since the last call, in the order of their requests.
+        """Return the groups of :meth:`begin_groups` that have ended since the last call, in the order of their requests.
 
         Args:
-            iteration: in which they are recorded, and counted by the driver; ``None``: nothing of them is kept.
+            iteration: training iteration in the recording and in the driver's counts; ``None``: no group is kept.
         """
         keep, by_rows = iteration is not None, self.config.advantage_statistics == "rows"
         penalty = self.config.invalid_action_penalty / self.config.reward_scale if by_rows else 0.0
@@ -163,23 +163,23 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return samples
 
     def abandon_groups(self) -> None:
-        """End the groups of :meth:`begin_groups` where they are, and forget them."""
+        """Cancel the groups of :meth:`begin_groups` and discard them."""
         if self._in_background is not None:
             self._in_background.close()
             self._in_background = None
 
     def apply(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Call a function with this env runner; RLlib's own ends the process where it raises, with all that is played."""
+        """Call a function with this env runner. If it raises, RLlib's own ``apply`` ends the process with all its rollouts."""
         return func(self, *args, **kwargs)
 
     def take_env(self, environment: int, env_config: dict[str, Any]) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
-        """A free instance of one of the run's environments, and the list to put it back into unless it went wrong."""
+        """Return a free instance of one of the run's environments, and the list to return it to unless it failed."""
         entry = self._entries[environment].at(**env_config)
         free = self._free_envs.setdefault(_key(entry), [])
         return free.pop() if free else self._new_env(entry), free
 
     def _new_env(self, entry: EnvironmentEntry) -> EpisodeEnv:
-        """An instance in this process, or in one of its own: as the setting says, else the environment's adapter."""
+        """Create an instance in this process or in a separate one, according to the setting, else to the environment's adapter."""
         config, required = self.config, required_keys(entry, self.config.reward)
         keep_info = self._is_watched()
         chosen = config.environment_processes
@@ -189,7 +189,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return GuardedEnv(entry, required, keep_info)
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
-        """The player of one rollout, of the task that calls; all of a group's requests stick to one engine."""
+        """Return the player of one rollout, for the calling asyncio task; all requests of a group use one engine."""
         track = _task_name()
 
         async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
@@ -213,7 +213,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     @property
     def client(self) -> EngineClient:
-        """The way to the engines.
+        """Client of the engines.
 
         Raises:
             EngineError: :meth:`connect` was not called yet.
@@ -225,7 +225,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return self._client
 
     def watch(self, env: EpisodeEnv, environment: int, settings: SampleSettings) -> EpisodeWatch | None:
-        """What calls the user's reward function and callbacks; ``None`` if there are none."""
+        """Return the object that calls the user's reward function and callbacks; ``None`` without reward function and callbacks."""
         if not self._is_watched():
             return None
         config, writer = settings.env_configs[environment], self._prompt_writer(environment)
@@ -244,7 +244,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     @property
     def module(self) -> Any:
-        """None of its own.
+        """Not supported: an env runner has no model.
 
         Raises:
             UnsupportedError: always.
@@ -252,42 +252,42 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         raise UnsupportedError("An env runner has no model; Algorithm.get_module() returns the learner's.")
 
     def get_spaces(self) -> dict[str, Any]:
-        """:data:`SPACES`."""
+        """Return :data:`SPACES`."""
         return SPACES
 
     def assert_healthy(self) -> None:
-        """The actor answers: that is all there is to check."""
+        """Do nothing: an actor that answers is healthy."""
 
     def report(self) -> dict[str, Any]:
-        """Peak memory of this process, and what became of its requests: keys of ``peak_memory``, ``RequestCounts``."""
+        """Return the peak memory of this process and counts of its requests; keys of ``peak_memory`` and ``RequestCounts``."""
         counts = {} if self._client is None else asdict(self._client.counts)
         return {**peak_memory(), **counts}
 
     def recorded_events(self, since: float, most: int) -> ProcessEvents:
-        """Episodes, and the responses that they waited for; arguments as ``process_events``."""
+        """Return events of episodes and of the responses that they waited for; arguments as in ``process_events``."""
         return process_events(since, most)
 
     def get_metrics(self) -> dict[str, Any]:
-        """None: groups tell what is counted of them, and what callbacks have logged (:class:`GroupSample`)."""
+        """Return an empty dict: counts and metrics logged by callbacks are in :class:`GroupSample`."""
         return {}
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Nothing is learned here."""
+        """Return an empty state: an env runner learns nothing."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing is learned here."""
+        """Do nothing: an env runner learns nothing."""
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with which RLlib would build this runner again."""
+        """Return the constructor arguments that recreate this runner in RLlib."""
         return (), {"config": self.config, "env_creator": self._env_creator}
 
     def get_checkpointable_components(self) -> list[tuple[str, Any]]:
-        """None."""
+        """Return an empty list."""
         return []
 
     def stop(self) -> None:
-        """End what is played, and close every environment."""
+        """Cancel all rollouts and close every environment."""
         self.abandon_groups()
         for envs in self._free_envs.values():
             for env in envs:

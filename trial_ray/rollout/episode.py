@@ -1,4 +1,4 @@
-"""The one episode loop: for a policy, an expert or a recorded solution."""
+"""The episode loop, for a policy, an expert or a recorded solution."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Player(Protocol):
     """Decides the turns of one episode."""
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
-        """Decide.
+        """Decide the next turn.
 
         Args:
-            result: what the environment shows and offers now.
+            result: the environment's current result.
             history: the turns so far.
             step: number of this decision, from 1.
 
         Returns:
-            The turn, without what the environment answers; ``None`` gives up, which ends the episode like a limit on turns.
+            The turn, without the environment's answer; ``None`` to give up, which ends the episode like a limit on turns.
 
         Raises:
             PromptTooLongError: the prompt does not fit; the episode ends.
@@ -49,7 +49,7 @@ class Player(Protocol):
 
 
 EpisodeEnv = GuardedEnv | ProcessEnv
-"""The environment of an episode; one in a process of its own returns awaitables."""
+"""The environment of an episode; ``ProcessEnv``, which runs in a separate process, returns awaitables."""
 
 
 async def play_episode(
@@ -61,15 +61,16 @@ async def play_episode(
     seed: int = 0,
     watch: EpisodeWatch | None = None,
 ) -> Trajectory:
-    """Play one episode; an error of engine or environment ends it as ``failed`` and is kept in ``error``.
+    """Play one episode; an engine or environment error ends it as ``failed`` and is stored in ``error``.
 
     Args:
-        env: a text environment, free for this episode; afterwards ``faulty`` if the error was its own.
+        env: a text environment that no other episode uses; ``faulty`` afterwards if it caused the error.
         task_id: task to reset to.
-        player: decides.
+        player: decides the turns.
         env_seed: seed of the environment, the same for all rollouts of a group.
         seed: seed of this rollout, for the record.
-        watch: calls a user's reward function and callbacks; ``on_episode_end`` of an episode that was played to its end alone.
+        watch: calls the user's reward function and callbacks; ``on_episode_end`` only for an episode that was played to its
+            end.
 
     Raises:
         CallbackError: a callback raised.
@@ -141,9 +142,9 @@ class PolicyPlayer:
 
     Attributes:
         prompts: writes prompts for the policy's tokenizer, and decodes its responses.
-        params: how responses are sampled; a seed in it is replaced turn by turn.
-        generate: coroutine that samples a response.
-        seed: of the episode; ``None`` leaves requests without seeds of their own.
+        params: sampling parameters; their seed is replaced in every turn if ``seed`` is set.
+        generate: coroutine function that samples a response.
+        seed: seed of the episode; ``None``: no seeds are set in the requests.
     """
 
     prompts: PromptWriter
@@ -152,7 +153,7 @@ class PolicyPlayer:
     seed: int | None = None
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn:
-        """Write the prompt, sample the response, read the action; see :class:`Player`."""
+        """Write the prompt, sample the response and read the action; see :class:`Player`."""
         prompt = self.prompts.write(result, history)
         params = self.params if self.seed is None else replace(self.params, seed=derive_seed(self.seed, step))
         response = await self.generate(prompt.ids, params)
@@ -175,5 +176,5 @@ class PolicyPlayer:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**31) that depends on the parts alone: the same on every machine and in every process."""
+    """Return a seed in [0, 2**31) that depends only on the parts: the same on every machine and in every process."""
     return int.from_bytes(text_digest("/".join(map(str, parts)))[:4], "big") & 0x7FFF_FFFF

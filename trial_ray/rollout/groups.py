@@ -27,33 +27,33 @@ from trial_ray.errors import EnvironmentFaultError, InfrastructureError
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 
 NamedReward = tuple[float, int]
-"""Sum of a named reward, and the number of rollouts that were given it."""
+"""Sum of a named reward, and the number of rollouts that have it."""
 _MERGED: dict[str, Callable[[Any, Any], Any]] = {"_min": min, "_max": max}
-"""How figures are merged that are no sums, by the ends of their names."""
+"""Functions that merge figures other than sums, by the ends of their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutCounts:
-    """Sums over rollouts that were played to their end, and the number of those that failed.
+    """Sums over rollouts that were played to their end, and the number of failed rollouts.
 
     Attributes:
         episodes: rollouts played to their end.
-        failed: rollouts that an engine or the environment failed; no other sum counts them.
+        failed: rollouts that failed because of an engine or the environment; no other sum counts them.
         turns: turns taken.
-        prompt_tokens: over turns.
-        response_tokens: over turns.
-        reasoning_tokens: those of them that are reasoning.
-        returns: of the undiscounted sums of rewards.
+        prompt_tokens: prompt tokens of all turns.
+        response_tokens: response tokens of all turns.
+        reasoning_tokens: response tokens that are reasoning.
+        returns: sum of the rollouts' undiscounted returns.
         successes: rollouts that solved their task.
-        scores: of the environment's scores.
-        truncated: rollouts that a limit on turns or prompt tokens cut.
-        invalid_responses: turns whose response had not the required form.
-        invalid_actions: turns whose action the environment did not understand.
-        cut_responses: turns whose response reached the limit.
-        cut_histories: turns whose prompt lost history records.
-        cut_observations: turns whose prompt lost a part of the observation as well.
-        rewards: of the sums of each named reward, and the rollouts that were given it.
-        return_min, return_max, length_min, length_max: of the rollouts; lengths in turns.
+        scores: sum of the environment's scores.
+        truncated: rollouts truncated by a limit on turns or prompt tokens.
+        invalid_responses: turns with a response that did not have the required form.
+        invalid_actions: turns with an action that the environment did not understand.
+        cut_responses: turns with a response that reached the limit.
+        cut_histories: turns with history records dropped from the prompt.
+        cut_observations: turns with a part of the observation dropped from the prompt as well.
+        rewards: sum of each named reward, and the number of rollouts that have it.
+        return_min, return_max, length_min, length_max: extremes over the rollouts; lengths in turns.
     """
 
     episodes: int = 0
@@ -116,7 +116,7 @@ class RolloutCounts:
         return RolloutCounts(**numbers, rewards=_added((self.rewards, other.rewards)))
 
     def episode_metrics(self) -> dict[str, float]:
-        """Figures over rollouts, by the names under ``env_runners/``; means are left out where there is no rollout."""
+        """Return figures over rollouts, by their names under ``env_runners/``; means are omitted without rollouts."""
         counts: dict[str, float] = {NUM_EPISODES: self.episodes}
         if not self.episodes:
             return counts
@@ -134,11 +134,11 @@ class RolloutCounts:
         }
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """Figures of an evaluation set, by the names under ``evaluation/env_runners/``."""
+        """Return the figures of an evaluation set, by their names under ``evaluation/env_runners/``."""
         return {**self.episode_metrics(), NUM_ENV_STEPS_SAMPLED: self.turns}
 
     def metrics(self) -> dict[str, float]:
-        """All figures, by the names under ``env_runners/``; rates are left out where nothing was counted."""
+        """Return all figures, by their names under ``env_runners/``; rates are omitted if nothing was counted."""
         counts: dict[str, float] = {
             "num_failed_episodes": self.failed,
             NUM_ENV_STEPS_SAMPLED: self.turns,
@@ -169,14 +169,14 @@ def _added(parts: Iterable[Mapping[str, NamedReward]]) -> dict[str, NamedReward]
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """Play ``group_size`` rollouts of one task.
+    """Request to play ``group_size`` rollouts of one task.
 
     Attributes:
-        index: index in the iteration, or in the whole run where iterations overlap; answers are put back into this order.
+        index: index in the iteration, or in the whole run if iterations overlap; samples are sorted by it.
         task_id: the task.
-        group_size: rollouts.
-        seed: seeds environment and sampling of the whole group.
-        environment: index of the run's environment that the task belongs to.
+        group_size: number of rollouts.
+        seed: seed of the environment and of sampling for the whole group.
+        environment: index of the task's environment in the run.
     """
 
     index: int
@@ -192,9 +192,9 @@ class SampleSettings:
 
     Attributes:
         env_configs: keyword arguments of each of the run's environments.
-        params: sampling of responses.
-        seeded: give every response a seed that follows from the group's.
-        in_evaluation: whether the tasks are an evaluation set's.
+        params: sampling parameters of responses.
+        seeded: whether every response has a seed derived from the group's seed.
+        in_evaluation: whether the tasks belong to an evaluation set.
     """
 
     env_configs: tuple[dict[str, Any], ...]
@@ -205,21 +205,24 @@ class SampleSettings:
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """One group as played.
+    """One group after it was played.
 
     Attributes:
-        request: what was asked for.
-        group: in the object store of the process that played it; ``None`` where nothing of it is trained on.
-        episodes: result of every rollout, failed ones included.
-        errors: what ended the failed ones.
-        num_survivors: rollouts that can be trained on.
-        num_rows: turns of the survivors.
-        zero_variance: whether all survivors earned the same reward, so that outcome advantages are zero.
-        counts: of all rollouts, for the metrics.
-        too_long: where a prompt of the task's first turn does not fit, which one; playing it again would not help.
-        weight_versions: oldest and newest version of the weights that sampled the survivors' turns; (0, 0) without turns.
-        num_environment_faults: rollouts that failed by their environment.
-        logged: what callbacks on the env runner have logged, of other groups too.
+        request: the request that was played.
+        group: reference to the group in the object store of the process that played it; ``None`` if it is not used for
+            training.
+        episodes: result of every rollout, failed rollouts included.
+        errors: errors of the failed rollouts.
+        num_survivors: number of completed rollouts, which can be trained on.
+        num_rows: number of turns of the completed rollouts.
+        zero_variance: whether all completed rollouts have the same reward, which makes outcome advantages zero.
+        counts: counts of all rollouts, for the metrics.
+        too_long: error message if a prompt of the task's first turn does not fit, else ``None``; playing it again would not
+            help.
+        weight_versions: oldest and newest version of the weights that sampled the completed rollouts' turns; (0, 0) without
+            turns.
+        num_environment_faults: number of rollouts that failed because of their environment.
+        logged: metrics that callbacks on the env runner have logged, also for other groups.
     """
 
     request: GroupRequest
@@ -245,9 +248,9 @@ class GroupSample:
         *,
         keep: bool = False,
     ) -> GroupSample:
-        """Count what was played, and put it into the object store where it is to be kept for an update.
+        """Count the rollouts of a group, and put the group into the object store if it is kept for an update.
 
-        ``reward`` and ``row_penalty`` are those of :meth:`TrajectoryGroup.has_variance`.
+        ``reward`` and ``row_penalty`` are as in :meth:`TrajectoryGroup.has_variance`.
         """
         survivors = group.survivors
         versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
@@ -269,14 +272,14 @@ class GroupSample:
 
 
 def failure_of(found: str, samples: Sequence[GroupSample], losses: Sequence[str]) -> InfrastructureError:
-    """The error of groups that could not be played: an :class:`EnvironmentFaultError` where nothing but environments failed.
+    """Return the error for groups that could not be played: an :class:`EnvironmentFaultError` if only environments failed.
 
     An environment that failed on every attempt would fail again after a restart of the run.
 
     Args:
-        found: what could not be played.
-        samples: the groups as they were played last.
-        losses: why env runners were lost.
+        found: start of the message: which groups could not be played.
+        samples: the groups as they were last played.
+        losses: reasons for the loss of env runners.
     """
     errors = [error for sample in samples for error in sample.errors]
     faults = sum(sample.num_environment_faults for sample in samples)

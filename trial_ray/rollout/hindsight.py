@@ -17,12 +17,12 @@ from trial_ray.errors import ConfigError
 from trial_ray.rollout.trajectory import Trajectory
 
 REASONING_TAGS = frozenset({"<think>", "</think>"})
-"""Tokens of their own in many tokenizers, special ones in some; they delimit no message."""
+"""Separate tokens in many tokenizers, special tokens in some; they do not delimit messages."""
 _controls: WeakKeyDictionary[Any, tuple[Any, dict[int, str]]] = WeakKeyDictionary()
 
 
 def ordinary_controls(tokenizer: Any) -> dict[int, str]:
-    """Added tokens that are not special although the chat template names them, by id, such as DeepSeek's ``<｜User｜>``."""
+    """Return added tokens by id that are not special but appear in the chat template, such as DeepSeek's ``<｜User｜>``."""
     template = getattr(tokenizer, "chat_template", None)
     known = _controls.get(tokenizer)
     if known is None or known[0] != template:
@@ -34,16 +34,16 @@ def ordinary_controls(tokenizer: Any) -> dict[int, str]:
 
 
 def _is_control(text: str) -> bool:
-    """Whether a token has marks and letters: no word, and no line breaks (Gemma has tokens of these)."""
+    """True if a token has both marks and letters: words and line breaks (Gemma has such tokens) do not."""
     return text not in REASONING_TAGS and any(map(str.isalpha, text)) and not text.replace(" ", "").isalnum()
 
 
 def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of ``text`` in which no control token can appear, whatever the text spells.
+    """Return token ids of ``text`` without any control token, whatever the text spells.
 
-    ``<|im_end|>`` in an observation is tokenised as the characters that it consists of, so that it cannot end the
-    message it stands in; so are :func:`ordinary_controls`. Nothing is added in front or behind. Lone surrogates, which have
-    no UTF-8 form, become ``?``.
+    ``<|im_end|>`` in an observation is tokenised as its characters, so it cannot end the message that contains it. The same
+    applies to :func:`ordinary_controls`. Nothing is added before or after the text. Lone surrogates, which have no UTF-8
+    form, become ``?``.
 
     Args:
         tokenizer: a ``transformers`` tokenizer.
@@ -61,7 +61,7 @@ def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a text in which special tokens are spelled."""
+    """Ids of a text; special tokens in it are encoded as ordinary text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         found: list[int] = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
@@ -80,12 +80,12 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The frame of a view's text, and where both go.
+    """Text before and after a view's text, and the position of all three in the prompt.
 
     Attributes:
-        lead: opens the text and says what it is.
-        close: follows the text.
-        in_front: whether both stand in front of the whole prompt; else at the end of the user's message.
+        lead: text before the view's text, which introduces it.
+        close: text after the view's text.
+        in_front: whether they go before the whole prompt; otherwise they go to the end of the user's message.
     """
 
     lead: str
@@ -98,11 +98,11 @@ OUTCOME = Frame("\n\nOutcome after the reply:\n")
 
 @dataclass(frozen=True, slots=True)
 class PrivilegedView:
-    """The text of a turn's hindsight context, shared by all tokens of that turn's response; z_k for an outcome.
+    """The text of a turn's teacher context, shared by all tokens of the turn's response; z_k for an outcome.
 
     Attributes:
-        text: the content in words; what the environment showed is kept as it is.
-        frame: around it.
+        text: the content; the environment's text is not changed.
+        frame: text before and after it.
     """
 
     text: str
@@ -110,16 +110,16 @@ class PrivilegedView:
 
 
 def outcome_view(outcome: str, *, terminal: bool, success: bool) -> PrivilegedView:
-    """The view of one turn: what the environment answered to it, and the verdict where the answer ended the episode.
+    """Return the view of one turn: the environment's answer, and the verdict if the answer ended the episode.
 
-    ALFWorld: ``outcome`` is the text rendered after the action; WebShop: the page that the action reached. A terminal
-    turn adds the terminal consequence. The last turn of a trajectory that a limit cut short is not terminal: its view
-    is only what the environment answered.
+    ALFWorld: ``outcome`` is the text rendered after the action; WebShop: the page that the action reached. A terminal turn
+    adds the terminal consequence. The last turn of a truncated trajectory is not terminal: its view is only the
+    environment's answer.
 
     Args:
-        outcome: what the environment answered to the action.
-        terminal: the environment ended the episode with this turn (not: a limit on turns or tokens did).
-        success: whether the task was accomplished; matters on a terminal turn alone.
+        outcome: the environment's answer to the action.
+        terminal: whether the environment ended the episode with this turn (not a limit on turns or tokens).
+        success: whether the task was solved; used only for a terminal turn.
     """
     text = outcome.strip()
     if terminal:
@@ -133,11 +133,11 @@ CUT_MARK = " [cut] "
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The hindsight context of a turn, inserted into its prompt.
+    """The teacher context of a turn, inserted into its prompt.
 
     Attributes:
         ids: int32 ``[z]``.
-        insert_at: index in the prompt before which they go.
+        insert_at: index in the prompt; the ids are inserted before this position.
     """
 
     ids: NDArray[np.int32]
@@ -145,16 +145,16 @@ class Evidence:
 
 
 def encode_evidence(view: PrivilegedView, tokenizer: Any, max_outcome_tokens: int = 512) -> NDArray[np.int32]:
-    """Token ids of what a view shows, lead and close included, tokenised apart from the prompt.
+    """Return the token ids of a view, lead and close included, tokenised separately from the prompt.
 
-    Tokenised apart, it leaves the ids of the ordinary prompt as they were sent, even where the text as a whole would merge
-    tokens across the seam. Over the limit, the text loses part of its middle, and a mark says so; its end stays, because a
-    terminal turn's verdict stands there. Special tokens spelled in the view stay ordinary text.
+    Separate tokenisation keeps the ids of the ordinary prompt as they were sent, even if tokenising the joined text would
+    merge tokens across the boundary. A view over the limit loses part of its middle, which a mark replaces. Its end is kept
+    because it contains the verdict of a terminal turn. Special tokens spelled in the view stay ordinary text.
 
     Args:
-        view: of the turn.
+        view: view of the turn.
         tokenizer: the policy's ``transformers`` tokenizer.
-        max_outcome_tokens: most ids in the result, lead, close and mark included.
+        max_outcome_tokens: maximum number of ids in the result, lead, close and mark included.
 
     Returns:
         int32 ``[z]``, ``z <= max_outcome_tokens``.
@@ -172,11 +172,11 @@ def encode_evidence(view: PrivilegedView, tokenizer: Any, max_outcome_tokens: in
 
 
 def require_room(frame: Frame, tokenizer: Any, max_outcome_tokens: int) -> int:
-    """Most tokens of a text that is cut to fit into a frame, at least one.
+    """Return the maximum number of tokens of a text that is truncated to fit into a frame, at least one.
 
     Args:
-        frame: of the view.
-        tokenizer: the policy's.
+        frame: frame of the view.
+        tokenizer: the policy's tokenizer.
         max_outcome_tokens: as in :func:`encode_evidence`.
 
     Raises:
@@ -192,18 +192,18 @@ def require_room(frame: Frame, tokenizer: Any, max_outcome_tokens: int) -> int:
 
 
 def augment(prompt_ids: ArrayLike, insert_at: int, evidence_ids: ArrayLike) -> NDArray[np.int32]:
-    """P_k⁺ of Eq. 3: the ordinary prompt with the evidence inserted.
+    """Return P_k⁺ of Eq. 3: the ordinary prompt with the teacher context inserted.
 
     Args:
         prompt_ids: integer ``[P]``, the ordinary prompt P_k.
-        insert_at: index in ``prompt_ids`` before which the evidence goes, in ``[0, P]``.
-        evidence_ids: integer ``[z]``.
+        insert_at: index in ``prompt_ids``, in ``[0, P]``; the teacher context is inserted before this position.
+        evidence_ids: integer ``[z]``, the teacher context.
 
     Returns:
         int32 ``[P + z]``.
 
     Raises:
-        ValueError: ``insert_at`` is outside of the prompt.
+        ValueError: ``insert_at`` is outside the prompt.
     """
     prompt, evidence = np.asarray(prompt_ids, np.int32), np.asarray(evidence_ids, np.int32)
     if not 0 <= insert_at <= len(prompt):
@@ -229,18 +229,18 @@ FRAMES: dict[str, Frame] = {
 def teacher_context(
     name: str, trajectory: Trajectory, index: int, adapter: EnvironmentAdapter, peer: Sequence[str] = ()
 ) -> PrivilegedView:
-    """The view of one turn.
+    """Return the view of one turn.
 
     Args:
-        name: of the view.
-        trajectory: whose turn.
-        index: of the turn.
-        adapter: of the environment, with its advice.
-        peer: actions of a successful rollout of the task, where this one failed; else empty.
+        name: name of the view.
+        trajectory: trajectory with the turn.
+        index: index of the turn.
+        adapter: adapter of the environment, with its advice.
+        peer: actions of a successful rollout of the task, if this rollout failed; else empty.
 
     Raises:
         KeyError: no view has that name.
-        ConfigError: the environment gave no solution, or there is no advice.
+        ConfigError: the environment has no solution, or its adapter has no advice.
     """
     frame, outcome = FRAMES[name], trajectory.turns[index].outcome
     if name == "outcome":

@@ -1,7 +1,7 @@
 """Parquet files in ``iteration=00012/`` folders, which pyarrow, pandas, DuckDB and Spark read as a partition column.
 
-Many processes write side by side: every file has a name of its own and appears whole or not at all. The version of its schema
-is in its metadata, and its name ends in the checksum of its bytes.
+Several processes can write at the same time: every file has a unique name and appears complete or not at all. Its schema
+version is in its metadata, and its name ends in the checksum of its bytes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from trial_ray.errors import UserInputError, first_line
 from trial_ray.files import partial_of
 
 VERSION_KEY = b"trial_ray.schema_version"
-"""Key of the schema's version in a file's metadata."""
+"""Key of the schema version in a file's metadata."""
 SINCE = "since"
-"""Key of the version that a column came with in the column's metadata; 0 for those that every file has."""
+"""Key in a column's metadata: the schema version that added the column; 0 for columns that every file has."""
 
 IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
@@ -35,13 +35,13 @@ _CHECKSUM = re.compile(r"-crc([0-9a-f]{8})\.parquet$")
 def new_schema(
     columns: Iterable[tuple[str, pa.DataType, str]], version: int, added: Mapping[str, int] | None = None
 ) -> pa.Schema:
-    """A schema; ``iteration`` comes from the folder's name.
+    """Create a schema; ``iteration`` comes from the folder's name.
 
     Args:
-        columns: name, type and description of each.
-        version: of the schema.
-        added: columns that files of earlier versions lack, and the version that each came with; they are read as null there.
-            Files of the versions before the first of these are not read.
+        columns: name, type and description of each column.
+        version: version of the schema.
+        added: columns that files of earlier versions lack, with the version that added each column; they are read as null
+            from these files. Files older than the version before the first addition are not read.
     """
     since = added or {}
     fields = [
@@ -52,7 +52,7 @@ def new_schema(
 
 
 def partition(folder: str | os.PathLike[str], iteration: int) -> Path:
-    """The folder of one iteration's files below ``folder``.
+    """Return the folder of one iteration's files in ``folder``.
 
     Raises:
         UserInputError: ``iteration`` is negative.
@@ -63,7 +63,7 @@ def partition(folder: str | os.PathLike[str], iteration: int) -> Path:
 
 
 def partitions(folder: str | os.PathLike[str]) -> dict[int, Path]:
-    """The iterations that ``folder`` holds folders of, in ascending order; folders of other names are passed over."""
+    """Return the iteration folders in ``folder`` by iteration, in ascending order; folders with other names are ignored."""
     names = (
         (re.fullmatch(r"iteration=([0-9]{1,9})", path.name), path)
         for path in Path(folder).expanduser().glob("iteration=*")
@@ -74,17 +74,17 @@ def partitions(folder: str | os.PathLike[str]) -> dict[int, Path]:
 def write_rows(
     folder: str | os.PathLike[str], iteration: int, rows: Sequence[dict[str, Any]], schema: pa.Schema, writer_id: str
 ) -> Path:
-    """Write rows of one iteration as one new file, and return its path.
+    """Write rows of one iteration to one new file, and return its path.
 
     Args:
-        folder: root of the recording; made where missing.
-        iteration: of training.
-        rows: values by column; one that is missing is null.
-        schema: of :func:`new_schema`.
-        writer_id: who writes, such as ``"runner003"``; a part of the file's name.
+        folder: root of the recording; created if missing.
+        iteration: training iteration.
+        rows: values by column; missing columns are null.
+        schema: schema created by :func:`new_schema`.
+        writer_id: name of the writer, such as ``"runner003"``; a part of the file's name.
 
     Raises:
-        UserInputError: ``writer_id`` could not be part of a file name, or ``iteration`` is negative.
+        UserInputError: ``writer_id`` cannot be part of a file name, or ``iteration`` is negative.
     """
     if not writer_id or not writer_id.replace("-", "").replace("_", "").isalnum():
         raise UserInputError(f"writer_id must be letters, digits, '-' and '_'; got {writer_id!r}.")
@@ -105,7 +105,7 @@ def write_rows(
 
 
 def _repeating(schema: pa.Schema) -> list[str]:
-    """Columns whose values repeat, by their paths in a file; a dictionary of log-probabilities would make files larger."""
+    """Columns with repeating values, by their paths in a file; a dictionary of log-probabilities would make files larger."""
     kinds = {field.name: field.type.value_type if pa.types.is_list(field.type) else field.type for field in schema}
     return [
         f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name
@@ -121,19 +121,20 @@ def read_rows(
     what: str,
     advice: str,
 ) -> pa.Table:
-    """Rows of one iteration, or of all, with the columns of ``schema`` and ``iteration``.
+    """Read rows of one iteration, or of all, with the columns of ``schema`` and ``iteration``.
 
-    They come in the order of iterations and of file names, and as they were written.
+    Rows are in the order of iterations and of file names, and within a file as written.
 
     Args:
         folder: root of the recording.
-        iteration: of training; ``None``: all.
-        schema: that the files must have.
-        what: was recorded, for the error where nothing was.
-        advice: what to do then.
+        iteration: training iteration; ``None``: all.
+        schema: schema that the files must have.
+        what: name of the recorded data, for the error if nothing was recorded.
+        advice: remedy in that error.
 
     Raises:
-        UserInputError: nothing was recorded there, or a file is cut, damaged, of another version of the schema, or lacks columns.
+        UserInputError: nothing was recorded, or a file is truncated, damaged, of another version of the schema, or lacks
+            columns.
     """
     folder = Path(folder).expanduser()
     files = [

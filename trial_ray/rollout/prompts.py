@@ -1,4 +1,4 @@
-"""Prompts in token ids: every turn a prompt of its own, and what is cut when it does not fit."""
+"""Prompts in token ids: a separate prompt for every turn, truncated if it does not fit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Prompt:
     """One ordinary prompt P_k.
 
     Attributes:
-        ids: int32 ``[P]``, chat template included, up to where the response starts.
-        insert_at: index in ``ids`` of the first token after the user's message (post-action evidence goes before it).
-        cut: what was left out for its length; where that is a part of the observation, no history is left.
+        ids: int32 ``[P]``, chat template included, up to the start of the response.
+        insert_at: index in ``ids`` of the first token after the user's message (post-action teacher context is inserted
+            before it).
+        cut: parts dropped because of the length; if a part of the observation was dropped, all history was dropped, too.
     """
 
     ids: np.ndarray
@@ -41,12 +42,12 @@ class PromptWriter(ABC):
     Args:
         tokenizer: a ``transformers`` tokenizer with a chat template.
         template: writes the messages and reads the responses.
-        max_prompt_tokens: most ids in a prompt.
-        history_window: turns before the present one that a prompt shows, at most, where it cannot hold the whole episode.
-        options: what the chat template is rendered with.
+        max_prompt_tokens: maximum number of ids in a prompt.
+        history_window: maximum number of earlier turns in a prompt that cannot contain the whole episode.
+        options: arguments of the chat template.
 
     Raises:
-        ChatTemplateError: no chat template, or one that alters, repeats or does not delimit messages.
+        ChatTemplateError: the tokenizer has no chat template, or the template alters, repeats or does not delimit messages.
     """
 
     def __init__(
@@ -69,36 +70,36 @@ class PromptWriter(ABC):
 
     @abstractmethod
     def _split(self, options: TemplateOptions) -> None:
-        """Find what the chat template writes around messages."""
+        """Find the text that the chat template writes around messages."""
 
     @abstractmethod
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """The prompt of the next decision.
+        """Write the prompt of the next decision.
 
         Args:
-            result: what the environment shows and offers now.
-            turns: the turns so far, oldest first, with prompts that this class wrote.
+            result: the environment's current result.
+            turns: the turns so far, oldest first, with prompts written by this class.
 
         Raises:
-            PromptTooLongError: the prompt exceeds the limit even with all that may be cut left out.
+            PromptTooLongError: the prompt exceeds the limit even without all parts that may be dropped.
         """
 
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
-        """The action in the response to a prompt.
+        """Read the action from the response to a prompt.
 
         Args:
-            prompt: that this class wrote.
+            prompt: prompt written by this class.
             response_ids: int32 ``[y]``, as sampled.
         """
         return self.template.project(self.responses.text(prompt.ids, prompt.insert_at, response_ids))
 
 
 class PromptBuilder(PromptWriter):
-    """Writes prompts that stand alone, with the last records of the history in the user's message.
+    """Writes self-contained prompts, with the last records of the history in the user's message.
 
-    The chat template is rendered once; what stands around the user's message is tokenised once, and a prompt costs one
-    tokenisation of its message. The ids equal those of the whole rendered conversation (checked on construction),
-    except that special tokens spelled in a message stay ordinary text.
+    The chat template is rendered once, and the text around the user's message is tokenised once, so a prompt costs one
+    tokenisation of its message. The ids equal the ids of the whole rendered conversation (checked on construction), except
+    that special tokens spelled in a message stay ordinary text.
     """
 
     def _split(self, options: TemplateOptions) -> None:
@@ -125,12 +126,12 @@ class PromptBuilder(PromptWriter):
     ) -> Prompt:
         """Write the prompt of one decision.
 
-        Over the limit, the oldest history records go first, then the middle of the observation; the task and the
-        actions are never cut.
+        If the prompt exceeds the limit, the oldest history records are dropped first, then the middle of the observation;
+        the task and the actions are never truncated.
 
         Args:
             task: the instruction (``info["task"]``).
-            observation: what the environment shows now, task included where the environment states it.
+            observation: the current observation, with the task if the environment states it.
             admissible_actions: ``info["admissible_actions"]``.
             history: (observation, action) of the turns so far, oldest first; only the last ``history_window`` are used.
             step: number of this decision, from 1.
@@ -146,7 +147,7 @@ class PromptBuilder(PromptWriter):
         return self._cut_observation(context)
 
     def _cut_observation(self, context: PromptContext) -> Prompt:
-        """The prompt with as much of the observation's both ends as fits; bisection over the characters kept."""
+        """The prompt with the largest part of the observation's start and end that fits, found by bisection over the characters."""
         observation = context.observation
 
         def keeping(characters: int) -> Prompt | None:
@@ -171,14 +172,14 @@ class PromptBuilder(PromptWriter):
         return fitting
 
     def _prompt(self, context: PromptContext, cut: PromptCut) -> Prompt | None:
-        """The prompt; ``None`` where it would exceed the limit."""
+        """The prompt; ``None`` if it would exceed the limit."""
         ids = self._ids(context)
         if ids is None or len(ids) > self.max_prompt_tokens:
             return None
         return Prompt(np.asarray(ids, np.int32), len(ids) - len(self._suffix_ids), cut)
 
     def _ids(self, context: PromptContext) -> list[int] | None:
-        """Ids of a prompt of any length; ``None`` where its characters show that it exceeds the limit."""
+        """Ids of a prompt of any length; ``None`` if its number of characters shows that it exceeds the limit."""
         message = self.template.render(context).strip()
         if len(message) > self._most_characters:
             return None
@@ -186,14 +187,14 @@ class PromptBuilder(PromptWriter):
 
 
 def too_long(parts: str, length: int | None, limit: int, advice: str = "") -> PromptTooLongError:
-    """The error of a prompt whose parts that are never cut exceed the limit.
+    """Return the error for a prompt that exceeds the limit even with only the parts that are never truncated.
 
     Args:
-        parts: names them.
-        length: of the prompt that they make, in tokens; ``None`` where it was not counted, because its characters show that it is
-            over the limit.
+        parts: names of these parts.
+        length: tokens of the prompt with only these parts; ``None`` if they were not counted, because the number of
+            characters shows that the prompt exceeds the limit.
         limit: ``max_prompt_tokens``.
-        advice: what can be done besides raising the limit.
+        advice: remedies other than a higher limit.
     """
     counted = f"{length}" if length is not None else f"more than {limit}"
     return PromptTooLongError(
@@ -202,16 +203,16 @@ def too_long(parts: str, length: int | None, limit: int, advice: str = "") -> Pr
 
 
 def require_first_prompt(writer: PromptWriter, shown: StepResult, environment: str, task_id: str) -> None:
-    """Refuse a limit that the first prompt of a task exceeds.
+    """Require that the first prompt of a task does not exceed the limit.
 
     Args:
-        writer: of the run's prompts.
-        shown: what the environment shows at the beginning of the task.
-        environment: its name.
-        task_id: of the task.
+        writer: prompt writer of the run.
+        shown: the environment's result at the start of the task.
+        environment: name of the environment.
+        task_id: id of the task.
 
     Raises:
-        PromptTooLongError: names environment, task, length and limit.
+        PromptTooLongError: it does; the message contains environment, task, length and limit.
     """
     try:
         writer.write(shown, ())
@@ -220,10 +221,10 @@ def require_first_prompt(writer: PromptWriter, shown: StepResult, environment: s
 
 
 def located(error: PromptTooLongError, environment: str, task_id: str, turn: int) -> str:
-    """An error's message, with the place where it was raised."""
+    """Return an error's message with environment, task and turn."""
     return f"{environment}, task {task_id!r}, turn {turn}: {error}"
 
 
 def records(turns: Sequence[Turn]) -> list[tuple[str, str]]:
-    """(observation, action) of turns."""
+    """Return (observation, action) of each turn."""
     return [(turn.observation, turn.action) for turn in turns]

@@ -1,4 +1,4 @@
-"""Trajectories as Parquet: one row per turn, ids and numbers exactly as they were sampled and rewarded.
+"""Trajectories as Parquet: one row per turn, with ids and numbers exactly as sampled and rewarded.
 
 ``docs/runs.md`` describes every column.
 """
@@ -20,7 +20,7 @@ from trial_ray.rollout.partitions import FLOATS, IDS, new_schema, partitions, re
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 SCHEMA_VERSION = 6
-"""Raised by one whenever a column is added, or changes its name, type or meaning."""
+"""Incremented whenever a column is added, or its name, type or meaning changes."""
 
 _TRAJECTORY_COLUMNS = (
     ("group_id", pa.string(), "the group of rollouts of one task; unique in the run"),
@@ -64,16 +64,16 @@ SCHEMA = new_schema(
 def write_groups(
     folder: str | os.PathLike[str], iteration: int, groups: Sequence[TrajectoryGroup], writer_id: str
 ) -> Path:
-    """Write the groups of one iteration as one new file, and return its path.
+    """Write the groups of one iteration to one new file, and return its path.
 
     Args:
-        folder: root of the recording; made where missing.
-        iteration: training iteration in which the groups were sampled.
-        groups: what was sampled; a rollout that failed before its first turn keeps one row without a turn.
-        writer_id: who writes, such as ``"runner003"``; a part of the file's name.
+        folder: root of the recording; created if missing.
+        iteration: training iteration of the groups.
+        groups: sampled groups; a rollout that failed before its first turn keeps one row without a turn.
+        writer_id: name of the writer, such as ``"runner003"``; a part of the file's name.
 
     Raises:
-        UserInputError: ``writer_id`` could not be part of a file name, or ``iteration`` is negative.
+        UserInputError: ``writer_id`` cannot be part of a file name, or ``iteration`` is negative.
     """
     return write_rows(folder, iteration, list(_rows(groups)), SCHEMA, writer_id)
 
@@ -101,42 +101,42 @@ def _restored(value: Any) -> Any:
 
 
 def read_turns(folder: str | os.PathLike[str], iteration: int | None = None) -> pa.Table:
-    """Every recorded turn (of one iteration, or of all), as a table with the columns of ``SCHEMA`` and ``iteration``.
+    """Read every recorded turn (of one iteration, or of all) as a table with the columns of ``SCHEMA`` and ``iteration``.
 
-    Rows come in the order of iterations; those of a trajectory come together, turn by turn. Texts are as they are stored
-    (:mod:`trial_ray.files`).
+    Rows are in the order of iterations; the rows of a trajectory are consecutive, turn by turn. Texts are as they are
+    stored (:mod:`trial_ray.files`).
 
     Raises:
-        UserInputError: nothing was recorded there, or a file cannot be read, see :func:`partitions.read_rows`.
+        UserInputError: nothing was recorded, or a file cannot be read, see :func:`partitions.read_rows`.
     """
     table = _read(folder, iteration)
     return table.filter(pc.is_valid(table["turn_index"]))
 
 
 def read_trajectories(folder: str | os.PathLike[str], iteration: int | None = None) -> list[Trajectory]:
-    """Every recorded trajectory (of one iteration, or of all), the ones that failed before their first turn included.
+    """Read every recorded trajectory (of one iteration, or of all), also if it failed before its first turn.
 
     Raises:
-        UserInputError: as :func:`read_turns`.
+        UserInputError: as in :func:`read_turns`.
     """
     return [trajectory for group in read_iteration(folder, iteration) for trajectory in group.trajectories]
 
 
 def read_iteration(folder: str | os.PathLike[str], iteration: int | None) -> list[TrajectoryGroup]:
-    """The groups of one iteration, or of all (``None``), as they were recorded; errors as :func:`read_turns`."""
+    """Read the groups of one iteration, or of all (``None``), as recorded; errors as in :func:`read_turns`."""
     return list(_groups(_read(folder, iteration)).values())
 
 
 def read_groups(folder: str | os.PathLike[str], group_ids: Sequence[str], iteration: int) -> list[TrajectoryGroup]:
-    """The groups that an update was given, in the order of ``group_ids``.
+    """Read the groups of an update, in the order of ``group_ids``.
 
     Args:
         folder: root of the recording.
-        group_ids: of the groups.
-        iteration: of the update; with ``max_staleness``, groups may have been recorded in earlier ones.
+        group_ids: ids of the groups.
+        iteration: iteration of the update; with ``max_staleness``, groups may be recorded in earlier iterations.
 
     Raises:
-        UserInputError: as :func:`read_turns`, or groups are missing.
+        UserInputError: as in :func:`read_turns`, or groups are missing.
     """
     found: dict[str, TrajectoryGroup] = {}
     missing = [*group_ids]

@@ -1,4 +1,4 @@
-"""Text of responses, from which their form is judged and their action is read."""
+"""Text of responses, used to check their form and to read their action."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OPENED = re.compile(r"<think>\s*\Z")
 class ResponseTexts:
     """Decodes responses, with text that the prompt opened for them.
 
-    A prompt may end in an opened ``<think>``, so that the response begins inside it. That text belongs to the response
-    wherever its form is judged or shown, and to the prompt in ids, masks and losses. An element that the prompt closes again,
-    such as the empty ``<think>\\n\\n</think>`` of a switched-off reasoning mode, was not opened for the response.
+    A prompt may end in an opened ``<think>``, and the response then starts inside this element. The opening text belongs to
+    the response when its form is checked or shown, and to the prompt in ids, masks and losses. An element that the prompt
+    closes again, such as the empty ``<think>\\n\\n</think>`` of a disabled reasoning mode, was not opened for the response.
 
     Args:
         tokenizer: the policy's ``transformers`` tokenizer.
@@ -36,19 +36,19 @@ class ResponseTexts:
         self._opened: dict[bytes, str] = {}
 
     def text(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> str:
-        """A response with the text that its prompt opened for it, without special tokens other than those of reasoning.
+        """Decode a response with the text that its prompt opened for it, without special tokens except reasoning tags.
 
         Args:
             prompt_ids: int32 ``[P]``.
-            insert_at: index in it of the end of the user's message.
-            response_ids: int ``[y]``; ids outside of the tokenizer's vocabulary are spelled (:func:`spell_unknown`).
+            insert_at: index in ``prompt_ids`` of the end of the user's message.
+            response_ids: int ``[y]``; ids outside the tokenizer's vocabulary are spelled (:func:`spell_unknown`).
         """
         return self.opened(prompt_ids, insert_at) + self._spelled(response_ids, self._dropped)
 
     def reasoning_tokens(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> int:
-        """How many tokens of a response are its reasoning, ``</think>`` included: all where it is not closed, 0 without any.
+        """Return the number of reasoning tokens in a response, ``</think>`` included: all if it is not closed, 0 without reasoning.
 
-        Arguments as :meth:`text`.
+        Arguments as in :meth:`text`.
         """
         # The first tokens suffice: every turn is counted, and most have no reasoning.
         if not self.text(prompt_ids, insert_at, response_ids[:8]).lstrip().startswith("<think>"):
@@ -57,7 +57,7 @@ class ResponseTexts:
         return bisect_left(lengths, True, key=lambda length: "</think>" in self.whole(response_ids[:length]))
 
     def whole(self, response_ids: np.ndarray) -> str:
-        """A response with all its special tokens, without what its prompt opened; ids as in :meth:`text`."""
+        """Decode a response with all its special tokens, without the text that its prompt opened; ids as in :meth:`text`."""
         return self._spelled(response_ids, frozenset())
 
     def _spelled(self, ids: np.ndarray, dropped: Collection[int]) -> str:
@@ -71,7 +71,7 @@ class ResponseTexts:
         return "".join([*texts, self.decode(known)])
 
     def opened(self, prompt_ids: np.ndarray, insert_at: int) -> str:
-        """The text at the end of a prompt that belongs to the response; arguments as :meth:`text`."""
+        """Return the text at the end of a prompt that belongs to the response; arguments as in :meth:`text`."""
         behind = np.asarray(prompt_ids[insert_at:], np.int32)
         key = behind.tobytes()
         if key not in self._opened:
@@ -80,5 +80,5 @@ class ResponseTexts:
         return self._opened[key]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, with special tokens."""
+        """Decode ids, with special tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

@@ -1,4 +1,4 @@
-"""Rewards of the user's own: a function that is called with each episode that was played to its end."""
+"""Custom rewards: a user function that is called with each episode that was played to its end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class RewardFunction:
     """The user's reward function.
 
     Attributes:
-        function: takes the episode (``callbacks.TextEpisode``); gives a number, or numbers by name, or an awaitable of them.
-        weights: of the named numbers; 1 for others.
-        timeout_s: seconds that it may take.
+        function: takes the episode (``callbacks.TextEpisode``); returns a number, or numbers by name, or an awaitable of
+            them.
+        weights: weights of the named numbers; 1 for names without a weight.
+        timeout_s: time limit of a call in seconds.
     """
 
     function: Callable[[Trajectory], Any]
@@ -38,15 +39,15 @@ class RewardFunction:
 
     @classmethod
     def of(cls, config: RunSettings) -> RewardFunction | None:
-        """The function of a config; ``None`` if its reward is named by a text."""
+        """Return the reward function of a config; ``None`` if its reward is a string."""
         reward = config.reward
         return None if isinstance(reward, str) else cls(reward, config.reward_weights, config.reward_timeout_s)
 
     async def rate(self, episode: Trajectory) -> None:
-        """Put the reward, and its parts by name, into the episode.
+        """Store the reward and its named parts in the episode.
 
         Raises:
-            RewardError: the function raised, did not answer in time, or returned something else than finite numbers.
+            RewardError: the function raised, did not return in time, or returned something other than finite numbers.
         """
         name = reward_name(self.function)
         try:
@@ -69,7 +70,7 @@ class RewardFunction:
             raise RewardError(told) from error
 
     async def _answer(self, episode: Trajectory) -> Any:
-        """What the function returns, called in a thread: the other episodes go on meanwhile."""
+        """Call the function in a thread, so other episodes continue, and return its result."""
         returned: Future[Any] = Future()
         returned.set_running_or_notify_cancel()
         # A daemon, unlike the threads of an executor: a function that hangs does not keep the process from ending.

@@ -1,4 +1,4 @@
-"""RLlib's group of env runners, in which a function that raises costs no env runner."""
+"""RLlib's group of env runners; a function that raises does not end an env runner."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class TextEnvRunnerGroup(RestartableGroup):
     """The env runners of a run."""
 
     def add_workers(self, num_workers: int, validate: bool = False) -> None:
-        """RLlib's way to fill a new group.
+        """Add the env runners of a new group; called by RLlib.
 
         Raises:
-            UnsupportedError: it has env runners already; nothing would connect others to the engines.
+            UnsupportedError: the group has env runners already; further env runners would not be connected to the engines.
         """
         if self.num_remote_env_runners():
             raise UnsupportedError(
@@ -43,10 +43,10 @@ class TextEnvRunnerGroup(RestartableGroup):
         super().add_workers(num_workers, validate)
 
     def get_spaces(self) -> dict[str, Any]:
-        """RLlib's spaces, from one of the env runners.
+        """Return RLlib's spaces from one of the env runners.
 
         Raises:
-            InfrastructureError: none of them has started.
+            InfrastructureError: no env runner has started.
         """
         try:
             spaces: dict[str, Any] = super().get_spaces()
@@ -55,16 +55,18 @@ class TextEnvRunnerGroup(RestartableGroup):
         return spaces
 
     def foreach_env_runner(self, func: Any, **options: Any) -> list[Any]:
-        """RLlib's call of a function, or of a method by its name, on env runners; results of those that live.
+        """Call a function, or a method by name, on env runners, as in RLlib; return the results of the live env runners.
 
-        RLlib ends an env runner on which a function raises, with all that it plays, and tells its log alone.
+        In RLlib itself, a function that raises ends the env runner with all its rollouts, and only the env runner's log
+        shows the error.
 
         Args:
-            func: function, name, or a list of either with one for each env runner.
-            options: RLlib's.
+            func: function, method name, or a list of either with one entry per env runner.
+            options: RLlib's options.
 
         Raises:
-            CallbackError: it raised on an env runner, which goes on; names the first.
+            CallbackError: the function raised on an env runner, which continues; the message names the first of these env
+                runners.
         """
         if options.get("return_obj_refs"):
             return list(super().foreach_env_runner(func, **options))
@@ -79,7 +81,7 @@ class TextEnvRunnerGroup(RestartableGroup):
 
 
 class _Raised(NamedTuple):
-    """What a function raised, as texts: an error may not be picklable.
+    """Exception that a function raised, as texts, because an exception may not be picklable.
 
     Attributes:
         place: the env runner.
@@ -93,7 +95,7 @@ class _Raised(NamedTuple):
 
 
 def _guarded(func: Callable[..., Any] | str) -> Callable[..., Any]:
-    """Calls a function, or a method by its name, on an env runner; what it raises becomes its result."""
+    """Wrap a function, or a method name, for a call on an env runner; an exception becomes the result."""
 
     def call(runner: Any, *args: Any, **kwargs: Any) -> Any:
         try:

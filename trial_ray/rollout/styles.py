@@ -1,4 +1,4 @@
-"""Prompt styles: the writer of a run's prompts."""
+"""Prompt styles: create the prompt writer of a run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trial_ray.rollout.tool_conversation import ToolConversationBuilder
 
 
 def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapter) -> PromptWriter:
-    """The prompt writer of a run in one of its environments.
+    """Create the prompt writer of a run for one of its environments.
 
     Raises:
-        ChatTemplateError: the tokenizer's chat template cannot be used in the style asked for, or ends responses of a conversation
-            with a token at which the model in ``config.model_path`` does not stop.
-        ConfigError, MissingDependencyError: as :class:`ToolConversationBuilder`.
+        ChatTemplateError: the tokenizer's chat template cannot be used in the configured style, or ends the responses of a
+            conversation with a token that is not a stop token of the model in ``config.model_path``.
+        ConfigError, MissingDependencyError: as in :class:`ToolConversationBuilder`.
     """
     template = adapter.template(config.prompt_style)
     settings = config.max_prompt_tokens, config.history_window, template_options(config)
@@ -38,5 +38,5 @@ def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapt
 
 
 def template_options(config: RunSettings) -> TemplateOptions:
-    """What the chat template of a run is rendered with."""
+    """Return the arguments of a run's chat template."""
     return TemplateOptions(config.chat_template_kwargs, config.chat_template_date)

@@ -1,4 +1,4 @@
-"""Tools of an environment, and the calls of them in responses: schemas, parsing, and the action that a call stands for."""
+"""Tools of an environment, and calls of them in responses: schemas, parsing, and the action of a call."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LONGEST = 200
 
 
 def require_response_template(tokenizer: Any) -> None:
-    """Give a tokenizer the ``response_template`` by which ``parse_response`` reads its model's responses, where it brings none.
+    """Set a tokenizer's ``response_template`` if it is missing; ``parse_response`` reads the model's responses with it.
 
-    It is taken from TRL, which has those of published chat templates.
+    The template comes from TRL, which has response templates for published chat templates.
 
     Raises:
         MissingDependencyError: TRL is not installed.
-        ChatTemplateError: TRL has none for the tokenizer's chat template.
+        ChatTemplateError: TRL has no response template for the tokenizer's chat template.
     """
     if getattr(tokenizer, "response_template", None) is not None:
         return
@@ -58,13 +58,13 @@ def require_response_template(tokenizer: Any) -> None:
 def parse_message(
     tokenizer: Any, response: str, prefix: str = "", tools: Sequence[dict[str, Any]] | None = None
 ) -> tuple[list[Any], str]:
-    """The calls in a response, in their order, and its text besides calls and reasoning.
+    """Parse a response: return its calls in order, and its text without calls and reasoning.
 
     Args:
-        tokenizer: with a ``response_template``.
-        response: special tokens included.
-        prefix: the end of the prompt, from where it opens the response.
-        tools: schemas, by which arguments that were written as text get their types.
+        tokenizer: tokenizer with a ``response_template``.
+        response: text of the response, special tokens included.
+        prefix: end of the prompt, from the opening of the response on.
+        tools: schemas; arguments written as text are converted to the types in them.
 
     Raises:
         ValueError: the response cannot be parsed.
@@ -78,13 +78,13 @@ def parse_message(
 
 
 def last_call(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
-    """Mask of the tokens from the opening of a response's last call on, special tokens excluded: bool ``[y]``.
+    """Return a mask of the tokens from the start of a response's last call on, special tokens excluded: bool ``[y]``.
 
-    No token counts if no end of the response is a call. The whole is not asked: without its prompt, reasoning that the prompt
-    opened may spell one that cannot be parsed.
+    The mask is all False if no end of the response is a call. The whole response is not checked first: without its prompt,
+    reasoning that the prompt opened may contain a call that cannot be parsed.
 
     Args:
-        tokenizer: with a ``response_template``.
+        tokenizer: tokenizer with a ``response_template``.
         ids: int ``[y]``, the response.
     """
     mask = np.zeros(len(ids), bool)
@@ -106,13 +106,13 @@ class ToolSet:
     """The tools of an environment.
 
     Args:
-        tools: class whose public methods are the tools, as TRL offers them to the model.
+        tools: class with the tools as its public methods, as TRL offers them to the model.
 
     Attributes:
-        schemas: of the tools, in the order of their names, in the format of ``apply_chat_template``.
+        schemas: schemas of the tools, in the order of their names, in the format of ``apply_chat_template``.
 
     Raises:
-        ConfigError: there are none, or one has no type hints or no docstring.
+        ConfigError: the class has no tools, or a tool has no type hints or no docstring.
     """
 
     def __init__(self, tools: type[ToolEpisode]) -> None:
@@ -141,10 +141,10 @@ class ToolSet:
         return list(self._commands)
 
     def project(self, calls: Sequence[Any], text: str = "") -> Projection:
-        """The action that a response stands for: that of its one call, if it can be made, or of its text, if the tools take texts.
+        """Return the action of a response: of its only call, if the call can be made, or of its text, if the tools accept text.
 
-        Otherwise nothing is carried out: the projection is not valid, and its answer says what was wrong. Args and outcomes are
-        listed in docs/environments.md.
+        Otherwise no action is taken: the projection is not valid, and its answer describes the mistake.
+        docs/environments.md lists the responses and their answers.
         """
         if not calls and text and self._say is not None:
             return Projection(self._say(text), True)
@@ -162,9 +162,9 @@ class ToolSet:
         return Projection(command, True)
 
     def call_of(self, action: str) -> tuple[str, dict[str, str]] | None:
-        """Name and arguments of the call that makes an action, the inverse of :meth:`project`; ``None`` if no tool makes it.
+        """Return name and arguments of the call for an action, the inverse of :meth:`project`; ``None`` if no tool has this action.
 
-        Arguments are texts.
+        Arguments are strings.
         """
         for name, tool in self._commands.items():
             marks = {each: f"\0{each}\0" for each in self._parameters(name)}
@@ -176,7 +176,7 @@ class ToolSet:
         return None
 
     def refuse(self, mistake: str) -> Projection:
-        """The projection of a response that holds no action."""
+        """Return the projection of a response without an action."""
         offered = ", ".join(f"{name}({', '.join(self._parameters(name))})" for name in self._commands)
         return Projection("", False, f"{mistake} Call exactly one tool in every turn: {offered}.")
 
@@ -184,7 +184,7 @@ class ToolSet:
         return list(inspect.signature(self._commands[name]).parameters)
 
     def _checked(self, name: str, arguments: Any) -> dict[str, Any]:
-        """Arguments of the names and types of a tool's schema.
+        """Arguments with the names and types of a tool's schema.
 
         Raises:
             TypeError: names what is missing, unknown or of another type.
@@ -201,7 +201,7 @@ class ToolSet:
 
 
 def read_call(call: Any) -> tuple[str, Any]:
-    """Name and arguments of a call; the name is empty where it is none."""
+    """Return name and arguments of a call; the name is empty if it is not a call."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
         return "", None

@@ -1,4 +1,4 @@
-"""Conversations with tools: responses call them in the model's own format, and messages of the tools answer."""
+"""Conversations with tools: responses call tools in the model's own format, and tool messages contain the answers."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _ARGUMENT = "Sentinel"
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """The texts around a tool's answer.
+    """Texts around a tool's answer.
 
     Attributes:
-        around: the answer; the first of its ids is the token that closes a response.
-        suffix_ids: ids from there to the next response.
-        end: the text that closes a response which nothing follows; empty where the template writes none.
+        around: text around the answer; the first of its ids is the token that closes a response.
+        suffix_ids: ids between the answer and the next response.
+        end: text that closes the last response; empty if the template writes none.
     """
 
     around: Around
@@ -53,17 +53,17 @@ class AnswerParts:
 
 
 def split_answer(tokenizer: Any, options: TemplateOptions, tools: Sequence[dict[str, Any]], name: str) -> AnswerParts:
-    """Texts around the answer of a tool, behind a response that calls it.
+    """Return the texts around a tool's answer to a response that calls the tool.
 
     Args:
-        tokenizer: with the chat template.
-        options: what the template is rendered with.
+        tokenizer: tokenizer with the chat template.
+        options: arguments of the template.
         tools: schemas of all tools.
-        name: of the tool, which some templates repeat in the answer.
+        name: name of the tool, which some templates repeat in the answer.
 
     Raises:
-        ChatTemplateError: the template writes no calls or no answers of tools, alters the answer, does not delimit it, or closes a
-            response in another way when an answer follows.
+        ChatTemplateError: the template does not write calls or answers of tools, alters the answer, does not delimit it, or
+            closes a response differently if an answer follows.
     """
     call = call_message(name, {"argument": _ARGUMENT})
     messages: list[str | Mapping[str, Any]] = ["system", "user", call, {"role": "tool", "name": name}]
@@ -101,34 +101,37 @@ def split_answer(tokenizer: Any, options: TemplateOptions, tools: Sequence[dict[
 
 
 def _last_control(tokenizer: Any, text: str) -> int:
-    """Where the last control token of a text begins; its end where it has none."""
+    """Index of the last control token in a text; its length if it has none."""
     return max((text.rfind(token) for token in control_tokens(tokenizer) if token in text), default=len(text))
 
 
 def call_message(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A message that calls a tool, in the format of ``apply_chat_template``."""
+    """Return a message that calls a tool, in the format of ``apply_chat_template``."""
     function = {"name": name, "arguments": dict(arguments)}
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 class ToolConversationBuilder(ConversationBuilder):
-    """Writes conversations in which tools act: role and task, the tools and the first observation, then calls and answers in turn.
+    """Writes conversations with tools: role and task, the tools and the first observation, then calls and answers in turn.
 
-    The tools' schemas stand where the chat template puts them. Prompt k+1 is prompt k, the ids of response k, and the chat
-    template's own text around the answer of the tool that was called. A response without a call is answered by the first tool.
+    The chat template determines the position of the tools' schemas. Prompt k+1 is prompt k, the ids of response k, and the
+    chat template's text around the answer of the tool that was called. A response without a call is answered by the first
+    tool.
 
-    A prompt over the limit starts the conversation again, with the last ``history_window`` turns as text in the user's message.
+    A prompt over the limit starts the conversation again, with the last ``history_window`` turns as text in the user's
+    message.
 
     Args:
-        tokenizer: a ``transformers`` tokenizer; it is given a ``response_template`` where it has none.
+        tokenizer: a ``transformers`` tokenizer; its ``response_template`` is set if missing.
         template: writes the messages.
-        tools: class whose public methods are the tools.
-        settings: as of :class:`~trial_ray.rollout.prompts.PromptWriter`.
+        tools: class with the tools as its public methods.
+        settings: as in :class:`~trial_ray.rollout.prompts.PromptWriter`.
 
     Raises:
-        ChatTemplateError: as the base class; or the chat template has no tools, or the ``response_template`` misreads its calls.
+        ChatTemplateError: as in the base class; or the chat template does not support tools, or the ``response_template``
+            misreads its calls.
         ConfigError: a tool has no schema.
-        MissingDependencyError: there is no ``response_template``, and TRL is not installed.
+        MissingDependencyError: the tokenizer has no ``response_template``, and TRL is not installed.
     """
 
     def __init__(self, tokenizer: Any, template: ConversationPrompt, tools: type[ToolEpisode], *settings: Any) -> None:
@@ -154,7 +157,7 @@ class ToolConversationBuilder(ConversationBuilder):
         self._require_parsing()
 
     def _require_parsing(self) -> None:
-        """Refuse a ``response_template`` of another chat template."""
+        """Require that the ``response_template`` reads the calls of the chat template."""
         name = self.tools.names[0]
         response = self.call_text(name, {"argument": _ARGUMENT})
         try:
@@ -168,7 +171,7 @@ class ToolConversationBuilder(ConversationBuilder):
             )
 
     def call_text(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The response that calls a tool, as the chat template writes it behind a prompt, with the token that ends it."""
+        """Return the response that calls a tool, as the chat template writes it after a prompt, with its end token."""
         messages: list[str | Mapping[str, Any]] = ["system", "user", call_message(name, arguments)]
         further: dict[str, Any] = {"add_generation_prompt": False, "tools": self.tools.schemas}
         *_, written = render(self._tokenizer, messages, self._options, **further)
@@ -177,10 +180,11 @@ class ToolConversationBuilder(ConversationBuilder):
         return written[shared:].removesuffix(self._answers[name].end) + self._stop
 
     def encode_action(self, prompt: Prompt, action: str) -> np.ndarray:
-        """Ids of the response that calls the tool which makes an action, end token included: int32 ``[y]``.
+        """Return the ids of the response that calls the tool for an action, end token included: int32 ``[y]``.
 
         Raises:
-            ConfigError: no tool makes it, or no call states it in this chat template, such as an action that spells the end token.
+            ConfigError: no tool has this action, or no call in this chat template expresses it, such as an action that
+                spells the end token.
         """
         call = self.tools.call_of(action)
         ids = np.asarray([] if call is None else encode_trusted(self._tokenizer, self.call_text(*call)), np.int32)
@@ -192,7 +196,7 @@ class ToolConversationBuilder(ConversationBuilder):
         return ids
 
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
-        """The action of the tool that a response calls; see :meth:`ToolSet.project`."""
+        """Read the action of the tool that a response calls; see :meth:`ToolSet.project`."""
         try:
             return self.tools.project(*self._parsed(prompt.ids, prompt.insert_at, response_ids))
         except ValueError as error:
@@ -205,7 +209,7 @@ class ToolConversationBuilder(ConversationBuilder):
         return parse_message(self._tokenizer, self.responses.whole(response_ids), prefix, self.tools.schemas)
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """See :class:`PromptWriter`; system message and the last message are never cut."""
+        """See :class:`PromptWriter`; the system message and the last message are never truncated."""
         num_past = past_turns(result, turns)
         if num_past:
             answer = self._answers[self._called(turns[-1])]

@@ -16,7 +16,7 @@ from trial_ray.errors import ConfigError
 from trial_ray.objectives.rounding import equal_up_to_rounding
 
 PromptCut = Literal["none", "history", "observation"]
-"""How a prompt was truncated: not at all, history records, or those and the observation's middle."""
+"""Truncation of a prompt: none, history records, or history records and the middle of the observation."""
 
 Ending = Literal["terminated", "turn_limit", "prompt_limit", "failed"]
 FailedBy = Literal["environment", "engine"]
@@ -24,27 +24,29 @@ FailedBy = Literal["environment", "engine"]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One decision of the policy. Ids are exactly what the engine saw and answered; text is for views and records.
+    """One decision of the policy. Ids are exactly as sent to and returned by the engine; text is for views and records.
 
-    A player decides it, and the episode adds observation, outcome, reward and ``invalid_action``. One that writes no prompts and
-    no responses, such as an oracle, leaves all but the action at their defaults.
+    A player creates the turn, and the episode adds observation, outcome, reward and ``invalid_action``. A player that
+    writes no prompts and no responses, such as an expert, leaves every attribute except the action at its default.
 
     Attributes:
         prompt_ids: int32 ``[P]``, the ordinary prompt P_k as sent to the engine.
         response_ids: int32 ``[y]``, the response as sampled, its stop token included.
         logprobs: float32 ``[y]``, behaviour log-probabilities in nats, as the engine reported them.
         weight_version: version of the weights that sampled the response.
-        insert_at: index in ``prompt_ids`` before which post-action evidence is inserted (end of the user's message).
-        observation: what the environment showed before the decision.
-        action: the action that was sent to the environment.
+        insert_at: index in ``prompt_ids`` of the end of the user's message; post-action teacher context is inserted before
+            it.
+        observation: the environment's observation before the decision.
+        action: the action sent to the environment.
         valid: whether the response had the required form (not whether the action was admissible).
-        outcome: what the environment answered to the action; a player sets the answer to a response that holds no action, which the
-            environment is not asked to carry out.
+        outcome: the environment's answer to the action. For a response without an action, the player sets it, and the
+            environment takes no step.
         reward: the environment's reward for this step.
         finish_reason: ``"stop"`` or ``"length"``.
-        prompt_cut: what was left out of the prompt for its length, or by an environment that started another conversation.
-        invalid_action: whether the environment did not understand the action, where it says so.
-        reasoning_tokens: tokens of the response that are reasoning, logged and not recorded.
+        prompt_cut: parts dropped from the prompt because of its length, or by an environment that started another
+            conversation.
+        invalid_action: whether the environment did not understand the action, if it reports this.
+        reasoning_tokens: number of reasoning tokens in the response; logged but not recorded.
     """
 
     prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -69,7 +71,7 @@ class Turn:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the ordinary prompt and of the response."""
+        """Number of tokens of the ordinary prompt and of the response."""
         return len(self.prompt_ids) + len(self.response_ids)
 
 
@@ -86,12 +88,12 @@ def _restored(arrays: Sequence[bytes], rest: Sequence[Any]) -> Turn:
 class Trajectory:
     """One rollout of one task.
 
-    ``environment`` is the name of the run's environment that it was played in (see ``EnvironmentEntry.name``).
-    ``solution`` is the environment's own (its ``walkthrough``), empty where it has none; no prompt shows it.
-    ``ended`` says how: the environment terminated it, a limit on turns or prompt tokens cut it (truncated), or an engine or
-    the environment failed (``failed``; ``failed_by`` then says which, and ``error`` how). Failed rollouts never enter group
-    statistics. ``rewards`` are sums of the rewards that the environment names (``info["rewards"]``), and the parts that a
-    reward function returns; they are logged and not recorded. ``function_reward`` is R_i by the run's reward function.
+    ``environment`` is the name of the run's environment in the rollout (see ``EnvironmentEntry.name``). ``solution`` is the
+    environment's own solution (its ``walkthrough``), empty if unavailable; no ordinary prompt shows it. ``ended`` is the
+    reason for the end: the environment terminated it, a limit on turns or prompt tokens truncated it, or an engine or the
+    environment failed (``failed``; ``failed_by`` then names it, and ``error`` is the message). Failed rollouts never enter
+    group statistics. ``rewards`` are sums of the environment's named rewards (``info["rewards"]``), and the parts that a
+    reward function returns; they are logged but not recorded. ``function_reward`` is R_i by the run's reward function.
     """
 
     task_id: str
@@ -110,13 +112,13 @@ class Trajectory:
 
     @property
     def episode_return(self) -> float:
-        """Undiscounted sum of the environment's rewards; exactly 0 where they cancel each other up to rounding."""
+        """Undiscounted sum of the environment's rewards; exactly 0 if they cancel each other up to rounding."""
         rewards = [float(turn.reward) for turn in self.turns]
         total, gained = sum(rewards), sum(each for each in rewards if each > 0)
         return 0.0 if equal_up_to_rounding(gained, gained - total) else total
 
     def outcome_reward(self, reward: Reward) -> float:
-        """The unscaled R_i of Eq. 1: ``"success"`` (0 or 1) and ``"per_turn"``, ``"score"``, ``"return"``, or a function's.
+        """Return the unscaled R_i of Eq. 1: ``"success"`` (0 or 1) and ``"per_turn"``, ``"score"``, ``"return"``, or a function's.
 
         Raises:
             ConfigError: no reward function was called with this rollout.
@@ -133,12 +135,12 @@ class Trajectory:
 
     @property
     def failed(self) -> bool:
-        """Whether an engine or the environment failed during the rollout."""
+        """True if an engine or the environment failed during the rollout."""
         return self.ended == "failed"
 
     @property
     def survived(self) -> bool:
-        """Whether it can be trained on: it did not fail, and took at least one turn."""
+        """True if the rollout can be trained on: it did not fail, and has at least one turn."""
         return not self.failed and bool(self.turns)
 
 
@@ -164,7 +166,7 @@ class EpisodeResult:
 
     @classmethod
     def from_trajectory(cls, trajectory: Trajectory) -> EpisodeResult:
-        """Keep the numbers of a rollout."""
+        """Create the result of a rollout."""
         return cls(
             task_id=trajectory.task_id,
             family=trajectory.family,
@@ -176,7 +178,7 @@ class EpisodeResult:
 
     @property
     def failed(self) -> bool:
-        """Whether an infrastructure error ended the episode, so that it says nothing about the policy."""
+        """True if an infrastructure error ended the episode; its result is then not evidence about the policy."""
         return self.ended == "failed"
 
 
@@ -184,7 +186,7 @@ class EpisodeResult:
 class TrajectoryGroup:
     """The G rollouts of one task instance (same game or goal, same initial state).
 
-    ``group_id`` is unique in a run; records name the group by it.
+    ``group_id`` is unique in a run and identifies the group in records.
     """
 
     task_id: str
@@ -192,17 +194,18 @@ class TrajectoryGroup:
     group_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16], compare=False)
 
     def __len__(self) -> int:
-        """Environment steps in the group (RLlib counts sampled steps by ``len``)."""
+        """Return the number of environment steps in the group (RLlib counts sampled steps by ``len``)."""
         return sum(len(trajectory.turns) for trajectory in self.trajectories)
 
     def has_variance(self, reward: Reward, row_penalty: float = 0.0) -> bool:
-        """Whether advantages can differ from 0: whether the survivors' rewards differ by more than rounding, turn by turn too with
-        ``"per_turn"``.
+        """Return True if advantages can differ from 0: the completed rollouts' rewards differ by more than rounding.
+
+        With ``"per_turn"``, the rewards of single turns are compared as well.
 
         Args:
             reward: as in :meth:`Trajectory.outcome_reward`.
-            row_penalty: where statistics are taken over turn rows, what a response without the required form costs its row, in
-                units of that reward.
+            row_penalty: penalty of a row for a response without the required form, in units of that reward, if statistics
+                are taken over turn rows.
         """
         earned = [
             trajectory.outcome_reward(reward) - (0.0 if turn.valid else row_penalty)
@@ -215,17 +218,17 @@ class TrajectoryGroup:
         return _differ(earned) or any(map(_differ, zip_longest(*rewards, fillvalue=0.0)))
 
     def peer_actions(self, trajectory: Trajectory) -> tuple[str, ...]:
-        """Actions of the first successful survivor, for one that failed its task; else none."""
+        """Return the actions of the first successful completed rollout if ``trajectory`` failed its task; else an empty tuple."""
         if trajectory.success:
             return ()
         return next((tuple(turn.action for turn in each.turns) for each in self.survivors if each.success), ())
 
     @property
     def survivors(self) -> list[Trajectory]:
-        """Rollouts that can be trained on."""
+        """Completed rollouts, which can be trained on."""
         return [trajectory for trajectory in self.trajectories if trajectory.survived]
 
 
 def _differ(values: Sequence[float]) -> bool:
-    """Whether values differ by more than rounding; numpy's smallest and largest of numbers with a NaN are NaN."""
+    """True if values differ by more than rounding; numpy's smallest and largest of numbers with a NaN are NaN."""
     return bool(values) and not equal_up_to_rounding(float(np.min(values)), float(np.max(values)))

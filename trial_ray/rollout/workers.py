@@ -1,4 +1,4 @@
-"""Env runners with their engines: play groups for training, and single episodes for evaluation."""
+"""Env runners connected to their engines: play groups for training, and single episodes for evaluation."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 RESTART_TIMEOUT_S = 180.0
-"""How long to wait until Ray has restarted an env runner, where all of them have died."""
+"""Seconds to wait for Ray to restart an env runner if all of them have died."""
 WAIT_SECONDS = 2.0
-"""How long an env runner is kept from other calls by one that waits for groups to end."""
+"""Maximum seconds of a call that waits for groups to end; the env runner answers no other calls in this time."""
 TAKE_TIMEOUT_S = 120.0
-"""How long an env runner may take to record groups that have ended, and to hand them over."""
+"""Maximum seconds that an env runner may take to record groups that have ended and to hand them over."""
 LATE = f"did not hand over its groups within {TAKE_TIMEOUT_S:.0f} s"
 LOCAL = 0
-"""The id of an env runner in this process."""
+"""Id of an env runner in this process."""
 
 
 class RolloutWorkers:
     """The env runners of a run, connected to its engines.
 
-    What an env runner raises is an error of this package's code or its configuration, and is raised again here; a runner
-    that dies or does not answer in time is a loss that redraws can make up for.
+    An exception on an env runner is an error of this package's code or its configuration, and is raised again here. An env
+    runner that dies or does not answer in time is a loss, which resampling can compensate.
 
     Args:
         config: limits and deadlines.
-        runners: remote env runners, or a single local one where the config asks for none.
+        runners: remote env runners, or a single local one if the config has no remote env runners.
         engines: started engines.
-        kept: the env runners were made for another config, and are to play with this one.
+        kept: whether the env runners were created for another config and now play with this one.
         on_recreated: called with the ids of env runners that were restarted while groups were played.
     """
 
@@ -90,12 +90,15 @@ class RolloutWorkers:
     def stream_groups(
         self, requests: Sequence[GroupRequest], settings: SampleSettings
     ) -> Generator[GroupSample, None, None]:
-        """Play an evaluation set's requests while no other groups are played; yield each as soon as it has ended, in any order.
+        """Play an evaluation set's requests; yield each group as soon as it has ended, in any order.
 
-        Where none ends within ``sample_timeout_s`` seconds, the runners that still play are replaced, and their groups are missing.
+        No other groups may be in flight.
+
+        If no group ends within ``sample_timeout_s`` seconds, the env runners that still play are replaced, and their groups
+        are missing.
 
         Raises:
-            RayTaskError: a runner raised; it is of the class of what was raised, too.
+            RayTaskError: an env runner raised; the error is also an instance of the original exception's class.
             InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
         self.begin_groups(requests, settings)
@@ -110,16 +113,16 @@ class RolloutWorkers:
                 self.abandon_groups()
 
     def take_logged(self, in_evaluation: bool) -> list[Mapping[str, Any]]:
-        """What callbacks on env runners have logged since the last call, as ``MetricsLogger.aggregate`` takes it."""
+        """Return the metrics that callbacks have logged since the last call, as ``MetricsLogger.aggregate`` takes them."""
         return self._logged.pop(in_evaluation, [])
 
     # -- groups that are played while this process does other things -------------------------------------------------
 
     def begin_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> dict[int, int]:
-        """Hand each request to the env runner with the fewest unfinished groups, without waiting for it.
+        """Send each request to the env runner with the fewest unfinished groups, without waiting for it.
 
         Returns:
-            Runner of each request, by the requests' indices, which must be new.
+            Id of the env runner of each request, by the requests' indices, which must be new.
 
         Raises:
             InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
@@ -148,19 +151,23 @@ class RolloutWorkers:
     def take_groups(
         self, runner_ids: Collection[int], iteration: int | None, timeout_s: float, together: bool = False
     ) -> tuple[list[GroupSample], list[int]]:
-        """Groups that have ended since the last call; waits for some, until for ``timeout_s`` seconds no further one has ended.
+        """Return the groups that have ended since the last call; if necessary, wait for some.
+
+        The wait stops when no further group has ended for ``timeout_s`` seconds.
 
         Args:
-            runner_ids: runners that play them, or hold some that have ended.
-            iteration: in which they are recorded; ``None``: of an evaluation set, of which nothing is kept.
-            timeout_s: in seconds; a runner takes up to :data:`WAIT_SECONDS` to say that none of its groups has ended.
-            together: a runner hands over its groups when all of them have ended, in one recording.
+            runner_ids: env runners that play groups, or have groups that have ended.
+            iteration: training iteration in the recording; ``None``: groups of an evaluation set, which are not kept.
+            timeout_s: in seconds; an env runner takes up to :data:`WAIT_SECONDS` to report that none of its groups has
+                ended.
+            together: whether an env runner hands over its groups only when all of them have ended, in one recording.
 
         Returns:
-            The groups, and the ids of runners that have died: their groups are lost.
+            The groups, and the ids of env runners that have died or were replaced; the groups of these env runners are
+                lost.
 
         Raises:
-            RayTaskError: a runner raised; it is of the class of what was raised, too.
+            RayTaskError: an env runner raised; the error is also an instance of the original exception's class.
         """
         if (local := self._local()) is not None:
             samples, dead = self._take_local(local, iteration, timeout_s, together), list[int]()
@@ -188,7 +195,7 @@ class RolloutWorkers:
     def _await_ended(
         self, runner_ids: Collection[int], timeout_s: float, together: bool
     ) -> tuple[list[int], list[int]]:
-        """Runners that have groups to hand over, and those that have died; arguments as of :meth:`take_groups`."""
+        """Env runners that have groups to hand over, and lost env runners; arguments as in :meth:`take_groups`."""
         deadline, counts = time.monotonic() + timeout_s, Counter[int]()
         while True:
             number = self._await_groups({*runner_ids}, together)
@@ -206,7 +213,7 @@ class RolloutWorkers:
             counts |= Counter(found)
 
     def _await_groups(self, runner_ids: set[int], together: bool) -> Counter[int]:
-        """Ask these runners to wait; returns how many groups of each must have ended before it hands them over, 0 for any."""
+        """Let these env runners wait; return how many groups of each must have ended before it hands them over, 0 for any."""
         number = Counter(self._unfinished.values()) if together else Counter[int]()
         for runner_id in runner_ids - {*self._waits.values()}:
             least = max(1, number[runner_id])
@@ -226,7 +233,7 @@ class RolloutWorkers:
     def _answers(
         self, calls: Mapping[ObjectRef[Answer], int], timeout_s: float, late_because: str
     ) -> tuple[dict[int, Answer], list[int]]:
-        """Env runners' results by their ids, and the ids of those that died or are replaced for being late."""
+        """Results by env-runner id, and the ids of env runners that died or are replaced because they are late."""
         answers: dict[int, Answer] = {}
         lost = []
         ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s) if calls else ([], [])
@@ -245,7 +252,7 @@ class RolloutWorkers:
         return answers, lost
 
     def abandon_late(self) -> list[int]:
-        """Replace every env runner that has unfinished groups, without waiting; returns these groups' indices."""
+        """Replace every env runner that has unfinished groups, without waiting; return the indices of these groups."""
         if self._local() is not None:
             return self.abandon_groups()
         for runner_id in {*self._unfinished.values()}:
@@ -254,7 +261,7 @@ class RolloutWorkers:
         return indices
 
     def abandon_groups(self) -> list[int]:
-        """End all unfinished groups where they are, without waiting; returns their indices."""
+        """Cancel all unfinished groups, without waiting; return their indices."""
         if (local := self._local()) is not None:
             local.abandon_groups()
         for runner_id in {*self._unfinished.values()} - {LOCAL}:
@@ -266,21 +273,22 @@ class RolloutWorkers:
     # -- a cluster that changes ----------------------------------------------------------------------------------------
 
     def numbers(self) -> tuple[int, int]:
-        """Engines and env-runner actors in use."""
+        """Return the numbers of engines and env-runner actors in use."""
         return len(self._engines.handles), len(self._runners.healthy_env_runner_ids())
 
     def grow(self) -> None:
-        """Ask Ray for engines and env runners up to the most, without waiting: :meth:`adapt` takes them in."""
+        """Request engines and env runners from Ray up to the maximum, without waiting; :meth:`adapt` adds them."""
         self._engines.grow()
         _, most = fewest_and_most(self._config.num_env_runners)
         for _ in range(self._runners.num_remote_env_runners(), most):
             self._ask()
 
     def adapt(self, holding: Collection[int]) -> None:
-        """Leave nodes that will be taken away, and take in what has started; the engines need weights next.
+        """Leave nodes that will be removed, and add engines and env runners that have started; the engines then need weights.
 
         Args:
-            holding: env runners that hold groups for a later update. They get no others, and leave when they hold none.
+            holding: env runners with groups for a later update. They get no further groups, and are replaced when no group
+                is left.
         """
         leaving = draining_nodes()
         self._engines.adapt(leaving)
@@ -291,7 +299,7 @@ class RolloutWorkers:
         self._take_in()
 
     def withdraw(self) -> None:
-        """Ask for no further env runners: end those that have not started."""
+        """Cancel the requests for further env runners: end the env runners that have not started."""
         for handle in self._coming.values():
             ray.kill(handle)
         self._coming = {}
@@ -302,7 +310,7 @@ class RolloutWorkers:
         self._coming[handle.ping.remote()] = handle
 
     def _take_in(self) -> None:
-        """Connect env runners that have started, and ask again for those that could not."""
+        """Connect env runners that have started, and request the failed ones again."""
         ready, _ = ray.wait([*self._coming], num_returns=len(self._coming), timeout=0) if self._coming else ([], [])
         for ping in ready:
             handle = self._coming.pop(ping)
@@ -317,15 +325,15 @@ class RolloutWorkers:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def take_losses(self) -> list[str]:
-        """Why env runners were lost since the last call, one line each, the earliest first."""
+        """Return the reason for each loss of an env runner since the last call, one line each, the earliest first."""
         losses, self._losses = self._losses, []
         return losses
 
     def repair(self, again: int) -> None:
-        """Replace dead engines and runners; replacements get the current weights and engines.
+        """Replace dead engines and env runners; replacements get the current weights and engines.
 
         Args:
-            again: groups of rollouts that are then played again.
+            again: number of groups of rollouts that are then played again.
         """
         self._engines.faults.played_again += again
         self._engines.probe_and_restart()
@@ -337,7 +345,7 @@ class RolloutWorkers:
             self._on_recreated(restored)
 
     def restore_runners(self) -> list[int]:
-        """Connect the env runners that Ray has restarted since; returns their ids."""
+        """Connect the env runners that Ray has restarted; return their ids."""
         with self._engines.faults.waiting():
             restored: list[int] = self._runners.probe_unhealthy_env_runners()
         if restored:
@@ -345,7 +353,7 @@ class RolloutWorkers:
         return restored
 
     def _begin_with(self, runner_ids: list[int] | None, reset: bool = False) -> None:
-        """Connect env runners to the engines, the named ones or all; one that cannot is lost."""
+        """Connect the given env runners, or all, to the engines; an env runner that cannot connect is lost."""
         config, handles, vocab_size = self._config, self._engines.handles, self._engines.vocab_size
 
         def begin(runner: TextEnvRunner) -> None:
@@ -363,15 +371,15 @@ class RolloutWorkers:
         )
 
     def _local(self) -> TextEnvRunner | None:
-        """The env runner in this process, where the config asks for no remote ones."""
+        """The env runner in this process, if the config has no remote env runners."""
         local: TextEnvRunner | None = self._runners.local_env_runner
         return None if self._runners.num_remote_env_runners() else local
 
     def _await_runners(self) -> list[int]:
-        """Ids of the remote runners that can play; waits for Ray to restart one where all have died.
+        """Ids of the remote env runners that can play; waits for Ray to restart one if all have died.
 
         Raises:
-            InfrastructureError: none was restarted within :data:`RESTART_TIMEOUT_S` seconds, or none ever is.
+            InfrastructureError: none was restarted within :data:`RESTART_TIMEOUT_S` seconds, or restarts are disabled.
         """
         self._connect_to_replacements()
         if self._local() is not None:
@@ -396,7 +404,7 @@ class RolloutWorkers:
         return runner_ids
 
     def _connect_to_replacements(self) -> None:
-        """Connect the env runners to the engines, where these have changed since they last connected."""
+        """Connect the env runners to the engines if these have changed since the last connection."""
         if self._connected != self._engines.handles:
             self._begin_with(None)
 
