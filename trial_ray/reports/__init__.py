@@ -1,1 +1,1 @@
-"""Reports of runs and checkpoints: learning dynamics, allocation over turns, two policies on one game."""
+"""Reports of runs and checkpoints: learning dynamics, allocation over turns, and two policies on the same game."""

@@ -1,4 +1,4 @@
-"""Charts of a report as values, and the curves that they are made of."""
+"""Charts of a report as values, and their curves."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trial_ray.reports.run import RecordedRun
 
 DASH = "–"
 MOST_ROWS = 120
-"""Rows of a curve's table; of a longer one every k-th iteration is shown, the last one included."""
+"""Maximum number of rows of a curve's table; for a longer curve, every k-th iteration is shown, including the last."""
 WINDOW = 5
 READABLE_TURNS = range(10, 26)
-"""Lengths of trajectories that a figure shows well."""
+"""Lengths of trajectories that are readable in a figure."""
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -34,11 +34,11 @@ class Curve:
     """The chart of a metric in reports.
 
     Attributes:
-        name: of the chart, in the page and in file names.
-        section: of the page.
+        name: name of the chart, in the page and in file names.
+        section: section of the page.
         title: heading of the chart.
-        axis: what is on the vertical axis, with its unit.
-        text: what the metric is, in a sentence.
+        axis: label of the vertical axis, with its unit.
+        text: description of the metric in one sentence.
         percent: whether values are shares.
         windowed: whether means over windows of iterations are shown, as in the paper's Figure 2.
     """
@@ -170,13 +170,13 @@ CURVES = {
         percent=True,
     ),
 }
-"""By the metric's key, in the order of the page."""
+"""Curves by the metric's key, in the order of the page."""
 
 
 def windows(metrics: Sequence[Mapping[str, float]], key: str) -> dict[float, float]:
-    """Means of ``key`` over :data:`WINDOW` iterations each, by the middle of the window; where it was not logged there is none.
+    """Means of ``key`` over :data:`WINDOW` iterations each, by the middle of the window.
 
-    Windows do not overlap; the last one of a run may be shorter.
+    Windows without a logged value are omitted. Windows do not overlap; the last window of a run may be shorter.
     """
     last = max((int(line["iteration"]) for line in metrics), default=0)
     found: dict[float, list[float]] = {}
@@ -187,21 +187,22 @@ def windows(metrics: Sequence[Mapping[str, float]], key: str) -> dict[float, flo
 
 
 def curve(metrics: Sequence[Mapping[str, float]], key: str) -> dict[int, float]:
-    """Values of ``key`` by the iterations that logged it."""
+    """Values of ``key`` by iteration, for the iterations that logged it."""
     return {int(line["iteration"]): line[key] for line in metrics if key in line}
 
 
 def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
-    """A chart of one metric, or ``None`` if no run logged it.
+    """Chart of one metric, or ``None`` if no run logged it.
 
     Args:
-        key: of the metric.
-        groups: of runs.
+        key: key of the metric.
+        groups: groups of runs.
 
     Returns:
-        ``series``, one entry a group that logged it: per iteration ``mean``, ``low`` and ``high`` over the runs that all have
-        the iteration (``low`` and ``high`` are ``None`` for a single run; nothing of runs with different tasks), and under
-        ``runs`` the curve of every run; ``iterations`` are those of the chart's table, every ``step``-th.
+        ``series``, one entry per group that logged it: per iteration ``mean``, ``low`` and ``high`` over the runs, for
+        iterations that all runs have (``low`` and ``high`` are ``None`` for a single run; the lists are empty for runs with
+        different tasks), and under ``runs`` the curve of every run; ``iterations`` are the iterations of the chart's table,
+        every ``step``-th.
     """
     spec = CURVES[key]
     series = [found for index, group in enumerate(groups) if (found := _series(key, index, group))]
@@ -253,7 +254,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
 
 
 def _one_set(runs: Sequence[RecordedRun]) -> bool:
-    """Whether the runs were last evaluated under one protocol, as far as they were, so that a mean over them has a meaning."""
+    """Return whether the runs' newest evaluations have the same protocol, so a mean over them is meaningful."""
     newest = [run.evaluations[""][run.evaluated_after("")].protocol for run in runs if "" in run.evaluations]
     return not any(protocol_difference(protocol, newest[0]) for protocol in newest)
 
@@ -262,9 +263,10 @@ def _one_set(runs: Sequence[RecordedRun]) -> bool:
 
 
 def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, dict[str, Any]]:
-    """Mean weight of every class of decision over trajectories, with the standard error over their class means.
+    """Mean weight of every action class over trajectories, with the standard error over their class means.
 
-    A trajectory without a decision of some class does not count for it. With a single one the error is unknown (``None``).
+    A trajectory without an action of some class is not counted for this class. With a single trajectory, the error is unknown
+    (``None``).
     """
     found: dict[str, dict[str, Any]] = {}
     for name in ACTION_CLASSES:
@@ -280,9 +282,9 @@ def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, dict[st
 
 
 def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
-    """Figure 3 (b): mean multiplier of every class of action, with its standard error over trajectories.
+    """Figure 3 (b): mean turn weight of every action class, with its standard error over trajectories.
 
-    The trajectories of all runs of a group count alike.
+    The trajectories of all runs of a group are weighted equally.
     """
     series: list[dict[str, Any]] = []
     runs: list[RecordedRun] = []
@@ -306,7 +308,7 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
 
 
 def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
-    """Figure 3 (a): the multipliers of one trajectory, turn by turn, of the first run that recorded some."""
+    """Figure 3 (a): the turn weights of one trajectory, turn by turn, from the first run that recorded any."""
     run = next((run for group in groups for run in group.runs if run.allocation), None)
     if run is None:
         return None
@@ -323,7 +325,7 @@ def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
 
 
 def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
-    """The one to show turn by turn: of readable length, with the most classes of decisions; the first of equals."""
+    """Choose the trajectory to show turn by turn: of readable length, with the most action classes; the first if several tie."""
 
     def rank(trajectory: RecordedTrajectory) -> tuple[bool, int, int]:
         length = len(trajectory.turns)
@@ -334,7 +336,7 @@ def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
 
 
 def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
-    """Every chart that has something to show, by section of the page."""
+    """Every chart that has data, by section of the page."""
     charts: dict[str, list[dict[str, Any]]] = {}
     for key, spec in CURVES.items():
         if chart := curve_chart(key, groups):

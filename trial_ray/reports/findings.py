@@ -21,18 +21,18 @@ from trial_ray.reports.groups import RunGroup, listed
 from trial_ray.reports.run import RecordedRun
 
 MOST_GROUPS = 6
-"""Groups up to which all are compared in pairs."""
+"""Maximum number of groups for which all pairs are compared."""
 
 
 class Change(NamedTuple):
     """A paired difference of success.
 
     Attributes:
-        points: percentage points, second less first, with their 95 % interval.
-        p_value: two-sided.
-        seeds: pairs of runs.
-        tasks: tasks that both played.
-        test: how interval and p-value were found.
+        points: difference in percentage points (second minus first), with its 95 % interval.
+        p_value: two-sided p-value.
+        seeds: number of pairs of runs.
+        tasks: number of tasks that both sides played.
+        test: method for the interval and the p-value.
     """
 
     points: str
@@ -43,13 +43,13 @@ class Change(NamedTuple):
 
 
 def _played(group: RunGroup) -> Iterator[tuple[str, list[RecordedRun]]]:
-    """Environments in which the group's trained policies were evaluated, and of which runs."""
+    """Environments with an evaluation of the group's trained policies, each with the evaluated runs."""
     for name in dict.fromkeys(name for run in group.runs for name in run.after):
         yield name, [run for run in group.runs if name in run.after]
 
 
 def success_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Held-out success of every group's trained policies, before training, and the paired change, as rows of a table."""
+    """Table rows with the held-out success of every group after and before training, and the paired change."""
     return [_success_row(group, name, runs) for group in groups for name, runs in _played(group)]
 
 
@@ -77,7 +77,7 @@ def _iterations_of(runs: Sequence[RecordedRun], name: str) -> int:
     """Iterations that the runs had trained for when they were last evaluated in an environment.
 
     Raises:
-        ComparisonError: not all of them for as many.
+        ComparisonError: the runs had trained for different numbers of iterations.
     """
     found = {run.evaluated_after(name): None for run in runs}
     if len(found) > 1:
@@ -100,13 +100,13 @@ def _rate(results: Sequence[EvaluationResult]) -> str:
 
 
 def last_training_success(run: RecordedRun) -> float | None:
-    """Mean success of the rollouts of the last :data:`WINDOW` iterations that logged it; ``None`` if none did."""
+    """Mean success of rollouts in the last :data:`WINDOW` iterations that logged it; ``None`` if no iteration logged it."""
     found = list(curve(run.metrics, TRAINING_SUCCESS).values())[-WINDOW:]
     return statistics.fmean(found) if found else None
 
 
 def place(run: RecordedRun, result: EvaluationResult) -> str:
-    """Title of what an evaluation played: environment and split."""
+    """Title of an evaluation's tasks: environment and split."""
     adapter, split = _adapter(run, result), str(result.protocol.get("split", ""))
     return adapter.labels.split_titles.get(split, f"{adapter.name}, split {split}")
 
@@ -116,10 +116,10 @@ def _adapter(run: RecordedRun, result: EvaluationResult) -> EnvironmentAdapter:
 
 
 def difference_rows(groups: Sequence[RunGroup]) -> tuple[list[list[str]], list[str]]:
-    """Differences between groups after training as rows of a table, and why those that are missing could not be made.
+    """Table rows with the differences between groups after training, and the reasons for missing rows.
 
-    Every pair is compared; of more than :data:`MOST_GROUPS` groups, each with the first. Of a seed that was run twice, the first
-    run counts.
+    All pairs are compared, or, with more than :data:`MOST_GROUPS` groups, each group with the first. If a seed was run twice,
+    its first run is used.
     """
     rows, missing = [], []
     pairs = combinations(groups, 2) if len(groups) <= MOST_GROUPS else ((groups[0], other) for other in groups[1:])
@@ -147,7 +147,7 @@ def difference_rows(groups: Sequence[RunGroup]) -> tuple[list[list[str]], list[s
 
 
 def compare(pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]) -> Change:
-    """The paired difference of one pair of evaluations (exact McNemar test) or of several (bootstrap or t-test, the stricter one).
+    """Paired difference of one pair of evaluations (exact McNemar test) or of several (the stricter of bootstrap and t-test).
 
     Raises:
         ComparisonError: tasks or protocols differ, or episodes failed in some of several pairs.
@@ -167,9 +167,9 @@ def _points(difference: float, low: float, high: float) -> str:
 
 
 def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Success after training by family over the episodes of a group's runs, with Wilson's interval, as rows of a table.
+    """Table rows with success after training by family, over the episodes of a group's runs, with Wilson's interval.
 
-    A group whose runs cannot be counted together has none, which the summary says.
+    Groups with runs that cannot be counted together have no rows; the summary states the reason.
     """
     rows = []
     for group, name, runs in ((each, *played) for each in groups for played in _played(each)):
@@ -189,7 +189,7 @@ def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
 
 
 def require_something(groups: Sequence[RunGroup]) -> None:
-    """Reject a report in which nothing could be shown.
+    """Reject a report without any data to show.
 
     Raises:
         UserInputError: no run has an iteration or an evaluation.

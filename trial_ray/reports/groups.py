@@ -1,4 +1,4 @@
-"""Runs grouped by all but their seed, and how groups and runs are called."""
+"""Groups of runs that differ only in their seed, and names of groups and runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trial_ray.reports.run import RecordedRun
 
 OF_A_RUN = OF_THE_RECORDING | {"seed"}
-"""Settings in which runs of one group may differ."""
+"""Settings that may differ between the runs of one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class RunGroup:
 
     Attributes:
         name: unique among the groups of a report.
-        runs: in the order of their seeds.
+        runs: runs in the order of their seeds.
     """
 
     name: str
@@ -30,11 +30,11 @@ class RunGroup:
 
     @property
     def title(self) -> str:
-        """Name and seeds."""
+        """Name of the group, with its seeds."""
         return self.title_of(self.runs)
 
     def title_of(self, runs: Sequence[RecordedRun]) -> str:
-        """The title of a number that is of these runs of the group: of fewer than all, it says of how many."""
+        """Title for a result of these runs of the group; it states their number if they are not all runs of the group."""
         seeds = {run.seed for run in self.runs}
         known = f"{len(self.runs)} {'seeds' if len(seeds) == len(self.runs) else 'runs'}"
         if len(self.runs) == 1:
@@ -45,9 +45,10 @@ class RunGroup:
 
 
 def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
-    """Groups in the order in which their first runs come.
+    """Group runs with equal settings, in the order of the groups' first runs.
 
-    A group is named by its method; where that is not enough, by the settings in which groups differ; else by the folder.
+    A group is named after its method; if that is ambiguous, also after the settings that differ between groups; else after the
+    folder.
     """
     found: dict[str, list[RecordedRun]] = {}
     for run in runs:
@@ -73,36 +74,36 @@ def _names(firsts: Sequence[RecordedRun]) -> list[str]:
 
 
 def run_label(run: RecordedRun, group: RunGroup) -> str:
-    """How a run of a group is called in a chart: by its seed where that tells it from the others, else by its folder."""
+    """Label of a run in a chart of its group: its seed if no other run of the group has it, else the run's name."""
     alone = sum(other.seed == run.seed for other in group.runs) == 1
     return f"seed {run.seed}" if alone and run.seed is not None else run.name
 
 
 def listed(values: Sequence[object]) -> str:
-    """Values, each once, as a sentence lists them: ``4, 5 and 6``."""
+    """Format values as a list in a sentence, each once: ``4, 5 and 6``."""
     *most, last = dict.fromkeys(map(str, values))
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def recorded_iterations(runs: Sequence[RecordedRun]) -> str:
-    """Iterations of the recorded turn weights of some runs; each has recorded some."""
+    """Text with the iterations of the recorded turn weights of some runs, which all must have recorded them."""
     numbers = [run.allocation[0].iteration for run in runs]
     return f"iteration{'s' if len(set(numbers)) > 1 else ''} {listed(numbers)}"
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> list[str]:
-    """Settings that not all of the runs have alike, in alphabetical order."""
+    """Settings that are not equal in all of the runs, in alphabetical order."""
     keys = sorted({key for run in runs for key in run.settings} - OF_A_RUN)
     return [key for key in keys if len({setting_text(run, key) for run in runs}) > 1]
 
 
 def setting_text(run: RecordedRun, key: str) -> str:
-    """A setting's value as a reader would write it; a dash where the run has none of the name."""
+    """A setting's value as text; a dash if the run does not have the setting."""
     return value_text(run.settings.get(key))
 
 
 def value_text(value: Any) -> str:
-    """A value as a reader would write it; a dash for ``None``."""
+    """A value as text; a dash for ``None``."""
     if value is None or isinstance(value, str):
         return "–" if value is None else value
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

@@ -1,4 +1,4 @@
-"""Every picture, drawn by matplotlib: the charts of a report, the paper's figures, and maps of sweeps."""
+"""All figures drawn with matplotlib: charts of a report, the paper's figures, and maps of sweeps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_IN_LEGEND = 8
 def drawing(
     paths: Sequence[Path | io.StringIO], size: tuple[float, float], columns: int = 1
 ) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axis, or axes side by side; the files are written when the block ends, a text buffer as SVG.
+    """Create a figure with one axis, or several side by side. The files are written at the end of the block, a text buffer as SVG.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -64,17 +64,17 @@ Chart = Mapping[str, Any]
 
 
 def chart_svg(chart: Chart) -> str:
-    """A chart of :mod:`trial_ray.reports.charts` as an SVG document; errors as :func:`drawing`."""
+    """Draw a chart of :mod:`trial_ray.reports.charts` as an SVG document; raises the same errors as :func:`drawing`."""
     buffer = io.StringIO()
     _draw([buffer], [chart])
     return buffer.getvalue()
 
 
 def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
-    """Write every curve that the runs logged, and the paper's Figures 2 and 3 as far as they can be made.
+    """Write every curve that the runs logged, and the paper's Figures 2 and 3 if their data are available.
 
     Returns:
-        The files: ``<chart>.png`` and ``.svg``, ``figure2``, and of every group with turn weights a ``figure3``.
+        The files: ``<chart>.png`` and ``.svg``, ``figure2``, and a ``figure3`` for every group with turn weights.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -95,7 +95,7 @@ def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
 
 
 def picture_files(folder: Path, name: str) -> list[Path]:
-    """Of a picture, one file a format."""
+    """Files of a picture, one per format."""
     return [folder / f"{name}.{suffix}" for suffix in FORMATS]
 
 
@@ -172,10 +172,10 @@ def _short(text: str, longest: int = 34) -> str:
 
 
 def plot_judgement(data: Mapping[str, Any], path: Path) -> None:
-    """How far the signed gap tells planned turns from wasted ones.
+    """Plot how well the signed hindsight log-ratio separates planned turns from wasted turns.
 
     Args:
-        data: of ``trial_ray.warmstart.judgement.Judgement.figures``, and ``of_turns``, one mapping a turn.
+        data: ``trial_ray.warmstart.judgement.Judgement.figures``, and ``of_turns``, one mapping per turn.
         path: the file to write.
     """
     with drawing([path], (6.4, 3.6)) as (_, axis):

@@ -1,4 +1,4 @@
-"""Recorded trajectories for report, viewer and terminal: turns, texts of tokens, and what the update did to them."""
+"""Recorded trajectories for report, viewer and terminal: turns, token texts, and values of the update."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _MOST_PIECES = 4
 
 
 class TokenTexts:
-    """Texts of tokens by id, each decoded once.
+    """Texts of tokens by id; each token is decoded once.
 
-    A tokenizer drops the blank before the first word of what it decodes; every token is therefore decoded behind another one.
-    Tokens that hold a part of a character only are decoded together: the first of them has the text, the others have none.
+    A tokenizer drops the blank before the first decoded word, so every token is decoded after another token. Tokens that
+    contain only a part of a character are decoded together: the first token gets the text, the others an empty text.
 
     Args:
         tokenizer: a ``transformers`` tokenizer.
@@ -47,10 +47,10 @@ class TokenTexts:
         self._known: dict[int, str] = {}
 
     def texts(self, ids: Sequence[int]) -> list[str]:
-        """One text a token.
+        """Return one text per token.
 
         Args:
-            ids: token ids ``[T]``; those outside of the vocabulary are spelled as ``⟨id 99999⟩``.
+            ids: token ids ``[T]``; ids outside of the vocabulary are spelled as ``⟨id 99999⟩``.
         """
         for new in set(ids) - self._known.keys():
             # A model may have more ids than its tokenizer.
@@ -66,11 +66,11 @@ class TokenTexts:
         return found
 
     def text(self, ids: Sequence[int]) -> str:
-        """The tokens' texts together."""
+        """Return the joined text of the tokens."""
         return "".join(self.texts(ids))
 
     def opened(self, turn: Turn) -> str:
-        """The text at the end of a prompt that belongs to the response."""
+        """Return the text at the end of a prompt that belongs to the response."""
         return self._responses.opened(turn.prompt_ids, turn.insert_at)
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -82,18 +82,21 @@ class TokenTexts:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """A turn, and what training recorded of it: all ``None`` if it was not trained on.
+    """A turn with the values that training recorded for it, which are ``None`` if it was not trained on.
 
     Attributes:
-        turn: what was sampled.
-        action_class: one of ``environments.adapter.ACTION_CLASSES``; empty where the environment's actions have none.
-        advantage: of the turn's row.
-        turn_score: s_k (Eq. 5), the mean absolute gap of its tokens, in nats; ``None`` if the method has none.
-        turn_weight: w_k (Eq. 6), whose token-weighted mean over the trajectory is one; ``None`` likewise.
-        gap: signed hindsight gap of each response token in nats, ``[y]``; ``None`` without a hindsight view.
-        learner_logprobs: of each response token under the learner before the update, ``[y]``.
-        evidence_ids: what the hindsight view inserts into the prompt; ``None`` without one.
-        evidence_at: index in the prompt before which it does; ``None`` without one, and where an earlier release recorded it.
+        turn: the sampled turn.
+        action_class: class from ``environments.adapter.ACTION_CLASSES``; empty if the environment's actions have no classes.
+        advantage: advantage of the turn's row.
+        turn_score: s_k (Eq. 5), the mean absolute hindsight log-ratio of its tokens, in nats; ``None`` if the method does not
+            score turns.
+        turn_weight: w_k (Eq. 6), with a token-weighted mean of one over the trajectory; ``None`` if the method does not weight
+            turns.
+        gap: signed hindsight log-ratio of each response token in nats, ``[y]``; ``None`` without a teacher context.
+        learner_logprobs: log-probability of each response token under the learner before the update, ``[y]``.
+        evidence_ids: tokens of the teacher context that are inserted into the prompt; ``None`` without a teacher context.
+        evidence_at: index in the prompt before which they are inserted; ``None`` without a teacher context, and in recordings
+            of earlier releases.
     """
 
     turn: Turn
@@ -107,7 +110,7 @@ class RecordedTurn:
     evidence_at: int | None = None
 
     def split_prompt(self) -> tuple[list[int], list[int]]:
-        """Ids of the prompt before and after the place of the evidence; without any, of the end of the user's message."""
+        """Ids of the prompt before and after the position of the teacher context or, without it, the end of the user's message."""
         at = self.turn.insert_at if self.evidence_at is None else self.evidence_at
         ids = self.turn.prompt_ids.tolist()
         return ids[:at], ids[at:]
@@ -122,11 +125,11 @@ class RecordedTrajectory:
     """One trajectory.
 
     Attributes:
-        iteration: in which it was recorded.
-        number: among those of its iteration, from 1, in the order group, rollout.
+        iteration: iteration in which it was recorded.
+        number: number in its iteration, from 1, in the order group, rollout.
         rollout_index: its index in the group of rollouts of its task.
-        trajectory: what was sampled.
-        turns: each of its turns, with what training recorded of it.
+        trajectory: the sampled trajectory.
+        turns: its turns, with the values that training recorded for them.
     """
 
     iteration: int
@@ -137,27 +140,27 @@ class RecordedTrajectory:
 
     @property
     def advantage(self) -> float | None:
-        """Mean over its trained turns; ``None`` if it was not trained on."""
+        """Mean advantage of its trained turns; ``None`` if it was not trained on."""
         found = [turn.advantage for turn in self.turns if turn.advantage is not None]
         return float(np.mean(found)) if found else None
 
     @property
     def weighed(self) -> bool:
-        """Whether training recorded a score and a weight of every turn."""
+        """``True`` if training recorded a score and a weight for every turn."""
         known = [turn.turn_score is not None and turn.turn_weight is not None for turn in self.turns]
         return bool(known) and all(known)
 
     @property
     def disagreement(self) -> float | None:
-        """Nats a token by which its weighted gaps push against its outcome; ``None`` if no gap was recorded.
+        """Weighted hindsight log-ratio against the outcome, in nats per token; ``None`` if no log-ratio was recorded.
 
-        With the multiplier w of a token's turn (1 where the method has none) and its signed gap Δ,
+        With the weight w of a token's turn (1 if the method has no turn weights) and its signed log-ratio Δ,
 
             D = (1 / N) Σ w max(0, -σ Δ)
 
-        over the N tokens that have a gap. σ is the sign of the turn's advantage; where that is 0 or unknown, +1 for a success and
-        -1 otherwise. The dense loss raises tokens with a positive gap and the outcome loss those of a positive advantage, so that
-        D is 0 where both move every token the same way.
+        over the N tokens that have a log-ratio. σ is the sign of the turn's advantage; if that is 0 or unknown, +1 for a
+        success and -1 otherwise. The dense loss raises tokens with a positive log-ratio, and the outcome loss raises tokens
+        with a positive advantage. Therefore D is 0 if both losses move every token in the same direction.
         """
         total, tokens = 0.0, 0
         for turn in self.turns:
@@ -172,16 +175,16 @@ class RecordedTrajectory:
 def read_recorded(
     folder: Path, iteration: int, max_staleness: int, adapters: Mapping[str, EnvironmentAdapter]
 ) -> list[RecordedTrajectory]:
-    """The recorded trajectories of one iteration, with what training recorded of their turns.
+    """Read the recorded trajectories of one iteration, with the values that training recorded for their turns.
 
     Args:
-        folder: of the run.
-        iteration: of the recording.
-        max_staleness: updates by which training on a rollout may come after its recording.
-        adapters: by the name of the run's environment, for the classes of actions.
+        folder: folder of the run.
+        iteration: iteration of the recording.
+        max_staleness: maximum number of updates between the recording of a rollout and training on it.
+        adapters: adapters by the environment's name in the run, for the classes of actions.
 
     Raises:
-        UserInputError: a file is of another version of the schema, lacks columns or is cut off, or what training recorded is of
+        UserInputError: a file has another version of the schema, lacks columns or is cut off, or the training record belongs to
             other responses.
     """
     groups = read_iteration(folder / "trajectories", iteration)
@@ -208,7 +211,10 @@ def read_recorded(
 
 
 def trained_iterations(folder: Path) -> list[int]:
-    """Iterations of a run whose update was recorded turn by turn; of one with too many tokens, only what a replay needs was."""
+    """Iterations of a run with recorded values for each turn of the update.
+
+    Updates with too many tokens are not included, since only the data for a replay are recorded for them.
+    """
     return [number for number, path in partitions(folder / "training").items() if any(path.glob("*.parquet"))]
 
 
@@ -228,7 +234,7 @@ _LONGEST_CELL = 100
 
 
 def list_trajectories(recorded: Sequence[RecordedTrajectory], title: str) -> Table:
-    """One row a trajectory."""
+    """Table with one row per trajectory."""
     won = sum(each.trajectory.success for each in recorded)
     table = Table(title=f"{title}: {len(recorded)} trajectories, {won} successful")
     for name in ("#", "task", "family", "turns", "return", "success", "ended", "advantage", "disagreement"):
@@ -251,10 +257,10 @@ def list_trajectories(recorded: Sequence[RecordedTrajectory], title: str) -> Tab
 
 
 def print_trajectory(recorded: RecordedTrajectory, tokens: TokenTexts | None) -> Iterator[Text]:
-    """One trajectory, whole: what was read, answered and recorded in every turn.
+    """Yield one trajectory as text: prompt, response and recorded values of every turn.
 
     Args:
         recorded: the trajectory.
-        tokens: texts of the run's tokens; ``None``: prompts and responses are left out.
+        tokens: texts of the run's tokens; ``None``: prompts and responses are omitted.
     """
     yield Text(render("trajectory.txt.jinja", recorded=recorded, tokens=tokens, visible=visible))

@@ -1,4 +1,4 @@
-"""The report of one or several runs as one HTML page."""
+"""Report of one or several runs as one HTML page."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 def report_page(groups: Sequence[RunGroup], title: str) -> str:
-    """The page of some groups of runs, as HTML; all that a run recorded is escaped, and no script runs on it.
+    """Return the page of some groups of runs as HTML. Recorded text is escaped, and no script runs on the page.
 
     Args:
-        groups: what it shows.
-        title: of the page.
+        groups: groups to show.
+        title: title of the page.
     """
     from markupsafe import Markup
 
@@ -86,10 +86,10 @@ REPORT_FILE = "report.html"
 
 
 def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
-    """The runs of some folders, those that differ by seed alone together.
+    """Read the runs of some folders, and group runs that differ only in their seed.
 
     Raises:
-        UserInputError: one is not the folder of a run or of a sweep, or there is nothing to show in any.
+        UserInputError: a folder is not the folder of a run or of a sweep, or there is nothing to show in any of them.
     """
     unique = dict.fromkeys(folder.expanduser().resolve() for folder in folders)
     groups = group_runs([run for folder in unique for run in read_runs(folder)])
@@ -98,14 +98,14 @@ def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
 
 
 def write_report(groups: Sequence[RunGroup], title: str, output: Path) -> Path:
-    """Write the page; it appears whole or not at all."""
+    """Write the page atomically."""
     return write_text(output, report_page(groups, title))
 
 
 def leave_report(folder: Path, console: Console) -> None:
-    """Write the report of a run or sweep that has ended into its folder, and print where it is.
+    """Write the report of a finished run or sweep into its folder, and print its path.
 
-    What it cost to get here must not be lost to a report: a failure is said in a line.
+    An error is printed as one line and not raised, since the results of the run must not be lost because of a report.
     """
     try:
         path = write_report(load_groups([folder]), folder.name, folder / REPORT_FILE)

@@ -1,4 +1,4 @@
-"""Run folders as reports and the viewer read them: what was measured, sampled and trained, of a finished run and of a live one."""
+"""Run folders for reports and the viewer: metrics, trajectories and training records, of finished and running runs."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ UNFINISHED = {
 """Notes on unfinished runs, by state."""
 RUN_FILES = (RUN_FILE, CONFIG_FILE, "metrics.jsonl")
 PARTS = ("table", "metrics", "config", "about", "evaluations", "cost", "allocation")
-"""Of a run, the table of its sweep first, in the order in which a report says what is missing of them."""
+"""Parts of a run, the table of its sweep first, in the order in which a report lists missing parts."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What a run recorded of its config; the defaults are of a run that recorded none.
+    """Recorded config of a run; the defaults are for a run without a recorded config.
 
     Attributes:
         method: the method's title.
-        backbone: what the first policy is called.
-        settings: every setting, as the newest iteration had it.
+        backbone: name of the initial policy.
+        settings: every setting, as in the newest iteration.
         changes: settings that had other values in earlier iterations, in order.
-        environments: adapters of what the run played, by the name in its metrics and records; an adapter of the user's is known by
-            what the run recorded of it.
-        max_staleness: updates by which training on a rollout may come after its recording.
-        versions: of packages.
+        environments: adapters of the run's environments, by the name in its metrics and records; an adapter of the user is
+            restored from the run's records.
+        max_staleness: maximum number of updates between the recording of a rollout and training on it.
+        versions: versions of packages.
     """
 
     method: str = ""
@@ -68,20 +68,20 @@ class RunConfig:
 
     @property
     def hindsight_start(self) -> int | None:
-        """Iteration from which the dense term acts; ``None`` for methods without one."""
+        """First iteration with the dense loss; ``None`` for methods without it."""
         return int(self.settings.get("hindsight_start_iteration", 1)) if self.settings.get("hindsight_coeff") else None
 
 
 class RecordedRun:
-    """A run, or a trial of a sweep, of which each part is read once, when it is asked for.
+    """A run, or a trial of a sweep; each part is read once, at its first access.
 
-    A part that is missing or damaged is empty, and :meth:`reasons` says why.
+    A part that is missing or damaged is empty, and :meth:`reasons` gives the reason.
 
     Args:
-        path: its folder.
-        title: what it is called; empty: as its folder.
-        row: of a trial, its row in the sweep's table.
-        adapters: the user's that it was played with; others are known by what the run recorded of them.
+        path: folder of the run.
+        title: name of the run; empty: the name of its folder.
+        row: for a trial, its row in the sweep's table.
+        adapters: adapters of the user with which the run was played; others are restored from the run's records.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RecordedRun:
 
     @cached_property
     def metrics(self) -> Sequence[Mapping[str, float]]:
-        """Flat metrics, one mapping an iteration, in order."""
+        """Flat metrics, one mapping per iteration, in order."""
         lines, damaged = self._read("metrics", "metrics.jsonl", read_metrics) or ([], 0)
         if damaged:
             several = "s are" if damaged > 1 else " is"
@@ -113,12 +113,12 @@ class RecordedRun:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The config; of a run that continued with another one, that of the newest iteration."""
+        """Config of the run; if it continued with another config, the config of the newest iteration."""
         return self._read("config", CONFIG_FILE, self._config_of) or RunConfig()
 
     @cached_property
     def about(self) -> Mapping[str, Any]:
-        """What ``run.json`` holds: state, versions, machine, times."""
+        """Content of ``run.json``: state, versions, machine, times."""
         found = self._read("about", RUN_FILE, read_json) or {}
         if (state := str(found.get("state", ""))) in UNFINISHED:
             words = ("trial", "sweep", "error.txt") if found.get("trial") else ("run", "train", "error.log")
@@ -127,7 +127,7 @@ class RecordedRun:
 
     @cached_property
     def evaluations(self) -> dict[str, dict[int, EvaluationResult]]:
-        """By environment, ``""`` where the run has a single one, and by the iterations trained, 0 before training."""
+        """Evaluations by environment (``""`` if the run has a single one), and by the iterations trained (0 before training)."""
         found: dict[str, dict[int, EvaluationResult]] = {}
         for path in sorted((self.path / "evaluations").glob("*.json")):
             if (named := read_name(path)) is None:
@@ -138,7 +138,7 @@ class RecordedRun:
 
     @cached_property
     def cost(self) -> Sequence[Sequence[str]]:
-        """The cost card, rows of label, figure and share of the run's time; none of a trial."""
+        """Rows of the cost card: label, value and share of the run's time; empty for a trial."""
         if self.about.get("trial"):
             return []
         sections = self._read("cost", "cost.json", lambda path: cost_sections(read_json(path)))
@@ -146,14 +146,16 @@ class RecordedRun:
 
     @cached_property
     def allocation(self) -> Sequence[RecordedTrajectory]:
-        """Of the newest recorded iteration with weighed trajectories, those that succeeded, as in the paper's Figure 3; all
-        weighed ones where none did."""
+        """Trajectories with turn weights of the newest recorded iteration that has any.
+
+        Only the successful trajectories are returned, as in the paper's Figure 3; if none succeeded, all.
+        """
         weighs = self.config.hindsight_start is not None
         return (self._read("allocation", "training", self._newest_weighed) if weighs else None) or []
 
     @cached_property
     def recorded(self) -> list[int]:
-        """Iterations of which trajectories were recorded."""
+        """Iterations with recorded trajectories."""
         return RunFolder(self.path).recorded_iterations()
 
     @cached_property
@@ -166,30 +168,30 @@ class RecordedRun:
             return None
 
     def read(self, iteration: int) -> list[RecordedTrajectory]:
-        """The recorded trajectories of one iteration; errors as :func:`read_recorded`."""
+        """Read the recorded trajectories of one iteration; raises the same errors as :func:`read_recorded`."""
         return read_recorded(self.path, iteration, self.config.max_staleness, self.config.environments)
 
     # -- what follows from them --------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of the config, with what its sweep chose."""
+        """Settings of the config, with the values that its sweep chose."""
         return {**self.config.settings, **self.parameters}
 
     @property
     def seed(self) -> int | None:
-        """``None`` if it is not recorded."""
+        """Seed of the run; ``None`` if it is not recorded."""
         seed = self.settings.get("seed")
         return seed if isinstance(seed, int) else None
 
     @property
     def state(self) -> str:
-        """``done``, ``running``, ``interrupted`` or ``failed``; empty where it is not recorded."""
+        """``done``, ``running``, ``interrupted`` or ``failed``; empty if it is not recorded."""
         return str(self._row.get("status", self.about.get("state", "")))
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of packages, Python and platform, and when the run began."""
+        """Versions of packages, Python and platform, number of cores, and times of the start and of the last update."""
         named = ("python", "platform", "cores", "started", "updated")
         packages = self.about.get("versions")
         found = {**(packages if isinstance(packages, dict) else {}), **self.config.versions}
@@ -197,7 +199,7 @@ class RecordedRun:
 
     @property
     def iterations(self) -> int:
-        """Iterations trained, as far as metrics and evaluations go."""
+        """Number of iterations trained, according to metrics and evaluations."""
         evaluated = (iteration for played in self.evaluations.values() for iteration in played)
         return max((*(int(line["iteration"]) for line in self.metrics), *evaluated), default=0)
 
@@ -208,7 +210,7 @@ class RecordedRun:
 
     @property
     def after(self) -> dict[str, EvaluationResult]:
-        """The newest evaluations of the trained policy, by environment; of which iteration :meth:`evaluated_after` gives."""
+        """Newest evaluations of the trained policy, by environment; :meth:`evaluated_after` returns their iteration."""
         return {name: played[max(played)] for name, played in self.evaluations.items() if max(played)}
 
     def evaluated_after(self, name: str) -> int:
@@ -216,7 +218,7 @@ class RecordedRun:
         return max(self.evaluations[name])
 
     def reasons(self, *parts: str) -> list[str]:
-        """What could not be read of some parts, and why, one sentence each; by default of all that a report shows."""
+        """Sentences about parts that could not be read, with the reason; by default about all parts that a report shows."""
         parts = parts or PARTS
         for part in parts if self.path.is_dir() else ():
             getattr(self, part, None)
@@ -228,7 +230,7 @@ class RecordedRun:
         self._reasons.setdefault(part, []).append(reason)
 
     def _read(self, part: str, name: str, read: Callable[[Path], T]) -> T | None:
-        """Read what may be of another version, or changed by hand; ``None`` if it cannot be read, which is noted."""
+        """Read a file that may be of another version or edited by hand; ``None`` if it cannot be read, which is noted."""
         path = self.path / name
         try:
             if path.exists():
@@ -262,7 +264,7 @@ class RecordedRun:
         )
 
     def _adapter_of(self, described: Mapping[str, Any]) -> EnvironmentAdapter:
-        """The user's, or what the run recorded of it, or the package's."""
+        """Return the user's adapter, or an adapter from the run's record, or the package's."""
         env_id, labels = str(described["env_id"]), described.get("labels")
         if labels and not any(adapter.env_id == env_id for adapter in self._adapters):
             return EnvironmentAdapter.from_labels(env_id, labels)
@@ -282,10 +284,10 @@ class RecordedRun:
 
 
 def read_runs(folder: Path) -> list[RecordedRun]:
-    """The run of a run folder, or the trials of a sweep's folder.
+    """Read the run of a run folder, or the trials of a sweep's folder.
 
     Raises:
-        UserInputError: it is neither.
+        UserInputError: the folder is neither.
     """
     folder = folder.expanduser().resolve()
     if any((folder / name).is_file() for name in RUN_FILES):
@@ -324,17 +326,17 @@ def _trials(folder: Path, trials: list[Path]) -> list[RecordedRun]:
 def open_run(
     path: Path, title: str = "", iteration: int | None = None, adapters: Sequence[EnvironmentAdapter] = ()
 ) -> RecordedRun:
-    """A run whose trajectories are to be read.
+    """Open a run for reading its trajectories.
 
     Args:
         path: the run folder.
-        title: what the page calls it.
-        iteration: the one to read; ``None``: all.
-        adapters: those of the user's that it was played with, which tell the classes of actions.
+        title: name of the run in the page.
+        iteration: iteration to read; ``None``: all.
+        adapters: adapters of the user with which the run was played; they determine the classes of actions.
 
     Raises:
-        CheckpointError: ``path`` is no run folder.
-        UserInputError: it recorded no trajectories, or not those of ``iteration``.
+        CheckpointError: ``path`` is not a run folder.
+        UserInputError: the run recorded no trajectories, or no trajectories of ``iteration``.
     """
     run = RecordedRun(RunFolder.reopen(path).path, title, adapters=adapters)
     if not run.recorded:

@@ -1,4 +1,4 @@
-"""The templates of the report and of a trajectory in the terminal."""
+"""Templates of the report and of a trajectory in the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ASSETS = Path(__file__).parent / "assets"
 
 
 def render(name: str, **values: Any) -> str:
-    """A template with its values, which are escaped in HTML."""
+    """Render a template with values, which are escaped in HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     html = name.endswith(".html.jinja")

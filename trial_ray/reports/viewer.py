@@ -1,4 +1,4 @@
-"""The viewer's folder: the page, its scripts and style, and the data of one or two runs in chunks that a browser loads."""
+"""The viewer's folder: page, scripts and style, and the data of one or two runs in chunks that a browser loads."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from trial_ray.reports.run import RecordedRun
 from trial_ray.reports.templates import ASSETS
 
 MARK = "trial_ray_viewer.json"
-"""Marks a viewer's folder, which may be replaced."""
+"""File that marks a viewer's folder, which may be replaced."""
 MOST_IN_BLOCK = 100
 MOST_TOKENS_IN_BLOCK = 20_000
-"""Trajectories and response tokens after which a block ends; a block is what a click loads."""
+"""Number of trajectories or response tokens at which a block is complete; a click loads one block."""
 MOST_IN_INDEX = 2000
-"""Trajectories in a file of the index; the first one has to be there before anything is shown."""
+"""Maximum number of trajectories in a file of the index; the page shows nothing before the first file is loaded."""
 FULL_TINT_AT_LEAST = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
-"""Magnitudes (nats; of the logarithm; of the advantage) below which no tint is full: rounding is not to look like a finding."""
+"""Magnitudes (gap in nats; logarithm of the ratio; advantage) below which no tint is full, so rounding does not look like a
+finding."""
 FULL_TINT_QUANTILE = 0.98
 
 
 class WrittenViewer(NamedTuple):
-    """Files that were written.
+    """Result of :func:`write_viewer`.
 
     Attributes:
         page: the file to open.
-        trajectories: how many can be read on it.
-        notes: what is missing, in sentences; the page shows them too.
+        trajectories: number of trajectories in the viewer.
+        notes: sentences about missing data; the page shows them too.
     """
 
     page: Path
@@ -48,16 +49,16 @@ class WrittenViewer(NamedTuple):
 def write_viewer(
     runs: Sequence[RecordedRun], target: Path, notes: Sequence[str] = (), progress: Callable[[], None] = lambda: None
 ) -> WrittenViewer:
-    """Write the viewer of some runs, in place of an older one at ``target``; it appears complete or not at all.
+    """Write the viewer of some runs, replacing an older viewer; ``target`` never contains an incomplete viewer.
 
     Args:
-        runs: what to show.
+        runs: runs to show.
         target: the viewer's folder.
-        notes: what is known to be missing.
+        notes: sentences about data that are missing.
         progress: called after every iteration.
 
     Raises:
-        UserInputError: ``target`` holds something else than a viewer, or no iteration could be read.
+        UserInputError: ``target`` contains something other than a viewer, or no iteration could be read.
     """
     replaced = (target / MARK).is_file()
     if target.exists() and not replaced and (not target.is_dir() or any(target.iterdir())):
@@ -151,7 +152,7 @@ def _blocks(
 
 
 def script(kind: str, number: int, value: Any) -> str:
-    """A call that hands ``value`` to the page as text, so that nothing of it is ever read as a program.
+    """Return a call that passes ``value`` to the page as text, which is never executed as code.
 
     Only ASCII is written, ``<`` and ``&`` are escaped, and the text is a single string literal.
     """
