@@ -1,6 +1,6 @@
-"""TRIAL and the methods that it is compared with, on Ray RLlib: what experiments, methods and environments of one's own import.
+"""TRIAL and the methods it is compared with, on Ray RLlib: public names for experiments, custom methods and custom environments.
 
-Names are imported when they are first used, so that the command line starts without RLlib.
+Names are imported on first use, therefore the command line starts without RLlib.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Typed errors: what was found, what was expected, what to do.
+"""Typed errors; their messages contain the cause, the expected input and the remedy.
 
-``UserInputError`` means that the user can fix it (the command line exits with 2); ``InfrastructureError`` means that an
+``UserInputError`` means that the user can fix the error (the command line exits with 2); ``InfrastructureError`` means that an
 engine, an actor or a device failed while running (exit 1).
 """
 
@@ -22,7 +22,7 @@ class UserInputError(TrialRayError, ValueError):
 
 
 class UnwritableError(UserInputError, OSError):
-    """A file or folder cannot be written where the user wants it."""
+    """A file or folder cannot be written at the path that the user gave."""
 
 
 class ConfigError(UserInputError):
@@ -30,7 +30,7 @@ class ConfigError(UserInputError):
 
 
 class MethodError(UserInputError):
-    """A method's hook has an unknown name, or returned something else than its interface says."""
+    """A method's hook has an unknown name, or its return value violates its interface."""
 
 
 class CallbackError(UserInputError):
@@ -38,11 +38,11 @@ class CallbackError(UserInputError):
 
 
 class UnsupportedError(UserInputError):
-    """A call that RLlib offers has no meaning here."""
+    """A call of RLlib's API is not supported here."""
 
 
 class ChatTemplateError(UserInputError):
-    """A tokenizer has no chat template, or one in which the user's message cannot be located."""
+    """A tokenizer has no chat template, or the user's message cannot be located in its output."""
 
 
 class CheckpointError(UserInputError):
@@ -54,15 +54,15 @@ class FolderInUseError(UserInputError):
 
 
 class MissingDependencyError(UserInputError):
-    """A package that the configuration asks for is not installed."""
+    """A package that the configuration requires is not installed."""
 
 
 class ClusterError(UserInputError):
-    """The Ray cluster that was named does not answer, refuses the token, or cannot be used from here."""
+    """The given Ray cluster does not answer, rejects the token, or cannot be used from here."""
 
 
 class PromptTooLongError(UserInputError):
-    """A prompt does not fit its limit even after everything that may be cut was cut."""
+    """A prompt exceeds its limit even after everything that may be cut was cut."""
 
 
 class InfrastructureError(TrialRayError):
@@ -70,35 +70,35 @@ class InfrastructureError(TrialRayError):
 
 
 class ResourcesError(InfrastructureError):
-    """The cluster did not offer what the actors of a run ask for."""
+    """The cluster did not provide the resources that the actors of a run request."""
 
 
 class EngineError(InfrastructureError):
-    """An inference engine failed, died, or answered outside its contract."""
+    """An inference engine failed, died, or returned a response that violates its contract."""
 
 
 class EnvironmentFaultError(InfrastructureError):
-    """An environment raised, could not be made, or answered outside the contract of text environments."""
+    """An environment raised, could not be created, or violated the contract of text environments."""
 
 
 class RewardError(EnvironmentFaultError):
-    """A reward function raised, did not answer in time, or returned something else than finite numbers."""
+    """A reward function raised, did not return in time, or returned something else than finite numbers."""
 
 
 class LearnerError(InfrastructureError):
-    """A learner died, and with it the part of the state that no other process holds."""
+    """A learner died, and its part of the state, which no other process has, is lost."""
 
 
 class WeightSyncError(InfrastructureError):
-    """An engine does not hold the weights that the learner sent."""
+    """An engine does not have the weights that the learner sent."""
 
 
 class TrainingDivergedError(InfrastructureError):
-    """Gradients were not finite several times in a row, or the policy is lost in another way; weights are finite numbers."""
+    """Gradients were not finite several times in a row, or the policy diverged in another way; weights are finite numbers."""
 
 
 class PolicyBrokenError(TrainingDivergedError):
-    """The weights are not finite, or give log-probabilities that are not: there is nothing that would be worth saving."""
+    """The weights or the resulting log-probabilities are not finite; the state is not worth saving."""
 
 
 class StorageError(TrialRayError):
@@ -106,20 +106,20 @@ class StorageError(TrialRayError):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The error that an actor raised, out of the one in which Ray hands it over."""
+    """Return the original error of an actor, unwrapped from Ray's error."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, BaseException) else error
 
 
 def first_line(error: BaseException) -> str:
-    """An error's message in one line, without the full stop; of a traceback as text, the error that it ends with."""
+    """Return an error's message in one line, without the full stop; for a traceback as text, its final error."""
     cause = root_cause(error)
     text = str(cause).strip() or type(cause).__name__
     return text.splitlines()[-1 if "Traceback" in text else 0].strip().rstrip(".")
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether the user can fix the failure; otherwise something broke while running."""
+    """Return True if the user can fix the error; otherwise something failed while running."""
     from trial_envs.errors import TrialEnvError
 
     error = root_cause(error)
@@ -129,10 +129,10 @@ def is_user_error(error: BaseException) -> bool:
 
 
 def refusing(calls: Mapping[str, str]) -> Callable[[Class], Class]:
-    """Decorate a class so that calls which it inherits raise :class:`UnsupportedError`.
+    """Decorate a class: the given inherited calls raise :class:`UnsupportedError`.
 
     Args:
-        calls: the reason, by the name of the method.
+        calls: reasons by method name.
     """
 
     def decorate(cls: Class) -> Class:
@@ -145,7 +145,7 @@ def refusing(calls: Mapping[str, str]) -> Callable[[Class], Class]:
 
 
 class _Refused:
-    """In place of a method, whether it is called on the class or on an instance."""
+    """Replacement of a method, for calls on the class or on an instance."""
 
     def __init__(self, told: str) -> None:
         self.told = told

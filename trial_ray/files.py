@@ -1,4 +1,4 @@
-"""Files written whole or not at all and checked when read, texts that they can hold, texts without secrets, and the cache."""
+"""File utilities: atomic writes, checked reads, text escaping, removal of secrets from text, and the cache."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from typing import Any
 from trial_ray.errors import CheckpointError, TrialRayError, UnwritableError, UserInputError
 
 PACKAGE = Path(__file__).parent
-"""Folder of this package: in a clone, or where it is installed."""
+"""Folder of this package, in a clone or an installation."""
 HIDDEN = "<hidden>"
 _NAME = r"(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth)"
 SECRET = re.compile(rf"(?i)(^|[_.-]){_NAME}$")
-"""Names of values that are not written; ``max_prompt_tokens`` is none of them."""
+"""Names of secret values, which are not written; ``max_prompt_tokens`` does not match."""
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""A text that stands for the value of an environment variable (:func:`trial_ray.secrets.secret`)."""
+"""Text that refers to the value of an environment variable (:func:`trial_ray.secrets.secret`)."""
 NAMED: set[str] = set()
-"""Environment variables that such texts have named in this process."""
+"""Environment variables that references have named in this process."""
 LEAST_SECRET = 8
-"""Characters from which the value of a secret environment variable is looked for in texts."""
+"""Minimum number of characters of a secret environment variable for its value to be searched for in texts."""
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _ASSIGNED = re.compile(rf"(?i)(?<![a-z])({_NAME}['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s'\",;)}}\]]+)")
 
 
 def examples_folder() -> Path:
-    """The folder ``tuned_examples``: a wheel's own, else the one beside the package in a clone."""
+    """Return the folder ``tuned_examples``: inside the package in a wheel, else next to the package in a clone."""
     packaged = PACKAGE / "tuned_examples"
     return packaged if packaged.is_dir() else PACKAGE.parent / "tuned_examples"
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with :data:`HIDDEN` for values that are secret by their name, and wherever a secret of the environment occurs."""
+    """Return settings with :data:`HIDDEN` in place of values with secret names, and of secret environment variables' values."""
     return {str(name): _cleaned(name, value) for name, value in settings.items()}
 
 
@@ -55,11 +55,11 @@ def _cleaned(name: object, value: Any) -> Any:
 
 
 def redacted(text: str, *, code: bool = False) -> str:
-    """Text, such as a command line or a traceback, with :data:`HIDDEN` for what looks like a secret in it.
+    """Replace apparent secrets in text, such as a command line or a traceback, with :data:`HIDDEN`.
 
     Args:
-        text: any.
-        code: whether it is Python, which goes on being that: of what is assigned, only strings are replaced.
+        text: any text.
+        code: whether the text is Python code, which stays valid: of assigned values, only strings are replaced.
     """
 
     def hide(found: re.Match[str]) -> str:
@@ -82,12 +82,12 @@ _ESCAPE = re.compile(r"\\u(d[89a-f][0-9a-f]{2}|005c)")
 
 
 def escaped(text: str) -> str:
-    """``text`` without lone surrogates."""
+    """Return ``text`` with lone surrogates escaped."""
     return _TO_ESCAPE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def unescaped(text: str) -> str:
-    """The text that :func:`escaped` was given."""
+    """Reverse :func:`escaped`."""
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
 
 
@@ -96,10 +96,10 @@ _DELETE, _DELETE_PICTURE = "\x7f", "\N{SYMBOL FOR DELETE}"
 
 
 def visible(text: str) -> str:
-    """The text with control characters escaped; line breaks stay.
+    """Escape control characters in a text; line breaks stay.
 
-    Control characters become their Unicode pictures (``␛`` for escape), all else that is not printable (lone surrogates,
-    controls of the writing direction, line and paragraph separators, blanks of no width) its code point, ``⟨U+202E⟩``.
+    Control characters become their Unicode pictures (``␛`` for escape). Other characters that are not printable (lone surrogates,
+    controls of the writing direction, line and paragraph separators, zero-width spaces) become their code point, ``⟨U+202E⟩``.
     """
     if text.replace("\n", "").isprintable():
         return text
@@ -113,17 +113,17 @@ def _spelled(char: str) -> str:
 
 
 def text_digest(text: str) -> bytes:
-    """SHA-256 of a text, lone surrogates included."""
+    """Return the SHA-256 of a text, including lone surrogates."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def partial_of(path: Path) -> Path:
-    """A hidden name beside ``path``, under which a file or folder is written before it is renamed."""
+    """Return a hidden name next to ``path``, for writing a file or folder before it is renamed to ``path``."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
 
 
 def set_aside(path: Path, reason: str) -> Path:
-    """Rename a file or folder that cannot be used, so that no command reads it; returns its new name."""
+    """Rename an unusable file or folder, which no command reads afterwards, and return its new path."""
     return path.rename(path.with_name(f"{path.name}.{reason}-{uuid.uuid4().hex[:8]}"))
 
 
@@ -132,10 +132,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """While entered, errors of the operating system mean that ``path`` cannot be written; those of a full file system stay.
+    """Convert operating system errors to errors that name ``path`` while entered; errors of a full file system are unchanged.
 
     Raises:
-        UnwritableError: in place of them.
+        UnwritableError: ``path`` cannot be written.
     """
     try:
         yield
@@ -147,7 +147,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def require_file(path: Path) -> None:
-    """Reject what :func:`write_text` would not replace.
+    """Reject a path that :func:`write_text` would not replace.
 
     Raises:
         UserInputError: ``path`` is a folder or a device.
@@ -181,13 +181,13 @@ def write_text(path: Path | str, text: str) -> Path:
 
 
 def write_json(path: Path | str, value: Any) -> Path:
-    """Write ``value`` as indented strict JSON (NaN is refused: other readers could not parse it)."""
+    """Write ``value`` as indented strict JSON (NaN is rejected: other readers could not parse it)."""
     return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 @contextmanager
 def checked_content(path: Path) -> Iterator[None]:
-    """While entered, errors in reading the content of ``path`` name the file.
+    """Convert errors while reading the content of ``path`` to errors that name the file.
 
     Raises:
         CheckpointError: the file is missing, damaged, or of another version.
@@ -201,15 +201,15 @@ def checked_content(path: Path) -> Iterator[None]:
 
 
 def read_json(path: Path, schema: str = "", version: int = 0) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Args:
         path: the file.
-        schema: of the object; empty: any.
-        version: of the schema.
+        schema: required schema; empty: any.
+        version: required version of the schema.
 
     Raises:
-        CheckpointError: the file is missing or damaged, holds no object, or one of another schema or version.
+        CheckpointError: the file is missing or damaged, contains no object, or has another schema or version.
     """
     with checked_content(path):
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -221,15 +221,18 @@ def read_json(path: Path, schema: str = "", version: int = 0) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Lines of a file that a crash may have cut or damaged: bytes that are no UTF-8 are replaced, so that the other lines stay."""
+    """Read the lines of a file that a crash may have truncated or damaged.
+
+    Bytes that are not UTF-8 are replaced, therefore the other lines stay readable.
+    """
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for results, before what they cost is spent.
+    """Create a folder for results, before they are computed.
 
     Raises:
-        UserInputError: it cannot be made, or not be written into.
+        UserInputError: it cannot be created or written into.
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -238,18 +241,21 @@ def make_folder(path: Path) -> None:
 
 
 def finite(value: Any, replace: Callable[[str], Any] = lambda name: None, **options: Any) -> Any:
-    """The value as strict JSON holds it, with ``None`` for each number that is not finite.
+    """Convert a value to strict JSON types, with ``None`` for each non-finite number.
 
     Args:
-        value: of plain types.
-        replace: gives something else than ``None`` for ``Infinity``, ``-Infinity`` and ``NaN``.
-        options: of ``json.dumps``.
+        value: value of plain types.
+        replace: returns another replacement than ``None`` for ``Infinity``, ``-Infinity`` and ``NaN``.
+        options: options of ``json.dumps``.
     """
     return json.loads(json.dumps(value, **options), parse_constant=replace)
 
 
 def nearest_folder(path: Path) -> str:
-    """A sentence, after a blank, that names the folder of a file ``path``, or one beside ``path`` of a near name; else empty."""
+    """Return a sentence that suggests a folder, with a leading space; empty if there is no suggestion.
+
+    The suggestion is the parent folder if ``path`` is a file, else a folder next to ``path`` with a similar name.
+    """
     if path.is_file():
         return f" Did you mean {path.parent}?"
     beside = sorted({each.name for each in path.parent.glob("[!.]*/")} - {path.name})
@@ -259,14 +265,14 @@ def nearest_folder(path: Path) -> str:
 
 
 def require_new_folder(folder: Path, instead: str = "") -> None:
-    """Reject the name of a folder that :func:`write_folder` could not make.
+    """Reject the name of a folder that :func:`write_folder` could not create.
 
     Args:
-        folder: to be made.
-        instead: what else the user can do, for the message.
+        folder: folder to create.
+        instead: alternative for the user, for the message.
 
     Raises:
-        UserInputError: the folder holds something, or it, or one that it lies in, is a file or may not be written into.
+        UserInputError: the folder is not empty, or the folder or a parent of it is a file or not writable.
     """
     file = next((each for each in (folder, *folder.parents) if each.exists() and not each.is_dir()), None)
     if file is not None:
@@ -279,7 +285,7 @@ def require_new_folder(folder: Path, instead: str = "") -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Reject the name of a folder beside which none can be made, before what it is to hold is made.
+    """Check that a folder can be created at a path, before its content is computed.
 
     Raises:
         UnwritableError: nothing can be written there.
@@ -292,9 +298,9 @@ def require_writable(folder: Path) -> None:
 
 
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a new folder, which appears as ``folder`` only once it is complete.
+    """Let ``write`` create a new folder, which appears as ``folder`` only once it is complete.
 
-    An empty folder that is there already is filled: it may be a mount point, or the one in which a process works.
+    An existing empty folder is filled instead: it may be a mount point or the working directory of a process.
 
     Raises:
         UnwritableError: nothing can be written there.
@@ -325,11 +331,11 @@ def _fill(folder: Path, write: Callable[[Path], object]) -> None:
 
 
 def remove_folder(folder: Path, keep: bool = False) -> None:
-    """Remove a folder and what is in it.
+    """Remove a folder and its content.
 
     Args:
-        folder: to be removed.
-        keep: leave the folder itself, empty.
+        folder: folder to remove.
+        keep: keep the folder itself, empty.
     """
     if not keep:
         shutil.rmtree(folder)
@@ -347,29 +353,29 @@ CACHE_VARIABLE = "TRIAL_RAY_CACHE"
 
 
 def cache_root() -> Path:
-    """``TRIAL_RAY_CACHE``, else ``~/.cache/trial_ray``."""
+    """Return the cache folder: ``TRIAL_RAY_CACHE``, else ``~/.cache/trial_ray``."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "trial_ray").expanduser()
 
 
 def content_key(content: Mapping[str, Any]) -> str:
-    """SHA-256 (hexadecimal, 24 digits) of plain values; equal values give equal keys, whatever their order."""
+    """Return the SHA-256 (hexadecimal, 24 digits) of plain values; equal values give equal keys, regardless of their order."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:24]
 
 
 def files_digest(files: Iterable[Path]) -> str:
-    """SHA-256 (hexadecimal) of names and contents of files, wherever their folders are."""
+    """Return the SHA-256 (hexadecimal) of the names and contents of files, regardless of their folders."""
     entries = sorted(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest() for path in files)
     return hashlib.sha256(b"".join(entries)).hexdigest()
 
 
 def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[Path, bool]:
-    """The folder ``<cache>/<kind>/<key>``, which ``build`` fills if it is not there.
+    """Return the folder ``<cache>/<kind>/<key>``, filled by ``build`` if it does not exist.
 
-    An interrupted build leaves nothing under the key. Of two that build at the same time, the first to finish gives its folder
-    to both.
+    An interrupted build leaves nothing under the key. If two builds run at the same time, both use the folder of the first to
+    finish.
 
     Returns:
-        The folder, and whether it was there already.
+        The folder, and whether it existed already.
     """
     folder = cache_root() / kind / key
     if folder.is_dir():

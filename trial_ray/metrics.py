@@ -1,7 +1,7 @@
-"""The one table of logged metrics: name, kind and meaning.
+"""Table of all logged metrics: name, kind and meaning.
 
-Loggers, checks of names, charts, terminal and documentation read it; a metric that the package logs and that is not in it
-fails a test. A method of a user's own may log others.
+Loggers, checks of names, charts, terminal and documentation read it; a test fails if the package logs a metric that is not in
+the table. A user's own method may log others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ ENV_RUNNERS = "env_runners/"
 EVALUATION = "evaluation/env_runners/"
 
 Kind = Literal["sum", "lifetime_sum", "mean", "max", "item"]
-"""How RLlib reduces what is logged within an iteration. ``"item"`` is computed once: rates and means over rollouts are sums
-over all of an iteration's rollouts, divided on the driver (RLlib's own merge of means would weigh env runners alike)."""
+"""Reduction of the values that are logged within an iteration, by RLlib.
+
+``"item"`` is computed once: rates and means over rollouts are sums over all of an iteration's rollouts, divided on the driver
+(RLlib's own merge of means would give env runners equal weights).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Metric:
     """One logged number.
 
     Attributes:
-        name: ``/``-joined key below the prefix of its group.
+        name: ``/``-joined key after the prefix of its group.
         kind: see :data:`Kind`.
         meaning: one line of Markdown.
     """
@@ -43,9 +46,9 @@ class MetricGroup:
     """Metrics that one part of a run logs.
 
     Attributes:
-        name: of the group's table in the documentation.
-        prefix: of the metrics' keys in a result.
-        metrics: of the group.
+        name: name of the group's table in the documentation.
+        prefix: prefix of the metrics' keys in a result.
+        metrics: metrics of the group.
     """
 
     name: str
@@ -266,7 +269,7 @@ _RLLIB = _group(
 
 GROUPS = (_ROLLOUTS, _EVALUATION, _LEARNER, _METHODS, _DRIVER, _RLLIB)
 METRICS: Mapping[str, Metric] = {group.prefix + metric.name: metric for group in GROUPS for metric in group.metrics}
-"""Every metric by its key in a flat result; of RLlib's own those by which runs are commonly stopped."""
+"""Every metric by its key in a flat result; RLlib's own metrics are a selection."""
 
 COLUMNS = {
     f"{ENV_RUNNERS}success_rate": ("success", "{:.1%}"),
@@ -294,12 +297,12 @@ _MISSING = object()
 
 
 def log(logger: MetricsLogger, key: str, value: float) -> None:
-    """Log a number as the table says; what a method of a user's own logs beside it is a mean.
+    """Log a number with the reduction in the table; a metric that is not in the table (of a user's method) is reduced to its mean.
 
     Args:
-        logger: the driver's, or a learner's, which holds what stands under ``learners/``.
-        key: in a flat result.
-        value: of the iteration, or a part of it.
+        logger: the driver's logger, or a learner's, which omits the prefix ``learners/``.
+        key: key in a flat result.
+        value: value of the iteration, or of a part of it.
     """
     logger.log_value(_logged_path(key), value, reduce=_kind(key))
 
@@ -311,7 +314,7 @@ def log_time(logger: MetricsLogger, key: str) -> AbstractContextManager[Any]:
 
 
 def peek(logger: MetricsLogger, key: str) -> float | None:
-    """The driver's value in the current iteration; ``None`` if there is none yet."""
+    """Return the driver's value in the current iteration; ``None`` if it is not logged yet."""
     value = logger.peek(tuple(key.split("/")), default=_MISSING)
     return None if value is _MISSING or value is None else float(value)
 
@@ -325,5 +328,5 @@ def _kind(key: str) -> Kind:
 
 
 def table_key(key: str) -> str:
-    """The key of the table's row that describes a metric; that of a named reward holds its name."""
+    """Return the key of the table's row for a metric; for a named reward, the row has ``NAME`` in place of its name."""
     return next((f"{prefix}NAME_mean" for prefix in _NAMED_REWARDS if key.startswith(prefix)), key)

@@ -1,4 +1,4 @@
-"""What a process tells of itself: its memory, its progress, and the events of an iteration's timeline."""
+"""Information about a process: its memory, its progress, and the events of an iteration's timeline."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from trial_ray.termination import raise_swallowed_interrupt
 
 
 def peak_memory() -> dict[str, int | None]:
-    """Peaks since the calling process began, in bytes.
+    """Return the peaks since the calling process started, in bytes.
 
-    ``host_bytes`` is resident memory, with the pages shared with other processes (the object store's); ``None`` if the
-    system does not report it. ``device_bytes`` is torch's memory on the CUDA devices of this process, summed; ``None`` without
-    any.
+    ``host_bytes`` is resident memory, including pages shared with other processes (the object store's); ``None`` if the system
+    does not report it. ``device_bytes`` is torch's memory on the CUDA devices of this process, summed; ``None`` without CUDA
+    devices.
     """
     return {"host_bytes": _resident_peak(), "device_bytes": _device()}
 
 
 def release_memory() -> None:
-    """Give memory that is no longer used back to the system.
+    """Return unused memory to the system.
 
-    glibc keeps what the tensors of an optimizer and of its passes took, gigabytes after cloning into a language model: too
-    little would be left for the actors that start beside this process.
+    glibc keeps the memory of an optimizer's tensors and passes, gigabytes after cloning into a language model: too little would be
+    left for the actors that start on this machine.
     """
     gc.collect()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
@@ -77,9 +77,9 @@ class Progress:
 
     Attributes:
         node: id of its node.
-        pid: of its process there.
-        started: when that process did, in seconds of the node's clock.
-        count: units of work that it has finished.
+        pid: id of its process on that node.
+        started: start time of that process, in seconds of the node's clock.
+        count: finished units of work.
     """
 
     node: str
@@ -111,10 +111,10 @@ def advance() -> None:
 
 
 def announce(stacks_after_s: float | None = None) -> None:
-    """Let this process be watched, if it is an actor: publish its first count.
+    """Publish this process's first count, if it is an actor, which makes its progress visible to the driver.
 
     Args:
-        stacks_after_s: seconds without progress after which it writes its Python stacks to its log, also where it only waits.
+        stacks_after_s: seconds without progress until it writes its Python stacks to its log, even if it only waits.
     """
     if ray.is_initialized():
         context = ray.get_runtime_context()
@@ -124,12 +124,12 @@ def announce(stacks_after_s: float | None = None) -> None:
 
 
 def own_count() -> int:
-    """Units of work that this process has finished."""
+    """Return the number of units of work that this process has finished."""
     return _Own.count
 
 
 def read_progress(actor: str) -> Progress | None:
-    """Published progress of an actor; ``None`` before it has started.
+    """Return the published progress of an actor; ``None`` before it has started.
 
     Args:
         actor: its id, hexadecimal.
@@ -139,7 +139,7 @@ def read_progress(actor: str) -> Progress | None:
 
 
 def forget(actor: str) -> None:
-    """Remove what an actor has published, which Ray would keep as long as the cluster lives."""
+    """Remove an actor's published progress, which Ray would keep as long as the cluster lives."""
     _internal_kv_del(actor, namespace=_NAMESPACE)
 
 
@@ -154,7 +154,7 @@ def _publish() -> None:
 
 
 def runs_here(progress: Progress) -> bool:
-    """Whether the process, of this node, still runs; one to which the system has given its number since is another."""
+    """Return True if the process on this node is still running; a later process with the same id does not count."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(progress.pid)
         # Seconds are as fine as the time of the machine's start is known.
@@ -165,20 +165,20 @@ def runs_here(progress: Progress) -> bool:
 # -- events ------------------------------------------------------------------------------------------------------------
 
 ITERATION, STEP, EPISODE, RESPONSE = "iteration", "step", "episode", "response"
-"""An iteration of the driver, a step of an engine, an env runner's episode, and a response that an episode waited for."""
+"""Event names: the driver's iteration, an engine's step, an env runner's episode, and a response that an episode waited for."""
 MOST_EVENTS = 20_000
-"""Events that a process keeps, the newest ones: a few megabytes."""
+"""Number of newest events that a process keeps: a few megabytes."""
 
 
 class Event(NamedTuple):
-    """Something that a process did.
+    """An operation of a process.
 
     Attributes:
-        name: of what was done.
-        began: in seconds; of ``time.time()`` where it is handed out, of ``time.monotonic()`` where it is kept.
-        seconds: that it took.
-        track: name of the episode that it belongs to; empty for work that does not overlap other work of its name.
-        counts: numbers of what was worked on.
+        name: name of the operation.
+        began: start in seconds; of ``time.time()`` in returned events, of ``time.monotonic()`` in stored events.
+        seconds: duration.
+        track: name of the episode that it belongs to; empty for operations that do not overlap others of the same name.
+        counts: numbers of processed items.
     """
 
     name: str
@@ -194,9 +194,9 @@ class ProcessEvents:
 
     Attributes:
         host: name of its node.
-        pid: of the process there.
-        complete_since: time from which on no event is missing; ``time.time()`` of the node, as in the events.
-        events: by the time at which they ended.
+        pid: id of the process on that node.
+        complete_since: no event after this time is missing; ``time.time()`` of the node, as in the events.
+        events: events in the order of their ends.
     """
 
     host: str
@@ -209,11 +209,11 @@ _kept: deque[Event] = deque(maxlen=MOST_EVENTS)
 
 
 def note_event(name: str, began: float, track: str = "", **counts: float) -> None:
-    """Keep an event that ends now; from any thread.
+    """Record an event that ends now; callable from any thread.
 
     Args:
-        name: of what was done.
-        began: ``time.monotonic()`` of its beginning.
+        name: name of the operation.
+        began: ``time.monotonic()`` at its start.
         track: see :class:`Event`.
         counts: see :class:`Event`.
     """
@@ -222,7 +222,7 @@ def note_event(name: str, began: float, track: str = "", **counts: float) -> Non
 
 @contextlib.contextmanager
 def event(name: str, **counts: float) -> Iterator[None]:
-    """Keep the block as an event; arguments as :func:`note_event`."""
+    """Record the block as an event; arguments as :func:`note_event`."""
     began = time.monotonic()
     try:
         yield
@@ -231,11 +231,11 @@ def event(name: str, **counts: float) -> Iterator[None]:
 
 
 def process_events(since: float, most: int = MOST_EVENTS) -> ProcessEvents:
-    """The events of this process that ended after ``since``.
+    """Return the events of this process that ended after ``since``.
 
     Args:
         since: ``time.time()``.
-        most: events that are handed out, the newest ones.
+        most: maximum number of events; the newest events are returned.
     """
     # One clock for durations, the other for times of several nodes.
     offset = time.time() - time.monotonic()

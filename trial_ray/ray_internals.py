@@ -1,4 +1,4 @@
-"""Private parts of Ray and RLlib: each function says why no public one serves, and is tested against the pinned versions."""
+"""Uses of private parts of Ray and RLlib, tested against the pinned versions; docstrings explain why no public API is enough."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 START_S = 180.0
-"""How long a local Ray may take to start. Ray gives itself 30 s, which cannot be set, and a busy machine needs more."""
+"""Time limit for the start of a local Ray. Ray's own limit of 30 s cannot be set, and is too short on a busy machine."""
 IDLE_AGENT = "import os, time\nraylet = os.getppid()\nwhile os.getppid() == raylet:\n    time.sleep(1)"
 AGENT_PORTS = {
     METRICS_AGENT_PORT_NAME: "metrics_agent_port",
     METRICS_EXPORT_PORT_NAME: "metrics_export_port",
     DASHBOARD_AGENT_LISTEN_PORT_NAME: "dashboard_agent_listen_port",
 }
-"""Arguments of ``start_raylet`` by the names under which the agent writes these ports."""
+"""Arguments of ``start_raylet``, by the names that the agent uses for these ports in files."""
 
 
 class RestartableGroup(EnvRunnerGroup):
-    """Env runners that Ray can restart for as long as they live: each is given the config itself, some 20 kB.
+    """Group of env runners that Ray can restart as long as they live: each receives the config itself, about 20 kB.
 
-    RLlib gives a reference, behind which nothing is left once the group has gone; Ray warns of it at each env runner.
+    RLlib passes a reference, which is invalid after the group is deleted; Ray warns about it for each env runner.
     """
 
     def _make_worker(self, *, worker_index: int, config: Any, **arguments: Any) -> Any:
@@ -52,19 +52,19 @@ class RestartableGroup(EnvRunnerGroup):
 
 
 def env_runner_actors(runners: EnvRunnerGroup | None) -> dict[int, ActorHandle[Any]]:
-    """The remote env runners by index. RLlib's own calls end a runner that raises, and lose what it raised."""
+    """Return the remote env runners by index. RLlib's own calls end an env runner that raises, and lose its error."""
     return {} if runners is None else dict(runners._worker_manager.actors())
 
 
 def mark_lost(runners: EnvRunnerGroup, index: int) -> None:
-    """Give an env runner nothing more to do until Ray has restarted it. RLlib marks only runners that its own calls lost."""
+    """Exclude an env runner from work until Ray has restarted it. RLlib marks only env runners that its own calls lost."""
     runners._worker_manager.set_actor_state(index, healthy=False)
 
 
 def start_env_runner(runners: EnvRunnerGroup, index: int) -> ActorHandle[Any]:
-    """Ask Ray for one env runner more, without waiting for it; it joins by :func:`add_env_runner`.
+    """Request one more env runner from Ray, without waiting for it; :func:`add_env_runner` adds it to the group.
 
-    RLlib's ``add_workers`` counts it as one that can play from the start, which may be long before a node has room for it.
+    RLlib's ``add_workers`` counts it as ready from the start, possibly long before a node has room for it.
     """
     handle: ActorHandle[Any] = runners._make_worker(
         env_creator=runners._env_creator,
@@ -77,47 +77,47 @@ def start_env_runner(runners: EnvRunnerGroup, index: int) -> ActorHandle[Any]:
 
 
 def add_env_runner(runners: EnvRunnerGroup, handle: ActorHandle[Any]) -> int:
-    """Make an env runner one of the group; returns its index."""
+    """Add an env runner to the group, and return its index."""
     runners._worker_manager.add_actors([handle])
     return int(max(runners._worker_manager.actor_ids()))
 
 
 def draining_nodes() -> set[str]:
-    """Ids of nodes that will be taken away: Ray places nothing more there. Its public interfaces do not say."""
+    """Return the ids of nodes that will be removed; Ray places nothing more on them. Ray's public API does not expose them."""
     return {*state.state.get_draining_nodes()}
 
 
 def count_dropped(runners: EnvRunnerGroup) -> None:
-    """Count an env runner that was late under the metric of RLlib, which counts those of its own calls."""
+    """Count a late env runner in RLlib's metric, which otherwise counts only env runners of RLlib's own calls."""
     runners._num_env_runners_dropped_lifetime += 1
 
 
 def learner_actors(learners: LearnerGroup | None) -> list[Any]:
-    """The remote learners by rank. RLlib's update waits for all of them where one has failed."""
+    """Return the remote learners by rank. RLlib's update waits for all learners even if one has failed."""
     return [] if learners is None or learners.is_local else list(learners._workers)
 
 
 def actor_id(handle: ActorHandle[Any]) -> str:
-    """Ray's id of an actor, hexadecimal, under which its process publishes its progress; only the actor itself may ask."""
+    """Return Ray's hexadecimal id of an actor, the key of its published progress. Ray's public API gives it only to the actor."""
     return str(handle._actor_id.hex())
 
 
 def without_termination_handler() -> AbstractContextManager[Any]:
-    """Keep Ray from setting its handler of SIGTERM, which ends the process wherever it is, without a record of the run."""
+    """Keep Ray from setting its SIGTERM handler, which ends the process at any point without a record of the run."""
     return patch.object(utils, "set_sigterm_handler", lambda handler: None)
 
 
 def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
-    """Let an event stop Tune between two steps, in place of its handler of SIGINT, which gives the signal up after the first."""
+    """Stop Tune between two steps by an event, in place of its SIGINT handler, which is removed after the first signal."""
     return patch.object(import_module("ray.tune.tune"), "_setup_signal_catching", lambda: event)
 
 
 @contextmanager
 def local_start() -> Iterator[None]:
-    """Start a Ray that only this machine reaches, without autoscaler, API server and metrics, however slowly.
+    """Start a Ray that is reachable only from this machine, without autoscaler, API server and metrics, with :func:`slow_start`.
 
-    Ray reads the environment variable for the first when it is imported; it would wait for the rest, which nothing uses. Nor is
-    the agent used that the dashboard has on each node: a raylet ends with its agent, so one that does nothing takes its place.
+    Ray reads the environment variable for local access when it is imported, and would wait for the other services, which nothing
+    uses. The dashboard's agent on each node is not used either: a raylet ends with its agent, so an idle process replaces it.
     """
     command: Callable[..., list[str]] = services._build_python_executable_command_memory_profileable
 
@@ -137,7 +137,7 @@ def local_start() -> Iterator[None]:
 
 @contextmanager
 def slow_start() -> Iterator[None]:
-    """Wait :data:`START_S` for a node that this process starts; ports of agents that are not given are not to be had."""
+    """Wait up to :data:`START_S` for a node that this process starts; agent ports that are not given are unavailable."""
     get_node: Callable[[str, str], Any] = services.get_node
     start_raylet: Callable[..., Any] = services.start_raylet
 
@@ -171,22 +171,22 @@ def slow_start() -> Iterator[None]:
 
 
 def connect_to_head(address: str) -> None:
-    """Connect to a head as ``ray.init`` does, which would try for two minutes.
+    """Connect to a head as ``ray.init`` does, but without its two minutes of retries.
 
     Raises:
-        ray.exceptions.AuthenticationError: the head refuses the token of this process.
-        ray.exceptions.RpcError: it is no head.
+        ray.exceptions.AuthenticationError: the head rejects the token of this process.
+        ray.exceptions.RpcError: the program at the address is not a head.
     """
     GcsClient(address=address)
 
 
 def trial_folder(algorithm: Algorithm) -> Path | None:
-    """The folder of the Tune trial that an algorithm is; ``None`` if it is none. Tune tells function trainables alone."""
+    """Return the folder of an algorithm's Tune trial; ``None`` if it is not a trial. Tune's API is for function trainables only."""
     return None if algorithm._storage is None else Path(algorithm._storage.trial_fs_path)
 
 
 def checkpoints_of(trial: Any) -> list[Any]:
-    """The checkpoints that Tune keeps of a trial, in order, each with the metrics of its iteration. Tune shows the newest alone."""
+    """Return the checkpoints that Tune keeps of a trial, in order, with their iterations' metrics. Tune exposes only the newest."""
     return list(trial.run_metadata.checkpoint_manager._checkpoint_results)
 
 
@@ -194,11 +194,10 @@ def checkpoints_of(trial: Any) -> list[Any]:
 def env_runners_of(
     kept: EnvRunnerGroup | None, number: int, make: Callable[..., EnvRunnerGroup] = EnvRunnerGroup
 ) -> Iterator[None]:
-    """Let RLlib's ``Algorithm.setup`` take the env runners that were kept, or make so many in a group of this class; it makes as
-    many as the config says, in its own.
+    """Make RLlib's ``Algorithm.setup`` use the kept env runners, or create ``number`` env runners in a group made by ``make``.
 
-    To start new env runners takes longer than a short trial of a sweep. Nor does it call ``on_algorithm_init``, which it would
-    while nothing that this package adds is there.
+    RLlib would create the number of env runners in the config, in its own group. Starting new env runners takes longer than a short
+    trial of a sweep. Also, ``on_algorithm_init`` is not called, because RLlib would call it before this package's additions exist.
     """
     made = algorithm.EnvRunnerGroup
 

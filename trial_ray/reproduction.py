@@ -1,4 +1,4 @@
-"""The paper's comparisons: studies of several methods and seeds, each one sweep, and the tables and figures of their runs."""
+"""Comparisons of the paper: studies of several methods and seeds, one sweep each, and tables and figures of their runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EvaluationSet:
 
     Attributes:
         split: the environment's split.
-        evaluation_set: a name that ``trial_ray.evaluation.evaluation_sets.choose_evaluation_set`` knows, or a number of tasks.
+        evaluation_set: name for ``trial_ray.evaluation.evaluation_sets.choose_evaluation_set``, or number of tasks.
     """
 
     split: str
@@ -50,15 +50,15 @@ class Scale:
     """The ``scale`` of a scale file.
 
     Attributes:
-        configure: from environment and backbone to TRIAL's config of a run; other methods keep what it changes of the
+        configure: returns TRIAL's config of a run for an environment and a backbone; other methods keep its changes to the
             defaults.
-        environments: by name, the sets that are evaluated at the end.
+        environments: evaluation sets played at the end, by name of the environment.
         backbones: names, in the order of the rows.
-        controlled_backbone: the one that controlled studies use.
-        iterations: of every run.
-        seeds: how many, unless ``--seeds`` says otherwise.
-        method_settings: by method, settings of its own at this scale, such as a schedule that fits into fewer iterations.
-        method_seeds: by method, how many seeds it gets in place of ``seeds``.
+        controlled_backbone: backbone of controlled studies.
+        iterations: iterations of every run.
+        seeds: number of seeds, unless ``--seeds`` sets another.
+        method_settings: further settings by method at this scale, such as a schedule that fits into fewer iterations.
+        method_seeds: number of seeds by method, in place of ``seeds``.
     """
 
     configure: Callable[[str, str], TRIALConfig]
@@ -72,15 +72,15 @@ class Scale:
 
 
 def scale_names() -> list[str]:
-    """Scales that come with this package, the smallest first."""
+    """Return the names of the scales in this package, the smallest first."""
     return ["tiny", "study", "shape", "guessing", "key_rooms", "webshop", "pretrained", "small", "paper"]
 
 
 def scale_file(name: str) -> Path:
-    """The file of a scale: one of :func:`scale_names`, or a path that ends in ``.py``.
+    """Return the file of a scale: a name from :func:`scale_names`, or a path that ends in ``.py``.
 
     Raises:
-        UserInputError: there is no such file.
+        UserInputError: the file does not exist.
     """
     path = Path(name).expanduser() if name.endswith(".py") else examples_folder() / "reproduce" / f"{name}.py"
     if not path.is_file():
@@ -92,7 +92,7 @@ def scale_file(name: str) -> Path:
 
 
 def load_scale(name: str) -> Scale:
-    """Run a scale's file.
+    """Run a scale file and return its ``scale``.
 
     Raises:
         UserInputError: the file is missing, fails, or defines no ``scale``.
@@ -109,7 +109,7 @@ class Study:
     """One comparison of the paper.
 
     Attributes:
-        title: what it shows.
+        title: subject of the comparison.
         methods: rows or curves, in the paper's order.
         controlled: only the scale's controlled backbone is trained; otherwise every backbone.
     """
@@ -134,18 +134,20 @@ STUDIES = {
     "pair": Study("TRIAL against GRPO", ("grpo", "trial")),
     "gate": Study("TRIAL with and without its gate against GRPO", ("grpo", "trial", "gated")),
 }
-"""By the name that ``trial-ray reproduce`` takes."""
+"""Studies by their names for ``trial-ray reproduce``."""
 REFERENCE, SUBJECT = "grpo", "trial"
 
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """RLlib's callback ``on_train_result``: plays a trial's evaluation sets after its last iteration, into its run folder.
+    """RLlib callback ``on_train_result``: plays a trial's evaluation sets after its last iteration, and saves the results.
+
+    The results are saved in the trial's run folder.
 
     Attributes:
-        sets: what is played.
-        iterations: the last one.
-        labels: of the results.
+        sets: evaluation sets to play.
+        iterations: the last iteration.
+        labels: labels of the results.
     """
 
     sets: tuple[EvaluationSet, ...]
@@ -153,7 +155,7 @@ class FinalEvaluation:
     labels: Mapping[str, Any]
 
     def __call__(self, *, algorithm: GRPO, **_: Any) -> None:
-        """Play, after the last iteration."""
+        """Play the evaluation sets after the last iteration."""
         folder = trial_folder(algorithm)
         if algorithm.iteration < self.iterations or folder is None:
             return
@@ -167,7 +169,7 @@ class FinalEvaluation:
 
 
 def evaluation_file(folder: Path, played: EvaluationSet, iterations: int) -> Path:
-    """Where a run keeps the evaluation of a set after so many iterations."""
+    """Return the file of a run's evaluation of a set after ``iterations`` iterations."""
     return RunFolder(folder).evaluations / set_file(f"{played.split}-{played.evaluation_set}", iterations)
 
 
@@ -184,12 +186,12 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return f"{self.environment}-{self.backbone}-{self.method}-seed{self.seed}".lower()
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the sweep's tables say of it."""
+        """Parameters of the run in the sweep's tables."""
         return {name: getattr(self, name) for name in ("environment", "backbone", "method", "seed")}
 
 
@@ -198,7 +200,7 @@ class StudySweep(SweepFile):
     """A study as a sweep: a grid of whole configs, over environments, backbones, methods and seeds.
 
     Attributes:
-        runs: by their names.
+        runs: planned runs by name.
     """
 
     runs: Mapping[str, PlannedRun] = field(default_factory=dict)
@@ -210,12 +212,12 @@ class StudySweep(SweepFile):
         """Plan every run that ``study`` needs at ``scale``.
 
         Args:
-            study: what is compared.
-            scale: with what.
-            path: of the scale's file.
-            seeds: how many; ``None``: the scale's.
-            iterations: of every run; ``None``: the scale's.
-            overrides: ``key=value`` for every run, applied to TRIAL's config; other methods take over what they share.
+            study: the study.
+            scale: the scale.
+            path: path of the scale file.
+            seeds: number of seeds; ``None``: the scale's.
+            iterations: iterations of every run; ``None``: the scale's.
+            overrides: ``key=value`` for every run, applied to TRIAL's config; other methods take over the settings that they share.
 
         Raises:
             ConfigError: a config is wrong, or a method's schedule is longer than the run.
@@ -240,35 +242,35 @@ class StudySweep(SweepFile):
 
     @property
     def num_trials(self) -> int:
-        """One a run."""
+        """Number of trials, one per run."""
         return len(self.runs)
 
     @property
     def repeats(self) -> int:
-        """Fewest seeds of a method."""
+        """Smallest number of seeds of a method."""
         counted = Counter((run.environment, run.backbone, run.method) for run in self.runs.values())
         return min(counted.values())
 
     def configs(self) -> Iterator[GRPOConfig]:
-        """Those of all runs."""
+        """Return the configs of all runs."""
         return (run.config for run in self.runs.values())
 
     def param_space(self) -> dict[str, Any]:
-        """A grid over names and configs."""
+        """Return a grid over names and configs."""
         named = [(name, recorded_config(run.config).to_dict()) for name, run in self.runs.items()]
         return {NAMED_CONFIG: {"grid_search": named}}
 
     def parameters(self, result: Any) -> dict[str, Any]:
-        """Environment, backbone, method and seed of a trial, whose folder has its run's name."""
+        """Return environment, backbone, method and seed of a trial; its folder has the name of its run."""
         return self.runs[Path(result.path).name].parameters
 
     @property
     def trial_name(self) -> Callable[[Any], str]:
-        """A trial is called as its run is."""
+        """Function that names a trial after its run."""
         return _name_of
 
     def description(self) -> dict[str, Any]:
-        """Every run's method and settings, and for how long it is trained."""
+        """Return every run's method and settings, and the stop criterion."""
         records = {name: to_record(run.config) for name, run in self.runs.items()}
         runs = {name: {"method": record["method"], **record["settings"]} for name, record in records.items()}
         return {"stop": self.stop, **runs}
@@ -295,10 +297,10 @@ def _planned(study: Study, scale: Scale, seeds: int | None, steps: int, override
 
 
 def result_table(sweep: StudySweep, folder: Path) -> ResultTable:
-    """The table of the runs that have been evaluated; rows of backbones in the scale's order.
+    """Return the table of the evaluated runs, with backbones in the scale's order.
 
     Raises:
-        UserInputError: none has.
+        UserInputError: no run has been evaluated.
     """
     steps = int(sweep.stop["training_iteration"])
     entries = [
@@ -320,15 +322,15 @@ def _backbones(sweep: StudySweep) -> list[str]:
 
 
 def write_results(name: str, sweep: StudySweep, folder: Path) -> list[Path]:
-    """Write the study's table, and every curve and the paper's Figures 2 and 3 of each environment and backbone.
+    """Write the study's table and, for each environment and backbone, every curve and the paper's Figures 2 and 3.
 
     Args:
-        name: of the study.
+        name: name of the study.
         sweep: the study.
-        folder: of the sweep.
+        folder: folder of the sweep.
 
     Returns:
-        The files.
+        The written files.
 
     Raises:
         UserInputError: no run has been evaluated.
@@ -348,5 +350,5 @@ def write_results(name: str, sweep: StudySweep, folder: Path) -> list[Path]:
 
 
 def state(folder: Path) -> str:
-    """How the run in a folder stands; ``new`` without one."""
+    """Return the state of the run in a folder; ``new`` if there is no run."""
     return RunFolder(folder).state() if (folder / "run.json").is_file() else "new"

@@ -1,4 +1,4 @@
-"""Secrets in settings: named by an environment variable, so that no file holds a value."""
+"""Secrets in settings: references to environment variables, without values in files."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def secret(variable: str) -> str:
-    """A value that is an environment variable's, read in the process that makes the environment.
+    """Return a reference to an environment variable; its value is read in the process that creates the environment.
 
-    ``env_config={"api_key": secret("JUDGE_KEY")}``; in a file or after ``--set`` also as the text ``${JUDGE_KEY}``. The variable
-    has to be set for the driver and wherever env runners start: a local Ray hands on the driver's environment, a cluster's nodes
-    have their own (docs/reliability.md#secrets).
+    For example, ``env_config={"api_key": secret("JUDGE_KEY")}``; in a file or after ``--set`` also as the text ``${JUDGE_KEY}``.
+    The variable must be set for the driver and wherever env runners start: a local Ray passes on the driver's environment, a
+    cluster's nodes have their own (docs/reliability.md#secrets).
 
     Args:
         variable: its name.
 
     Returns:
-        The text that stands for the value in every file and message.
+        The reference, which appears in place of the value in every file and message.
 
     Raises:
-        ConfigError: it is no name of an environment variable.
+        ConfigError: ``variable`` is not a valid name of an environment variable.
     """
     if not isinstance(variable, str) or not _VARIABLE.fullmatch(variable):
         raise ConfigError(
@@ -40,7 +40,7 @@ def secret(variable: str) -> str:
 
 
 def with_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the values of the variables that they name; they are to be passed on, never kept.
+    """Replace references in settings by the values of their variables; pass the result on, and never store it.
 
     Raises:
         ConfigError: a variable is not set here.
@@ -65,14 +65,14 @@ def _value(name: str, value: Any) -> Any:
 
 
 def refuse_plain_secrets(name: str, value: Any) -> None:
-    """Reject a value under a name that looks like a secret's: checkpoints and Ray Tune would write it into files.
+    """Reject a plain value with a name that looks like a secret's: checkpoints and Ray Tune would write it into files.
 
     Args:
-        name: of the setting.
-        value: of it, which may hold others.
+        name: name of the setting.
+        value: value of the setting, which may contain other values.
 
     Raises:
-        ConfigError: names the setting, never the value.
+        ConfigError: there is such a value; the message names the setting, never the value.
     """
     for path in _plain(name, value, False):
         variable = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()

@@ -18,7 +18,7 @@ TERMINAL_MAJORS = range(136, 144)
 
 
 _reactions: list[Callable[[int], None]] = []
-"""To a signal, of the contexts below that are entered, the innermost last."""
+"""Reactions to a signal of the contexts that are entered, the innermost last."""
 _arrived: Counter[int] = Counter()
 """Signals by number that no handler has counted yet."""
 
@@ -36,7 +36,7 @@ class _Own:
 
 
 def _interrupt(number: int) -> None:
-    """End the work, wherever it is.
+    """Interrupt the current work.
 
     Raises:
         KeyboardInterrupt: always; again by :func:`raise_swallowed_interrupt` until the outermost context is left.
@@ -46,7 +46,7 @@ def _interrupt(number: int) -> None:
 
 
 def raise_swallowed_interrupt() -> None:
-    """Called in the main thread with each finished unit of work.
+    """Raise a swallowed ``KeyboardInterrupt`` again in the main thread; called after each finished unit of work.
 
     Raises:
         KeyboardInterrupt: it was raised before, in a library that catches everything.
@@ -94,7 +94,7 @@ def _install(undone: ExitStack) -> None:
 
 
 def _count(reader: int, number: int) -> int:
-    """How many signals of a number are to be handled."""
+    """Return the number of signals of a kind to handle."""
     with suppress(BlockingIOError):  # a byte each
         _arrived.update(os.read(reader, 4096))
     found = max(1, _arrived.pop(number, 0))
@@ -106,7 +106,7 @@ def _count(reader: int, number: int) -> int:
 
 
 def _leave_terminal() -> None:
-    """Let descriptors of a terminal, writing to which fails once it is closed, lead nowhere."""
+    """Redirect descriptors of a terminal, which cannot be written once it is closed, to the null device."""
     with suppress(OSError), open(os.devnull, "r+b") as nowhere:
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):
@@ -126,16 +126,16 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """While entered, each signal raises ``KeyboardInterrupt``, so that the end is recorded and actors are stopped."""
+    """Raise ``KeyboardInterrupt`` on each signal while entered; the end is then recorded, and actors are stopped."""
     with _reacting(_interrupt):
         yield
 
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """While entered, the first signal is noted only; ``KeyboardInterrupt`` follows when it is left, or with the second signal.
+    """Defer the first signal while entered; ``KeyboardInterrupt`` is raised on exit, or by a second signal.
 
-    For work that should not end half-way, such as the start of Ray, of which processes would stay.
+    For work that should not be interrupted, such as the start of Ray, which would leave processes behind.
     """
     noted = 0
 
@@ -156,9 +156,9 @@ def interrupts_deferred() -> Iterator[None]:
 
 @contextmanager
 def hangups_blocked() -> Iterator[None]:
-    """While entered, this thread and the processes that it starts get no SIGHUP; the latter never.
+    """Block SIGHUP while entered, for this thread and the processes that it starts; these processes never receive it.
 
-    A terminal that is closed sends it to all of them, and those that this process needs for its end would be gone.
+    A terminal that is closed sends SIGHUP to all processes, including processes that this process needs for its shutdown.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
@@ -168,14 +168,17 @@ def hangups_blocked() -> Iterator[None]:
 
 
 def set_handlers_again() -> None:
-    """Called once Ray has started, whose C++ code then handles SIGTERM in front of Python and aborts the process at its exit."""
+    """Set the signal handlers again after the start of Ray.
+
+    Ray's C++ code otherwise handles SIGTERM before Python, and aborts the process at its exit.
+    """
     if _reactions and threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             signal.signal(number, signal.getsignal(number))
 
 
 def end_child_processes() -> None:
-    """Kill all processes that this one has started, and theirs."""
+    """Kill all child processes of this process, recursively."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):
@@ -184,10 +187,10 @@ def end_child_processes() -> None:
 
 
 class GracefulInterrupt(ExitStack):
-    """While entered, the first signal sets :attr:`requested`; the second one raises ``KeyboardInterrupt``.
+    """Defer an interrupt while entered: the first signal sets :attr:`requested`, the second signal raises ``KeyboardInterrupt``.
 
-    An iteration that is cut in the middle leaves a learner that has taken some of its steps; such a state cannot be
-    continued as if nothing had happened. SIGHUP may come with others when a session ends, and is not counted.
+    An interrupted iteration leaves a learner that has taken only some of its steps; this state cannot be continued correctly.
+    SIGHUP may come with other signals when a session ends, and is not counted.
     """
 
     def __init__(self, on_request: Callable[[], None]) -> None:

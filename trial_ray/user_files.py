@@ -1,6 +1,6 @@
-"""Loads Python files of the user: errors name file and line, and their definitions are pickled by value for actors.
+"""Loads Python files of the user: errors name file and line, and definitions are pickled by value for actors.
 
-Actors cannot import a user's file, nor the modules beside it: their classes and functions travel by value.
+Actors cannot import a user's file or the modules next to it; their classes and functions are sent by value.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ _PREFIX = "trial_ray_user_file_"
 
 
 def run_user_file(path: Path, name: str) -> dict[str, Any]:
-    """Run a file as Python runs a script, so that modules beside it can be imported; returns what it defines.
+    """Run a file as a Python script, with modules next to it importable, and return the names that it defines.
 
     Args:
         path: the file.
         name: its ``__name__``.
 
     Raises:
-        UserInputError: the file fails; names the line.
+        UserInputError: the file fails; the message names the line.
     """
     with _running(path):
         return runpy.run_path(str(path), run_name=name)
 
 
 def load_user_module(path: Path, expected: str) -> ModuleType:
-    """Import a user's file, once; what it defines can be sent to actors.
+    """Import a user's file, once; its classes and functions can be sent to actors.
 
     Args:
         path: the file.
-        expected: what it is to define, for the message.
+        expected: definition that the file must contain, for the message.
 
     Raises:
-        ConfigError: there is no such file, or it is not a Python file.
-        UserInputError: the file fails; names the line.
+        ConfigError: the file does not exist, or is not a Python file.
+        UserInputError: the file fails; the message names the line.
     """
     from ray import cloudpickle
 
@@ -88,13 +88,13 @@ def _running(path: Path) -> Iterator[None]:
 
 
 def _line(error: Exception, path: Path) -> int | str:
-    """Of the file, where it failed."""
+    """Return the line of the file at which it failed."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return (error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None) or "?"
 
 
 def _send_by_value(names: set[str], folder: Path) -> None:
-    """Let modules that lie beside a user's file travel by value."""
+    """Pickle modules next to a user's file by value."""
     from ray import cloudpickle
 
     for name in sorted(names):

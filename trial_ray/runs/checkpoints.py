@@ -1,4 +1,4 @@
-"""Checkpoints of a run: found, checked by their manifest, and kept."""
+"""Save, verify, find and prune the checkpoints of a run; a manifest lists the files of each."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from trial_ray.runs.ownership import is_signed, signature
 
 MANIFEST = "manifest.json"
 _MERGED = "hf"
-"""Folder of the model that an adapter makes, which is added to a checkpoint later; it holds no pickles."""
+"""Folder of the merged model (base model and adapter), added to a checkpoint later; it contains no pickles."""
 
 
 def write_manifest(folder: Path) -> None:
-    """Note size and SHA-256 of every file below ``folder``, signed; all of them are on the disk when this returns."""
+    """Write a signed manifest with size and SHA-256 of every file below ``folder``; all files are synced to disk on return."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
         with path.open("rb") as file:
@@ -41,7 +41,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def save_checkpoint(target: Path, save: Callable[[Path], object]) -> None:
-    """Let ``save`` write a checkpoint, which appears as ``target`` once it is complete, in place of one that had that name."""
+    """Save a checkpoint with ``save``; ``target`` appears once it is complete, replacing any earlier checkpoint of that name."""
     partial = partial_of(target)
     try:
         partial.mkdir(parents=True)
@@ -56,14 +56,14 @@ def save_checkpoint(target: Path, save: Callable[[Path], object]) -> None:
 
 
 def require_whole(checkpoint: Path, below: Path | str = "") -> None:
-    """Check that the files of a checkpoint are those that were written; one without a manifest is taken as it is.
+    """Check that the files of a checkpoint have not changed since it was written; a checkpoint without a manifest passes.
 
     Args:
         checkpoint: the folder.
-        below: only files below this folder of it.
+        below: check only the files below this folder inside the checkpoint.
 
     Raises:
-        CheckpointError: a file is missing, has another size or other content; names the first.
+        CheckpointError: a file is missing, or its size or content differs; the message names the first.
     """
     for name, entry in (_manifest(checkpoint) or {"files": {}})["files"].items():
         inside = not below or Path(name).is_relative_to(below)
@@ -72,13 +72,13 @@ def require_whole(checkpoint: Path, below: Path | str = "") -> None:
 
 
 def require_own(checkpoint: Path) -> None:
-    """Check that this user wrote a checkpoint on this machine, so that its pickles run no other user's program.
+    """Check that this user wrote a checkpoint on this machine, because its pickles can run any program.
 
     Args:
-        checkpoint: the folder, of which :func:`require_whole` has checked all files.
+        checkpoint: the folder; :func:`require_whole` must have checked all its files.
 
     Raises:
-        CheckpointError: its manifest is missing or bears no signature of this user's, or it holds other files than that lists.
+        CheckpointError: its manifest is missing or not signed by this user, or it contains a link or a file that is not listed.
     """
     manifest = _manifest(checkpoint)
     if manifest is None:
@@ -96,7 +96,7 @@ def require_own(checkpoint: Path) -> None:
 
 
 def _manifest(checkpoint: Path) -> dict[str, Any] | None:
-    """What the manifest holds, checked; ``None`` if there is none."""
+    """Return the checked content of the manifest; ``None`` if it is missing."""
     path = checkpoint / MANIFEST
     if not path.is_file():
         return None
@@ -114,7 +114,7 @@ def _manifest(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def _foreign(checkpoint: Path, listed: set[str]) -> str:
-    """A file that the manifest does not list, or a link, behind which others could lie; empty if there is none."""
+    """Return a file that the manifest does not list, or a link, which could point to other files; empty if there is neither."""
     for path in sorted(checkpoint.rglob("*")):
         inside = path.relative_to(checkpoint)
         if path.is_symlink():
@@ -130,7 +130,7 @@ def _canonical(files: dict[str, Any]) -> bytes:
 
 
 def _damage(path: Path, size: int, digest: str) -> str:
-    """Why a file is damaged; empty if it is whole."""
+    """Return why a file is damaged; empty if it is not."""
     if not os.path.isfile(path):  # Path.is_file raises where a name is too long
         return "is missing"
     if (found := path.stat().st_size) != size:
@@ -154,19 +154,19 @@ ADAPTER_INSIDE_CHECKPOINT = MODULE_INSIDE_CHECKPOINT / "adapter"
 ADAPTER_MARK = "adapter_config.json"
 TOKENIZER_MARK = "tokenizer_config.json"
 CHECKPOINT_EVERY = 10
-"""Iterations between checkpoints, unless a user says otherwise."""
+"""Default number of iterations between checkpoints."""
 CHECKPOINTS_KEPT = 2
-"""How many of the newest are kept, unless a user says otherwise."""
+"""Default number of newest checkpoints to keep."""
 STOPPED = ".stopped"
-"""Suffix of a checkpoint of a diverged policy, saved aside, from which no run continues automatically."""
+"""Suffix of the checkpoint of a diverged policy, saved separately; no run continues from it automatically."""
 CHECKPOINT_MARK = "rllib_checkpoint.json"
 RUN_FILE = "run.json"
 RUN_SCHEMA = "trial_ray/run"
-"""In the file of that name in a run folder."""
+"""Schema name in the ``run.json`` of a run folder."""
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints in a ``checkpoints`` folder, oldest first."""
+    """Return the complete checkpoints in a ``checkpoints`` folder, oldest first."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if path.name.isdecimal() and (path / CHECKPOINT_MARK).is_file()]
@@ -174,7 +174,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` checkpoints, and what runs that were killed left of unfinished ones."""
+    """Delete all but the newest ``keep`` checkpoints, and unfinished checkpoints of killed runs."""
     for left in folder.glob(".*.partial"):
         shutil.rmtree(left, ignore_errors=True)
     for path in list_checkpoints(folder)[:-keep]:
@@ -182,22 +182,22 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint; it loses its name first, so that a crash half-way leaves none that lacks files."""
+    """Delete a checkpoint; it is renamed first, therefore a crash during deletion leaves no checkpoint with missing files."""
     removed = path.rename(partial_of(path))
     shutil.rmtree(removed)
 
 
 def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint in a ``checkpoints`` folder that is not damaged, and what is wrong with those after it.
+    """Return the newest undamaged checkpoint in a ``checkpoints`` folder, and the damage of each newer checkpoint.
 
-    Damaged ones are renamed, so that nothing takes them for checkpoints any more.
+    Damaged checkpoints are renamed, and no longer count as checkpoints.
 
     Args:
-        folder: of the checkpoints.
-        trust: take one that this user did not write on this machine, too.
+        folder: the ``checkpoints`` folder.
+        trust: also accept a checkpoint that this user did not write on this machine.
 
     Raises:
-        CheckpointError: all of them are damaged, or the newest whole one may be of somebody else.
+        CheckpointError: all checkpoints are damaged, or the newest undamaged checkpoint may come from another user.
     """
     damages: list[str] = []
     for path in reversed(list_checkpoints(folder)):
@@ -216,10 +216,10 @@ def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path 
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """The checkpoint that ``path`` means: itself, or the newest one of a run folder.
+    """Return the checkpoint at ``path``, or the newest checkpoint of the run folder at ``path``.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: no checkpoint is found.
     """
     path = Path(path).expanduser().resolve()
     if not path.is_dir():
@@ -234,13 +234,13 @@ def find_checkpoint(path: Path | str) -> Path:
 
 
 def find_model(path: Path | str) -> Path:
-    """The Hugging Face model folder that ``path`` means: itself, the one inside a checkpoint or run folder, or a packaged model's.
+    """Return the Hugging Face model folder for ``path``: a model folder, a checkpoint, a run folder or a packaged model.
 
-    A checkpoint that holds an adapter is given the model that the adapter makes, once, beside it.
+    For a checkpoint with an adapter, the merged model is written once, next to the adapter.
 
     Raises:
-        CheckpointError: there is none, it is incomplete or damaged, or it is an adapter whose base model is missing.
-        ConfigError: there is no packaged model of this name.
+        CheckpointError: no model is found, it is incomplete or damaged, or it is an adapter and the base model is missing.
+        ConfigError: no packaged model has this name.
     """
     if str(path).startswith("package:"):
         from trial_ray.models.packaged import packaged_folder  # with torch, which folders need not wait for
@@ -266,10 +266,10 @@ def find_model(path: Path | str) -> Path:
 
 
 def find_tokenizer(path: Path | str) -> Path:
-    """The folder inside the checkpoint or run folder ``path`` that holds the policy's tokenizer.
+    """Return the folder of the policy's tokenizer inside the checkpoint or run folder ``path``.
 
     Raises:
-        CheckpointError: there is no checkpoint, or none in it.
+        CheckpointError: no checkpoint is found, or it has no tokenizer.
     """
     checkpoint = find_checkpoint(path)
     for inside in (MODEL_INSIDE_CHECKPOINT, ADAPTER_INSIDE_CHECKPOINT):
@@ -279,10 +279,10 @@ def find_tokenizer(path: Path | str) -> Path:
 
 
 def find_adapter(path: Path | str) -> Path:
-    """The adapter, in peft's format, inside the checkpoint or run folder ``path``.
+    """Return the folder of the adapter, in peft's format, inside the checkpoint or run folder ``path``.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it holds a whole model.
+        CheckpointError: no checkpoint is found, or it contains a full model.
     """
     adapter = find_checkpoint(path) / ADAPTER_INSIDE_CHECKPOINT
     if not (adapter / ADAPTER_MARK).is_file():
@@ -293,7 +293,7 @@ def find_adapter(path: Path | str) -> Path:
 
 
 def find_run_folder(path: Path | str) -> Path | None:
-    """The run folder that ``path`` is or lies in, recognised by the schema in its ``run.json``; ``None`` if there is none."""
+    """Return the run folder that is or contains ``path``, identified by the schema in its ``run.json``; ``None`` if not found."""
     path = Path(path).expanduser().resolve()
     return next((folder for folder in (path, *path.parents) if _is_run(folder / RUN_FILE)), None)
 
@@ -304,7 +304,7 @@ def _is_run(file: Path) -> bool:
 
 
 def checkpoint_iteration(path: Path, run: Path) -> int | None:
-    """The iteration of the checkpoint of ``run`` that ``path`` is or lies in; ``None`` if it lies in none."""
+    """Return the iteration of the checkpoint of ``run`` that is or contains ``path``; ``None`` otherwise."""
     inside = path.relative_to(run).parts
     name = re.match("[0-9]+", inside[1]) if len(inside) > 1 and inside[0] == "checkpoints" else None
     return int(name[0]) if name else None
@@ -316,10 +316,10 @@ def export_model(source: Path | str, target: Path | str, *, adapter: bool = Fals
     Args:
         source: a checkpoint or run folder; without ``adapter`` also a model folder.
         target: the new folder.
-        adapter: whether to copy the adapter alone, in peft's format, instead of the model that it makes.
+        adapter: whether to copy only the adapter, in peft's format, instead of the merged model.
 
     Raises:
-        CheckpointError: ``source`` holds no model, or no adapter, or is a checkpoint with a link, behind which any file could lie.
+        CheckpointError: ``source`` has no model or no adapter, or is a checkpoint with a link, which could point to any file.
         UserInputError: ``target`` is a file or is not empty.
     """
     found = find_adapter(source) if adapter else find_model(source)

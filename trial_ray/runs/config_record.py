@@ -1,7 +1,7 @@
-"""The config of a run, and the commands that made it, as ``resolved_config.json`` records them.
+"""Config of a run and the commands that made it, as recorded in ``resolved_config.json``.
 
-The file holds the newest command's settings and, under ``earlier``, those of the commands before it. Each names the iteration
-that it continued after (0: it began the run), its command line, its time and the versions of packages.
+The file contains the newest command's settings and, under ``earlier``, the records of previous commands. Each record has the
+iteration that the command continued after (0: it started the run), its command line, its time and the package versions.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ if TYPE_CHECKING:
 SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 2
 DERIVED = frozenset({"algo_class", "env_specs", "policies"})
-"""Settings that constructor, sections and validation derive."""
+"""Settings that the constructor, config groups and validation derive."""
 SIGNATURE = "signature"
-"""Of a command's record, by the user who gave the command."""
+"""Key of the signature in a command's record, made with the key of the user who ran the command."""
 INFINITE = "inf"
-"""A bound that is switched off; strict JSON has no such number."""
+"""Recorded value of a bound that is switched off; strict JSON has no infinite number."""
 _IN_CHECKPOINT = re.compile(r"([^/]+)/checkpoints/([0-9]+)(?:/|$)")
 
 
 def to_record(config: GRPOConfig) -> dict[str, Any]:
-    """Every setting of ``config`` that JSON can hold, and under ``other`` how the rest would print; secrets are left out.
+    """Return the JSON record of ``config``, without secrets.
 
-    Paths are recorded as texts. Other objects inside a dict or list are null there, and under ``other`` by their dotted names.
+    ``settings`` has every setting that JSON can represent, and ``other`` the ``repr`` of the rest. Paths are recorded as strings.
+    Other objects inside a dict or list are null, and listed in ``other`` by their dotted names.
 
-    Of the environments it holds, under ``environments``, what decides their tasks and prompts, and what reports call them; the
-    code of a user's adapter is in the file that defines it.
+    ``environments`` has the data that determines each environment's tasks and prompts, and its names in reports; the code of a
+    user's adapter is in the file that defines it.
     """
     settings: dict[str, Any] = {}
     other: dict[str, str] = {}
@@ -81,12 +82,12 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
 
 
 def _decisive(cls: type) -> set[str]:
-    """Settings that this package reads, except those that say what is recorded; other ones of RLlib's may be objects."""
+    """Settings that this package reads, except the settings of the recording; other settings of RLlib may be objects."""
     return {*fields_of(cls), *RLlibSettings.__annotations__, "environments"} - OF_THE_RECORDING
 
 
 def _as_json(value: Any, name: str, other: dict[str, str]) -> Any:
-    """The value as strict JSON; objects that it has no form for become null, and are put into ``other`` as texts."""
+    """Return the value as strict JSON; objects that JSON cannot represent become null, and their ``repr`` is added to ``other``."""
     if isinstance(value, Mapping):
         return {str(key): _as_json(inner, f"{name}.{key}", other) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -109,21 +110,21 @@ def from_record(
     method_file: str | None = None,
     source: object = "The resolved config",
 ) -> GRPOConfig:
-    """A fresh config of the recorded method with the recorded settings; classes of RLlib's, under ``other``, are the defaults.
+    """Create a config of the recorded method with the recorded settings; RLlib's classes, listed in ``other``, keep their defaults.
 
-    A record is data, from wherever the run folder came: no file that it names is run, and of a record that this user did not
-    sign no setting is read that could name code, files or servers. Of a method that has a file of its own, the settings that it
-    shares with GRPO are read, unless the file is given.
+    A record is untrusted data. Files that it names are not run. If this user did not sign it, settings that could name code, files
+    or servers are not read. If the method has its own file, only the settings that it shares with GRPO are read, unless the file
+    is given.
 
     Args:
-        record: what :func:`to_record` gave.
-        adapters: those of the user's that the run was played with, which only code can give again.
-        method_file: of a method that has a file of its own, that file.
-        source: where the record was found, for the warning.
+        record: a record made by :func:`to_record`.
+        adapters: the user's environment adapters of the run, which only code can provide.
+        method_file: the method's own file, if it has one.
+        source: place of the record, for the warning.
 
     Raises:
-        CheckpointError: not such a record, of another version, of a run with an adapter that is not among ``adapters``, or with
-            a setting that decides results and is there as a text alone.
+        CheckpointError: the record is invalid, has another version, needs an adapter that is not among ``adapters``, or has a
+            setting that affects results only as text.
     """
     if not isinstance(record, dict) or (record.get("schema"), record.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
         raise CheckpointError(f"Expected a resolved config of schema {SCHEMA} version {SCHEMA_VERSION}.")
@@ -186,13 +187,13 @@ def load_record(
     method_file: str | None = None,
     iteration: int | None = None,
 ) -> GRPOConfig:
-    """Read out of a run folder's ``resolved_config.json`` the config that was in force.
+    """Read the config that was in force from a run folder's ``resolved_config.json``.
 
     Args:
         path: the file.
         adapters: as :func:`from_record`.
         method_file: as :func:`from_record`.
-        iteration: which one was made with the config; ``None``: the newest command's.
+        iteration: read the config that made this iteration; ``None``: the config of the newest command.
 
     Raises:
         CheckpointError: the file is missing or broken.
@@ -202,15 +203,16 @@ def load_record(
 
 
 def load_method(path: Path) -> str:
-    """Read from a ``resolved_config.json`` the name, or the file, of the method that the run trained; errors as above."""
+    """Read the name or file of the trained method from a ``resolved_config.json``; raises as :func:`load_record`."""
     with checked_content(path):
         return str(read_json(path)["method"])
 
 
 def load_commands(path: Path, iteration: int | None = None) -> list[dict[str, Any]]:
-    """Read from a ``resolved_config.json`` the record of the command that made an iteration; errors as above.
+    """Read the record of the command that made an iteration from a ``resolved_config.json``; raises as :func:`load_record`.
 
-    Without ``iteration``, of all commands whose iterations are the run's. Each has ``method``, ``settings``, ``environments``.
+    Without ``iteration``, return the records of all commands that made the run's iterations. Each has ``method``, ``settings`` and
+    ``environments``.
     """
     with checked_content(path):
         record = read_json(path)
@@ -224,17 +226,17 @@ def _whole(command: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_labels(config: GRPOConfig) -> dict[str, Any]:
-    """Method, backbone and seed of a run, as tables and figures name it."""
+    """Return method, backbone and seed of a run, as used in tables and figures."""
     return {"method": method_of(config), "backbone": backbone_of(config), "seed": config.seed}
 
 
 def backbone_of(config: GRPOConfig) -> str:
-    """Name of a run's first policy."""
+    """Return the name of a run's initial policy."""
     return backbone_of_settings({"warm_start": config.warm_start, "model_path": config.model_path})
 
 
 def backbone_of_settings(settings: Mapping[str, Any]) -> str:
-    """The same, out of recorded settings."""
+    """Return the name of the initial policy from recorded settings."""
     warm_start = settings.get("warm_start")
     if warm_start is not None:
         base = warm_start.get("model_path")
@@ -249,7 +251,7 @@ def _last_part(path: str) -> str:
 
 
 def is_json(value: Any) -> bool:
-    """Whether JSON has a form for the value; also for numbers that are not finite, as Python writes them."""
+    """Return True if JSON can represent the value, including non-finite numbers in Python's notation."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):
@@ -260,17 +262,17 @@ def is_json(value: Any) -> bool:
 # -- the commands that made a run ----------------------------------------------------------------------------------------
 
 Record = Mapping[str, Any]
-"""The record of a command's config (:func:`to_record`), with the keys that are named above."""
+"""Record of a command's config (:func:`to_record`), with the keys that the module's docstring lists."""
 
 
 def all_commands(newest: Record) -> list[Record]:
-    """Every command of a run, in order.
+    """Return every command of a run, in order.
 
     Args:
-        newest: what ``resolved_config.json`` holds; of a version that kept the first command alone, that is all there is.
+        newest: content of ``resolved_config.json``; earlier versions stored only the first command, which is then the only result.
 
     Raises:
-        CheckpointError: it is no such record.
+        CheckpointError: the content is not a record of commands.
     """
     if not isinstance(newest, Mapping) or not isinstance(earlier := newest.get("earlier", []), list):
         raise CheckpointError("The resolved config has no records of the run's commands.")
@@ -281,7 +283,9 @@ def all_commands(newest: Record) -> list[Record]:
 
 
 def commands_in_force(newest: Record) -> list[Record]:
-    """The commands whose iterations are the run's, in order: one that continued after an earlier iteration replaced the rest.
+    """Return the commands that made the run's iterations, in order.
+
+    A command replaces all earlier commands that continued after the same or a later iteration.
 
     Raises:
         CheckpointError: as :func:`all_commands`.
@@ -295,7 +299,7 @@ def commands_in_force(newest: Record) -> list[Record]:
 
 
 def command_of(newest: Record, iteration: int | None) -> Record:
-    """The command that made an iteration, or played the evaluation set before the first one (0); ``None``: the newest command.
+    """Return the command that made an iteration, or played the evaluation set before the first (0); ``None``: the newest command.
 
     Raises:
         CheckpointError: as :func:`all_commands`.
@@ -308,12 +312,12 @@ def command_of(newest: Record, iteration: int | None) -> Record:
 
 
 def with_command(before: Record | None, record: Record, *, again: bool) -> dict[str, Any]:
-    """``resolved_config.json`` with one more command.
+    """Return the content of ``resolved_config.json`` with one more command.
 
     Args:
-        before: what the file held; ``None`` of a new run.
-        record: of the command.
-        again: the newest command in the file is this one, which now continues after another iteration (a restart).
+        before: previous content of the file; ``None`` for a new run.
+        record: record of the command.
+        again: the newest command in the file is this command, which now continues after another iteration (a restart).
 
     Raises:
         CheckpointError: as :func:`all_commands`.
@@ -334,18 +338,18 @@ def _signed_content(record: Record) -> bytes:
 
 
 OF_THE_RECORDING = frozenset({"trajectories_folder", "training_folder", "max_recorded_tokens"})
-"""Settings that say what is recorded and where, which does not change what a run is."""
+"""Settings of the recording (data and folders), which do not affect the run itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A setting that had another value from some iteration on, because the run was resumed with it.
+    """A setting with a new value from some iteration on, because the run was resumed with it.
 
     Attributes:
-        iteration: the first one with the new value, counted from 1.
-        name: of the setting.
-        before: its value up to then; ``None`` also where it was not recorded.
-        after: its value from then on, likewise.
+        iteration: first iteration with the new value, counted from 1.
+        name: name of the setting.
+        before: previous value; ``None`` also if it was not recorded.
+        after: new value, likewise.
     """
 
     iteration: int
@@ -355,10 +359,10 @@ class SettingChange:
 
 
 def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:
-    """The settings, and what decides tasks and prompts of environments, in which each command differs from the one before it.
+    """Return the changes between consecutive commands in method, settings, and data that determines tasks and prompts.
 
     Args:
-        commands: in order, such as :func:`commands_in_force` gives.
+        commands: in order, for example from :func:`commands_in_force`.
     """
     return [
         SettingChange(_after(later) + 1, name, before.get(name), after.get(name))
@@ -375,7 +379,10 @@ def _compared(command: Record) -> dict[str, Any]:
 
 
 def recorded_settings(command: Record) -> dict[str, Any]:
-    """The recorded settings by the names that they have now, with one that earlier versions had in the code."""
+    """Return the recorded settings under their current names.
+
+    ``chat_template_kwargs`` is added if it is missing, with the value that earlier versions had in the code.
+    """
     named = {RENAMED_SETTINGS.get(name, name): value for name, value in command.get("settings", {}).items()}
     return {"chat_template_kwargs": EARLIER_CHAT_TEMPLATE_KWARGS, **named}
 

@@ -1,4 +1,4 @@
-"""Cost of a run: seconds by phase, tokens, arithmetic and memory, in ``cost.json`` and in a table at the end."""
+"""Cost of a run: seconds by phase, tokens, FLOPs and memory, in ``cost.json`` and in a table at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PHASES = {
     "checkpoint": "checkpoints",
     "other": "other, idle",
 }
-"""Every second of the driver's clock falls into one of them."""
+"""Phases of a run; every second of the driver's clock is counted in one phase."""
 METRICS = {
     "prompt_tokens_sampled": "env_runners/num_prompt_tokens",
     "response_tokens_sampled": "env_runners/num_response_tokens",
@@ -47,7 +47,7 @@ METRICS = {
         for name in ("seconds", "tokens_forwarded", "tokens_distinct")
     },
 }
-"""Totals over the iterations, and their metrics."""
+"""Totals over the iterations, with the keys of their metrics."""
 SCORING_FLOPS = 2
 """Floating-point operations of a forward pass, per token and parameter that the token is multiplied by."""
 
@@ -60,8 +60,8 @@ class LearnerHardware:
         num_learners: learners that compute at the same time.
         matmul_flops: operations per second of a large matrix product on one learner's device, measured.
         matmul_parameters: parameters that every token is multiplied by.
-        update_flops: operations of forward and backward pass, per token and parameter: 6, or 4 where the weights are frozen
-            and only adapters have gradients.
+        update_flops: operations of forward and backward pass, per token and parameter: 6, or 4 if the weights are frozen and
+            only adapters have gradients.
     """
 
     num_learners: int
@@ -74,8 +74,8 @@ class LearnerHardware:
         """Measure the device of a run's learners, which must be idle.
 
         Raises:
-            LearnerError: a learner did not answer, or what it measured is no number.
-            UserInputError: the shape of the model is not known.
+            LearnerError: a learner did not answer, or the measured rate is not finite.
+            UserInputError: the shape of the model is unknown.
         """
         from trial_ray.models.model_shape import model_shape
 
@@ -91,11 +91,11 @@ class LearnerHardware:
 
 
 def measured(what: str, measure: Callable[[], Measured]) -> Measured | None:
-    """Result of ``measure``; ``None`` and a warning where it fails: a measurement ends no run.
+    """Return the result of ``measure``; if it fails, log a warning and return ``None``, because a measurement must not end a run.
 
     Args:
-        what: is measured, for the warning.
-        measure: may raise anything.
+        what: name of the measurement, for the warning.
+        measure: function without arguments; may raise any exception.
     """
     try:
         return measure()
@@ -105,7 +105,7 @@ def measured(what: str, measure: Callable[[], Measured]) -> Measured | None:
 
 
 class CostMeter:
-    """Adds up what a run costs, from its start or its resumption on; a resumed run's earlier parts stay in the file.
+    """Adds up the cost of a run since its start or resumption; earlier parts of a resumed run stay in the file.
 
     A file that cannot be read is renamed, with a warning.
 
@@ -113,8 +113,8 @@ class CostMeter:
         file: ``cost.json``.
 
     Attributes:
-        began: whether there is something to write: the actors have started.
-        actors: what the actors report at the end (``GRPO.actor_reports``).
+        began: whether there is a cost to write: the actors have started.
+        actors: reports of the actors at the end (``GRPO.actor_reports``).
     """
 
     def __init__(self, file: Path) -> None:
@@ -134,14 +134,14 @@ class CostMeter:
         self.actors: dict[str, dict[str, Any] | None] = {}
 
     def started(self, hardware: LearnerHardware | None) -> None:
-        """Everything up to now was the start; without ``hardware`` its utilisation is not measured."""
+        """Count the time up to now as the start; without ``hardware``, utilisation is not measured."""
         self._seconds["start"] = time.monotonic() - self._start
         self._hardware = hardware
         self.began = True
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time inside as that of a phase, and write the file."""
+        """Count the time inside the context as phase ``name``, and write the file."""
         began = time.monotonic()
         try:
             yield
@@ -151,7 +151,7 @@ class CostMeter:
                 self.write()
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
-        """Add an iteration's flat metrics, and write the file, so that a run that is killed leaves its cost."""
+        """Add an iteration's flat metrics and write the file; the cost of a killed run is therefore kept."""
         self._iterations += 1
         scoring = metrics.get(METRICS["scoring_seconds"], 0.0)
         self._seconds["scoring"] += scoring
@@ -165,7 +165,7 @@ class CostMeter:
         self.write()
 
     def write(self) -> dict[str, Any]:
-        """Write ``cost.json`` as of now; returns what it holds."""
+        """Write the current ``cost.json``, and return its content."""
         wall = time.monotonic() - self._start
         part = {
             "iterations": self._iterations,
@@ -182,7 +182,7 @@ class CostMeter:
 
 
 def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of a run from those of its parts; ``None`` if something was not measured."""
+    """Return the totals of a run from its parts; values that were not measured are ``None``."""
     wall = sum(part["wall_seconds"] for part in parts)
     seconds = {phase: sum(part["seconds"].get(phase, 0.0) for part in parts) for phase in PHASES}
     counts = {name: _sum(part["counts"].get(name) for part in parts) for name in METRICS}
@@ -230,7 +230,7 @@ def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def cost_sections(card: Mapping[str, Any]) -> list[list[tuple[str, str, str]]]:
-    """The card in words, in three sections (time, rates, memory) of label, figure and share of the time."""
+    """Format the cost as three sections (time, rates, memory) of rows: label, value and share of the time."""
     rates, busy = card["tokens_per_second"], card["busy_shares"]
     measured = (
         ("tokens sampled a second of sampling", rates["sampled"], "{:,.0f}"),
@@ -250,7 +250,7 @@ def cost_sections(card: Mapping[str, Any]) -> list[list[tuple[str, str, str]]]:
 
 
 def cost_table(card: Mapping[str, Any]) -> Table:
-    """The card as a table for a person."""
+    """Format the cost as a table for the terminal."""
     from rich.table import Table
 
     number = card["iterations"]
@@ -275,7 +275,7 @@ def _memory(peak: Mapping[str, int | None]) -> str:
 
 
 def _utilisation(parts: Sequence[Mapping[str, Any]]) -> float | None:
-    """Arithmetic of the passes over what the devices' matrix products would do in their time (attention is left out)."""
+    """Return FLOPs of the passes relative to the devices' matrix products in the same time (without attention)."""
     done = possible = 0.0
     for part in parts:
         counts, hardware = part["counts"], part["learner_hardware"]
@@ -304,7 +304,7 @@ def _peaks(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int | None
 
 
 def _sum(values: Any) -> Any:
-    """The sum of what was measured; ``None`` if nothing was."""
+    """Return the sum of the measured values; ``None`` if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
@@ -314,10 +314,10 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 
 
 def read_parts(file: Path) -> list[dict[str, Any]]:
-    """The parts of a run's ``cost.json``, one a command; none if there is no file.
+    """Read the parts of a run's ``cost.json``, one per command; empty if the file is missing.
 
     Raises:
-        CheckpointError: it is not what this version writes.
+        CheckpointError: the file does not have this version's format.
     """
     if not file.exists():
         return []

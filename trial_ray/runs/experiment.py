@@ -1,6 +1,6 @@
-"""An experiment file: Python that defines ``config`` and ``stop``, in the style of RLlib's tuned examples.
+"""Experiment files: Python that defines ``config`` and ``stop``, in the style of RLlib's tuned examples.
 
-The package's own lie at the top of a clone, and inside the installed package.
+The package's own experiment files are at the top of a clone and inside the installed package.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Experiment:
     Attributes:
         path: the file.
         config: the algorithm's configuration, not built yet.
-        stop: training ends as soon as one of these metrics reaches its value; keys are ``/``-joined result keys.
-        names: everything else that the file defines (a sweep's ``metric`` and ``mode``, for example).
+        stop: values by metric (``/``-joined result key); training ends as soon as one metric reaches its value.
+        names: all other names that the file defines (for example a sweep's ``metric`` and ``mode``).
     """
 
     path: Path
@@ -38,9 +38,9 @@ class Experiment:
 
 
 def experiment_file(name: str) -> Path:
-    """The file that ``name`` means: a path, or the name of a tuned example (``alfworld_quickstart``).
+    """Return the file for ``name``: a path, or the name of a tuned example (``alfworld_quickstart``).
 
-    A file of that path comes first. Where there is neither, the path is returned as it is, to be complained about.
+    An existing file at that path takes precedence. If neither exists, the path is returned unchanged, and loading it raises.
     """
     path, example = Path(name), examples_folder() / f"{name}.py"
     # os.path.isfile: a name that is too long for a file is none, where Path.is_file raises.
@@ -48,7 +48,7 @@ def experiment_file(name: str) -> Path:
 
 
 def _nearest_experiment(path: Path) -> str | None:
-    """The file beside ``path``, else the tuned example, whose name is nearest, as the command line takes it."""
+    """Return the file next to ``path``, else the tuned example, with the most similar name, as the command line accepts it."""
     examples = examples_folder()
     files = [*examples.glob("*.py"), *examples.glob("sweeps/*.py")]
     known = {file.stem: file.relative_to(examples).with_suffix("").as_posix() for file in files}
@@ -58,7 +58,7 @@ def _nearest_experiment(path: Path) -> str | None:
 
 
 def load_experiment(path: Path | str) -> Experiment:
-    """Run an experiment file and check what it defines.
+    """Run an experiment file and check the ``config`` and ``stop`` that it defines.
 
     Raises:
         UserInputError: the file is missing, fails, or defines no ``config``.
@@ -87,5 +87,5 @@ def load_experiment(path: Path | str) -> Experiment:
 
 
 def reached(stop: dict[str, float], metrics: dict[str, float]) -> bool:
-    """Whether one of the stop criteria is met; a metric that is not reported yet meets none."""
+    """Return True if a stop criterion is met; a metric that is not reported yet meets none."""
     return any(name in metrics and metrics[name] >= value for name, value in stop.items())

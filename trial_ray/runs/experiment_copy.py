@@ -1,4 +1,4 @@
-"""The copy of an experiment file that a run keeps: the user's code without the texts that it gives to names of secrets."""
+"""The run folder's copy of an experiment file: the user's code without strings that are assigned to names of secrets."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from trial_ray.files import HIDDEN, REFERENCE, SECRET, redacted
 
 _LOOKUPS = frozenset({"get", "getenv", "secret", "getpass", "input"})
-"""Functions whose first argument says where a value is, and is none."""
+"""Functions with a first argument that names a secret and is not the secret itself."""
 
 
 def copy_without_secrets(file: Path, target: Path) -> None:
-    """Copy a Python file byte by byte but for secrets."""
+    """Copy a Python file unchanged except for secrets."""
     code = file.read_bytes().decode("utf-8", "surrogateescape")
     target.write_bytes(code_without_secrets(code).encode("utf-8", "surrogateescape"))
 
 
 def code_without_secrets(code: str) -> str:
-    """Python code with another text in place of each that is given to the name of a secret, in whatever form it is written."""
+    """Replace every string that Python code assigns or passes to the name of a secret, in any syntax."""
     try:
         tree = ast.parse(code)
     except ValueError:  # SyntaxError, and surrogates; no such file could be run
@@ -42,7 +42,7 @@ def code_without_secrets(code: str) -> str:
 
 
 def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Names that a node gives values to, with the values."""
+    """Yield the names that a node gives values to, with the values."""
     if isinstance(node, ast.Assign):
         yield from ((name, node.value) for target in node.targets for name in _names(target))
     elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
@@ -79,7 +79,7 @@ def _names(target: ast.expr) -> Iterator[str]:
 
 
 def _texts(value: ast.AST) -> Iterator[ast.expr]:
-    """The texts in a value, without those that name it in a dict, the environment, or a place of secrets."""
+    """Yield the string nodes in a value, except strings that only name it: subscript keys and arguments of lookup functions."""
     if isinstance(value, ast.JoinedStr):
         yield value
     elif isinstance(value, ast.Constant):

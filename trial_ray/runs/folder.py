@@ -1,4 +1,4 @@
-"""The folder of one run: what was asked, what was measured, what was learned."""
+"""Folder of one run: its config, measurements and checkpoints."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ PACKAGES = (
 
 
 class RunFolder:
-    """A run's folder; made by :meth:`create` or opened again by :meth:`reopen`.
+    """Folder of a run, created by :meth:`create` or opened by :meth:`reopen`.
 
-    Beside the paths below it holds ``run.json`` (versions, state), ``resolved_config.json`` (every command and its settings),
+    Besides the paths below, it contains ``run.json`` (versions, state), ``resolved_config.json`` (every command and its settings),
     ``experiment.py`` (the file that was run), ``report.html`` and, after a failure, ``error.log``.
 
     Args:
-        path: of the folder.
-        command: the command line that writes into it; it is recorded with its settings.
+        path: path of the folder.
+        command: command line that writes into the folder; it is recorded with its settings.
 
     Attributes:
-        address: by which the user continues the run: its path, or the URI where it is kept.
-        checkpoints: folder of checkpoints, one a saved iteration.
-        trajectories: folder into which the env runners write Parquet.
-        training: folder into which the learners write what they did to each turn, as Parquet, and what a replay needs.
+        address: address for continuing the run: its path, or the URI of its storage.
+        checkpoints: folder of checkpoints, one per saved iteration.
+        trajectories: folder of the Parquet files that the env runners write.
+        training: folder of the learners' records: their effect on each turn, as Parquet, and the inputs of a replay.
         evaluations: folder of evaluation JSON.
         tensorboard: folder of TensorBoard events.
-        library_log: file of what Ray, the engines and other libraries wrote.
-        cost: file of what the run costs (:mod:`trial_ray.runs.cost`).
-        timeline: file of what every actor did in the last iteration (:mod:`trial_ray.algorithms.timeline`).
-        summary: file that says how the run ended.
-        metrics: file with one JSON object an iteration.
+        library_log: file with the output of Ray, the engines and other libraries.
+        cost: file with the cost of the run (:mod:`trial_ray.runs.cost`).
+        timeline: file with the events of every actor in the last iteration (:mod:`trial_ray.algorithms.timeline`).
+        summary: file with the outcome of the run.
+        metrics: file with one JSON object per iteration.
     """
 
     def __init__(self, path: Path, command: Sequence[str] = ()) -> None:
@@ -97,7 +97,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config: GRPOConfig, experiment: Path, command: list[str]) -> RunFolder:
-        """Make the folder with the record of what is about to run; it appears complete or not at all.
+        """Create the folder with the config and experiment file of a new run; it appears complete or not at all.
 
         Raises:
             UserInputError: ``path`` exists and is not an empty folder.
@@ -128,12 +128,14 @@ class RunFolder:
 
     @classmethod
     def of_trial(cls, path: Path, config: GRPOConfig, command: Sequence[str]) -> RunFolder:
-        """The folder of a trial, which Ray Tune has made; where it is a run folder already, settings that changed are recorded.
+        """Return the run folder of a trial, in the folder that Ray Tune has created.
+
+        If it is a run folder already, changed settings are recorded.
 
         Args:
-            path: of the trial's folder.
-            config: with which the trial begins or continues.
-            command: the sweep's.
+            path: the trial's folder.
+            config: config of the new or continued trial.
+            command: the sweep's command line.
         """
         folder = cls(path, command)
         if not (path / RUN_FILE).is_file():
@@ -152,13 +154,16 @@ class RunFolder:
         self._write_run(state="running", command=self.command, **about)
 
     def last_iteration(self) -> int:
-        """The newest iteration in ``metrics.jsonl``; 0 without any."""
+        """Return the newest iteration in ``metrics.jsonl``; 0 if none is recorded."""
         if self._logged is None:
             self._logged = max(recorded_iterations(self.metrics), default=0)
         return self._logged
 
     def log(self, iteration: int, metrics: dict[str, float]) -> None:
-        """Write an iteration's metrics in place of those from it on, which a trial that goes on from a checkpoint makes again."""
+        """Write an iteration's metrics, replacing the metrics of this and later iterations.
+
+        A trial that continues from a checkpoint repeats these iterations.
+        """
         if iteration <= self.last_iteration():
             write_text(self.metrics, "".join(kept_lines(self.metrics, iteration - 1)))
         with open(self.metrics, "a", encoding="utf-8") as file:
@@ -166,7 +171,7 @@ class RunFolder:
         self._logged = iteration
 
     def link_checkpoint(self, iteration: int, saved: Path) -> None:
-        """Give a checkpoint that Ray Tune keeps elsewhere in this folder the name that this package looks for."""
+        """Link a checkpoint that Ray Tune keeps elsewhere in this folder, under the name that this package looks for."""
         for link in self.checkpoints.iterdir():
             if not link.exists():  # Tune has removed it
                 link.unlink()
@@ -176,14 +181,14 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path | str, command: Sequence[str] = ()) -> RunFolder:
-        """Open an existing run, to continue it or to read it.
+        """Open an existing run, to continue or read it.
 
         Args:
-            path: of the folder.
-            command: the command line that continues the run.
+            path: path of the folder.
+            command: command line that continues the run.
 
         Raises:
-            CheckpointError: ``path`` is no run folder, or of another version.
+            CheckpointError: ``path`` is not a run folder, or has another version.
         """
         folder = cls(Path(path).expanduser().resolve(), command)
         if not (folder.path / RUN_FILE).is_file():
@@ -194,30 +199,30 @@ class RunFolder:
         return folder
 
     def configure(self, config: GRPOConfig) -> None:
-        """Let a run with ``config`` record into this folder; one that began keeps its day."""
+        """Set ``config`` to record into this folder; a run that has started keeps its date."""
         if (self.path / CONFIG_FILE).is_file():
             self.fix_date(config)
         config.recording(trajectories_folder=str(self.trajectories), training_folder=str(self.training))
 
     def fix_date(self, config: GRPOConfig) -> None:
-        """Let chat templates show the day on which the run began, unless ``config`` names another one."""
+        """Set the date for chat templates to the start date of the run, unless ``config`` names another date."""
         config.fix_date(load_commands(self.path / CONFIG_FILE)[-1]["settings"].get("chat_template_date"))
 
     def recorded_iterations(self) -> list[int]:
-        """Iterations of which trajectories were recorded, in ascending order; a run that was killed may leave an empty folder."""
+        """Return the iterations with recorded trajectories, in ascending order, without empty folders of killed runs."""
         return [number for number, folder in partitions(self.trajectories).items() if any(folder.glob("*.parquet"))]
 
     def resume(self, config: GRPOConfig, iteration: int) -> list[SettingChange]:
-        """Begin to continue the run with this folder's command; called again when that restarts.
+        """Start to continue the run with this folder's command; called again if the command restarts the run.
 
         Later records are dropped, and command and settings are recorded.
 
         Args:
-            config: with which the run continues.
-            iteration: after which it does; 0 begins it again.
+            config: config of the continued run.
+            iteration: last iteration to keep; 0 starts from scratch.
 
         Returns:
-            The settings that differ from those that made ``iteration``.
+            The settings that differ from the settings that made ``iteration``.
 
         Raises:
             CheckpointError: the records of earlier commands are broken.
@@ -230,7 +235,7 @@ class RunFolder:
         return setting_changes([*[each for each in before if each.get("after_iteration", 0) < iteration][-1:], now[-1]])
 
     def drop_records_after(self, iteration: int) -> None:
-        """Remove what was recorded after the iteration that a run continues from; it will be sampled and trained again."""
+        """Remove the records of all iterations after ``iteration``; the run will sample and train these iterations again."""
         for root in (self.trajectories, self.training):
             for number, folder in partitions(root).items():
                 if number > iteration:
@@ -246,20 +251,20 @@ class RunFolder:
                 self.summary.unlink()
 
     def note_checkpoint(self, iteration: int) -> None:
-        """Record that a checkpoint of an iteration was written, wherever it is later."""
+        """Record that a checkpoint of an iteration was written, regardless of its later location."""
         self._write_run(saved_iteration=iteration)
 
     def note_chat_template(self, described: dict[str, Any]) -> dict[str, Any] | None:
-        """Record what the policy's chat template writes; returns what was recorded before, if anything was."""
+        """Record the description of the policy's chat template; return the previous record, if any."""
         before: dict[str, Any] | None = self._run().get("chat_template")
         self._write_run(chat_template=described)
         return before
 
     def require_never_saved(self) -> None:
-        """Check that a run without a checkpoint may begin again, since it never wrote one.
+        """Check that a run without checkpoints has never saved one, and may therefore start again.
 
         Raises:
-            CheckpointError: it did; its metrics and recordings would be lost.
+            CheckpointError: it has saved one; its metrics and recordings would be lost.
         """
         saved = self._run().get("saved_iteration")
         # Before checkpoints were noted, a summary was written after the last one.
@@ -272,7 +277,7 @@ class RunFolder:
             )
 
     def _record_command(self, config: GRPOConfig, after_iteration: int) -> None:
-        """Write the settings of this folder's command, or after which iteration it continues now."""
+        """Record the settings of this folder's command, or the iteration after which it continues now."""
         path = self.path / CONFIG_FILE
         record = {
             **to_record(config),
@@ -286,19 +291,19 @@ class RunFolder:
         self._recorded = True
 
     def state(self) -> str:
-        """How the run stands; see :meth:`set_state`."""
+        """Return the state of the run; see :meth:`set_state`."""
         return self._about("state")
 
     def started(self) -> str:
-        """When the run started, however often it was continued since."""
+        """Return the time of the run's first start, unaffected by resumptions."""
         return self._about("started")
 
     def set_state(self, state: str) -> None:
-        """Record how the run stands: ``running``, ``done``, ``interrupted`` or ``failed``."""
+        """Record the state of the run: ``running``, ``done``, ``interrupted`` or ``failed``."""
         self._write_run(state=state)
 
     def write_error(self, error: BaseException) -> Path:
-        """Keep the traceback that the command line does not show."""
+        """Write the traceback, which the command line does not show, to ``error.log``."""
         return write_text(self.path / "error.log", redacted("".join(traceback.format_exception(error))))
 
     def _about(self, name: str) -> str:
@@ -319,10 +324,10 @@ class RunFolder:
 
 @contextmanager
 def interrupts_noted(folders: Callable[[], Iterable[Path]]) -> Iterator[None]:
-    """Record an interrupt in run folders whose processes could not do so themselves any more.
+    """Record an interrupt in run folders if their processes can no longer do so.
 
     Args:
-        folders: gives them; others than run folders are left out.
+        folders: returns the folders; other folders than run folders are ignored.
     """
     try:
         yield
@@ -345,7 +350,7 @@ def _environment() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the installed packages that decide a run's result."""
+    """Return the versions of the installed packages that affect a run's result."""
     found = {}
     for package in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""What a run measures, on disk: metrics of iterations, the names that it logs, and evaluations."""
+"""Measurements of a run in files: metrics of iterations, names of metrics, and evaluations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def flatten(result: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a nested result, under ``/``-joined keys; everything else is left out."""
+    """Return the finite numbers of a nested result under ``/``-joined keys; other values are omitted."""
     flat: dict[str, float] = {}
     for name, value in _leaves(result):
         try:
@@ -44,7 +44,7 @@ def flatten(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _leaves(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a nested result besides texts and the config, under ``/``-joined keys."""
+    """Yield the leaves of a nested result, except strings and the config, under ``/``-joined keys."""
     for key, value in result.items():
         if isinstance(value, Mapping):
             if key != "config":
@@ -54,28 +54,28 @@ def _leaves(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def kept_lines(file: Path, iteration: int) -> list[str]:
-    """Lines of a ``metrics.jsonl`` up to an iteration; later ones, and one that a crash cut, are left out."""
+    """Return the lines of a ``metrics.jsonl`` up to an iteration, without later lines and a line truncated by a crash."""
     return [line + "\n" for number, line, _ in _whole_lines(read_lines(file)) if number <= iteration]
 
 
 def recorded_metrics(file: Path, iteration: int) -> dict[str, float]:
-    """An iteration's line of a ``metrics.jsonl``; empty where it has none."""
+    """Return an iteration's metrics from a ``metrics.jsonl``; empty if missing."""
     return {number: metrics for number, _, metrics in _lines_of(file)}.get(iteration, {})
 
 
 def recorded_iterations(file: Path) -> list[int]:
-    """The iterations that a ``metrics.jsonl`` holds; none if there is no file."""
+    """Return the iterations in a ``metrics.jsonl``; empty if there is no file."""
     return [number for number, _, _ in _lines_of(file)]
 
 
 LARGEST = 1e150
-"""Sums and squares of numbers up to this size are finite: means and intervals of them can be taken and drawn."""
+"""Largest magnitude for finite sums and squares: means and intervals of such numbers can be computed and drawn."""
 
 
 def read_metrics(file: Path) -> tuple[list[dict[str, float]], int]:
-    """The iterations of a ``metrics.jsonl`` in order, and how many lines cannot be read: one that a kill cut, for example.
+    """Return the iterations of a ``metrics.jsonl`` in order, and the number of unreadable lines (truncated by a kill, for example).
 
-    Of an iteration that occurs twice the later line counts. What is no number, or beyond :data:`LARGEST`, is left out.
+    If an iteration occurs twice, the later line is used. Values that are not numbers, or exceed :data:`LARGEST`, are omitted.
 
     Raises:
         CheckpointError: the file is missing.
@@ -110,19 +110,19 @@ def _whole_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, dict[str, flo
 
 
 NEAR = 0.8
-"""Similarity, between 0 and 1, from which a part of a name is taken for a misspelling of another."""
+"""Minimum similarity, between 0 and 1, for a part of a name to count as a misspelling of another."""
 
 
 def check_metric(name: str, role: str, config: GRPOConfig) -> None:
-    """Reject, before anything runs, a name that is surely wrong; one that is merely unknown may be a method's own.
+    """Reject a misspelled metric name before anything runs; a name that is only unknown may belong to a method.
 
     Args:
         name: ``/``-joined key of a result.
-        role: what the name is for, for the message.
-        config: of the trials.
+        role: use of the name, for the message.
+        config: config of the trials.
 
     Raises:
-        ConfigError: it is a misspelling of a known name, or of an evaluation set that is never played.
+        ConfigError: it is a misspelling of a known name, or belongs to an evaluation set that is never played.
     """
     if name.startswith(EVALUATION) and not (config.evaluation_interval and config.evaluation_split):
         raise ConfigError(
@@ -136,15 +136,15 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
 
 
 def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
-    """Reject a name that a trial's first result does not hold; what an evaluation set gives may come later.
+    """Reject a name that is missing in a trial's first result, except names of evaluation metrics, which may come later.
 
     Args:
         name: ``/``-joined key.
-        role: what the name is for, for the message.
+        role: use of the name, for the message.
         result: nested, as an algorithm's ``train()`` returns it.
 
     Raises:
-        ConfigError: names the nearest keys of the result.
+        ConfigError: the name is missing; the message names the nearest keys of the result.
     """
     keys = {key for key, _ in _leaves(result)}
     if name in keys or name.startswith(EVALUATION):
@@ -157,7 +157,7 @@ def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
 
 
 def _misspelt(name: str, known: str) -> bool:
-    """Whether both have the same number of parts, each like its counterpart."""
+    """Return True if both names have the same number of parts, each similar to its counterpart."""
     parts, others = name.split("/"), known.split("/")
     return len(parts) == len(others) and all(
         part == other or difflib.SequenceMatcher(None, part, other).ratio() >= NEAR
@@ -176,11 +176,11 @@ _TRAINED = re.compile(r"(.+)_([0-9]{6,})")
 
 
 def evaluation_file(environment: str, iteration: int) -> str:
-    """Name of the file of an evaluation set that is played before and after training.
+    """Return the name of the file of an evaluation set that is played before and after training.
 
     Args:
-        environment: name of the evaluation set's environment; empty where the run has a single evaluation set.
-        iteration: iterations trained; 0 before training.
+        environment: name of the evaluation set's environment; empty if the run has a single evaluation set.
+        iteration: number of trained iterations; 0 before training.
     """
     when = AFTER if iteration else BEFORE
     name = f"{when}_{environment}" if environment else when
@@ -188,12 +188,12 @@ def evaluation_file(environment: str, iteration: int) -> str:
 
 
 def set_file(name: str, iteration: int) -> str:
-    """Name of the file of an evaluation set that is played at the end alone."""
+    """Return the name of the file of an evaluation set that is played only at the end."""
     return f"{name}_{iteration:06d}.json"
 
 
 def read_name(file: Path) -> tuple[str, int] | None:
-    """Environment (empty for the only evaluation set) or set, and iteration of a file; ``None`` without an iteration."""
+    """Return environment (empty for the only evaluation set) or set, and iteration of a file; ``None`` without an iteration."""
     when, _, environment = file.stem.partition("_")
     if when == BEFORE:
         return environment, 0
@@ -205,7 +205,10 @@ def read_name(file: Path) -> tuple[str, int] | None:
 
 
 def compare_with_beginning(before: EvaluationResult | None, after: EvaluationResult) -> PairedComparison | str:
-    """The paired comparison of an evaluation set's evaluations, or why there is none: a result too, for which no run fails."""
+    """Return the paired comparison of the evaluations before and after training, or the reason why there is no comparison.
+
+    A missing comparison is not an error of the run.
+    """
     if before is None:
         return "There was no evaluation before training."
     try:
@@ -216,14 +219,14 @@ def compare_with_beginning(before: EvaluationResult | None, after: EvaluationRes
 
 @dataclass(frozen=True, slots=True)
 class RunEvaluations:
-    """Plays the evaluation sets of a run once each, and keeps the results in its folder.
+    """Plays each evaluation set of a run once, and stores the results in the run's folder.
 
     Attributes:
-        folder: of the run's evaluations.
+        folder: folder of the run's evaluations.
         run: name of the run.
-        labels: of the results (:attr:`EvaluationResult.labels`).
-        protocol: of playing an evaluation set in an environment.
-        play: plays it with the policy as it is now.
+        labels: labels of the results (:attr:`EvaluationResult.labels`).
+        protocol: returns the protocol of an evaluation set in an environment.
+        play: plays an evaluation set with the current policy.
         tell: called with every line for the user.
     """
 
@@ -237,9 +240,9 @@ class RunEvaluations:
     def before(
         self, environment: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
     ) -> EvaluationResult | None:
-        """The evaluation before training; a run that has trained for iterations already has recorded it or lacks it.
+        """Return the evaluation before training; if the run has trained iterations already, the recorded evaluation or ``None``.
 
-        Another protocol than that of the evaluation to come is reported now, rather than after training.
+        If its protocol differs from the protocol of the evaluation after training, this is reported now instead of at the end.
         """
         name = evaluation_file(environment, 0)
         if not iteration:
@@ -259,13 +262,13 @@ class RunEvaluations:
     def after(
         self, name: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
     ) -> EvaluationResult:
-        """The evaluation in a file, played now unless the file holds it.
+        """Return the evaluation in a file; play it now unless the file contains it.
 
         Args:
-            name: of the file (:func:`evaluation_file`, :func:`set_file`).
+            name: name of the file (:func:`evaluation_file`, :func:`set_file`).
             iteration: iterations trained so far.
             evaluation_set: the tasks.
-            entry: what they are played in.
+            entry: the environment.
         """
         path = self.folder / name
         result = self._load_or_set_aside(path, self.protocol(evaluation_set, entry))
@@ -278,7 +281,7 @@ class RunEvaluations:
         return result
 
     def _load_or_set_aside(self, path: Path, protocol: dict[str, Any]) -> EvaluationResult | None:
-        """The evaluation in a file, ``None`` without one; a damaged file and one of another protocol are renamed."""
+        """Return the evaluation in a file, ``None`` if missing; a damaged file or a file with another protocol is renamed."""
         if not path.exists():
             return None
         try:

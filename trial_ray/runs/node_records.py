@@ -1,4 +1,4 @@
-"""Brings what env runners and learners recorded on other nodes to the driver's, where nodes share no file system."""
+"""Moves recordings of env runners and learners on other nodes to the driver's node, if nodes share no file system."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from trial_ray.files import partial_of
 from trial_ray.runs.checkpoints import RUN_FILE
 
 ANSWER_S = 30.0
-"""How long nodes may take to hand over their files."""
+"""Time limit for nodes to send their files."""
 RECORDED = ("trajectories", "training")
 """Folders of a run into which processes on other nodes write."""
 
 
 class NodeRecords:
-    """The recordings of a run on other nodes.
+    """Recordings of a run on other nodes.
 
     Args:
-        folder: of the run here.
-        there: of the run on the other nodes.
+        folder: folder of the run on this node.
+        there: folder of the run on the other nodes.
     """
 
     def __init__(self, folder: Path, there: Path) -> None:
@@ -34,11 +34,11 @@ class NodeRecords:
         self._sharing: set[str] = set()
 
     def drop(self) -> None:
-        """Remove what earlier commands left on other nodes, which they have not brought here before their last checkpoint."""
+        """Remove recordings that earlier commands left on other nodes and did not gather before their last checkpoint."""
         self._gather(drop=True)
 
     def gather(self) -> None:
-        """Move new files here; those of a node that does not answer in time come with a later call."""
+        """Move new files to this node; files of a node that does not answer in time are moved by a later call."""
         self._gather(drop=False)
 
     def _gather(self, *, drop: bool) -> None:
@@ -68,11 +68,11 @@ class NodeRecords:
 
 
 def hand_over(folder: Path, drop: bool) -> dict[str, bytes] | None:
-    """Take the files recorded below ``folder`` on this node away from there; ``None`` if nodes share it.
+    """Return and delete the files recorded below ``folder`` on this node; ``None`` if nodes share the folder.
 
     Args:
-        folder: of the run.
-        drop: whether to remove all instead.
+        folder: folder of the run.
+        drop: whether to delete the files without returning them.
     """
     if (folder / RUN_FILE).exists():
         return None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Settings = typing.TypeVar("Settings", bound="DataclassInstance")
 NoneType = type(None)
 WORDS = {"true": True, "false": False, "none": None, "null": None}
-"""JSON's and Python's, in any case."""
+"""Constants of JSON and Python; names match in any case."""
 NOT_FINITE = frozenset({"inf", "infinity", "nan"})
 
 
@@ -52,11 +52,11 @@ def _assignments(assignments: Iterable[str]) -> Iterator[tuple[str, list[str], s
 def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfig:
     """Return a copy of ``config`` with every ``key=value`` set.
 
-    A dotted key reaches into a setting that is a dict (``env_config.split=valid_seen``). Values are JSON or Python
-    literals, or bare words for strings; their type must be that of the setting, where an int also serves as a float.
+    A dotted key refers to an entry of a setting that is a dict (``env_config.split=valid_seen``). Values are JSON or Python
+    literals, or bare words for strings; their type must be the setting's type, and an int is also accepted for a float.
 
     Raises:
-        ConfigError: the key is unknown (the message names the nearest known one), or the value has another type or is not finite.
+        ConfigError: the key is unknown (the message names the nearest known key), or the value has another type or is not finite.
     """
     changed: GRPOConfig = config.copy(copy_frozen=False)
     defaults = vars(type(config)())
@@ -82,7 +82,7 @@ def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settin
     """Return a copy of a frozen dataclass with every ``field=value`` (or ``field.key=value``) set.
 
     Raises:
-        ConfigError: as for :func:`apply_overrides`, or what the dataclass itself finds wrong.
+        ConfigError: as for :func:`apply_overrides`, or the dataclass itself rejects a value.
     """
     hints = typing.get_type_hints(type(settings))
     changes: dict[str, Any] = {}
@@ -98,26 +98,26 @@ def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settin
 
 
 def settable_names(settings: Mapping[str, Any]) -> list[str]:
-    """Names of the settings that a value from the command line can replace."""
+    """Return the names of the settings that a value from the command line can replace."""
     return [name for name, value in settings.items() if not name.startswith("_") and type(value) in PLAIN_TYPES]
 
 
 def unknown_key(name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a key that does not exist, naming the nearest one that does."""
+    """Return the error for an unknown key; its message names the nearest known key."""
     return ConfigError(f"Unknown setting {name!r}.{did_you_mean(name, known)}")
 
 
 def parse_value(key: str, text: str, accepted: Collection[type], infinite: bool = False) -> Any:
-    """Read ``text`` as one of the ``accepted`` types; with none given, as the literal it looks like, else as a string.
+    """Parse ``text`` as one of the ``accepted`` types; if ``accepted`` is empty, as a literal if possible, else as a string.
 
     Args:
-        key: what is set, for the message.
+        key: name of the setting, for the message.
         text: JSON, or Python with JSON's words.
         accepted: plain types.
         infinite: whether a number may be infinite.
 
     Raises:
-        ConfigError: it is none of them, or holds a number that is not finite, or an object that JSON has no form for.
+        ConfigError: the value has another type, or contains a non-finite number or an object that JSON cannot represent.
     """
     value = _literal(text)
     if accepted and type(value) not in accepted:
@@ -134,7 +134,7 @@ def parse_value(key: str, text: str, accepted: Collection[type], infinite: bool 
 
 
 def _converted(value: Any, text: str, accepted: Collection[type]) -> Any:
-    """The value as one of the accepted types, of which it has none; ``None`` if it cannot be."""
+    """Convert the value, which has none of the accepted types, to one of them; ``None`` if impossible."""
     if float in accepted and type(value) is int:
         try:
             return float(value)
@@ -149,7 +149,7 @@ def _converted(value: Any, text: str, accepted: Collection[type]) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """A text parsed as JSON, else as Python with JSON's words; the text itself where it is neither."""
+    """Parse text as JSON, else as Python with JSON's words; return the text itself if it is neither."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -161,15 +161,15 @@ def _literal(text: str) -> Any:
 
 
 class _Words(ast.NodeTransformer):
-    """Puts constants in place of the names that JSON and Python have for them."""
+    """Replaces the names of JSON's and Python's constants by the constants."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """A word, or another name, which no literal holds."""
+        """Return the constant, or the node itself for another name, which is not a literal."""
         return ast.Constant(WORDS[node.id.lower()]) if node.id.lower() in WORDS else node
 
 
 def _parts_of(value: Any) -> Iterator[Any]:
-    """The value and what it holds."""
+    """Yield the value and all values inside it."""
     yield value
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     for each in inner:
@@ -195,7 +195,7 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
 
 
 def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
-    """Keys that a dict setting may hold; empty where only what it is passed to can tell."""
+    """Return the keys that a dict setting may have; empty if they are unknown."""
     if name in ("env_config", "evaluation_env_config"):
         try:
             known = keyword_arguments(find_spec(str(config.env))) if not config.environments else None

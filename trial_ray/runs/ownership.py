@@ -1,8 +1,8 @@
-"""Whose a folder is: the lock of the command that writes into it, the space left for it, the signature of the user who began it.
+"""Ownership of a folder: the lock of the command that writes into it, full file systems, and the signature of the user.
 
-The signature decides whether the pickles in a folder are loaded. A pickle runs whatever program its author put into it, and owner
-and permissions say nothing: a downloaded folder belongs to whom downloaded it. So what a run writes is signed with a key that no
-other user or machine has.
+The signature decides whether the pickles in a folder are loaded. A pickle can run any program, and owner and permissions prove
+nothing: a downloaded folder belongs to the user who downloaded it. Therefore, files that a run writes are signed with a key that
+no other user or machine has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trial_ray.errors import CheckpointError, FolderInUseError, StorageError, Us
 from trial_ray.files import FULL, cache_root, read_json, redacted, write_json
 
 LOCK_FILE = ".lock"
-"""Name of the lock file; one that a killed process left locks nothing."""
+"""Name of the lock file; a file left by a killed process locks nothing."""
 WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
 
 logger = logging.getLogger(__name__)
@@ -37,17 +37,17 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
-    """Hold a folder, which is made where it is missing, until the context is left or this process dies in whatever way.
+    """Lock a folder, which is created if missing, until the context exits or this process dies in any way.
 
-    The lock is the operating system's, which ends with the process, also by ``kill -9``. Readers need none. On a file system
-    without locks a warning is logged.
+    The operating system releases the lock when the process ends, also after ``kill -9``. Readers need no lock. On a file system
+    without locks, a warning is logged.
 
     Args:
-        folder: that is written into.
-        command: the command line, which a second command is refused with.
+        folder: folder to write into.
+        command: the command line, shown in the error of a second command.
 
     Raises:
-        FolderInUseError: another command holds the folder.
+        FolderInUseError: another command has locked the folder.
         UserInputError: the folder cannot be written.
         StorageError: its file system is full.
     """
@@ -81,17 +81,17 @@ def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
 
 
 def holder(command: Sequence[str]) -> str:
-    """Description of the command that holds a folder, for the error of a second one."""
+    """Describe the command that has locked a folder, for the error of a second command."""
     words = shlex.join(redacted(word) for word in command)
     return f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%dT%H:%M:%S%z')} ({words})"
 
 
 def storage_error(error: BaseException, folder: Path) -> StorageError | None:
-    """The typed error for a full file system; ``None`` for any other cause.
+    """Return the typed error for a full file system; ``None`` for any other cause.
 
     Args:
-        error: as it reached the run, with what it came of.
-        folder: the run's.
+        error: the error that reached the run, with its causes.
+        folder: the run's folder.
     """
     # Causes are of other processes, too, and libraries in other languages raise errors of their own with the system's words.
     text = "".join(traceback.format_exception(error))
@@ -107,30 +107,30 @@ def storage_error(error: BaseException, folder: Path) -> StorageError | None:
 
 KEY_FILE = "signing.key"
 MARK = "origin.json"
-"""In a folder that this user began."""
+"""Name of the file that marks a folder as started by this user."""
 _KEY_BYTES = 32
 
 
 def signature(content: bytes) -> str:
-    """HMAC-SHA256 of ``content`` with this user's key, hexadecimal."""
+    """Return the HMAC-SHA256 of ``content`` with this user's key, hexadecimal."""
     return hmac.new(_key(), content, hashlib.sha256).hexdigest()
 
 
 def is_signed(content: bytes, found: object) -> bool:
-    """Whether ``found`` is what :func:`signature` gives of ``content``."""
+    """Return True if ``found`` is the :func:`signature` of ``content``."""
     return isinstance(found, str) and hmac.compare_digest(signature(content).encode(), found.encode(errors="replace"))
 
 
 def sign_folder(folder: Path) -> None:
-    """Mark a folder, whose files others go on writing, as one that this user began on this machine."""
+    """Mark a folder as started by this user on this machine, for a folder with files that other programs continue to write."""
     write_json(folder / MARK, {"signature": signature(_identity(folder))})
 
 
 def require_own_folder(folder: Path) -> None:
-    """Check for the mark of :func:`sign_folder`; a copy of the folder, or the folder elsewhere, does not have it.
+    """Check for the mark of :func:`sign_folder`; a copied or moved folder has no valid mark.
 
     Raises:
-        CheckpointError: it is not there.
+        CheckpointError: there is no valid mark.
     """
     with suppress(CheckpointError):
         if is_signed(_identity(folder), read_json(folder / MARK).get("signature")):
@@ -171,7 +171,7 @@ def _read(path: Path) -> bytes:
 
 
 def _made(path: Path) -> bytes:
-    """A new key; of processes that make one at the same time, all take the same."""
+    """Create a new key; processes that do so at the same time all get the same key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

@@ -1,4 +1,4 @@
-"""A run's main figures as metrics of Ray, whose nodes export them for Prometheus (``cluster/grafana.json`` draws them)."""
+"""Main metrics of a run as Ray metrics, which Ray's nodes export for Prometheus (``cluster/grafana.json`` plots them)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GAUGES = {
     "trial_entropy": f"{LEARNER}grpo/entropy",
     "trial_health_checks_failed": "health_checks/num_failed",
 }
-"""Metrics of the newest iteration, by Ray's name of each."""
+"""Metrics of the newest iteration, by their names in Ray."""
 COUNTERS = {
     "trial_turns": f"{ENV_RUNNERS}num_env_steps_sampled",
     "trial_episodes": f"{ENV_RUNNERS}num_episodes",
@@ -44,21 +44,21 @@ COUNTERS = {
     "trial_dropped_groups": "groups/num_dropped",
     "trial_lost_groups": f"{LEARNER}rows/lost_groups",
 }
-"""Sums over iterations, likewise."""
+"""Metrics that are summed over iterations, likewise."""
 TAGS = ("run", "group")
 
 
 def prometheus_names() -> set[str]:
-    """What Prometheus calls the metrics: Ray puts its name before each, and Prometheus' client a suffix after counters."""
+    """Return the metrics' names in Prometheus: Ray adds a prefix, and the Prometheus client a suffix to counters."""
     return {f"ray_{name}" for name in GAUGES} | {f"ray_{name}_total" for name in COUNTERS}
 
 
 class RayTracker:
-    """Ray's own metrics, as one of the services of :mod:`trial_ray.runs.trackers`.
+    """Logs to Ray's own metrics, one of the services of :mod:`trial_ray.runs.trackers`.
 
     Args:
-        run: its name, which every metric has as a tag.
-        group: that of its sweep, likewise.
+        run: name of the run, a tag of every metric.
+        group: name of its sweep, likewise.
     """
 
     def __init__(self, run: str, group: str | None = None) -> None:
@@ -67,7 +67,7 @@ class RayTracker:
         self._counters: dict[str, Counter] = {}
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Set gauges and count counters; Ray exports them within some seconds."""
+        """Set the gauges and increment the counters; Ray exports them within some seconds."""
         from ray.util.metrics import Counter, Gauge
 
         # Made late: a tracker begins before Ray does.
@@ -83,4 +83,4 @@ class RayTracker:
                 self._counters[name].inc(count)
 
     def close(self, state: str) -> None:
-        """Nothing is kept."""
+        """Do nothing, because no state is kept."""

@@ -1,4 +1,4 @@
-"""The Ray cluster of one command: the one that ``RAY_ADDRESS`` names, else a local one that ends with the command."""
+"""Ray cluster of one command: the cluster in ``RAY_ADDRESS``, else a local cluster that ends with the command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trial_ray.errors import ClusterError, InfrastructureError, first_line
 from trial_ray.termination import end_child_processes, hangups_blocked, interrupts_deferred, set_handlers_again
 
 ANSWER_S = 10.0
-"""How long a cluster may take to answer."""
+"""Time limit for a cluster to answer."""
 # What an HTTP/2 client says first, with empty settings; a server, as that of every gRPC service, answers with its own.
 HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 HTTP2_SETTINGS = b"\x04"
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def ray_session(show: bool = False) -> Iterator[None]:
-    """Connect to Ray, and disconnect (stopping a local cluster) on the way out, whatever happened.
+    """Connect to Ray, and always disconnect on exit, which stops a local cluster.
 
     Args:
         show: write Ray's own messages and the output of actors to stdout and stderr.
 
     Raises:
-        ClusterError: the cluster that ``RAY_ADDRESS`` names does not answer, refuses the token, or has other versions.
+        ClusterError: the cluster in ``RAY_ADDRESS`` does not answer, rejects the token, or has other versions.
         InfrastructureError: no local cluster could be started.
     """
     if not os.isatty(1):
@@ -85,7 +85,7 @@ def _join(address: str, logs: dict[str, Any]) -> None:
 
 
 def _loopback() -> dict[str, str]:
-    """Environment variables with which Ray, and what actors open among themselves, listen on the loopback address."""
+    """Return environment variables that make Ray and connections between actors use the loopback address."""
     sockets = (
         {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if "lo" in dict(socket.if_nameindex()).values() else {}
     )
@@ -110,12 +110,12 @@ def _start(logs: dict[str, Any]) -> None:
 
 
 def require_cluster(address: str) -> None:
-    """Check that a Ray head answers at ``HOST:PORT`` and takes this process's token; Ray itself would try for two minutes.
+    """Check that a Ray head answers at ``HOST:PORT`` and accepts this process's token; Ray itself would try for two minutes.
 
     Other kinds of addresses (``auto``, ``local``, ``ray://...``) are left to Ray.
 
     Raises:
-        ClusterError: says what is wrong, and what to set.
+        ClusterError: the check failed; the message contains the cause and the setting to change.
     """
     from ray.exceptions import AuthenticationError, RpcError
 
@@ -147,7 +147,7 @@ def require_cluster(address: str) -> None:
 
 
 def _speaks_http2(host: str, port: int) -> bool:
-    """Whether a server answers that may be Ray's; with TLS, which hides that, whether any does."""
+    """Return True if the server that answers may be Ray's; with TLS, which hides that, if any server answers."""
     with socket.create_connection((host, port), timeout=ANSWER_S) as connection:
         if os.environ.get("RAY_USE_TLS", "0") in ("1", "true"):
             return True

@@ -1,4 +1,4 @@
-"""An update of a run made again from what was recorded: no environment plays, and no engine samples."""
+"""Replay of an update from a run's recordings: no environment plays, and no engine samples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 METRICS = f"{LEARNER_RESULTS}/default_policy/"
 """Prefix of an update's metrics."""
 NOT_OF_THE_UPDATE = ("seconds", "lifetime", "timer", "throughput", "weights_seq_no")
-"""Parts of the names of metrics that tell of the clock, or of the whole run."""
+"""Parts of the names of metrics that depend on the clock or on the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class ReplayedUpdate:
     """Result of a replayed update.
 
     Attributes:
-        record: of the update that the run made.
-        weights: checksum of the weights that came out (``inference.weights.weights_checksum``).
-        metrics: of the learners, by name.
-        recorded_metrics: the same as the run logged them.
+        record: record of the run's own update.
+        weights: checksum of the resulting weights (``trial_ray.engines.weights.weights_checksum``).
+        metrics: metrics of the learners, by name.
+        recorded_metrics: the same metrics as logged by the run.
     """
 
     record: UpdateRecord
@@ -60,7 +60,7 @@ class ReplayedUpdate:
 
     @property
     def same_weights(self) -> bool:
-        """Whether the weights are those of the run, bit for bit."""
+        """True if the weights are equal to the run's weights, bit for bit."""
         return self.weights == self.record.weights_after
 
 
@@ -69,13 +69,13 @@ class Replay:
     """One update of a run, with the run's settings or others.
 
     Attributes:
-        run: that made the update.
-        record: what the update was given, and what came out.
-        groups: the rollouts that it trained on.
-        checkpoint: from which it began; ``None``: the initial model.
+        run: run that made the update.
+        record: inputs and results of the update.
+        groups: rollouts that it trained on.
+        checkpoint: checkpoint before the update; ``None``: the initial model.
         recorded: the run's config in that iteration.
-        config: with which the update is made again.
-        changed: whether that is another method or setting than the run's.
+        config: config of the replay.
+        changed: whether the method or a setting differs from the run's.
     """
 
     run: RunFolder
@@ -97,19 +97,19 @@ class Replay:
         *,
         trust: bool = False,
     ) -> Replay:
-        """Read what a replay needs; nothing is computed yet.
+        """Read the data for a replay; nothing is computed yet.
 
         Args:
-            run: that made the update.
-            iteration: of the update.
-            method: another method than the run's; of a run whose method has a file of its own, that file.
-            overrides: ``key=value`` each, in place of the run's settings.
-            adapters: those of the user's that the run was played with.
-            trust: begin from a checkpoint that this user did not write on this machine, too.
+            run: run that made the update.
+            iteration: iteration of the update.
+            method: method to use instead of the run's; if the run's method has its own file, that file.
+            overrides: ``key=value`` strings that replace settings of the run.
+            adapters: the user's environment adapters of the run.
+            trust: also start from a checkpoint that this user did not write on this machine.
 
         Raises:
-            CheckpointError: the update was not recorded, the checkpoint before it is gone, damaged or may be of somebody else, or
-                the run's config cannot be read.
+            CheckpointError: the update was not recorded, the checkpoint before it is missing, damaged or possibly from another
+                user, or the run's config cannot be read.
             UserInputError: trajectories are missing.
             ConfigError: the method or a setting is wrong.
         """
@@ -130,11 +130,11 @@ class Replay:
         return cls(run, record, groups, checkpoint, recorded, config, changed)
 
     def play(self) -> ReplayedUpdate:
-        """Make the update; Ray must run.
+        """Compute the update; Ray must be running.
 
         Raises:
-            CheckpointError: it would not begin from the weights that sampled the rollouts.
-            ConfigError: this machine lacks a learner's devices.
+            CheckpointError: it would not start from the weights that sampled the rollouts.
+            ConfigError: this machine lacks devices for the learners.
         """
         # The tokenizer and the frozen reference come from where training began, also where the weights come from a checkpoint.
         self.config.rl_module(model_path=initial_policy(self.config), warm_start=None)
@@ -156,7 +156,7 @@ class Replay:
         return ReplayedUpdate(self.record, weights, _of_update(flatten(logged.reduce())), _of_update(recorded))
 
     def _steps_before(self) -> int:
-        """Environment steps up to the last update before this one, to which a schedule of the learning rate refers."""
+        """Return the environment steps up to the previous update, the input of a learning-rate schedule."""
         earlier = [number for number in partitions(self.run.training) if number < self.record.iteration]
         if not earlier:
             return 0
@@ -175,7 +175,7 @@ class Replay:
 
     @contextmanager
     def _learners(self) -> Iterator[PolicyLearnerGroup]:
-        """The run's learners; one of this process computes with as many threads as the run's did."""
+        """Start the run's learners; a learner in this process uses as many threads as in the run."""
         self._require_devices()
         threads = torch.get_num_threads()
         if not self.config.num_learners and self.record.num_threads:
@@ -191,7 +191,7 @@ class Replay:
             torch.set_num_threads(threads)
 
     def _require_devices(self) -> None:
-        """RLlib would wait without end for what is not here."""
+        """Reject missing devices, because RLlib would wait for them forever."""
         config, found = self.config, ray.cluster_resources()
         # "auto" is one CPU for a learner without a GPU.
         cpus = config.num_cpus_per_learner if config.num_cpus_per_learner != "auto" else not config.num_gpus_per_learner
@@ -205,7 +205,7 @@ class Replay:
                 )
 
     def _checksum(self, learners: PolicyLearnerGroup) -> str:
-        """Checksum of the learners' weights as the run's engines got them."""
+        """Return the checksum of the learners' weights as the run's engines received them."""
         dtype = self.recorded.engine_dtype()
         return merge_offers(learners.ask(lambda learner: learner.export_weights(0, dtype, lasting=True))).checksum
 
@@ -213,7 +213,7 @@ class Replay:
 def _recorded_config(
     run: RunFolder, iteration: int, method: str | None, adapters: Sequence[EnvironmentAdapter]
 ) -> GRPOConfig:
-    """The config that made the iteration, of the method's own file where the user names it; it records nothing."""
+    """Return the config that made the iteration, from the method's own file if the user names it, with recording switched off."""
     path = run.path / "resolved_config.json"
     if (trained := load_method(path)).endswith(".py") and method is None:
         raise CheckpointError(
@@ -225,7 +225,7 @@ def _recorded_config(
 
 
 def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:
-    """The checkpoint from which an update began; ``None``: the initial model."""
+    """Return the checkpoint from which an update started; ``None``: the initial model."""
     if iteration == 1:
         return None
     path = run.checkpoints / f"{iteration - 1:06d}"
@@ -242,7 +242,7 @@ def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:
 
 
 def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Path) -> None:
-    """Reject a config for which the checkpoint lacks something."""
+    """Reject a config that needs state missing in the checkpoint."""
     if config.teacher_sync_iterations is not None and recorded.teacher_sync_iterations is None:
         raise CheckpointError(
             f"{type(config).__name__} needs a stale teacher (teacher_sync_iterations={config.teacher_sync_iterations}), which "

@@ -72,20 +72,20 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class TrainingSession:
-    """One run from building the algorithm to its summary.
+    """One run, from building the algorithm to its summary.
 
     Attributes:
-        config: validated.
-        stop: training ends when one of these metrics reaches its value.
-        folder: the run's.
-        console: told how the run goes.
+        config: validated config.
+        stop: values by metric; training ends when one metric reaches its value.
+        folder: the run's folder.
+        console: console for the run's progress.
         resume: continue from the folder's newest checkpoint.
-        on_iteration: told of every iteration's metrics.
+        on_iteration: called with every iteration's metrics.
         on_checkpoint: called once a checkpoint is complete.
         checkpoint_every: iterations between checkpoints; the last iteration is always saved.
-        checkpoints_kept: how many of the newest are kept.
-        log_to: services that the metrics are sent to (:mod:`trial_ray.runs.trackers`).
-        trust: resume from a checkpoint that this user did not write on this machine, too.
+        checkpoints_kept: number of newest checkpoints to keep.
+        log_to: services that receive the metrics (:mod:`trial_ray.runs.trackers`).
+        trust: also resume from a checkpoint that this user did not write on this machine.
     """
 
     config: GRPOConfig
@@ -115,10 +115,10 @@ class TrainingSession:
         self.total = int(total) if total else None
 
     def run(self, ray: AbstractContextManager[None]) -> None:
-        """Run to the end, or to the interrupt; the run folder records how it ended.
+        """Run to the end or to an interrupt; the run folder records the outcome.
 
         Args:
-            ray: entered for as long as actors live.
+            ray: context that is entered for as long as actors live.
 
         Raises:
             FolderInUseError: another command writes into the run folder.
@@ -153,7 +153,7 @@ class TrainingSession:
         self._tell_outcome()
 
     def _attempt(self) -> bool:
-        """Train to the end with actors of its own; ``False`` after a failure from which the run is to continue."""
+        """Train to the end with new actors; return ``False`` after a failure from which the run should continue."""
         algorithm = None
         try:
             algorithm = self._build()
@@ -230,7 +230,7 @@ class TrainingSession:
         return algorithm
 
     def _build_algorithm(self) -> GRPO:
-        """After a restart with fewer learners, where the cluster has no longer room for all."""
+        """Build the algorithm; after a restart, with fewer learners if the cluster no longer has room for all."""
         try:
             algorithm: GRPO = self.config.build_algo()
         except ResourcesError as error:
@@ -359,7 +359,7 @@ class TrainingSession:
         return target
 
     def _save_aside(self, algorithm: GRPO) -> None:
-        """Save the state that training stopped for, beside the checkpoints: the newest of those is still a good one."""
+        """Save the state at which training stopped, next to the checkpoints; the newest of these is still valid."""
         target = self.folder.checkpoints / f"{self.iteration:06d}{STOPPED}"
         with self.cost.phase("checkpoint"):
             save_checkpoint(target, algorithm.save_to_path)
@@ -410,7 +410,7 @@ class TrainingSession:
         self._tell(f"checkpoint: {self.checkpoint}")
 
     def _has_begun(self) -> bool:
-        """Whether the folder tells of this command; until it has restored a checkpoint, one that resumes changes nothing."""
+        """Return True if the folder records this command; a resuming command changes nothing until it has restored a checkpoint."""
         return self.resumed or self.restarts > 0 or not self.resume
 
     def _record_failure(self, error: Exception) -> None:

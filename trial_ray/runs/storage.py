@@ -1,4 +1,4 @@
-"""Folders on a storage that pyarrow opens by a URI (``s3://``, ``gs://``, ``hdfs://``, ``file://``), and copies of runs there."""
+"""Storage folders that pyarrow opens by URI (``s3://``, ``gs://``, ``hdfs://``, ``file://``), and copies of runs in them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _RESERVED = ":/?#[]@!$&'()*+,;=%"
 """Characters that stay as they are where a URI was typed with spaces and the like."""
 _PASSWORD = re.compile(r"://[^?@]*:[^?]*@")
 CLAIMS = ".writers"
-"""Folder of earlier versions, which says who writes a run."""
+"""Folder with the name of a run's writer, recorded by earlier versions."""
 CHUNK = 16 << 20
 """Bytes that are copied at a time."""
 COPIES = 8
-"""Files that are copied at a time."""
+"""Files that are copied at the same time."""
 Stamp = tuple[int, int]
-"""Size of a file in bytes, and when it was changed last, in nanoseconds."""
+"""Size of a file in bytes, and its modification time in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Storage:
     """A folder on a storage.
 
     Attributes:
-        uri: as the user gave it, without credentials.
-        filesystem: pyarrow's.
-        root: the folder's path in it.
+        uri: URI as the user gave it, without credentials.
+        filesystem: pyarrow's file system.
+        root: path of the folder in the file system.
     """
 
     uri: str
@@ -48,10 +48,10 @@ class Storage:
 
     @classmethod
     def open(cls, uri: str) -> Storage:
-        """Find the file system of a URI; whether it answers is not looked at.
+        """Find the file system of a URI, without checking that it answers.
 
         Raises:
-            UserInputError: the URI holds credentials, or pyarrow does not know it.
+            UserInputError: the URI contains credentials, or pyarrow does not support it.
         """
         from pyarrow import ArrowException
         from pyarrow.fs import FileSystem
@@ -75,17 +75,17 @@ class Storage:
         return cls(uri, filesystem, root.rstrip("/"))
 
     def cached(self, kind: str) -> Path:
-        """This machine's folder for a kind of copies of it."""
+        """Return this machine's cache folder for one kind of copies of this folder."""
         parts = urlsplit(self.uri)
         place = content_key({"host": parts.netloc, "options": sorted(parse_qsl(parts.query))})[:8]
         return cache_root().absolute() / "storage" / kind / f"{parts.scheme}-{place}" / self.root.strip("/")
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """While entered, what the storage raises becomes an error of this package's.
+        """Convert errors of the storage into errors of this package while entered.
 
         Raises:
-            UserInputError: it does not answer, refuses, or has no such bucket.
+            UserInputError: the storage does not answer, denies access, or has no such bucket.
         """
         from pyarrow import ArrowException
 
@@ -101,14 +101,14 @@ class Storage:
             ) from error
 
     def path(self, name: str) -> str:
-        """Path in the file system of a file in this folder."""
+        """Return the path of a file of this folder in the file system."""
         return f"{self.root}/{name}"
 
     def files(self) -> dict[str, Any]:
-        """``pyarrow.fs.FileInfo`` of the files in this folder by name.
+        """Return the ``pyarrow.fs.FileInfo`` of the files in this folder by name.
 
         Raises:
-            UserInputError: a name would lie outside a copy of this folder.
+            UserInputError: a name would be outside a copy of this folder.
         """
         from pyarrow.fs import FileSelector
 
@@ -123,7 +123,7 @@ class Storage:
         return found
 
     def fetch(self, name: str, target: Path) -> None:
-        """Copy a file from here."""
+        """Copy a file from the storage to this machine."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
         copy_files(
@@ -131,7 +131,7 @@ class Storage:
         )
 
     def put(self, file: Path, name: str) -> None:
-        """Copy a file here, in place of any before."""
+        """Copy a file to the storage, replacing any existing file."""
         target = self.path(name)
         # Not by copy_files, which ignores the error with which a file on S3 is closed: then nothing is there.
         try:
@@ -143,15 +143,17 @@ class Storage:
             shutil.copyfileobj(source, stream, CHUNK)
 
     def remove(self, name: str, *, folder: bool = False) -> None:
-        """Remove a file or a folder; it may be gone already."""
+        """Remove a file or a folder, which may be missing already."""
         with suppress(FileNotFoundError):
             (self.filesystem.delete_dir if folder else self.filesystem.delete_file)(self.path(name))
 
     def run(self) -> tuple[Storage, PurePosixPath]:
-        """The run that this is or lies in, and where in it; for the folder of a model that.
+        """Return the run that is or contains this folder, and this folder's path in the run.
+
+        For the folder of a model, return the folder itself and an empty path.
 
         Raises:
-            UserInputError: it is neither.
+            UserInputError: this folder is neither in a run nor a model.
         """
         here = PurePosixPath(self.root)
         folders = [each for each in (here, *here.parents) if each.name]
@@ -168,21 +170,21 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class StoredCopy:
-    """A run on a storage that is to be read.
+    """Copy of a run on a storage, for reading.
 
     Attributes:
-        uri: of the run, of one of its checkpoints, or of a model.
-        checkpoints: how many of the newest are copied too; ``None``: all.
+        uri: URI of the run, of one of its checkpoints, or of a model.
+        checkpoints: number of newest checkpoints to copy; ``None``: all.
     """
 
     uri: str
     checkpoints: int | None
 
     def fetch(self) -> Path:
-        """Bring the copy in the cache up to date; returns where it has what the URI names.
+        """Update the copy in the cache, and return its path for the URI.
 
         Raises:
-            UserInputError: the storage does not answer, or there is no run.
+            UserInputError: the storage does not answer, or has no run at this URI.
         """
         found = Storage.open(self.uri)
         with found.answering():
@@ -206,19 +208,19 @@ def _is_wanted(name: str, checkpoints: set[str]) -> bool:
 
 
 def is_mark(name: str) -> bool:
-    """Whether a file of a run is the one that makes a folder a checkpoint: the last that is written, the first that is removed."""
+    """Return True if a file of a run marks its folder as a checkpoint: it is written last and removed first."""
     parts = PurePosixPath(name).parts
     return len(parts) == 3 and parts[0] == "checkpoints" and parts[2] == CHECKPOINT_MARK
 
 
 def whole_checkpoints(files: Iterable[str]) -> list[str]:
-    """Names of the complete checkpoints among a run's files, oldest first."""
+    """Return the names of the complete checkpoints among a run's files, oldest first."""
     names = (PurePosixPath(name).parts[1] for name in files if is_mark(name))
     return sorted((name for name in names if name.isdecimal()), key=int)
 
 
 def download(storage: Storage, folder: Path, files: Mapping[str, Any]) -> None:
-    """Copy files that ``folder`` does not have with that size and time; each appears whole or not at all."""
+    """Copy the files that ``folder`` does not have with the same size and time; each file appears complete or not at all."""
 
     def copy(name: str) -> None:
         target, stamp = folder / name, (files[name].size, files[name].mtime_ns or 0)
@@ -240,6 +242,6 @@ def download(storage: Storage, folder: Path, files: Mapping[str, Any]) -> None:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Stamp of a file on this machine."""
+    """Return the stamp of a file on this machine."""
     found = path.stat()
     return found.st_size, found.st_mtime_ns

@@ -1,4 +1,4 @@
-"""Keeps a run on a storage: its folder on this machine is copied there after each checkpoint, and in the end."""
+"""Runs on a storage: the folder on this machine is copied there after each checkpoint and at the end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trial_ray.runs.storage import COPIES, Stamp, Storage, download, is_mark, st
 
 
 def local_folder(place: Path | str) -> Path:
-    """Where a run is on this machine.
+    """Return the folder of a run on this machine.
 
     Args:
-        place: of the run: a path, or a URI as text.
+        place: path of the run, or its URI as a string.
 
     Raises:
         UserInputError: the URI cannot be opened.
@@ -32,21 +32,21 @@ def local_folder(place: Path | str) -> Path:
 def stored_run(
     place: Path | str, *, resume: bool, command: Sequence[str], tell: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
-    """While entered, the :func:`local_folder` of a run at a URI is copied there: by a call of what is given, and in the end.
+    """Copy the :func:`local_folder` of a run at a URI to the storage, on each call of the yielded function and at the end.
 
-    A call that fails prints a warning, and the next one copies what the storage lacks.
+    A call that fails prints a warning; the next call copies the files that the storage lacks.
 
     Args:
-        place: of the run: a path, for which nothing is done, or a URI as text.
-        resume: whether the run there is to be continued; it is copied here, unless this machine has as much of it.
-        command: the command line, which a second command on this machine is refused with.
+        place: path of the run (then nothing is copied), or its URI as a string.
+        resume: whether to continue the run on the storage; it is copied here, unless this machine has at least as much of it.
+        command: the command line, shown in the error of a second command on this machine.
         tell: prints a line.
 
     Raises:
         FolderInUseError: another command on this machine writes there.
         CheckpointError: there is no run to continue.
-        UserInputError: the storage cannot be used, or holds something where a run is to begin.
-        StorageError: the run has ended, and could not be copied there.
+        UserInputError: the storage cannot be used, or is not empty for a new run.
+        StorageError: the run has ended, but could not be copied there.
     """
     if not isinstance(place, str):
         yield lambda: None
@@ -68,11 +68,11 @@ def stored_run(
 
 
 class _StoredRun:
-    """Copies what changed in the folder of a run.
+    """Copies the changed files in the folder of a run to the storage.
 
     Args:
-        storage: of the run.
-        folder: of the run on this machine.
+        storage: storage of the run.
+        folder: folder of the run on this machine.
         tell: prints a line.
     """
 
@@ -83,7 +83,7 @@ class _StoredRun:
         self._failed = False
 
     def begin(self, resume: bool) -> None:
-        """Copy a run that is to be continued here, unless what is here goes on from it."""
+        """Copy a run that is to be continued to this machine, unless the local folder is a continuation of it."""
         there = self._storage.files()
         if not resume:
             if there:
@@ -104,7 +104,7 @@ class _StoredRun:
             self._copied = _files_of(self._folder)
 
     def _goes_on(self, there: Mapping[str, Any]) -> bool:
-        """Whether this machine has the run, and no fewer iterations of it than the storage."""
+        """Return True if this machine has the run, with no fewer iterations than the storage."""
         if not (self._folder / RUN_FILE).is_file():
             return False
         if RUN_FILE not in there:
@@ -116,7 +116,7 @@ class _StoredRun:
         return same and _newest(there) <= _newest(_files_of(self._folder))
 
     def after_checkpoint(self) -> None:
-        """Copy what the storage lacks; a failure is a warning."""
+        """Copy the files that the storage lacks; a failure is only a warning."""
         try:
             self._store()
         except Exception as error:  # whatever a storage raises: the run goes on
@@ -131,10 +131,10 @@ class _StoredRun:
             self._tell(f"{self._storage.uri} is up to date again")
 
     def finish(self) -> None:
-        """Copy what the storage lacks still.
+        """Copy the files that the storage still lacks.
 
         Raises:
-            StorageError: that was not possible.
+            StorageError: copying failed.
         """
         try:
             self._store()
@@ -146,9 +146,9 @@ class _StoredRun:
         self._tell(f"stored in {self._storage.uri}")
 
     def _store(self) -> None:
-        """Let the storage hold the files that are here now.
+        """Make the storage contain the current local files.
 
-        Records come before the checkpoint that was made after them, and its files before the mark that makes it one.
+        Records are copied before the checkpoint that follows them, and a checkpoint's files before its mark.
         """
         here = _files_of(self._folder)
         if not here:
@@ -181,7 +181,7 @@ class _StoredRun:
                 raise
 
     def _missing(self) -> str:
-        """Number and size of the files that have changed since the last copy, and where in the run's folder they are."""
+        """Return number and size of the files that have changed since the last copy, and their places in the run's folder."""
         lacking = {name: stamp[0] for name, stamp in _files_of(self._folder).items() if self._copied.get(name) != stamp}
         entries = sorted({"/".join(name.split("/")[: 1 + name.startswith("checkpoints/")]) for name in lacking})
         several = "" if len(lacking) == 1 else "s"
@@ -189,28 +189,28 @@ class _StoredRun:
 
 
 def _newest(files: Iterable[str]) -> int:
-    """Iteration of the newest checkpoint among a run's files; 0 without one."""
+    """Return the iteration of the newest checkpoint among a run's files; 0 if there is none."""
     return int(max(whole_checkpoints(files), key=int, default="0"))
 
 
 def _differs(info: Any, stamp: Stamp) -> bool:
-    """Whether a file here is another than that on the storage, which was copied after it had changed last."""
+    """Return True if a local file has no copy on the storage, or a copy with another size or from before its last change."""
     return info is None or info.size != stamp[0] or (info.mtime_ns or 0) < stamp[1]
 
 
 def _rank(name: str) -> int:
-    """Place of a file in the order in which files are copied."""
+    """Return the position of a file in the copying order."""
     return 3 if name == RUN_FILE else 2 if is_mark(name) else 1 if name.startswith("checkpoints/") else 0
 
 
 def _is_cut(name: str, whole: Sequence[str]) -> bool:
-    """Whether a file is of a checkpoint that was not copied to the storage to its end."""
+    """Return True if a file belongs to a checkpoint that was not copied to the storage completely."""
     parts = PurePosixPath(name).parts
     return parts[0] == "checkpoints" and parts[1].isdecimal() and parts[1] not in whole
 
 
 def _files_of(folder: Path) -> dict[str, Stamp]:
-    """The files that belong on a storage."""
+    """Return the files that belong on a storage."""
     found = {}
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts

@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 def say(console: Console, line: str) -> None:
-    """Print a line as it is: text that looks like markup, in a path, stays, and nothing is wrapped."""
+    """Print a line unchanged: text that looks like markup (in a path, for example) is kept, and nothing is wrapped."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_overview(
     console: Console, config: GRPOConfig, stop: Mapping[str, float], folder: Path, log: Path | None
 ) -> None:
-    """Print a line each: a name and its value.
+    """Print an overview of the run, with one line per name and value.
 
     Args:
-        console: where to print.
-        config: validated.
-        stop: when training ends.
-        folder: the run's.
-        log: file that the output of libraries goes into, if any.
+        console: console to print on.
+        config: validated config.
+        stop: stop criteria by metric.
+        folder: the run's folder.
+        log: file for the output of libraries, if any.
     """
     lines = {
         "method": method_title(method_of(config)),
@@ -112,13 +112,13 @@ def _where() -> str:
 
 
 def describe(metrics: dict[str, float]) -> str:
-    """The metrics of one iteration that have a column, in one line; one that a method does not log is left out."""
+    """Format the metrics of one iteration that have a column, in one line; metrics that a method does not log are omitted."""
     columns = [(metrics[key], *column) for key, column in COLUMNS.items() if key in metrics]
     return "  ".join(f"{heading} {form.format(value)}" for value, heading, form in columns)
 
 
 def unreadable_responses(metrics: Mapping[str, float]) -> str | None:
-    """What to tell where a policy that was not trained yet hardly ever answers in the required form."""
+    """Return a warning if at least half of an untrained policy's responses lack the required form, else ``None``."""
     invalid = metrics.get(f"{ENV_RUNNERS}invalid_response_rate", 0.0)
     if invalid < 0.5:
         return None
@@ -133,7 +133,7 @@ def unreadable_responses(metrics: Mapping[str, float]) -> str | None:
 
 @contextmanager
 def waiting(console: Console, text: str) -> Iterator[None]:
-    """A moving sign on a terminal while something takes long; nothing anywhere else."""
+    """Show a spinner on a terminal during a long operation; other outputs show nothing."""
     from rich.live import Live
     from rich.spinner import Spinner
     from rich.text import Text
@@ -146,18 +146,18 @@ def waiting(console: Console, text: str) -> Iterator[None]:
 
 
 def duration(seconds: float) -> str:
-    """In the unit in which a person would say it."""
+    """Format seconds in a readable unit (s, min or h)."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 class TrainingProgress(AbstractContextManager["TrainingProgress"]):
-    """One line an iteration with the time that is left, below it (on a terminal) a bar.
+    """Prints one line per iteration with the remaining time and, on a terminal, a progress bar below it.
 
     Args:
-        console: where to print.
-        done: iterations already behind a resumed run.
+        console: console to print on.
+        done: iterations already completed by a resumed run.
         total: iterations in all; ``None`` if another criterion ends the run.
     """
 
@@ -208,21 +208,21 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
 
 STDOUT, STDERR = 1, 2
 LOG_FILE = Path("logs", "libraries.log")
-"""In the folder of a run or sweep."""
+"""Path of the log in the folder of a run or sweep."""
 
 
 @contextmanager
 def library_log(path: Path, console: Console) -> Iterator[None]:
-    """Append what this process and its children write to stdout and stderr to a file; ``console`` prints as before.
+    """Append stdout and stderr of this process and its children to a file; ``console`` prints as before.
 
-    The descriptors are redirected and not ``sys.stdout``, because Ray's C++ core and the processes that it starts write to
-    the descriptors. Warnings of this package go to the console too. vLLM engines that start meanwhile log at INFO, unless
-    the environment sets another level. An exception that ends the context gets a note that names the file, if there still
-    is one.
+    File descriptors are redirected instead of ``sys.stdout``, because Ray's C++ core and the processes that it starts write to
+    the descriptors. Warnings of this package go to the console too. vLLM engines started inside the context log at INFO, unless
+    the environment sets another level. An exception that ends the context gets a note with the path of the file, if it still
+    exists.
 
     Args:
-        path: its folder is made if it is missing.
-        console: on the process's stdout. One that prints elsewhere, as a test's does, is left as it is.
+        path: the file; its folder is created if missing.
+        console: console on the process's stdout. A console that prints elsewhere, for example in a test, is not changed.
     """
     from trial_ray.engines.arguments import LOG_LEVEL  # not at the top: it imports torch
 
@@ -264,7 +264,7 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints warnings where the run's own lines are printed."""
+    """Prints warnings on the console of the run."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -288,7 +288,7 @@ def _is_on_stdout(console: Console) -> bool:
 
 
 def _flush() -> None:
-    """Write out what Python and C still buffer, so that it reaches the file it was written for."""
+    """Write out the buffers of Python and C to the current file."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOBase) and not stream.closed:
             stream.flush()

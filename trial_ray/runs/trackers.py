@@ -1,7 +1,7 @@
-"""Services that runs are logged to: Weights & Biases, MLflow, Trackio, SwanLab, and Ray for Prometheus.
+"""Tracking services for runs: Weights & Biases, MLflow, Trackio, SwanLab, and Ray for Prometheus.
 
-What is sent: every iteration's numbers, and the resolved settings without anything that looks like a secret. Code, console
-output, command line and environment variables are not sent.
+Every iteration's numbers and the resolved settings are sent, without anything that looks like a secret. Code, console output,
+command line and environment variables are not sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trial_ray.files import without_secrets
 from trial_ray.runs.ray_metrics import RayTracker
 
 PROJECT = "trial-ray"
-"""Project, or experiment, of the services, unless their own environment variables name another."""
+"""Default name of the project or experiment; the services' own environment variables override it."""
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
 
 
@@ -34,12 +34,12 @@ class TrackedRun:
     """Description of a run for tracking services.
 
     Attributes:
-        name: what people call it.
-        key: identifies it, so that a run that continues goes on where it was.
+        name: display name.
+        key: identifier of the run; a resumed run continues the service's run with this key.
         settings: as in ``resolved_config.json``; secrets are removed before anything is sent.
-        folder: for what a library keeps on this machine.
-        group: runs that belong together, such as the trials of a sweep.
-        resumed: whether it was begun before.
+        folder: folder for files that a library keeps on this machine.
+        group: name of a group of runs, for example the trials of a sweep.
+        resumed: whether the run was started before.
     """
 
     name: str
@@ -51,7 +51,7 @@ class TrackedRun:
 
 
 class WandbTracker:
-    """Weights & Biases; ``WANDB_PROJECT``, ``WANDB_MODE=offline`` and its further environment variables hold."""
+    """Weights & Biases; ``WANDB_PROJECT``, ``WANDB_MODE=offline`` and its other environment variables apply."""
 
     def __init__(self, run: TrackedRun) -> None:
         import wandb
@@ -81,14 +81,14 @@ class WandbTracker:
         self._run.log(dict(metrics), step=iteration)
 
     def close(self, state: str) -> None:
-        """Finish; anything but ``done`` shows as a failure there."""
+        """Finish; every state except ``done`` is shown as a failure."""
         self._run.finish(exit_code=0 if state == DONE else 1)
 
 
 class MlflowTracker:
-    """MLflow; ``MLFLOW_TRACKING_URI`` (without it, ``mlflow.db`` in the working directory) and ``MLFLOW_EXPERIMENT_NAME`` hold.
+    """MLflow; ``MLFLOW_TRACKING_URI`` (default: ``mlflow.db`` in the working directory) and ``MLFLOW_EXPERIMENT_NAME`` apply.
 
-    Through its client, because its fluent functions know one run at a time.
+    It uses MLflow's client, because the fluent functions support one run at a time.
     """
 
     KEY = "trial_ray.run"
@@ -134,9 +134,9 @@ class MlflowTracker:
 
 
 class TrackioTracker:
-    """Trackio, which keeps runs on this machine; ``TRACKIO_PROJECT``, ``TRACKIO_DIR`` and its further environment variables hold.
+    """Trackio, which stores runs on this machine; ``TRACKIO_PROJECT``, ``TRACKIO_DIR`` and its other environment variables apply.
 
-    Its runs are continued by their names, so a run has its key for one.
+    Trackio resumes runs by name, so the run's key is used as the name.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -164,15 +164,15 @@ class TrackioTracker:
         )
 
     def close(self, state: str) -> None:
-        """Finish; it knows no states."""
+        """Finish; Trackio has no states."""
         with contextlib.redirect_stdout(io.StringIO()):
             self._run.finish()
 
 
 class SwanlabTracker:
-    """SwanLab; ``SWANLAB_MODE=offline``, ``SWANLAB_PROJECT`` and its further environment variables hold.
+    """SwanLab; ``SWANLAB_MODE=offline``, ``SWANLAB_PROJECT`` and its other environment variables apply.
 
-    It has one run at a time in a process, so that trials of a sweep that run side by side cannot be logged to it.
+    It supports one run per process at a time; parallel trials of a sweep therefore cannot be logged to it.
     """
 
     STATES = {DONE: "success", FAILED: "crashed", INTERRUPTED: "aborted"}  # noqa: RUF012  read only
@@ -214,15 +214,15 @@ TRACKERS: dict[str, Callable[[TrackedRun], Any]] = {
     "swanlab": SwanlabTracker,
     "ray": lambda run: RayTracker(run.name, run.group),
 }
-"""By what ``--log-to`` and the extra are called: each sends metrics with ``log`` and finishes with ``close``."""
+"""Trackers by name, as in ``--log-to`` and in the extras; each sends metrics with ``log`` and finishes with ``close``."""
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Reject services whose library is not installed, before anything starts, and Ray's metrics without a cluster.
+    """Reject services with a missing library, and Ray's metrics without a cluster, before anything starts.
 
     Raises:
-        ConfigError: Ray would run on this machine alone, where nothing exports its metrics.
-        MissingDependencyError: names the extra.
+        ConfigError: Ray would run only on this machine, where nothing exports its metrics.
+        MissingDependencyError: a library is missing; the message names the extra.
     """
     if "ray" in names and "RAY_ADDRESS" not in os.environ:
         raise ConfigError(
@@ -235,15 +235,15 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """A run at several services; one that fails while the run goes on is left, and the run continues.
+    """Logs a run to several services; a service that fails during the run is dropped, and the run continues.
 
     Args:
         names: keys of :data:`TRACKERS`.
-        run: what they are told.
-        warn: told in one line of a service that failed.
+        run: description of the run for the services.
+        warn: called with one line if a service fails.
 
     Raises:
-        UserInputError: a service did not take the run: it asks for a login, or cannot be reached.
+        UserInputError: a service rejected the run: it requires a login, or cannot be reached.
     """
 
     def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], object]) -> None:
@@ -267,11 +267,11 @@ class Trackers:
             self.close(FAILED if issubclass(kind, Exception) else INTERRUPTED)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Send an iteration's metrics to all of them."""
+        """Send an iteration's metrics to all services."""
         self._each(lambda tracker: tracker.log(iteration, metrics))
 
     def close(self, state: str) -> None:
-        """Finish at all of them: ``done``, ``failed`` or ``interrupted``."""
+        """Finish at all services, with the state ``done``, ``failed`` or ``interrupted``."""
         self._each(lambda tracker: tracker.close(state))
         self._open.clear()
 
@@ -288,5 +288,5 @@ class Trackers:
 
 
 def identifier(text: str) -> str:
-    """``text`` as what identifies a run: services take letters, digits, dots, dashes and underscores."""
+    """Convert ``text`` to an identifier of a run: services accept letters, digits, dots, dashes and underscores."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[-64:]

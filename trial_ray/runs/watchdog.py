@@ -1,4 +1,4 @@
-"""Watchdog: ends what hangs, and restarts a run after an infrastructure failure."""
+"""Watchdog: ends hanging processes, and restarts a run after an infrastructure failure."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOKS = 20
-"""How often to look at the counts within the time after which a run counts as stalled."""
+"""Number of progress checks per stall timeout."""
 LONGEST_PAUSE_S = 10.0
 ANSWER_S = 30.0
-"""How long a look at the counts under way may take when watching ends."""
+"""Time limit for a running check when watching ends."""
 
 
 @dataclass(eq=False)
 class Watchdog:
-    """Looks at the progress of every process of a run, from a thread of its own.
+    """Checks the progress of every process of a run, in a separate thread.
 
-    Without any progress for ``timeout_s`` seconds it kills the actors that the driver may wait for: the run replaces them, or
-    restarts from its checkpoint. After the same time again without progress it ends the process.
+    After ``timeout_s`` seconds without any progress, it kills the actors that the driver may wait for: the run replaces them, or
+    restarts from its checkpoint. After the same time again without progress, it ends the process.
 
     Attributes:
-        algorithm: the run's.
+        algorithm: the run's algorithm.
         timeout_s: seconds without progress.
         tell: prints a line.
-        give_up: called with the reason when nothing helped, instead of everything else that the run would still do.
+        give_up: called with the reason if killing actors did not help; ends the run.
     """
 
     algorithm: GRPO
@@ -62,7 +62,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While entered, stalls are noticed."""
+        """Detect stalls while entered."""
         ended = threading.Event()
         thread = threading.Thread(target=self._watch, args=(ended,), name="watchdog", daemon=True)
         thread.start()
@@ -86,7 +86,7 @@ class Watchdog:
                 logger.exception("the watchdog failed")
 
     def _has_progressed(self) -> bool:
-        """Whether some process has done more than at the last look; the restart of a killed actor is no progress."""
+        """Return True if a process has done more than at the last check; the restart of a killed actor is not progress."""
         published = {actor.id: actor.progress() for actor in self.algorithm.actors()}
         before, self._done = self._done, {name: found.count for name, found in published.items() if found is not None}
         self._done["driver"] = own_count()
@@ -110,9 +110,9 @@ class Watchdog:
 
 
 def is_recoverable(error: Exception) -> bool:
-    """Whether new actors may do what these could not: a process, a node or a transfer failed.
+    """Return True if new actors may succeed: a process, a node or a transfer failed.
 
-    What the input, an environment, the numbers or this package's own code did wrong would come again.
+    Failures of the input, an environment, the numbers or this package's own code would occur again.
     """
     cause = root_cause(error)
     if is_user_error(error) or isinstance(cause, TrainingDivergedError | EnvironmentFaultError):
@@ -123,6 +123,6 @@ def is_recoverable(error: Exception) -> bool:
 
 
 def record_restart(folder: Path, line: str, error: Exception) -> Path:
-    """Keep in ``folder`` why a run began again: the line that was printed, and the traceback."""
+    """Write the reason of a restart into ``folder``: the line that was printed, and the traceback."""
     number = len(list(folder.glob("restart-*.log"))) + 1
     return write_text(folder / f"restart-{number}.log", f"{line}\n\n{''.join(traceback.format_exception(error))}")
