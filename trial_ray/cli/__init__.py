@@ -41,9 +41,9 @@ REMOVED = {
     "status": "`ray job list` and Ray's dashboard show the runs of a cluster (docs/cluster.md#following-a-run)",
     "logs": "`ray job logs` and Ray's dashboard show the logs of a run and its actors (docs/cluster.md#following-a-run)",
 }
-"""Commands that were removed in this version, and what to use in their place."""
+"""Commands that were removed in this version, and their replacements."""
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
-"""What ``Path`` makes of a URI."""
+"""A URI that was converted to a ``Path``, which removes a slash."""
 EPILOG = """start here:
   trial-ray doctor                                         installed and missing packages
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine
@@ -55,7 +55,7 @@ exit codes: 0 done, 1 failed while running, 2 the input is wrong, 130 interrupte
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="trial-ray",
         description="Train language-model agents in text environments with TRIAL and GRPO, on Ray RLlib.",
@@ -82,10 +82,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _local(value: Any) -> Any:
-    """An argument with the home folder in place of ``~``, in a path and in a list of paths, and a copy in place of a run at a URI.
+    """Return an argument with ``~`` expanded in paths and lists of paths, and with a local copy in place of a run at a URI.
 
     Raises:
-        UserInputError: there is no such user, or no such run, or it is a URI where a path was expected.
+        UserInputError: the user or the run does not exist, or the argument is a URI but a path was expected.
     """
     if isinstance(value, list):
         return [_local(each) for each in value]
@@ -104,7 +104,7 @@ def _local(value: Any) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code."""
+    """Run one command and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # of paths and texts that the terminal's encoding cannot show

@@ -1,4 +1,4 @@
-"""The command line's two consoles, error messages, exit codes, and what commands are declared with."""
+"""The two consoles of the command line, error messages, exit codes, and the classes and functions that declare commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
 def output() -> Console:
-    """The console of results and progress: rich's own, so that what any part of a command shows comes in one order."""
+    """Return the console for results and progress: rich's global console, so all output of a command is in order."""
     import rich
 
     # Off a terminal rich assumes 80 columns, which cuts tables that go into a file or a log. A closed stdout is None.
@@ -37,20 +37,20 @@ def output() -> Console:
 
 
 def show(text: str) -> None:
-    """Print plain text to standard output: what looks like markup, in a path, stays as it is."""
+    """Print plain text to standard output; text that looks like rich markup, such as part of a path, is not interpreted."""
     import rich
 
     say(rich.get_console(), text)
 
 
 def table(title: str, headers: Iterable[str], rows: Iterable[Iterable[object]], **options: Any) -> Table:
-    """A table for :func:`output`.
+    """Return a table for :func:`output`.
 
     Args:
-        title: above it.
-        headers: of the columns; ``>`` in front justifies a column to the right.
-        rows: their cells.
-        options: of rich's ``Table``.
+        title: title above the table.
+        headers: headers of the columns; a leading ``>`` justifies the column to the right.
+        rows: cells of the rows.
+        options: keyword arguments of rich's ``Table``.
     """
     from rich.table import Table
 
@@ -63,7 +63,7 @@ def table(title: str, headers: Iterable[str], rows: Iterable[Iterable[object]], 
 
 
 def errors() -> Console:
-    """Console of errors."""
+    """Return a console for errors, on standard error."""
     from rich.console import Console
 
     return Console(stderr=True, soft_wrap=True)
@@ -92,16 +92,16 @@ def report(error: Exception, verbose: bool) -> int:
 # -- how a command is declared -----------------------------------------------------------------------------------------
 
 Argument = Callable[[Any], Any]
-"""Adds an argument, or several, to a parser or to a group of one."""
+"""Function that adds one or more arguments to a parser or to an argument group."""
 COMPLETED = {
     **dict.fromkeys(("FILE", "FILE.py", "CHECKPOINT", "CHECKPOINT|oracle"), shtab.FILE),
     **dict.fromkeys(("DIR", "RUN", "PATH"), shtab.DIRECTORY),
 }
-"""What a shell completes, by metavar; choices are known to shtab."""
+"""Kind of shell completion by metavar; shtab completes choices automatically."""
 
 
 class Suggested(list[str]):
-    """Choices that a shell completes; any other value is taken, too."""
+    """Choices for shell completion; other values are accepted as well."""
 
     def __contains__(self, value: object) -> bool:
         return True
@@ -112,10 +112,10 @@ class Command:
     """A subcommand.
 
     Attributes:
-        help: what it does, in the list of commands; the beginning of its own description.
+        help: short description for the list of commands and for the command's help.
         epilog: examples and notes.
-        arguments: in the order in which its help lists them.
-        run: does it; returns the exit code, or nothing where it is done.
+        arguments: arguments in the order of the command's help.
+        run: function that runs the command and returns the exit code, or ``None`` on success.
     """
 
     help: str
@@ -125,14 +125,14 @@ class Command:
 
 
 def command(help: str, epilog: str, *arguments: Argument) -> Callable[[Callable[[Namespace], int | None]], Command]:
-    """Decorate the function that runs a subcommand; arguments and attributes as those of :class:`Command`."""
+    """Return a decorator that makes a :class:`Command` of a function; the arguments are attributes of the command."""
     return lambda run: Command(help, epilog, arguments, run)
 
 
 def option(
     name: str, help: str, metavar: str | None = None, kind: Callable[[str], Any] | None = None, **further: Any
 ) -> Argument:
-    """An argument with a value; ``kind`` is its ``type``, ``further`` what else argparse takes."""
+    """Declare an argument with a value; ``kind`` is argparse's ``type``, ``further`` are other keywords of ``add_argument``."""
 
     def add(parser: Any) -> Any:
         action = parser.add_argument(name, help=help, metavar=metavar, type=kind, **further)
@@ -144,7 +144,7 @@ def option(
 
 
 def renamed(name: str, argument: Argument) -> Argument:
-    """An option that earlier versions called ``name``, which is taken once more, with a warning."""
+    """Declare an option and its earlier name ``name``, which is still accepted with a warning."""
 
     def add(parser: Any) -> None:
         new = argument(parser)
@@ -162,39 +162,39 @@ def renamed(name: str, argument: Argument) -> Argument:
 
 
 class _Renamed(Action):
-    """Warns of an option's earlier name, and sets what the present one does, which ``const`` names."""
+    """Warns about an option's earlier name and sets the value of the current option, with the name in ``const``."""
 
     def __call__(self, parser: ArgumentParser, args: Namespace, value: Any, name: str | None = None) -> None:
-        """Warn and set."""
+        """Print the warning and set the value."""
         show(f"warning: {name} is {self.const} now; the next version rejects the earlier name")
         setattr(args, self.dest, value)
 
 
 def repeated(name: str, dest: str, help: str, metavar: str | None = None, **further: Any) -> Argument:
-    """An option that may be given several times; its values are a list."""
+    """Declare an option that may be given several times; its values are collected in a list."""
     return option(name, f"{help}; may be repeated", metavar, dest=dest, action="append", default=[], **further)
 
 
 def flag(name: str, help: str) -> Argument:
-    """An option without a value."""
+    """Declare an option without a value."""
     return lambda parser: parser.add_argument(name, help=help, action="store_true")
 
 
 def removed(name: str, instead: str) -> Argument:
-    """An option that was removed in this version, and what to use in its place."""
+    """Declare an option that was removed in this version, and its replacement."""
     return lambda parser: parser.add_argument(name, action=_Removed, nargs="*", const=instead, help=SUPPRESS)
 
 
 class _Removed(Action):
-    """Ends the command with what to use in place of an option that there was once."""
+    """Ends the command with a message about the replacement of a removed option."""
 
     def __call__(self, parser: ArgumentParser, *args: Any) -> None:
-        """Say it; the exit code is 2."""
+        """Print the message and exit with code 2."""
         parser.error(f"{self.option_strings[0]} was removed: {self.const}")
 
 
 def one_of(*arguments: Argument) -> Argument:
-    """Options of which at most one may be given."""
+    """Declare mutually exclusive options."""
 
     def add_all(parser: ArgumentParser) -> None:
         group = parser.add_mutually_exclusive_group()
@@ -205,21 +205,21 @@ def one_of(*arguments: Argument) -> Argument:
 
 
 def place(text: str) -> Path | str:
-    """An argparse type: the path of a folder, or a URI as text."""
+    """Argparse type: the path of a folder, or a URI as text."""
     return text if URI.match(text) else Path(text)
 
 
 def readable(checkpoints: int | None) -> Callable[[str], Path | StoredCopy]:
-    """An argparse type: the path of a run, or a URI, in place of which the command gets the path of a copy.
+    """Return an argparse type for the path of a run, or a URI, which is replaced by the path of a local copy.
 
     Args:
-        checkpoints: how many of the newest are copied; ``None``: all.
+        checkpoints: number of newest checkpoints to copy; ``None``: all.
     """
     return lambda text: StoredCopy(text, checkpoints) if URI.match(text) else Path(text)
 
 
 def positive(text: str) -> int:
-    """An argparse type: a whole number of at least 1."""
+    """Argparse type: a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""``trial-ray data``: what an environment's data are, where they come from and lie; import or generate."""
+"""``trial-ray data``: show the data of an environment, their source and their location; import or generate them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Nothing is fetched. Training and evaluation can also generate games and shops as
     option("--out", "folder to write (for --from: default is the user's cache)", "DIR", Path),
 )
 def data(args: Namespace) -> None:
-    """Import or generate an environment's data, or tell what they are, where they come from and what is here."""
+    """Import or generate an environment's data, or show the required data, their source and the data found."""
     shop = args.environment == "webshop"
     try:
         if args.out:
@@ -85,7 +85,7 @@ def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
 
 
 def import_alfworld(args: Namespace) -> None:
-    """Check official games against the release and copy them to where environments look."""
+    """Check official games against the release and copy them into the folder that environments read."""
     from trial_envs.alfworld.importing import import_games
 
     with output().status("checking games"):
@@ -94,7 +94,7 @@ def import_alfworld(args: Namespace) -> None:
 
 
 def import_webshop(args: Namespace) -> None:
-    """Show what a folder holds, and index it."""
+    """Show the catalogue files in a folder and index them."""
     from trial_envs.webshop.preparation import SEED, import_shop
     from trial_envs.webshop.sources import inspect_source
 
@@ -113,7 +113,7 @@ def import_webshop(args: Namespace) -> None:
 
 
 def found_games() -> str:
-    """Which official games this machine holds, in one sentence."""
+    """Return one line about the official games on this machine."""
     from trial_envs.alfworld.games import OFFICIAL_SPLITS, open_official
     from trial_envs.errors import TrialEnvError
 
@@ -131,7 +131,7 @@ def found_games() -> str:
 
 
 def found_shop() -> str:
-    """Which shop this machine holds, in one sentence."""
+    """Return one line about the shop on this machine."""
     from trial_envs.errors import TrialEnvError
     from trial_envs.webshop.shops import open_shop
 

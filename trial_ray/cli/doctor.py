@@ -1,4 +1,4 @@
-"""``trial-ray doctor``: what on this machine would stop a run, and the command that fixes it."""
+"""``trial-ray doctor``: finds problems on this machine that would stop a run, and the commands that fix them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 OBJECT_STORE_SHARE = 0.3
-"""Of the free memory, by default of Ray."""
+"""Share of the free memory that Ray uses for its object store by default."""
 LEAST_FREE, ROOMY = 1e9, 10e9
-"""Bytes of disk: below the first a run is likely to fail, below the second checkpoints of larger models are."""
+"""Free disk space in bytes: below the first limit a run is likely to fail, below the second checkpoints of larger models are."""
 DRIVER_OF_CUDA = {"13": 580, "12": 525}
-"""The oldest NVIDIA driver for a CUDA version."""
+"""Oldest NVIDIA driver for each CUDA version."""
 
 CLONE = Path(str(trial_ray.__file__)).parents[1]
 EXTRAS = {
@@ -38,7 +38,7 @@ EXTRAS = {
     "webshop": "trial/WebShop-v0",
     "reports": "charts, TensorBoard",
 }
-"""Extras, and what needs their packages (``""``: those without an extra)."""
+"""Purpose of the packages of each extra (``""``: packages without an extra)."""
 
 OK, NOTE, STOPS = "ok", "note", "stops a run"
 COLOURS = {OK: "green", NOTE: "yellow", STOPS: "red"}
@@ -46,7 +46,7 @@ COLOURS = {OK: "green", NOTE: "yellow", STOPS: "red"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """State of one part: its name, the finding, its level, and the command that fixes it (empty where it is in order)."""
+    """Result of one check: its name, the finding, its level, and the command that fixes it (empty if there is no problem)."""
 
     name: str
     found: str
@@ -61,7 +61,7 @@ stop a run, and 0 if only packages are missing that may not be needed.
 """,
 )
 def doctor(args: Namespace) -> int | None:
-    """Print a table and the findings."""
+    """Print a table of all checks, and then the problems."""
     from rich.markup import escape
 
     checks = [*package_checks(), *machine_checks()]
@@ -79,7 +79,7 @@ def doctor(args: Namespace) -> int | None:
 
 
 def package_checks() -> Iterator[Check]:
-    """Packages of each of :data:`EXTRAS` that are there, missing or of another version than required."""
+    """Check the packages of each of :data:`EXTRAS`: installed, missing, or not of the required version."""
     in_clone = (CLONE / "Makefile").is_file()  # a wheel has none
     where = "a clone" if in_clone else "an installed package"
     yield Check("Python", f"{sys.version.split()[0]} ({sys.executable}), trial-ray from {where}")
@@ -97,7 +97,7 @@ def package_checks() -> Iterator[Check]:
 
 
 def _required(extra: str) -> list[Requirement]:
-    """Requirements of an extra on this machine; of the empty one, those of every run."""
+    """Return the requirements of an extra on this machine; for the empty extra, the requirements of every run."""
     from packaging.requirements import Requirement
 
     def holds(requirement: Requirement, extra: str) -> bool:
@@ -118,7 +118,7 @@ def _version(name: str) -> str:
 
 
 def machine_checks() -> Iterator[Check]:
-    """Every check of this machine, in the order in which they are shown."""
+    """Run all checks of this machine, in display order."""
     import psutil
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -143,7 +143,7 @@ def machine_checks() -> Iterator[Check]:
 
 
 def free_disk(name: str, folder: Path, fix: str) -> Check:
-    """Whether a folder can be written, and the free space of its disk."""
+    """Check that a folder is writable, and the free space of its disk."""
     # The nearest parent that exists as far as this user may look.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
     try:
@@ -156,7 +156,7 @@ def free_disk(name: str, folder: Path, fix: str) -> Check:
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
-    """``/dev/shm`` against the object store that Ray makes by default; a store that does not fit is made on disk."""
+    """Check that Ray's default object store fits in ``/dev/shm``; otherwise Ray creates it on disk."""
     import psutil
 
     free = shutil.disk_usage(folder).free if folder.is_dir() else 0
@@ -170,7 +170,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
 
 
 def cluster() -> Check:
-    """The cluster that ``RAY_ADDRESS`` names answers."""
+    """Check that the cluster at ``RAY_ADDRESS`` responds."""
     from trial_ray.runs.ray_session import require_cluster
 
     address = os.environ.get("RAY_ADDRESS")
@@ -183,7 +183,7 @@ def cluster() -> Check:
 
 
 def gpus() -> Check:
-    """NVIDIA GPUs, their driver, what Triton compiles with, and whether torch and vLLM are the builds for them."""
+    """Check NVIDIA GPUs, their driver, the compiler and header for Triton, and that torch and vLLM are built for the GPUs."""
     import torch
 
     from trial_envs.core.extras import install_command

@@ -90,7 +90,7 @@ Responses are seeded by their tasks: results do not depend on the number of env 
     SET,
 )
 def evaluate(args: Namespace) -> None:
-    """Play what is not known yet, keep it and print the table."""
+    """Play the episodes that are not in the result file yet, save them, and print the table."""
     from trial_ray.environments.registry import load_adapters
     from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
     from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
@@ -135,7 +135,7 @@ def evaluate(args: Namespace) -> None:
 def _checkpoint_player(
     config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry, policy: str, verbose: bool
 ) -> tuple[dict[str, Any], str, Play]:
-    """Protocol, checksum of the weights, and what plays a model, which is loaded now."""
+    """Load a model; return the protocol, the checksum of the weights, and the function that plays the evaluation set."""
     from trial_ray.algorithms.inputs import initial_policy
     from trial_ray.engines.pool import require_engine
     from trial_ray.evaluation.player import Evaluator, policy_protocol
@@ -157,8 +157,8 @@ def _checkpoint_player(
 
 
 def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tuple[GRPOConfig | None, dict[str, Any]]:
-    """The config that the run in which a model lies had in its iteration, and what tables sort by: method, backbone and seed of
-    the run, and the checkpoint's iteration; of a model outside of runs nothing."""
+    """Return the recorded config of a model's run at the model's iteration, and the labels for tables: method, backbone and seed
+    of the run, and the checkpoint's iteration; ``(None, {})`` if the model is not in a run folder."""
     from trial_ray.runs.checkpoints import checkpoint_iteration, find_run_folder
     from trial_ray.runs.config_record import load_method, load_record, run_labels
 
@@ -177,22 +177,24 @@ def checkpoint_config(
     overrides: list[str],
     adapters: Sequence[EnvironmentAdapter] = (),
 ) -> tuple[GRPOConfig, dict[str, Any]]:
-    """The config that plays a checkpoint's model, with the settings that the run which it lies in, if any, had in its iteration;
-    for :data:`ORACLE` without a model.
+    """Return the config for the evaluation of a checkpoint.
+
+    If the checkpoint is in a run folder, the config has the settings of the run at the checkpoint's iteration. For
+    :data:`ORACLE` it has no model.
 
     Args:
-        checkpoint: a run folder, a checkpoint, a model's folder, or :data:`ORACLE`.
-        env: the environment's id; ``None``: that of the run.
-        split: the environment's split; ``None``: that of the run's evaluation set.
-        overrides: ``key=value`` each, of other settings.
-        adapters: those of the user's.
+        checkpoint: a run folder, a checkpoint, a model folder, or :data:`ORACLE`.
+        env: the environment's id; ``None``: the environment of the run.
+        split: the environment's split; ``None``: the split of the run's evaluation set.
+        overrides: ``key=value`` overrides of other settings.
+        adapters: the user's environment adapters.
 
     Returns:
-        The config, and what tables sort by, as :func:`recorded_config`.
+        The config, and the labels for tables as in :func:`recorded_config`.
 
     Raises:
-        UserInputError: ``env`` is ``None``, but there is no run, or one of several environments; ``split`` is ``None``, but there
-            is no run with an evaluation set in ``env``.
+        UserInputError: ``env`` is ``None``, but the checkpoint is not in a run with a single environment; or ``split`` is
+            ``None``, but the checkpoint is not in a run with an evaluation set for ``env``.
     """
     from trial_ray.algorithms.methods import new_config, with_method
     from trial_ray.environments.registry import find_spec
@@ -230,7 +232,7 @@ def checkpoint_config(
 
 @contextmanager
 def _episode_bar(total: int, journal: EpisodeJournal) -> Iterator[Callable[[EpisodeResult], None]]:
-    """A bar over the episodes on a terminal, a line every tenth of them elsewhere; yields what to call for each."""
+    """Show a progress bar on a terminal, else a line for every tenth of the episodes; yield the function to call per episode."""
     from rich.progress import Progress
 
     console = output()

@@ -1,4 +1,4 @@
-"""Commands that read the folder of a run: ``report``, ``inspect``, ``export`` and ``replay``."""
+"""Commands that read a run folder: ``report``, ``inspect``, ``export`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ The page needs no server and no network. The records are Parquet for pandas, Duc
     console.removed("--export", "datasets, pandas and DuckDB read the recorded Parquet (docs/runs.md#reading-them)"),
 )
 def inspect(args: Namespace) -> None:
-    """Write a page on which a person reads what a run recorded, or print the same."""
+    """Write a page with the recorded trajectories of a run, or print them."""
     from trial_ray.environments.registry import load_adapters
     from trial_ray.files import visible
     from trial_ray.reports.run import open_run
@@ -106,7 +106,7 @@ def inspect(args: Namespace) -> None:
 
 
 def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], wanted_open: bool) -> list[str]:
-    """Write the page and say where it is; returns what is missing, in sentences."""
+    """Write the page and print its path; return notes about missing data."""
     from rich.progress import Progress
 
     from trial_ray.files import visible
@@ -179,7 +179,7 @@ the run folder is only read.
     console.SET,
 )
 def replay(args: Namespace) -> None:
-    """Make an update of a run again from its recorded rollouts."""
+    """Repeat an update of a run from its recorded rollouts."""
     from trial_ray.environments.registry import load_adapters
     from trial_ray.runs.folder import RunFolder
     from trial_ray.runs.ray_session import ray_session
@@ -199,7 +199,7 @@ def replay(args: Namespace) -> None:
 
 
 def _metrics_table(found: ReplayedUpdate) -> Table:
-    """One row a metric: what the run logged, what the replay logged, and the difference."""
+    """Return a table with one row per metric: the value of the run, the value of the replay, and the difference."""
     rows = []
     for name in sorted({*found.recorded_metrics, *found.metrics}):
         theirs, ours = found.recorded_metrics.get(name), found.metrics.get(name)

@@ -1,4 +1,4 @@
-"""``trial-ray plan FILE``: what a run would need, before anything is rented or started."""
+"""``trial-ray plan FILE``: estimates the memory and step time of a run before it is started."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ with its memory, and the exit code is 1. docs/scaling.md explains the prediction
     removed("--simulate", "read the phases that plan prints, and cost.json of the first iterations"),
 )
 def plan(args: Namespace) -> int | None:
-    """Predict and print."""
+    """Predict memory and step time, and print them."""
     from trial_ray.cli.train import resolve_config
     from trial_ray.planning.fit import make_plan, nearest_fit
     from trial_ray.planning.memory import PlanRequest
@@ -74,7 +74,7 @@ def plan(args: Namespace) -> int | None:
 
 
 def _machine(args: Namespace, request: PlanRequest) -> tuple[Machine, Device]:
-    """The named machine, else this one; without GPUs here, a run that asks for some is planned for 80 GiB."""
+    """Return the machine from the arguments, else this machine; a run with GPUs is planned for 80 GiB each if there are none."""
     import psutil
     import torch
 
@@ -93,7 +93,7 @@ def _machine(args: Namespace, request: PlanRequest) -> tuple[Machine, Device]:
 
 
 def _show(plan: Plan, machine: Machine, device: Device) -> None:
-    """Print memory of each kind of actor at its peak, and seconds of an iteration, in phases one after the other."""
+    """Print the peak memory of each kind of actor, and the seconds of each phase of an iteration."""
     from trial_ray.planning import time
 
     request, gib = plan.request, 2**30

@@ -1,4 +1,4 @@
-"""``trial-ray reproduce NAME --scale S``: a sweep over the methods and seeds of one of the paper's comparisons, and its table."""
+"""``trial-ray reproduce NAME --scale S``: runs a comparison of the paper as a sweep over methods and seeds, and makes its table."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ figures/ every curve and the paper's Figures 2 and 3. After Ctrl-C the same comm
     removed("--minutes", "use `timeout -s INT MINUTESm trial-ray reproduce ...`."),
 )
 def reproduce(args: Namespace) -> int | None:
-    """Reproduce; see the module's docstring."""
+    """Run or continue a comparison of the paper, and write its table and figures."""
     from trial_ray.cli.train import conclude, run_sweep
     from trial_ray.reproduction import STUDIES, StudySweep, load_scale, scale_file
     from trial_ray.runs.ownership import folder_lock
@@ -102,7 +102,7 @@ def reproduce(args: Namespace) -> int | None:
 
 
 def _make_warm_starts(file: StudySweep) -> None:
-    """One after the other: trials, which show nothing, then find them in the cache."""
+    """Make the warm starts one after the other, with progress bars; the trials then find them in the cache."""
     from trial_ray.algorithms.inputs import initial_policy
 
     for run in {(run.environment, run.backbone): run for run in file.runs.values()}.values():
@@ -111,7 +111,7 @@ def _make_warm_starts(file: StudySweep) -> None:
 
 
 def _results(name: str, file: StudySweep, folder: Path) -> list[str]:
-    """A line on each file of results; what the runs cost must not be lost to a picture."""
+    """Write the results and return a line for each file; a ``TrialRayError`` is returned as a line and does not end the command."""
     from trial_ray.reproduction import write_results
 
     try:
@@ -121,7 +121,7 @@ def _results(name: str, file: StudySweep, folder: Path) -> list[str]:
 
 
 def _run_table(title: str, file: StudySweep, folder: Path) -> Table:
-    """One row a run."""
+    """Return a table with one row per run."""
     from trial_ray.reproduction import state
 
     rows = []

@@ -75,7 +75,7 @@ Ctrl-C finishes the current iteration, saves a checkpoint and exits with 130; Ct
     terminal.SET,
 )
 def train(args: Namespace) -> int:
-    """Train what an experiment file describes, from the evaluation before to the evaluation after."""
+    """Train the experiment of a file, with an evaluation before and after."""
     from trial_ray.files import require_new_folder
     from trial_ray.runs.experiment import load_experiment
     from trial_ray.runs.folder import RunFolder, interrupts_noted
@@ -124,7 +124,7 @@ def _train(
     console: Console,
     store: Callable[[], None],
 ) -> int:
-    """Train in a folder, and leave a report there."""
+    """Train in a run folder and write a report there."""
     from trial_ray.reports.report import leave_report
     from trial_ray.runs.ray_session import ray_session
     from trial_ray.runs.session import TrainingSession
@@ -157,7 +157,7 @@ def resolve_config(
     overrides: list[str],
     env_adapters: Sequence[Path] = (),
 ) -> GRPOConfig:
-    """A copy of the file's config under the chosen method, with the overrides, the seed and the adapters."""
+    """Return a copy of the file's config with the chosen method, the overrides, the seed and the adapters."""
     from trial_ray.algorithms.methods import with_method
     from trial_ray.environments.registry import load_adapters
     from trial_ray.runs.overrides import apply_overrides
@@ -171,15 +171,15 @@ def resolve_config(
 
 
 def default_folder(file: Path) -> Path:
-    """``runs/<file stem>-<local time>``."""
+    """Return ``runs/<file stem>-<local time>``."""
     return Path("runs") / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
-    """Open a run to continue it with ``config``.
+    """Open a run folder to continue the run with ``config``.
 
     Raises:
-        CheckpointError: it is no run folder, or was trained with another method.
+        CheckpointError: ``path`` is not a run folder, or the run was trained with another method.
     """
     from trial_ray.algorithms.methods import method_of
     from trial_ray.runs.config_record import load_method
@@ -225,7 +225,7 @@ the end results.csv, a map of two settings, and best.py, which `trial-ray train`
     terminal.SET,
 )
 def sweep(args: Namespace) -> int:
-    """Search over an experiment's settings with Ray Tune, ending with a table of its trials."""
+    """Search over an experiment's settings with Ray Tune, and print a table of the trials."""
     from trial_ray.runs.ownership import folder_lock
     from trial_ray.runs.trackers import require_trackers
     from trial_ray.sweeps.file import SweepFile
@@ -245,12 +245,12 @@ def sweep(args: Namespace) -> int:
 
 
 def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
-    """Run what is to be run of a sweep, whose folder is held, in a Ray session of its own.
+    """Run or continue a sweep in a new Ray session; its folder must be locked.
 
     Args:
-        sweep: which may use its folder.
-        resume: continue what is in the folder.
-        verbose: show what libraries write, in place of a log.
+        sweep: sweep with a checked folder (:meth:`Sweep.require_folder`).
+        resume: continue the sweep in the folder.
+        verbose: show the output of libraries instead of writing it to a log.
     """
     import ray
 
@@ -286,13 +286,13 @@ def _check_resume(args: Namespace) -> None:
 
 
 def conclude(sweep: Sweep, result: SweepResult, written: Sequence[str], again: str) -> int:
-    """Print a sweep's tables and what was written, leave a report, and say how the sweep ended.
+    """Print a sweep's tables and the written files, write a report, and return the exit code.
 
     Args:
-        sweep: that has ended or was interrupted.
-        result: its trials.
-        written: a line on each file.
-        again: what continues it.
+        sweep: sweep that has ended or was interrupted.
+        result: results of the trials.
+        written: one line per written file.
+        again: command or option that continues the sweep, for the message.
 
     Raises:
         InfrastructureError: trials failed.

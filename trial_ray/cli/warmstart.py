@@ -1,4 +1,4 @@
-"""Commands around a warm start: ``warmstart`` makes a model to train from, ``judge`` measures what its hindsight view knows."""
+"""Commands for warm starts: ``warmstart`` makes an initial model, ``judge`` tests if its hindsight log-ratio is informative."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ trial_ray.warmstart.WarmStartSettings.
     SET,
 )
 def warmstart(args: Namespace) -> None:
-    """Clone an expert into a causal LM, the initial policy of reinforcement learning."""
+    """Train a causal LM by cloning an expert, as the initial policy for reinforcement learning."""
     from trial_ray.environments.registry import load_adapters
     from trial_ray.runs.overrides import override_dataclass
     from trial_ray.warmstart import WarmStartSettings, warm_start
@@ -67,7 +67,7 @@ other model with --set (fields of trial_ray.warmstart.WarmStartSettings).
     SET,
 )
 def judge(args: Namespace) -> None:
-    """Measure whether a model's hindsight view knows better than the model acts."""
+    """Measure whether a model's hindsight log-ratio separates wasted from planned actions."""
     from trial_ray.algorithms.inputs import warm_start_settings
     from trial_ray.environments.registry import load_adapters, make_entries
     from trial_ray.files import finite, make_folder, write_json
