@@ -1,4 +1,4 @@
-"""Warm start: behaviour cloning of an oracle that explores, so that reinforcement learning starts from some success."""
+"""Warm start: behaviour cloning of an expert that explores, which gives reinforcement learning an initial success rate above 0."""
 
 from trial_ray.warmstart.settings import WarmStartSettings
 from trial_ray.warmstart.warmstart import WarmStartResult, warm_start

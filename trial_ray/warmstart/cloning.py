@@ -1,4 +1,4 @@
-"""Behaviour cloning, with Muon for the matrices and names exchanged at random."""
+"""Behaviour cloning, with Muon as the optimizer of matrices and with randomly exchanged names."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from trial_ray.warmstart.policy import Policy
 from trial_ray.warmstart.settings import WarmStartSettings
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic polynomial: the published ones, under which singular values end between 0.7 and 1.2."""
+"""Published coefficients of the quintic polynomial; the resulting singular values are between 0.7 and 1.2."""
 ITERATIONS = 5
 LEAST_NORM = 1e-7
 WARMUP = 30
-"""Updates until the highest learning rate."""
+"""Number of updates until the highest learning rate."""
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps by orthogonal matrices of the momentum's directions, as ``torch.optim.Muon`` without weight decay.
+    """Optimizer that updates matrices with their orthogonalized momentum, like ``torch.optim.Muon`` without weight decay.
 
     Args:
-        matrices: what is trained; parameters of two dimensions, of one type and on one device.
-        lr: learning rate, of a matrix of ``R`` rows and ``C`` columns times ``sqrt(max(1, R / C))``.
-        momentum: of Nesterov's kind.
+        matrices: trained parameters with two dimensions, of the same dtype and on the same device.
+        lr: learning rate; for a matrix with ``R`` rows and ``C`` columns it is multiplied by ``sqrt(max(1, R / C))``.
+        momentum: Nesterov momentum.
     """
 
     def __init__(self, matrices: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
@@ -40,7 +40,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's may compute and return a loss
-        """Do one update of the matrices that have a gradient."""
+        """Update all matrices that have a gradient."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
             for matrix in group["params"]:
@@ -61,13 +61,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
-    """Bring all singular values near 1, by Newton-Schulz iterations: ``U Vᵀ`` of ``U S Vᵀ``, roughly.
+    """Return matrices with all singular values close to 1, approximately ``U Vᵀ`` of ``U S Vᵀ``, by Newton-Schulz iterations.
 
     Args:
-        matrices: ``[N, R, C]`` with ``R <= C``; iterated in float32 on a CPU, elsewhere in bfloat16.
+        matrices: ``[N, R, C]`` with ``R <= C``; computed in float32 on a CPU, in bfloat16 on other devices.
 
     Returns:
-        ``[N, R, C]``, of the same type.
+        ``[N, R, C]``, of the same dtype.
     """
     a, b, c = COEFFICIENTS
     iterated = matrices.to(torch.float32 if matrices.device.type == "cpu" else torch.bfloat16)
@@ -80,21 +80,21 @@ def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Renamer:
-    """Exchanges names within their kind, the same way throughout one example.
+    """Exchanges names within groups at random, consistently within an example.
 
-    A small model first learns which names are common ("desks have desk lamps") and then names things that are not there.
-    Where names are exchanged at random, that cannot help it. (No gain in success was measured; see docs/decisions.md.)
+    A small model first learns which names are common ("desks have desk lamps") and then names objects that are not present.
+    Exchanged names make such guesses useless. (No gain in success was measured; see docs/decisions.md.)
 
     Args:
-        tokenizer: names that are not one token to it stay as they are.
-        groups: names that may stand for each other.
-        probability: share of examples in which names are exchanged.
+        tokenizer: tokenizer of the policy; names that are not a single token are not exchanged.
+        groups: groups of names that can replace each other.
+        probability: share of examples with exchanged names.
     """
 
     def __init__(self, tokenizer: Any, groups: Sequence[Sequence[str]], probability: float) -> None:
         self._probability, self._size = probability, len(tokenizer)
         self._forms: list[np.ndarray] = []
-        """Of each group, token ids of its names without and with the blank before them, int64 ``[names, 2]``."""
+        """Token ids of the names of each group, without and with a leading blank, int64 ``[names, 2]``."""
         for names in groups:
             forms = [
                 [tokenizer.encode(blank + name, add_special_tokens=False) for blank in ("", " ")] for name in names
@@ -103,14 +103,14 @@ class Renamer:
             self._forms.append(np.array(single, np.int64).reshape(-1, 2))
 
     def table(self, generator: np.random.Generator) -> np.ndarray:
-        """A random exchange of names, int32 ``[vocabulary]``: new id of every id."""
+        """Draw a random exchange of names: the new id of every token id, int32 ``[vocabulary]``."""
         table = np.arange(self._size, dtype=np.int32)
         for forms in self._forms:
             table[forms] = forms[generator.permutation(len(forms))]
         return table
 
     def apply(self, example: Example, generator: np.random.Generator) -> Example:
-        """The example, or one with other names."""
+        """Return the example, with names exchanged at the given probability."""
         if generator.random() >= self._probability:
             return example
         table = self.table(generator)
@@ -118,7 +118,7 @@ class Renamer:
 
 
 CHUNK_BATCHES = 32
-"""Rows of so many batches are sorted by length together, so that a batch pads little and stays random."""
+"""Number of batches with examples that are sorted by length together; batches have little padding but stay random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +126,25 @@ class Example:
     """One decision to imitate.
 
     Attributes:
-        prompt_ids: int32 ``[P]``, the prompt, or its hindsight view.
-        response_ids: int32 ``[y]``, the demonstrated response, end token included.
+        prompt_ids: int32 ``[P]``, the prompt, with or without teacher context.
+        response_ids: int32 ``[y]``, the demonstrated response, including the end token.
     """
 
     prompt_ids: np.ndarray
     response_ids: np.ndarray
 
     def __len__(self) -> int:
-        """Tokens in prompt and response together."""
+        """Total number of tokens of prompt and response."""
         return len(self.prompt_ids) + len(self.response_ids)
 
 
 class Batch(NamedTuple):
-    """Examples side by side, padded on the right.
+    """A batch of examples, padded on the right.
 
     Attributes:
-        ids: int64 ``[B, L]``; zeros behind the examples.
-        response: bool ``[B, L]``, tokens of responses.
-        prompt: bool ``[B, L]``, tokens of prompts.
+        ids: int64 ``[B, L]``, token ids, padded with zeros.
+        response: bool ``[B, L]``, mask of the response tokens.
+        prompt: bool ``[B, L]``, mask of the prompt tokens.
     """
 
     ids: torch.Tensor
@@ -153,7 +153,7 @@ class Batch(NamedTuple):
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Pad examples on the right; padding is in neither mask, and causal attention never looks there."""
+    """Pad examples on the right; padding is in neither mask, and causal attention from other tokens does not reach it."""
     rows = [torch.from_numpy(np.concatenate((each.prompt_ids, each.response_ids))).long() for each in examples]
     ids = pad_sequence(rows, batch_first=True)
     places = torch.arange(ids.shape[1])
@@ -164,7 +164,7 @@ def collate(examples: Sequence[Example]) -> Batch:
 def batches(
     examples: Sequence[Example], size: int, renamer: Renamer, generator: np.random.Generator
 ) -> Iterator[Batch]:
-    """Yield batches without end: every epoch in a new order, rows of like length together."""
+    """Yield batches indefinitely, in a new order in every epoch, with examples of similar length in a batch."""
     while True:
         order = generator.permutation(len(examples))
         for start in range(0, len(order), size * CHUNK_BATCHES):
@@ -175,10 +175,10 @@ def batches(
 
 
 def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean negative log-likelihood of response tokens plus ``prompt_weight`` times that of prompt tokens.
+    """Mean negative log-likelihood of response tokens plus ``prompt_weight`` times the mean over prompt tokens.
 
     Returns:
-        The loss, and the share of responses whose every token is the most likely one (detached); both scalars.
+        The loss, and the share of responses in which every token is the most likely token (detached); both scalars.
     """
     response, prompt = batch.response[:, 1:], batch.prompt[:, 1:]
     # The head of a pretrained model costs as much as its layers; rows of like length have their responses in the same columns.
@@ -194,7 +194,7 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
 
 
 def make_optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list[torch.optim.Optimizer]:
-    """The optimizers over all trainable parameters: with ``muon``, Muon for the matrices of the layers and AdamW for the rest."""
+    """Return the optimizers of all trainable parameters: for ``muon``, Muon for the layers' matrices and AdamW for the others."""
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     # Embeddings are lookup tables, whose updates Muon would spoil.
     muon = [name for name, each in trained.items() if each.dim() == 2 and ".layers." in name]
@@ -206,14 +206,14 @@ def make_optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list
 
 
 def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float, float]]:
-    """Update the model on cloning batches, once for each update that is asked for.
+    """Update the model on cloning batches, one update for each item that is requested.
 
     Args:
-        policy: whose model is trained in place.
+        policy: policy with the model, which is trained in place.
         examples: demonstrated decisions.
 
     Yields:
-        The loss, and the share of responses that were wholly right.
+        The loss, and the share of responses with all tokens correct.
     """
     settings, model = policy.settings, policy.model
     interchangeable = policy.entry.adapter.warm_start.interchangeable

@@ -1,8 +1,8 @@
-"""Demonstrations: a player that sees no more than the policy plays tasks of its own, and its decisions are written down.
+"""Demonstrations: an expert with the same information as the policy plays separate tasks, and its decisions are recorded.
 
-It knows the task, the answers so far and the actions on offer: nothing that a prompt could not hold. A solution would show
-where hidden objects are, which no policy can learn to know. Only where the task says all that its solution depends on, as a
-question does, a demonstrator may read it (``SolutionReader``).
+The expert receives the task, the observations so far and the admissible actions: only information that a prompt can contain. A
+solution would reveal hidden objects, which a policy cannot learn to predict. The expert may read the solution (``SolutionReader``)
+only for tasks that state everything that their solution depends on, such as questions.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from trial_ray.warmstart.policy import Policy, make_demonstrator
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
 
 MALFORMED_SHARE = 0.3
-"""Share of the noisy actions that the environment does not understand."""
+"""Share of the noisy actions that are malformed, so the environment does not understand them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One decision of the demonstrator.
+    """One decision of the expert.
 
     Attributes:
         task_id: the task.
-        ordinary: the ordinary prompt, and the response that states the demonstrated action.
-        hindsight: the prompt with the outcome of the action that was carried out, and the response that states what should have
-            been: the planned action, unless the demonstrator might as well have planned the one that was carried out.
-        planned: whether that was carried out; otherwise a suboptimal action was, or action noise.
+        ordinary: the ordinary prompt, and the response with the demonstrated action.
+        hindsight: the prompt with the outcome of the executed action, and the response with the action in hindsight: the
+            planned action, or the executed action if the expert could have planned it as well.
+        planned: True if the action in hindsight was executed; False if a suboptimal or noisy action was executed.
     """
 
     task_id: str
@@ -51,14 +51,14 @@ class Demonstration:
 
 
 def collect(policy: Policy, on_game: Callable[[], None] = lambda: None) -> list[Demonstration]:
-    """Let the demonstrator play ``games`` × ``episodes_per_game`` episodes; one demonstration a turn.
+    """Play ``games`` × ``episodes_per_game`` episodes with the expert; return one demonstration per turn.
 
     Args:
-        policy: that shall imitate it.
+        policy: policy that will imitate the expert.
         on_game: called after each task.
 
     Raises:
-        ConfigError: there is no demonstrator and the environment lists no actions.
+        ConfigError: the adapter has no expert and the environment lists no actions.
         EnvironmentFaultError: the environment fails.
         PromptTooLongError: a prompt does not fit.
     """
@@ -83,15 +83,18 @@ def collect(policy: Policy, on_game: Callable[[], None] = lambda: None) -> list[
 
 @dataclass(frozen=True, slots=True)
 class DemonstratorPlayer:
-    """A demonstrator in an episode: its plan is what the policy shall imitate; action noise may carry out something else.
+    """Plays an episode with the expert.
+
+    The policy imitates the chosen action: the planned action or, with ``suboptimal_probability``, another one. Action noise
+    executes a different action than the chosen one.
 
     Attributes:
-        policy: that shall imitate it.
-        demonstrator: plans.
-        random: draws noise, and the demonstrator's seed.
-        solution: the environment's, for a demonstrator that reads it.
-        planned: of each turn, whether the planned action was carried out, the response that states what the policy shall imitate,
-            and the one that states the planned action.
+        policy: policy that will imitate the expert.
+        demonstrator: the expert.
+        random: generator for the noise and for the expert's seed.
+        solution: returns the environment's solution, for an expert that reads it.
+        planned: for each turn, the values of :class:`Demonstration`: whether the action in hindsight was executed, the response
+            with the action to imitate, and the response with the action in hindsight.
     """
 
     policy: Policy
@@ -101,7 +104,7 @@ class DemonstratorPlayer:
     planned: list[tuple[bool, np.ndarray, np.ndarray]] = field(default_factory=list)
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn:
-        """Write the prompt, ask the demonstrator, apply noise; see :class:`~trial_ray.rollout.episode.Player`."""
+        """Write the prompt, choose the expert's action and apply noise; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
             seed = int(self.random.integers(2**31))
             begin(self.demonstrator, result.task, result.observation, seed, self.solution)
@@ -123,7 +126,7 @@ class DemonstratorPlayer:
         return Turn(action=carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=said)
 
     def _response(self, prompt: Prompt, action: str) -> np.ndarray:
-        """Ids of the response that states an action."""
+        """Return the token ids of the response with an action."""
         builder, style = self.policy.builder, self.policy.settings.response_style
         if isinstance(builder, ToolConversationBuilder):
             return builder.encode_action(prompt, action)
@@ -131,7 +134,7 @@ class DemonstratorPlayer:
         return encode_response(self.policy.tokenizer, action, style, opened)
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
-        """Demonstrations of the last episode."""
+        """Return the demonstrations of the last episode."""
         evidence = outcome_evidence(trajectory, self.policy.tokenizer)
         return [
             Demonstration(
@@ -144,7 +147,7 @@ class DemonstratorPlayer:
         ]
 
     def _malformed(self, action: str, known: Sequence[str]) -> str | None:
-        """Now and then the action with a word of another in place of one of its own."""
+        """Return the action with one word replaced by a word of another action, in a share of the calls; else ``None``."""
         if self.random.random() >= MALFORMED_SHARE:
             return None
         words = action.split()
@@ -155,19 +158,19 @@ class DemonstratorPlayer:
         return None if malformed in known or not self._can_say(malformed) else malformed
 
     def _can_say(self, action: str) -> bool:
-        """Whether a response can state an action; calls of tools cannot state any."""
+        """Return True if a response can express an action; not every action can be expressed as a tool call."""
         builder = self.policy.builder
         return not isinstance(builder, ToolConversationBuilder) or builder.tools.call_of(action) is not None
 
     def _other(self, actions: Sequence[str], than: str) -> str | None:
-        """Any action on offer but one; ``None`` if there is no other."""
+        """Draw an admissible action other than ``than``; ``None`` if there is no other action."""
         passed_over = {than, *getattr(self.policy.builder.template, "hidden_actions", ())}
         others = [each for each in actions if each.strip() and each not in passed_over]
         return str(self.random.choice(others)) if others else None
 
 
 def outcome_evidence(trajectory: Trajectory, tokenizer: Any) -> list[np.ndarray]:
-    """Ids of the outcome view of every turn, int32 ``[z]`` each."""
+    """Return the token ids of the teacher context with the outcome of each turn, int32 ``[z]`` each."""
     last = len(trajectory.turns) - 1 if trajectory.ended == "terminated" else None
     return [
         encode_evidence(outcome_view(turn.outcome, terminal=index == last, success=trajectory.success), tokenizer)
@@ -176,13 +179,15 @@ def outcome_evidence(trajectory: Trajectory, tokenizer: Any) -> list[np.ndarray]
 
 
 def encode_response(tokenizer: Any, action: str, style: str, opened: str = "") -> np.ndarray:
-    """Ids of the response that states an action, end token included: int32 ``[y]``; an action that spells one is no end.
+    """Return the token ids of the response with an action, including the end token: int32 ``[y]``.
+
+    An end token that is spelled in the action is encoded as ordinary text.
 
     Args:
-        tokenizer: the policy's.
+        tokenizer: tokenizer of the policy.
         action: the action.
         style: form of the response, ``"plain"`` or ``"tagged"``.
-        opened: text at the end of the prompt that belongs to the response already.
+        opened: text at the end of the prompt that already belongs to the response.
     """
     if style == "plain":
         return np.asarray([*encode_untrusted(tokenizer, action), tokenizer.eos_token_id], dtype=np.int32)
@@ -195,16 +200,17 @@ def encode_response(tokenizer: Any, action: str, style: str, opened: str = "") -
 
 
 def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSettings) -> list[Example]:
-    """Examples to clone: every demonstrated decision, and hindsight views beside them.
+    """Return the examples to clone: all demonstrated decisions, and additional examples with teacher context.
 
-    The ordinary prompt is answered with what was demonstrated, suboptimal actions included. The hindsight view shows the
-    outcome of the action that was carried out, and is answered with what the demonstrator had planned. So the outcome of a
-    planned action speaks for it, and that of a suboptimal one, or of action noise, for what should have been done instead: in
-    hindsight the model judges better than it acts, and the gap (Eq. 4) has the sign of that judgement.
+    The response to an ordinary prompt is the demonstrated action, including suboptimal actions. A prompt with teacher context
+    contains the outcome of the executed action, and its response is the planned action. The model therefore learns that the outcome
+    of a planned action confirms this action, and that the outcome of a suboptimal or noisy action suggests the planned action
+    instead. With hindsight it judges actions better than it chooses them without, and the sign of the hindsight log-ratio (Eq. 4)
+    is this judgement.
 
-    ``hindsight_wasted_share`` of the views show the outcome of an action that was not the planned one. As often as demonstrated,
-    an outcome would mostly be that of the planned action, and a model would learn to repeat what it reads there. Each decision
-    is shown as often as any other of its kind, or once more.
+    A share ``hindsight_wasted_share`` of the examples with teacher context has the outcome of an action that was not planned. At
+    their natural frequency most outcomes would be outcomes of planned actions, and a model would learn to repeat the action in the
+    teacher context. Within each kind, all decisions are used equally often, up to a difference of one.
     """
     fraction, wasted_share = settings.hindsight_fraction, settings.hindsight_wasted_share
     random = np.random.default_rng([settings.seed, 1])
@@ -222,14 +228,14 @@ def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSett
 
 
 def kept_examples(key: str, make: Callable[[], Sequence[Example]]) -> list[Example]:
-    """The examples of a warm start in their order: those kept under ``key``, else made, and kept once there are all of them.
+    """Return the examples of a warm start in order, from the cache; if they are missing, make all of them and cache them.
 
     Args:
-        key: of everything that decides the examples.
-        make: collects them.
+        key: cache key that covers everything that determines the examples.
+        make: function that makes the examples.
 
     Raises:
-        CheckpointError: the kept file is damaged.
+        CheckpointError: the cached file is damaged.
     """
     import pandas
 

@@ -1,8 +1,8 @@
-"""Does a model's hindsight view judge actions better than the model acts? Measured on held-out games, before any reinforcement.
+"""Measures whether a model judges actions better with hindsight than it chooses them, on held-out games before training.
 
-The model plays. Of each of its actions two things are known that the model does not know: whether the demonstrator would have
-done the same in its place, and whether the environment's planner needs fewer actions after it than before. The gap between the
-two views of the turn (Eq. 4) should tell the one kind from the other, or nothing that it weighs is worth weighing.
+The model plays. For each of its actions two facts are recorded that the model does not receive: whether the expert would have
+chosen the same action, and whether the environment's planner needs fewer actions after it than before. The hindsight log-ratio of
+the turn (Eq. 4) should separate the two kinds of actions; if it does not, turn weights that are based on it are not useful.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from trial_ray.warmstart.policy import HeldOutGames, Policy, Watch, computing_wi
 from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
 
 GAP_CLIP = 2.0
-"""c of Eq. 4, in nats: TRIAL's default."""
+"""Clipping bound c of Eq. 4, in nats; TRIAL's default."""
 RESAMPLES = 1000
 MAX_TOKENS = 16_384
-"""Scored in one forward pass."""
+"""Maximum number of tokens that are scored in one forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,12 @@ class JudgedTurn:
     """One turn of the policy.
 
     Attributes:
-        episode: index of its episode.
-        action: what it did.
-        planned: whether the demonstrator would have done the same, or drawn between it and others.
-        decisive: whether the environment's planner needs fewer actions after it; ``None`` if there is no planner, or no plan.
-        gap: mean over the response's tokens of the signed, clipped gap (Eq. 4), nats; above 0 where hindsight confirms.
+        episode: index of the episode.
+        action: action of the turn.
+        planned: True if the expert would have chosen the same action, or drawn from several actions that include it.
+        decisive: True if the environment's planner needs fewer actions after the turn; ``None`` if there is no planner or no plan.
+        gap: mean over the response's tokens of the signed, clipped hindsight log-ratio (Eq. 4), in nats; positive if hindsight
+            confirms the action.
     """
 
     episode: int
@@ -56,11 +57,11 @@ class JudgedTurn:
 
 @dataclass(frozen=True)
 class Judgement:
-    """All turns of the games that a model played.
+    """All judged turns of the games that a model played.
 
     Attributes:
-        turns: in the order of games and turns.
-        trajectories: the games.
+        turns: judged turns, in the order of games and turns.
+        trajectories: trajectories of the games.
     """
 
     turns: tuple[JudgedTurn, ...]
@@ -68,7 +69,7 @@ class Judgement:
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        """Number and mean gap of turns by kind, and areas under the curve with 95 % intervals, for JSON."""
+        """Number and mean hindsight log-ratio of turns by kind, and areas under the curve with 95 % intervals, for JSON."""
         return {
             "games": len(self.trajectories),
             "won": sum(each.success for each in self.trajectories),
@@ -86,7 +87,7 @@ class Judgement:
         return {"turns": len(gaps), "gap": float(np.mean(gaps)) if gaps else None}
 
     def __str__(self) -> str:
-        """One sentence for people."""
+        """Return a summary in one sentence."""
         gaps = [self.figures[kind]["gap"] for kind in ("planned", "wasted")]
         told = ["unknown" if gap is None else f"{gap:+.2f} nats a token" for gap in gaps]
         auc = self.figures["auc_wasted"]
@@ -98,16 +99,16 @@ class Judgement:
 
 
 def judge(policy: Policy, games: HeldOutGames, plays: Watch | None = None) -> Judgement:
-    """Let a model play, and compare what its two views say of each turn with what its demonstrator and planner say.
+    """Let a model play, and compare the hindsight log-ratio of each turn with the expert's and the planner's judgement.
 
     Args:
-        policy: whose model plays, and scores both views too.
-        games: what it plays, each once.
-        plays: makes the player of an episode; ``None`` lets the model play.
+        policy: policy with the model that plays, and that scores each turn with and without teacher context.
+        games: held-out games; each game is played once.
+        plays: function that makes the player of an episode; ``None``: the model plays.
 
     Raises:
         InfrastructureError: every episode failed.
-        ConfigError: nothing demonstrates.
+        ConfigError: the adapter has no expert and the environment lists no actions.
     """
     watchers: dict[str, _Watcher] = {}
 
@@ -133,19 +134,20 @@ def judge(policy: Policy, games: HeldOutGames, plays: Watch | None = None) -> Ju
 def judge_model(
     settings: WarmStartSettings, entry: EnvironmentEntry, games: int | None = None, demonstrator: float | None = None
 ) -> Judgement:
-    """Judge the model that ``settings.model_path`` names, on the held-out games of a warm start with these settings.
+    """Judge the model at ``settings.model_path`` on the held-out games of a warm start with these settings.
 
     Args:
-        settings: prompts and responses, as in training; device and threads.
+        settings: settings of prompts and responses, as in training, and device and threads.
         entry: the environment.
-        games: how many; ``None`` plays ``settings.evaluation_games``.
-        demonstrator: probability of another action than the planned one with which the demonstrator plays, and the model
-            scores its turns; ``None`` lets the model play.
+        games: number of games; ``None``: ``settings.evaluation_games``.
+        demonstrator: if given, the expert plays, with this probability of an action other than the planned one, and the model
+            only scores its turns; ``None``: the model plays.
 
     Raises:
-        CheckpointError, ChatTemplateError: ``model_path`` holds no causal LM with a usable tokenizer.
+        CheckpointError, ChatTemplateError: ``model_path`` does not contain a causal LM with a usable tokenizer.
         InfrastructureError: every episode failed.
-        ConfigError: nothing demonstrates, or ``device`` is ``cuda`` without a CUDA device.
+        ConfigError: the adapter has no expert and the environment lists no actions, or ``device`` is ``cuda`` without a CUDA
+            device.
     """
     # Action noise would carry out another action than the response says.
     noise: dict[str, Any] = (
@@ -169,7 +171,7 @@ def judge_model(
 
 @dataclass(slots=True)
 class _Watcher:
-    """A policy's player whose demonstrator and planner look at every turn and decide nothing."""
+    """Wraps a player; records the judgement of the expert and of the planner on every turn without changing actions."""
 
     player: Player
     env: GuardedEnv
@@ -178,7 +180,7 @@ class _Watcher:
     planned: list[bool] = field(default_factory=list)
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
-        """The policy's action; see :class:`~trial_ray.rollout.episode.Player`."""
+        """Return the policy's action; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
             begin(self.demonstrator, result.task, result.observation, 0, self.env.walkthrough)
         _, planned = plan(self.demonstrator, result.observation, result.admissible_actions)
@@ -190,7 +192,7 @@ class _Watcher:
         return turn
 
     def decisive(self, trajectory: Trajectory) -> Iterator[bool | None]:
-        """For each turn, whether it shortened the plan; not known of the last one of a game that ended without being won."""
+        """Yield for each turn whether it shortened the plan; ``None`` for the last turn of a game that was not won."""
         remaining = [*self.remaining, 0 if trajectory.success else None]
         for index in range(len(trajectory.turns)):
             before, then = remaining[index : index + 2]
@@ -198,7 +200,7 @@ class _Watcher:
 
 
 def _gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]:
-    """Mean signed gap of every turn."""
+    """Return the mean hindsight log-ratio of each turn."""
     shown = [
         (turn, Evidence(ids, turn.insert_at))
         for trajectory in trajectories
@@ -211,10 +213,10 @@ def _gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]:
 
 
 def _auc(turns: Sequence[JudgedTurn], name: str) -> tuple[float, float, float] | None:
-    """Area under the curve of the gap, sign reversed, as a detector of turns that are not ``name``, where that is known; with a
-    95 % interval over resampled episodes.
+    """Return the area under the curve of the negated hindsight log-ratio as a detector of turns that are not ``name``, with a 95 %
+    interval over resampled episodes.
 
-    ``None`` if all turns are of one kind.
+    Turns for which ``name`` is ``None`` are ignored. Returns ``None`` if all turns are of one kind.
     """
     known = [turn for turn in turns if getattr(turn, name) is not None]
     labels = np.array([not getattr(turn, name) for turn in known], dtype=bool)
@@ -234,7 +236,9 @@ def _auc(turns: Sequence[JudgedTurn], name: str) -> tuple[float, float, float] |
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """Probability that a positive has a higher score than a negative, ties counted half; ``None`` without one of the two.
+    """Return the probability that a positive has a higher score than a negative; ties count as half.
+
+    Returns ``None`` if there are no positives or no negatives.
 
     Args:
         scores: float ``[N]``.

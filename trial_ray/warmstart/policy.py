@@ -1,4 +1,4 @@
-"""The policy of a warm start: the model that it starts from, where it computes, and its success in held-out games."""
+"""The policy of a warm start: its initial model, its device and threads, and its success in held-out games."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_s
 
 _log = logging.getLogger(__name__)
 RECORD = "warmstart.json"
-"""File beside a model that a warm start made: its settings and results."""
+"""File next to a warm-started model, with the settings and results of the warm start."""
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files that make a model and its tokenizer.
+    """Return the files of a model and its tokenizer.
 
     Raises:
-        CheckpointError: ``folder`` holds no model.
+        CheckpointError: ``folder`` does not contain a model.
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no model: config.json is missing. Give a folder in Hugging Face format.")
@@ -51,7 +51,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def recorded_settings(folder: Path) -> WarmStartSettings:
-    """The settings that a model was warm-started with; the defaults for a model of other origin.
+    """Return the settings that a model was warm-started with; the defaults if it was not made by a warm start.
 
     Raises:
         CheckpointError: the record cannot be read.
@@ -72,14 +72,14 @@ def recorded_settings(folder: Path) -> WarmStartSettings:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy that imitates a demonstrator, and what it is shown.
+    """A policy that imitates an expert, and its prompts.
 
     Attributes:
-        settings: of the warm start.
+        settings: settings of the warm start.
         entry: the environment.
-        model: a causal LM in float32, on the settings' device.
-        tokenizer: of the model.
-        builder: writes prompts, exactly as rollouts do.
+        model: causal LM in float32, on the settings' device.
+        tokenizer: tokenizer of the model.
+        builder: writes prompts exactly as in rollouts.
     """
 
     settings: WarmStartSettings
@@ -90,12 +90,12 @@ class Policy:
 
 
 def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
-    """The policy to clone into, or to judge.
+    """Load the policy for cloning or for judgement.
 
     Raises:
-        CheckpointError: ``model_path`` holds no causal LM with a tokenizer.
+        CheckpointError: ``model_path`` does not contain a causal LM with a tokenizer.
         ChatTemplateError: the tokenizer has no chat template or no end token.
-        ConfigError: responses call tools, and the tiny model is to be built.
+        ConfigError: ``response_style`` is ``tools``, but ``model_path`` is ``None``.
     """
     if settings.response_style == "tools" and settings.model_path is None:
         raise ConfigError(
@@ -131,10 +131,10 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
 
 
 def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Iterator[str]:
-    """Tasks, prompts, observations and actions of one undisturbed episode of every demonstrated task.
+    """Yield tasks, prompts, observations and actions of one episode per demonstrated task, without noise.
 
     Raises:
-        ConfigError: there is no demonstrator and the environment lists no actions.
+        ConfigError: the adapter has no expert and the environment lists no actions.
         EnvironmentFaultError: the environment fails.
     """
     entry, tasks = task_set(settings, entry, DEMONSTRATED)
@@ -158,13 +158,13 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
 
 
 def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:
-    """The player of the environment's adapter, else one that draws actions at random."""
+    """Create the expert of the environment's adapter, or else a player that draws actions at random."""
     return (entry.adapter.warm_start.demonstrator or RandomPlay)()
 
 
 @contextmanager
 def computing_with(settings: WarmStartSettings) -> Iterator[None]:
-    """PyTorch with the settings' number of threads, and afterwards with as many as before.
+    """Set PyTorch's number of threads to the settings' number, and restore the previous number at the end of the context.
 
     Raises:
         ConfigError: ``device`` is ``cuda`` without a CUDA device.
@@ -184,11 +184,11 @@ def computing_with(settings: WarmStartSettings) -> Iterator[None]:
 
 Watch = Callable[[str, Player, GuardedEnv], Player]
 IN_FLIGHT = 64
-"""Episodes in play at the same time."""
+"""Maximum number of episodes that are played at the same time."""
 
 
 def success_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """``success_rate`` of ``episodes``, its 95 % Wilson ``interval``, and the ``invalid_share`` of turns not understood."""
+    """Return ``success_rate``, ``episodes``, the 95 % Wilson ``interval``, and ``invalid_share``, the share of invalid actions."""
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     won, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
     return {
@@ -200,11 +200,11 @@ def success_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 class HeldOutGames:
-    """Tasks of one purpose, whose environments stay loaded so that they can be played again and again; a context manager.
+    """Tasks of one purpose, with environments that stay loaded for repeated use; a context manager.
 
     Args:
-        policy: that plays them.
-        purpose: of the tasks, as in :func:`~trial_ray.warmstart.settings.task_set`.
+        policy: policy that plays the tasks.
+        purpose: purpose of the tasks, as in :func:`~trial_ray.warmstart.settings.task_set`.
     """
 
     def __init__(self, policy: Policy, purpose: int) -> None:
@@ -213,7 +213,7 @@ class HeldOutGames:
         self._envs = [GuardedEnv(entry) for _ in range(min(len(self._tasks), IN_FLIGHT))]
 
     def __enter__(self) -> HeldOutGames:
-        """Return the games themselves."""
+        """Return this object."""
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -222,13 +222,15 @@ class HeldOutGames:
             env.close()
 
     def play(self, watch: Watch | None = None) -> list[Trajectory]:
-        """Play each task once; same model, seed and threads, same trajectories, one a task that did not fail.
+        """Play each task once and return the trajectories of the tasks that did not fail.
+
+        The same model, seed and number of threads give the same trajectories.
 
         Args:
-            watch: makes the player of one episode from its task, the policy's player and the environment that it plays in.
+            watch: function that makes the player of an episode from the task, the policy's player and the environment.
 
         Raises:
-            InfrastructureError: environment or engine failed in every episode; in some of them, a warning says so.
+            InfrastructureError: the environment or the engine failed in every episode. If only some failed, a warning is logged.
         """
         model = self._policy.model.eval()
         ends = stop_tokens_of(model.config, model.generation_config, self._policy.tokenizer)

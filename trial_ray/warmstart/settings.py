@@ -1,4 +1,4 @@
-"""Settings of a warm start, which are its cache key, and the tasks that they choose: none serves two purposes."""
+"""Settings of a warm start, which are part of its cache key, and its tasks: no task is used for two purposes."""
 
 # Without annotations from __future__, which would be texts: check_settings reads the types.
 
@@ -13,12 +13,12 @@ from trial_ray.errors import ConfigError
 from trial_ray.files import text_digest
 
 CHOSEN = frozenset({"split", "num_games", "generator_seed"})
-"""Keyword arguments of generated tasks, which the warm start chooses itself."""
+"""Keyword arguments of generated tasks that the warm start sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStartSettings:
-    """Settings of a warm start: model, games, cloning, stop.
+    """Settings of a warm start: model, games, cloning and stop criteria.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range.
@@ -143,16 +143,16 @@ class WarmStartSettings:
 
 
 DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
-"""Purposes of tasks; added to ``generator_seed`` where tasks are generated."""
+"""Purposes of tasks; the number is added to ``generator_seed`` if tasks are generated."""
 
 
 def task_set(
     settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int
 ) -> tuple[EnvironmentEntry, Sequence[str]]:
-    """The tasks of a purpose (generated, seeds, or a part of the split ``train``), and the environment to play them in.
+    """Return the environment for a purpose and its tasks: generated tasks, seeds, or a part of the split ``train``.
 
     Raises:
-        ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds are those of another split.
+        ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds belong to another split.
     """
     needs = [settings.games, settings.check_games, settings.evaluation_games]
     if (generated := entry.adapter.warm_start.generated) is not None:
@@ -174,10 +174,10 @@ def task_set(
 
 
 def require_tasks(settings: WarmStartSettings, entry: EnvironmentEntry) -> None:
-    """Reject a split that has too few tasks, without playing or generating any.
+    """Reject a split with too few tasks, without playing or generating tasks.
 
     Raises:
-        ConfigError: as :func:`task_set`.
+        ConfigError: as in :func:`task_set`.
     """
     if entry.adapter.warm_start.generated is None:
         task_set(settings, entry, EVALUATED)

@@ -1,4 +1,4 @@
-"""The warm start: collect demonstrations, clone them until held-out success reaches the target, cache, evaluate."""
+"""The warm start: collects demonstrations, clones them until held-out success reaches a target, caches and evaluates the model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from trial_ray.warmstart.policy import (
 from trial_ray.warmstart.settings import CHECKED, WarmStartSettings
 
 LEAST_RESPONSE_ACCURACY = 0.3
-"""Below this share of right responses in training no game is won, and a check would only cost time."""
+"""Share of correct responses in training below which checks are skipped, because no game would be won."""
 
 CODE = (
     "warmstart/*.py",
@@ -69,19 +69,19 @@ CODE = (
     "rollout/tool_conversation.py",
     "environments/*.py",
 )
-"""The code, beside the environment's, that decides what a warm start leads to."""
+"""Code, in addition to the environment's code, that determines the result of a warm start."""
 
 _log = logging.getLogger(__name__)
 
 
 CURVE = ("success_rate", "invalid_share")
-"""What a check notes of its games."""
+"""Success figures that each check records."""
 LINE_EVERY = 100
-"""Updates between lines of a log, where no bar can move."""
+"""Number of updates between log lines if the output is not a terminal."""
 
 
 class WarmStartProgress(Progress):
-    """A progress bar a stage: games played by the oracle, updates; in a log, lines."""
+    """One progress bar per stage (games of the expert, updates), or lines if the output is not a terminal."""
 
     def __init__(self, settings: WarmStartSettings, enabled: bool) -> None:
         super().__init__(
@@ -99,7 +99,7 @@ class WarmStartProgress(Progress):
         self.cloning = self.add_task("Cloning (updates)", total=settings.max_steps, start=False, state="")
 
     def cloned(self, step: int, state: str, *, line: bool) -> None:
-        """Show how cloning stands after an update; ``line``: in a log, too."""
+        """Show the state of cloning after an update; ``line``: also print it as a line if the output is not a terminal."""
         self.start_task(self.cloning)
         self.update(self.cloning, completed=step, state=state)
         if line and not (self.disable or self.console.is_terminal):
@@ -108,18 +108,18 @@ class WarmStartProgress(Progress):
 
 @dataclass(frozen=True, slots=True)
 class WarmStartResult:
-    """A warm-started model and how well it does.
+    """A warm-started model and its success.
 
     Attributes:
-        path: folder of model and tokenizer in Hugging Face format, with ``warmstart.json`` beside them.
-        success_rate: share of held-out games won, responses sampled at temperature 1.
-        episodes: held-out games played, one episode each.
+        path: folder with model and tokenizer in Hugging Face format, and ``warmstart.json``.
+        success_rate: share of held-out games won, with responses sampled at temperature 1.
+        episodes: number of held-out games, with one episode each.
         interval: 95 % Wilson interval of the success rate.
-        invalid_share: share of held-out turns whose action the environment did not understand.
-        steps: updates done.
-        curve: one entry a check: ``step``, ``seconds`` since cloning began, ``success_rate``, ``invalid_share``.
-        cached: whether the model was there already.
-        seconds: wall-clock time that making the model took, whenever that was.
+        invalid_share: share of held-out turns with an action that the environment did not understand.
+        steps: number of updates.
+        curve: one entry per check: ``step``, ``seconds`` since the start of cloning, ``success_rate``, ``invalid_share``.
+        cached: True if the model was already in the cache.
+        seconds: wall-clock time for making the model, also if it was made by an earlier command.
     """
 
     path: Path
@@ -133,7 +133,7 @@ class WarmStartResult:
     seconds: float
 
     def __str__(self) -> str:
-        """One sentence for people."""
+        """Return a summary in one sentence."""
         low, high = self.interval
         origin = "from the cache, made" if self.cached else "made"
         return (
@@ -149,24 +149,24 @@ def warm_start(
     out: Path | None = None,
     progress: bool = True,
 ) -> WarmStartResult:
-    """Clone a demonstrator into a model; the same settings and code give the cached model at once.
+    """Clone an expert into a model; with unchanged settings and code, return the cached model.
 
     Args:
-        settings: everything that decides the result, but the environment's adapter.
-        adapters: the user's.
-        specs: what Gymnasium knows under environment ids, where they are not registered in this process.
-        out: copy the model to this new folder too.
-        progress: show progress bars, and the result in a sentence.
+        settings: everything that determines the result, except for the environment's adapter.
+        adapters: the user's environment adapters.
+        specs: Gymnasium specs by environment id, for environments that are not registered in this process.
+        out: new folder that the model is also copied to.
+        progress: show progress bars and a summary of the result.
 
     Raises:
         UserInputError: ``out`` is a file or is not empty.
-        ConfigError: the environment is not registered, nothing demonstrates, or there are too few tasks; ``device`` is
-            ``cuda`` without a CUDA device.
+        ConfigError: the environment is not registered, has no expert and lists no actions, or has too few tasks; or ``device``
+            is ``cuda`` without a CUDA device.
         TrainingDivergedError: losses or weights of the model are not finite.
-        CheckpointError: ``model_path`` holds no causal LM.
-        ChatTemplateError: its tokenizer has no (usable) chat template.
-        InfrastructureError: checks or the evaluation could not be played; a model that was cloned by then stays in the cache.
-        PromptTooLongError: a prompt of the demonstrator does not fit.
+        CheckpointError: ``model_path`` does not contain a causal LM.
+        ChatTemplateError: the tokenizer has no (usable) chat template.
+        InfrastructureError: checks or the evaluation could not be played; a model that was already cloned stays in the cache.
+        PromptTooLongError: a prompt of the expert is too long.
     """
     if out is not None:
         require_new_folder(out)
@@ -186,10 +186,10 @@ def warm_start(
 
 
 def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
-    """Key of what ``settings`` lead to: the settings, the model they start from, the adapter, the code and the libraries.
+    """Return the cache key of a warm start: settings, initial model, environment adapter, code and libraries.
 
     Raises:
-        CheckpointError: ``model_path`` holds no model.
+        CheckpointError: ``model_path`` does not contain a model.
     """
     code = [path for name in CODE for path in PACKAGE.glob(name)] + _environment_files(entry)
     model = None if settings.model_path is None else files_digest(model_files(Path(settings.model_path)))
@@ -209,7 +209,7 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
 
 
 def _environment_files(entry: EnvironmentEntry) -> list[Path]:
-    """The code of environments: all of ``trial_envs``, and the files of the environment's and its demonstrator's classes."""
+    """Return the code of environments: all of ``trial_envs``, and the files of the environment's and the expert's classes."""
     entry_point = entry.spec.entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     found = {*Path(str(trial_envs.__file__)).parent.rglob("*.py")}
@@ -221,7 +221,7 @@ def _environment_files(entry: EnvironmentEntry) -> list[Path]:
 
 
 def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder: Path, progress: bool) -> None:
-    """Make the model and write it, with its record, to ``folder``; its examples are kept under ``key`` as soon as they are made."""
+    """Make the model and write it and its record to ``folder``; the examples are cached under ``key`` as soon as they are made."""
     started = time.perf_counter()
     with computing_with(settings), WarmStartProgress(settings, progress) as shown:
         policy = load_policy(settings, entry)
@@ -244,7 +244,7 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
 
 
 def _judged(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> dict[str, Any]:
-    """The record in ``folder``, to which how well the model there does is added where it does not say so yet."""
+    """Return the record in ``folder``; if it has no evaluation yet, evaluate the model and add the results."""
     record = read_json(folder / RECORD)
     if "judgement" in record:
         return record
@@ -270,10 +270,10 @@ def _judged(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, 
 
 
 def _clone(policy: Policy, examples: list[Example], shown: WarmStartProgress) -> tuple[int, list[dict[str, float]]]:
-    """Update until a check reaches the target; return the updates done and the curve of the checks.
+    """Update until a check reaches the target; return the number of updates and the curve of the checks.
 
     Raises:
-        TrainingDivergedError: the loss, or weights that a check would play with, are not finite.
+        TrainingDivergedError: the loss, or the weights at a check, are not finite.
     """
     settings, started, success = policy.settings, time.perf_counter(), ""
     curve: list[dict[str, float]] = []
