@@ -1,1 +1,1 @@
-"""The trained causal LM as an RLModule, its log-probabilities, and the models that ship with the package."""
+"""The trained causal LM as an RLModule, its log-probabilities, and the models shipped with the package."""

@@ -1,4 +1,4 @@
-"""Model folders: found, checked and written."""
+"""Find, check and write model folders."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 INDEX_FILE = "model.safetensors.index.json"
 _PART = "part-{:05d}.safetensors"
 FILE_BYTES = 512 * 2**20
-"""A file of weights is closed once it holds this much, which is the most that is in memory at a time."""
+"""Size in bytes at which a file of weights is closed; no more than one file is in memory at a time."""
 
 
 def write_model(lm: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
-    """Write ``lm``'s configuration and the given weights to ``folder`` (created), from where transformers and vLLM load them.
+    """Write ``lm``'s configuration and the given weights to ``folder`` (created), in the format that transformers and vLLM load.
 
     Args:
-        lm: whose configuration and generation settings.
-        weights: names and whole tensors, a tied tensor once; may be a generator that makes one at a time.
-        folder: holds no model yet.
+        lm: model with the configuration and generation settings to write.
+        weights: names and whole tensors, a tied tensor once; may be a generator that creates one at a time.
+        folder: folder that contains no model yet.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lm.config.save_pretrained(folder)
@@ -52,7 +52,7 @@ def write_model(lm: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]]
 
 
 def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Copy the tensors in ``folder`` into parameters of the same names, whole or sharded; all of them or none.
+    """Copy the tensors in ``folder`` into parameters of the same names, whole or sharded; either all or none are copied.
 
     Raises:
         CheckpointError: files are missing, or their tensors do not fit.
@@ -75,10 +75,10 @@ def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
 
 
 def restore_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """:func:`load_tensors` from a checkpoint, which must hold these tensors and no others, none of a wider dtype.
+    """:func:`load_tensors` from a checkpoint, which must contain exactly these tensors, none of a wider dtype.
 
     Raises:
-        CheckpointError: as :func:`load_tensors`; other settings wrote the checkpoint.
+        CheckpointError: as in :func:`load_tensors`, or the checkpoint was written with other settings.
     """
     held = tensor_headers(folder)
     if unknown := sorted(held.keys() - tensors.keys()):
@@ -98,14 +98,14 @@ def restore_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Floating-point types by their names in safetensors files."""
 _NO_MEANING = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures", "use_cache"}
-"""Of a model's configuration, what its weights do not depend on."""
+"""Fields of a model's configuration that its weights do not depend on."""
 
 
 def require_same_config(config: PreTrainedConfig, folder: Path) -> None:
-    """Refuse weights of a model whose configuration, such as the number of heads or a base of frequencies, is another.
+    """Reject weights of a model with another configuration, such as another number of heads or base of frequencies.
 
     Raises:
-        CheckpointError: names what differs.
+        CheckpointError: the configurations differ; the message names the differences.
     """
     from transformers import AutoConfig
 
@@ -127,7 +127,7 @@ def _meaning(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def tensor_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
-    """Shape and dtype of the tensors in the folder's files, by name; none where there are no such files."""
+    """Shape and dtype of the tensors in the folder's safetensors files, by name; empty if there are no such files."""
     found = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
@@ -138,7 +138,7 @@ def tensor_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
 
 
 def _parts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
-    """Tensors by name, on the CPU, as many at a time as a file holds."""
+    """Tensors by name, on the CPU, in parts of one file's size."""
     part: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in weights:
@@ -155,24 +155,24 @@ HUB_TIMEOUT_S = 10.0
 FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 """Configurations, tokenizer and chat template."""
 WEIGHTS = ("*.safetensors", "*.bin")
-"""Formats of weights; the second is fetched only where the first is missing."""
+"""Formats of weights; the second is fetched only if the first is missing."""
 IGNORED = ["*/*", "consolidated*"]
 """Copies of the weights in formats of other libraries."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def model_folder(model_path: str, *, weights: bool = True) -> str:
-    """The folder of a causal LM in Hugging Face format that ``model_path`` means, as an absolute path.
+    """Return the folder of the causal LM that ``model_path`` refers to, in Hugging Face format, as an absolute path.
 
-    A name that is no folder is taken for the name of a repository on the model hub and fetched into the hub's cache
-    (``HF_HOME``); where the hub cannot be asked, what the cache holds is used.
+    If ``model_path`` is not a folder, it is taken as the name of a repository on the model hub and fetched into the hub's cache
+    (``HF_HOME``). If the hub is not reachable, the cached files are used.
 
     Args:
         model_path: a folder or a name.
         weights: whether more than ``config.json`` is fetched.
 
     Raises:
-        ConfigError: it is neither a model folder nor a repository that can be fetched.
+        ConfigError: ``model_path`` is neither a model folder nor a repository that can be fetched.
     """
     folder = Path(model_path).expanduser()
     if not folder.is_dir():
@@ -197,7 +197,7 @@ def _from_hub(name: str, *patterns: str) -> Path:
     """Folder in the hub's cache with a repository's files of these patterns.
 
     Raises:
-        ConfigError: the hub is not reachable, or offers no such model, and the cache does not hold it.
+        ConfigError: the hub is not reachable, or has no such model, and the model is not in the cache.
     """
     from huggingface_hub import HfApi, snapshot_download
 

@@ -1,10 +1,10 @@
-"""How the rows of a model are laid out for its forward passes: measured once, against transformers' own attention.
+"""Layout of a model's rows in its forward passes, measured once against transformers' own attention.
 
-Whether a mask makes any prefix tree of a model, whether rows of unequal length may share a pass, and which implementation of
-attention computes what the model's own code says, no field of its config tells. A small model of the same config, with random
-weights, is therefore scored in each of the layouts and compared with its own forward pass, one row after the other. It has few
-layers, every kind among them, and narrow ones, so that this costs the same for any model; its attention windows are shorter than
-the rows.
+A model's config has no field for three properties: whether a mask allows any prefix tree, whether rows of unequal length may
+share a pass, and which attention implementation computes the same as the model's own code. A small model of the same config, with
+random weights, is therefore scored in each layout and compared with its own forward pass, one row after the other. It has few and
+narrow layers, with every kind among them; the comparison therefore costs the same for any model. Its attention windows are
+shorter than the rows.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Rows = Literal["tree", "padded", "one length"]
-"""One prefix tree; rows padded on the right; or rows of one length in a pass, because a longer row changes what others give."""
+"""One prefix tree; rows padded on the right; or rows of one length per pass, because a longer row changes the results of others."""
 
 TOLERANCE = 1e-3
-"""Nats by which log-probabilities may differ. Rounding gives 1e-5 at most, the smallest errors known 1e-2."""
+"""Maximum difference of log-probabilities in nats. Rounding gives at most 1e-5; the smallest known errors are 1e-2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a model is scored.
+    """Layout in which a model is scored.
 
     Attributes:
-        rows: what shares a forward pass.
-        attention: ``attn_implementation`` with which the model is loaded.
+        rows: rows that share a forward pass.
+        attention: ``attn_implementation`` of the loaded model.
     """
 
     rows: Rows
@@ -53,7 +53,7 @@ class Layout:
 
 
 def layout_of(lm: PreTrainedModel) -> Layout:
-    """The layout of a loaded model, under the attention that it was loaded with.
+    """Return the layout of a loaded model, for the attention implementation that it was loaded with.
 
     Raises:
         ConfigError: no layout gives the model's own log-probabilities.
@@ -65,19 +65,19 @@ def layout_of(lm: PreTrainedModel) -> Layout:
 
 
 def set_layout(lm: PreTrainedModel, layout: Layout) -> None:
-    """Keep the layout under which a model was loaded."""
+    """Store the layout that a model was loaded with."""
     vars(lm)["_layout"] = layout
 
 
 def measured_layout(config: PretrainedConfig, attention: str | None = None) -> Layout:
-    """The cheapest layout of a model of this config that gives the model's own log-probabilities.
+    """Return the cheapest layout that gives the model's own log-probabilities, for models of this config.
 
     Args:
-        config: of a causal language model.
-        attention: the only implementation to look at; ``None``: this package's, transformers' default and plain PyTorch.
+        config: config of a causal language model.
+        attention: the only implementation to test; ``None`` tests this package's, transformers' default and plain PyTorch.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no layout gives the model's own log-probabilities.
     """
     config = copy.deepcopy(config)
     config._attn_implementation = None  # how an earlier model of it was loaded
@@ -88,7 +88,7 @@ def measured_layout(config: PretrainedConfig, attention: str | None = None) -> L
 
 
 _measured: dict[tuple[str, str | None], Layout] = {}
-"""What was found, by the config's content and the only attention."""
+"""Measured layouts, by the config's content and the only attention."""
 
 
 def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
@@ -128,10 +128,10 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
 
 
 def _own_logprobs(own: PreTrainedModel, rows: Sequence[ScoredSequence]) -> list[torch.Tensor]:
-    """Log-probabilities of each row alone, by the model's own forward pass.
+    """Log-probabilities of each row separately, from the model's own forward pass.
 
     Raises:
-        ConfigError: they depend on what follows a token, or on the rows scored before.
+        ConfigError: they depend on later tokens, or on the rows scored before.
     """
 
     def logprobs(row: ScoredSequence) -> torch.Tensor:
@@ -156,7 +156,7 @@ def _own_logprobs(own: PreTrainedModel, rows: Sequence[ScoredSequence]) -> list[
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' remarks on the settings of the small model."""
+    """Suppress transformers' messages about the settings of the small model."""
     from transformers.utils import logging as transformers_logging
 
     level = transformers_logging.get_verbosity()
@@ -183,7 +183,7 @@ def _candidates(config: PretrainedConfig, attention: str | None) -> list[tuple[R
 
 
 def pack_rows(lm: PreTrainedModel, rows: Rows, order: PrefixOrder, max_tokens: int) -> PackedSequences:
-    """Lay sequences out for a model, at most ``max_tokens`` inputs a pack."""
+    """Pack sequences for a model, with at most ``max_tokens`` inputs per pack."""
     if rows == "tree":
         return pack_trees(order, max_tokens, lm.device, tree_attention.block_size(lm))
     return pack_padded(order, max_tokens, lm.device, mixed=rows == "padded")
@@ -196,7 +196,7 @@ def _difference(lm: PreTrainedModel, kind: Rows, rows: Sequence[ScoredSequence],
 
 
 def _rows(vocabulary: int) -> list[ScoredSequence]:
-    """Rows with a fork, another end, and of unequal length."""
+    """Rows with a fork, with another end, and of unequal length."""
     generator = np.random.default_rng(0)
     first, other = (
         generator.integers(min(WINDOW, vocabulary // 2), min(VOCABULARY, vocabulary), LONGEST) for _ in range(2)
@@ -216,7 +216,7 @@ VOCABULARY = 64
 LONGEST = 24
 """Tokens of the longest compared row."""
 WINDOW = 8
-"""What attention windows, chunks and original context lengths become, so that short rows exceed them."""
+"""Value that replaces attention windows, chunks and original context lengths; short rows exceed it."""
 _NARROW, _HEAD = 64, 8
 """Least hidden size, as a whole and for each attention head, to which models are narrowed."""
 _MOST_PARAMETERS = 2**29
@@ -236,7 +236,7 @@ def _built(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
 
 
 def _small_model(config: PretrainedConfig) -> PreTrainedModel | str:
-    """A random model of the smallest config of this kind that transformers can build and run; or why there is none."""
+    """Random model of the smallest config of this kind that transformers can build and run, or the reason why it failed."""
     configs, failure = _small_configs(config), ""
     while True:
         try:
@@ -261,7 +261,7 @@ def _running(config: PretrainedConfig) -> PreTrainedModel | None:
 
 
 def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """Configs of few layers, every kind among them, and narrow ones first; at last the config itself."""
+    """Configs to try: few layers with every kind among them, narrow layers first, and the config itself last."""
     text = config.get_text_config()
     layers, hidden = int(text.num_hidden_layers), int(text.hidden_size)
     # Heads whose size no setting gives share the hidden size.
@@ -297,7 +297,7 @@ def _smaller(config: PretrainedConfig, count: int, factor: int = 1, least: int =
 
 
 def _layers_of_every_kind(config: PretrainedConfig) -> int:
-    """The fewest first layers among which all kinds of the decoder's layers are, at least two."""
+    """Smallest number of first layers that include all kinds of the decoder's layers, at least two."""
     count = int(config.get_text_config().num_hidden_layers)
     with torch.device("meta"):
         decoder = decoder_of(_built(config))
@@ -310,7 +310,7 @@ def _layers_of_every_kind(config: PretrainedConfig) -> int:
 
 
 def _kind(layer: nn.Module) -> str:
-    """What a layer is made of, its settings included, its number left out."""
+    """Description of a layer's modules and settings, without its number."""
     parts: list[Any] = []
     for name, module in layer.named_modules():
         settings = {
@@ -324,9 +324,9 @@ def _kind(layer: nn.Module) -> str:
 
 
 def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
-    """The model with attention windows, chunks and original context lengths so small that short rows exceed them.
+    """The model with attention windows, chunks and original context lengths that short rows exceed.
 
-    They are the larger numbers of a config that change no tensor's shape.
+    They are found as the larger numbers of a config that change no tensor's shape.
     """
     config = copy.deepcopy(lm.config)
     config._attn_implementation = None

@@ -1,4 +1,4 @@
-"""Causal language models and tokenizers of Hugging Face folders: loaded as transformers does, or tensor by tensor."""
+"""Load causal language models and tokenizers from Hugging Face folders, with transformers or tensor by tensor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model: of a folder, or of a name on the model hub.
+    """Load the tokenizer of a model folder, or of a name on the model hub.
 
     Raises:
-        ConfigError: there is none at ``model_path``.
+        ConfigError: no tokenizer at ``model_path``.
     """
     from transformers import AutoTokenizer  # not at the top: its models take three seconds to import
 
@@ -35,15 +35,15 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
 
 
 def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreTrainedModel:
-    """Load a causal LM in evaluation mode, without dropout: of a folder or a hub name.
+    """Load a causal LM from a folder or a hub name, in evaluation mode and without dropout.
 
     Args:
         model_path: the folder or name.
-        dtype: torch's name of the type.
-        weights: ``False``: without memory for them (on torch's ``meta`` device), until :func:`fill`.
+        dtype: torch name of the weights' type.
+        weights: ``False`` allocates no memory for them (torch's ``meta`` device) until :func:`fill`.
 
     Raises:
-        ConfigError: there is none at ``model_path``.
+        ConfigError: no causal LM at ``model_path``.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -72,18 +72,18 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
 
 
 _MARK = "_is_hf_initialized"
-"""By which transformers tells the tensors that it must not compute."""
+"""Attribute that marks tensors which transformers must not initialize."""
 
 
 @torch.no_grad()
 def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
-    """Give a model that was loaded without weights, whole or sharded, its memory on the device and the weights of its folder.
+    """Allocate a model that was loaded without weights, whole or sharded, on the device, and load the weights of its folder.
 
-    The host's memory holds one tensor at a time; all of them where the folder's files name them in another way than the model
-    does (which transformers then converts).
+    Host memory contains one tensor at a time, or all tensors if the names in the folder's files differ from the model's names
+    (transformers then converts them).
 
     Raises:
-        ConfigError: the folder holds no weights of this model.
+        ConfigError: the folder does not contain weights of this model.
     """
     lm.to_empty(device=device)
     lm.tie_weights()
@@ -102,7 +102,7 @@ def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
 
 
 def _switch_off_dropout(lm: PreTrainedModel) -> None:
-    """Behaviour, scoring and training must be one and the same policy, whatever mode the modules are in."""
+    """Disable dropout, because sampling, scoring and training must use the same policy in any mode of the modules."""
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

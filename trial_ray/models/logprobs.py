@@ -1,7 +1,7 @@
-"""Log-probabilities of given tokens, without ever holding the ``[T, vocabulary]`` logits.
+"""Log-probabilities of given tokens, without storing the ``[T, vocabulary]`` logits.
 
-The hidden states that predict a wanted token are gathered first; the output head and the softmax then run over a few
-tokens at a time, and the backward pass computes each chunk's logits again instead of keeping them.
+The hidden states that predict target tokens are gathered first. The output head and the softmax then run over a few tokens at a
+time, and the backward pass recomputes each chunk's logits instead of storing them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DEFAULT_CHUNK_TOKENS = 1024
-"""Tokens whose logits are held at a time: 0.6 GB of float32 at a vocabulary of 152 k."""
+"""Number of tokens with logits in memory at a time: 0.6 GB of float32 at a vocabulary of 152 k."""
 
 
 class _WideProduct(torch.autograd.Function):
@@ -41,7 +41,7 @@ class _WideProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
-        """Of ``hidden`` and ``weight``, in their types; none of a frozen head's weights."""
+        """Gradients of ``hidden`` and ``weight``, in their types; ``None`` for the weights of a frozen head."""
         hidden, short = ctx.saved_tensors
         gradient = gradients[0].to(short.dtype)
         of_weight = _wide_product(gradient.T, hidden) if ctx.needs_input_grad[1] else None
@@ -57,7 +57,7 @@ def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _short_weight(head: Head, device: str) -> torch.Tensor | None:
-    """The head's matrix in the type in which its products are computed; ``None`` where that is float32 or wider."""
+    """The head's matrix in the type of its products; ``None`` if that is float32 or wider."""
     weight = head.weight
     assert isinstance(weight, torch.Tensor)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -65,7 +65,7 @@ def _short_weight(head: Head, device: str) -> torch.Tensor | None:
 
 
 def _logits(hidden: torch.Tensor, head: Head, short: torch.Tensor | None) -> torch.Tensor:
-    """The head's output ``[N, vocabulary]`` in float32 or wider; ``short`` as :func:`_short_weight` gave it."""
+    """The head's output ``[N, vocabulary]`` in float32 or wider; ``short`` is the result of :func:`_short_weight`."""
     if isinstance(head, TransformingHead):
         return head.logits(hidden, short)
     if short is None:
@@ -75,10 +75,10 @@ def _logits(hidden: torch.Tensor, head: Head, short: torch.Tensor | None) -> tor
 
 
 class TransformingHead:
-    """The output head of a model that caps or scales its logits, or what the head is given: its own code after the decoder.
+    """Output head of a model that caps or scales its logits or the head's inputs: the model's own code after the decoder.
 
     Args:
-        lm: the model, whose forward pass is run with the decoder's output given.
+        lm: the model; its forward pass is run with given outputs of the decoder.
     """
 
     def __init__(self, lm: PreTrainedModel) -> None:
@@ -87,11 +87,11 @@ class TransformingHead:
 
     @property
     def weight(self) -> torch.Tensor:
-        """Of the layer, ``[vocabulary, H]``."""
+        """Weight of the output layer, ``[vocabulary, H]``."""
         return cast(torch.Tensor, self._layer.weight)
 
     def logits(self, hidden: torch.Tensor, short: torch.Tensor | None) -> torch.Tensor:
-        """The model's logits ``[N, vocabulary]`` of hidden states ``[N, H]``."""
+        """Compute the model's logits ``[N, vocabulary]`` of hidden states ``[N, H]``."""
         plain = self._layer.forward
 
         def product(states: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ Head = nn.Module | TransformingHead
 
 
 class _Given:
-    """Outputs of a decoder of which only the last hidden states are known."""
+    """Outputs of a decoder with only the last hidden states."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.last_hidden_state = hidden
@@ -141,7 +141,7 @@ def _own_logits(
 
 
 def output_head(lm: PreTrainedModel) -> Head:
-    """What makes a model's logits of its last hidden states: a layer alone, or the model's own code around it."""
+    """Return the output head that computes logits from last hidden states: only a layer, or the model's own code around it."""
     plain: bool | None = lm.__dict__.get("_plain_head")
     if plain is None:
         seen: list[torch.Tensor] = []
@@ -158,7 +158,7 @@ def output_head(lm: PreTrainedModel) -> Head:
 
 
 def _in_chunks(function: Callable[..., Any], tensors: Sequence[torch.Tensor], chunk_tokens: int) -> Iterator[Any]:
-    """Results of a function of rows of the tensors, so many at a time; the backward pass computes each of them again."""
+    """Results of a function for chunks of the tensors' rows; the backward pass recomputes each result."""
     # An empty input still passes once, so that data-parallel backward finds every parameter in the graph.
     for start in range(0, max(1, len(tensors[0])), chunk_tokens):
         inputs = [tensor[start : start + chunk_tokens] for tensor in tensors]
@@ -177,14 +177,14 @@ def gather_logprobs(
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     with_entropy: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probability of each target token, and on request the entropy of the distribution it came from.
+    """Compute the log-probability of each target token and, if requested, the entropy of its distribution.
 
     Args:
         hidden: ``[N, H]`` last hidden states, each at the position that predicts its target.
-        head: of :func:`output_head`, or a layer ``[N, H] -> [N, vocabulary]``.
+        head: result of :func:`output_head`, or a layer ``[N, H] -> [N, vocabulary]``.
         targets: int64 ``[N]``.
         temperature: divides the logits; positive.
-        chunk_tokens: most rows of logits alive at once. It changes memory and speed, never the result.
+        chunk_tokens: maximum number of rows of logits in memory at a time. It changes memory and speed, never the result.
         with_entropy: whether to return the entropies too.
 
     Returns:
@@ -217,16 +217,16 @@ def gather_divergence(
     temperature: float,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
 ) -> torch.Tensor:
-    """Generalised Jensen-Shannon divergence between two models' next-token distributions, ``[N]`` in nats.
+    """Compute the generalised Jensen-Shannon divergence between two models' next-token distributions, ``[N]`` in nats.
 
     Args:
         hidden: ``[N, H]``, the policy's last hidden states; they and ``head`` receive gradients.
-        head: the policy's, of :func:`output_head`.
-        teacher_hidden: ``[N, H]``, the teacher's hidden states for the same tokens in its own view.
-        teacher_head: the teacher's, as ``head``.
+        head: the policy's output head, from :func:`output_head`.
+        teacher_hidden: ``[N, H]``, the teacher's hidden states for the same tokens, with the teacher context.
+        teacher_head: the teacher's output head, from :func:`output_head`.
         mix: the teacher's share of the mixture.
         temperature: divides both models' logits.
-        chunk_tokens: most rows of logits alive at once, of each model.
+        chunk_tokens: maximum number of rows of logits in memory at a time, for each model.
     """
     short, teacher_short = (_short_weight(each, hidden.device.type) for each in (head, teacher_head))
 
@@ -239,9 +239,9 @@ def gather_divergence(
 
 
 def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[torch.Tensor, slice]]:
-    """Last hidden states of the predicting nodes, pack by pack: ``[n, H]``, and which of the U nodes they belong to.
+    """Yield last hidden states of the predicting nodes, pack by pack: ``[n, H]``, and the slice of the U nodes that they belong to.
 
-    Only the states of one pack are alive at a time, unless the caller keeps them.
+    Only the states of one pack are in memory at a time, unless the caller keeps them.
     """
     lengths = torch.tensor([pack.input_ids.numel() for pack in packed.packs])
     ends = lengths.cumsum(0)
@@ -259,7 +259,7 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tupl
 
 
 def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probabilities of the targets of packed sequences under a transformers causal language model.
+    """Compute the log-probabilities of the targets of packed sequences under a transformers causal language model.
 
     Args:
         lm: a ``...ForCausalLM`` with a decoder and an output embedding (tied or not).
@@ -267,7 +267,7 @@ def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences, temperature:
         temperature: as in :func:`gather_logprobs`.
 
     Returns:
-        As :func:`gather_logprobs`, ``[T]``, in the order of the sequences.
+        Log-probabilities as in :func:`gather_logprobs`, ``[T]``, in the order of the sequences.
     """
     head = output_head(lm)
     dtype = torch.float64 if lm.dtype == torch.float64 else torch.float32

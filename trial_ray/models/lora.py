@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) in place of training all weights."""
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685), trained instead of all weights."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER_FOLDER = "adapter"
-"""Folder of a module checkpoint that holds the adapter in peft's format, in place of the model."""
+"""Folder of a module checkpoint that contains the adapter in peft's format, in place of the model."""
 WEIGHTS_FILE = "adapter_model.safetensors"
 _NAME = "default"
 _FILE_PREFIX = "base_model.model."
 
 
 class Adapter:
-    """Trainable matrices A ``[rank, in]`` and B ``[out, rank]`` beside linear layers of a model, whose weights are frozen.
+    """Trainable matrices A ``[rank, in]`` and B ``[out, rank]`` added to linear layers of a model with frozen weights.
 
     A layer's weight W becomes W + (alpha / rank) B A. B starts at zero, so the model starts unchanged.
 
     Args:
         lm: the model, changed in place.
-        rank: of the product.
+        rank: rank of the product.
         alpha: scale of the product, in units of the rank.
         targets: last part of the names of the linear layers, such as ``"q_proj"``; ``None``: all of the decoder's layers.
-        dtype: of A and B, which the optimizer updates.
-        seed: of A's first values.
+        dtype: type of A and B, which the optimizer updates.
+        seed: seed of A's initial values.
 
     Raises:
-        ConfigError: no linear layer has one of the names, or one is that of fused experts.
+        ConfigError: no linear layer has one of the names, or a name refers to fused experts.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Adapter:
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Give A, whole or sharded, its first values, and B zeros."""
+        """Set A, whole or sharded, to its initial values, and B to zeros."""
         generator = torch.Generator().manual_seed(self._seed)
         for layer in self._layers().values():
             down, up = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
@@ -92,12 +92,12 @@ class Adapter:
             up.zero_()
 
     def _layers(self) -> dict[str, Any]:
-        """The adapted layers by their names in the model."""
+        """Adapted layers by their names in the model."""
         return {name: module for name, module in self._lm.named_modules() if hasattr(module, "base_layer")}
 
     @contextlib.contextmanager
     def switched_off(self) -> Iterator[PreTrainedModel]:
-        """The model without its adapter, as it was before training."""
+        """Context with the model without its adapter, as it was before training."""
         layers = list(self._layers().values())
         for layer in layers:
             layer._disable_adapters = True
@@ -108,9 +108,9 @@ class Adapter:
                 layer._disable_adapters = False
 
     def merged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights of an ordinary model of the same outputs, under its names, one tensor after the other.
+        """Yield the weights of an ordinary model with the same outputs, under its names, one tensor after the other.
 
-        Sharded ones are gathered, so every learner must go through all of them.
+        Sharded weights are gathered, so every learner must iterate over all of them.
         """
         layers = self._layers()
         for name, tensor in stored_tensors(self._lm).items():
@@ -132,7 +132,7 @@ class Adapter:
         }
 
     def save(self, folder: Path, write: bool = True) -> None:
-        """Write the adapter in peft's format; where weights are sharded every learner must call this, and one writes."""
+        """Write the adapter in peft's format; if weights are sharded, every learner must call this, and one writes."""
         tensors = {name: gathered(parameter).to("cpu").contiguous() for name, parameter in self.tensors().items()}
         if write:
             folder.mkdir(parents=True, exist_ok=True)
@@ -140,10 +140,10 @@ class Adapter:
             save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
     def load(self, folder: Path) -> None:
-        """Load what :meth:`save` wrote.
+        """Load an adapter written by :meth:`save`.
 
         Raises:
-            CheckpointError: files are missing, or the adapter is of another rank, scale or layers.
+            CheckpointError: files are missing, or the adapter has another rank, scale or set of layers.
         """
         from peft import LoraConfig
 
@@ -163,7 +163,7 @@ class Adapter:
 
 
 def _chosen_targets(lm: PreTrainedModel, targets: Sequence[str] | None) -> list[str]:
-    """The names of the layers that get adapters, all of which exist."""
+    """Names of the layers that get adapters; all of these layers exist."""
     modules = {name: module for layer in decoder_layers(lm) for name, module in layer.named_modules()}
     found = {name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)}
     wanted = set(found if targets is None else targets)

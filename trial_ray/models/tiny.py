@@ -1,4 +1,4 @@
-"""Tiny models from scratch, and their tokenizer."""
+"""Tiny untrained models and their tokenizer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from transformers import (
 from trial_ray.errors import ConfigError
 
 POSITIONS = 4096
-"""Tokens of prompt and response together, more than the default settings ask for."""
+"""Maximum number of tokens of prompt and response together, more than the default settings require."""
 
 
 HEAD_DIM = 32
-"""One that vLLM's CPU attention supports (32, 64, 80, ...)."""
+"""Head size that vLLM's CPU attention supports (32, 64, 80, ...)."""
 SHAPES: dict[str, dict[str, Any]] = {
     "nano": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 160},
     "mini": {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 256},
@@ -34,12 +34,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def build_tiny_model(tokenizer: PreTrainedTokenizerBase, size: str = "tiny", seed: int = 0) -> Qwen3ForCausalLM:
-    """Build an untrained Qwen3 model in float32 with input and output embeddings tied.
+    """Build an untrained Qwen3 model in float32 with tied input and output embeddings.
 
     Args:
-        tokenizer: gives the vocabulary size, and the ids of the end and padding tokens.
+        tokenizer: tokenizer with the vocabulary size and the ids of the end and padding tokens.
         size: a key of ``SHAPES``.
-        seed: of the initial weights; the caller's random state is left as it was.
+        seed: seed of the initial weights; the caller's random state is left unchanged.
 
     Raises:
         ConfigError: ``size`` is unknown.
@@ -60,7 +60,7 @@ def build_tiny_model(tokenizer: PreTrainedTokenizerBase, size: str = "tiny", see
 
 
 def tiny_config(tokenizer: PreTrainedTokenizerBase, size: str) -> Qwen3Config:
-    """Configuration of a tiny model; arguments and errors as :func:`build_tiny_model`."""
+    """Return the configuration of a tiny model; arguments and errors as in :func:`build_tiny_model`."""
     if size not in SHAPES:
         raise ConfigError(f"Unknown tiny model size {size!r}; choose one of {', '.join(SHAPES)}.")
     return Qwen3Config(
@@ -89,10 +89,10 @@ CHAT_TEMPLATE = (
 )
 
 PIECE = r" ?[A-Za-z]+| ?[0-9]+|\n+| ?[^\sA-Za-z0-9]+|\s"
-"""Candidates for tokens: a word, a number or a run of marks, each with a blank before it, line breaks, a blank."""
+"""Pattern of token candidates: words, numbers and runs of marks, each with an optional leading blank; line breaks; a blank."""
 
 LARGEST_NUMBER = 40
-"""Objects are numbered per type ("drawer 12"); numbers up to this one are whole tokens."""
+"""Objects are numbered per type ("drawer 12"); numbers up to this number are whole tokens."""
 
 PROMPT_WORDS = """
 Action Actions Admissible After Before Choose History Last No Now Observation Outcome Reply Result Step Task The This
@@ -107,15 +107,15 @@ MOST_WORDS = 1024
 
 
 def build_tokenizer(vocabulary: Sequence[str] = (), texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
-    """Build the tokenizer: bytes, the words of an environment and of prompts, and the pieces that are frequent in ``texts``.
+    """Build the tokenizer from bytes, the words of an environment and of prompts, and frequent pieces of ``texts``.
 
     Args:
-        vocabulary: words that become tokens, with and without a blank before them.
-        texts: text whose frequent pieces become tokens too, :data:`MOST_WORDS` at most (ties in alphabetical order).
+        vocabulary: words that become tokens, with and without a leading blank.
+        texts: texts with frequent pieces that become tokens too, :data:`MOST_WORDS` at most (ties in alphabetical order).
 
     Returns:
-        A fast tokenizer with a chat template whose turns are ``<|user|>…<|assistant|>…<|end|>``; ``<|end|>`` is its
-        end-of-sequence token. Encoding adds no special tokens of its own.
+        A fast tokenizer with a chat template that writes turns as ``<|user|>…<|assistant|>…<|end|>``; ``<|end|>`` is its
+        end-of-sequence token. Encoding adds no special tokens.
     """
     pieces = dict.fromkeys(_known_pieces(vocabulary))
     counts = Counter(piece for text in texts for piece in re.findall(PIECE, text) if piece not in pieces)
@@ -142,7 +142,7 @@ def build_tokenizer(vocabulary: Sequence[str] = (), texts: Iterable[str] = ()) -
 
 
 def _known_pieces(vocabulary: Sequence[str]) -> Iterator[str]:
-    """Pieces that are tokens whatever the texts hold, in the order of their ids."""
+    """Pieces that are tokens regardless of the texts, in the order of their ids."""
     yield from LINE_BREAKS
     for word in (*vocabulary, *PROMPT_WORDS.split()):
         yield " " + word

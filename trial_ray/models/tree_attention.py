@@ -1,8 +1,8 @@
-"""Attention over a prefix tree: in blocks of queries with the few keys that each can see, or a mask over the whole pack.
+"""Attention over a prefix tree, in blocks of queries with the few keys that each block can see, or with a mask over the whole pack.
 
-Nodes lie in depth-first order, so what a block of consecutive queries sees outside itself are ancestors of its first node:
-an ancestor of a later query that lies before the block contains the first node too. A block therefore needs as many keys as its
-first node has ancestors, and its own nodes, however long the pack is.
+Nodes are in depth-first order. The keys outside a block that its consecutive queries see are therefore ancestors of the block's
+first node: if an ancestor of a later query is before the block, the first node is its descendant, too. A block needs only the
+ancestors of its first node and its own nodes as keys, however long the pack is.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 IMPLEMENTATION = "prefix_tree"
-"""``attn_implementation`` of a transformers model whose attention takes blocks of a tree as well as what SDPA takes."""
+"""``attn_implementation`` of transformers models with attention that accepts blocks of a tree in addition to SDPA's inputs."""
 FLEX_BLOCK = 128
-"""Nodes in a block of a block mask; packs for FlexAttention are filled up to a multiple of it."""
+"""Nodes in a block of a block mask; packs for FlexAttention are filled up to a multiple of this."""
 SDPA_BLOCK = 64
-"""Queries in a block without FlexAttention; packs are filled up to a multiple of it."""
+"""Queries in a block without FlexAttention; packs are filled up to a multiple of this."""
 MIN_FLEX_TOKENS = 1024
-"""Shorter packs take SDPA, which is faster there."""
+"""Minimum length of packs for FlexAttention; SDPA is faster for shorter packs."""
 
 
 def takes_blocks(lm: PreTrainedModel) -> bool:
-    """Whether a model hands its attention on to :func:`_attention`, with what else it is given."""
+    """Return whether a model passes its attention, with any further arguments, to :func:`_attention`."""
     # A model that keeps attention of its own would take a block mask for a tensor.
     dispatches = getattr(lm, "_supports_attention_backend", False)
     return bool(dispatches and lm.config._attn_implementation == IMPLEMENTATION)
 
 
 def block_size(lm: PreTrainedModel) -> int:
-    """Nodes in a block for this model, to a multiple of which packs are filled up; 1 where it takes no blocks."""
+    """Nodes in a block for this model; packs are filled up to a multiple of this. 1 if the model does not accept blocks."""
     if not takes_blocks(lm):
         return 1
     return FLEX_BLOCK if lm.device.type == "cuda" else SDPA_BLOCK
 
 
 def tree_mask(exits: torch.Tensor) -> torch.Tensor:
-    """Which node sees which, bool ``[1, 1, L, L]`` (query, key), from ``exits [L]``."""
+    """Return which node sees which, bool ``[1, 1, L, L]`` (query, key), from ``exits [L]``."""
     nodes = torch.arange(len(exits), device=exits.device)
     visible = (nodes[None] <= nodes[:, None]) & (nodes[:, None] < exits[None])
     return visible[None, None]
 
 
 def tree_block_mask(exits: torch.Tensor) -> BlockMask:
-    """The same as a block mask, from the nodes' exits alone; L is a multiple of :data:`FLEX_BLOCK`.
+    """Return the same as a block mask, computed only from the nodes' exits; L is a multiple of :data:`FLEX_BLOCK`.
 
-    The exits of a block's keys say which blocks of queries see some of them, and which see them all; nothing of size L x L
-    is ever made.
+    The exits of a block's keys determine which blocks of queries see some of the keys, and which see all; nothing of size L x L
+    is created.
     """
     length = len(exits)
     blocks = exits.view(-1, FLEX_BLOCK)
@@ -73,14 +73,14 @@ def tree_block_mask(exits: torch.Tensor) -> BlockMask:
 
 
 def tree_blocks(exits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys that each block of :data:`SDPA_BLOCK` queries needs, and which of them each query sees.
+    """Return the keys that each block of :data:`SDPA_BLOCK` queries needs, and which of them each query sees.
 
     Args:
-        exits: int64 ``[L]``, L a multiple of the block's size.
+        exits: int64 ``[L]``; L is a multiple of the block size.
 
     Returns:
-        ``keys`` int64 ``[Q, K]``: the ancestors of each block's first node, padded with 0 in front, then its own nodes; and
-        ``visible`` bool ``[Q, 1, block, K]``.
+        ``keys`` int64 ``[Q, K]``: the ancestors of each block's first node, padded with 0 in front, then the block's own nodes;
+        and ``visible`` bool ``[Q, 1, block, K]``.
     """
     exits = exits.to(torch.int32)  # half the time of wider numbers
     nodes = torch.arange(len(exits), dtype=torch.int32, device=exits.device)
@@ -102,7 +102,7 @@ def tree_blocks(exits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torch.Tensor | BlockMask]:
-    """Keyword arguments with which the decoder of a model that takes trees computes a tree."""
+    """Return the keyword arguments for the decoder of a model that supports trees, to compute a tree."""
     blocks = takes_blocks(lm)
     if blocks and exits.is_cuda and len(exits) >= MIN_FLEX_TOKENS:
         return {"attention_mask": tree_block_mask(exits)}
@@ -127,7 +127,7 @@ def _added_mask(visible: torch.Tensor, dtype: torch.dtype, hidden: float) -> tor
 
 
 def register() -> str:
-    """Make :data:`IMPLEMENTATION` known to transformers; returns it."""
+    """Register :data:`IMPLEMENTATION` with transformers, and return it."""
     # Not at the top: configs come here too, and transformers' models take three seconds to import.
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -147,7 +147,7 @@ def _attention(
     tree_keys: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The signature of transformers' attention functions; returns ``[B, L, heads, head size]``."""
+    """Attention with the signature of transformers' attention functions; returns ``[B, L, heads, head size]``."""
     if tree_keys is not None and isinstance(attention_mask, torch.Tensor):
         return _block_attention(query, key, value, attention_mask, scaling, tree_keys), None
     if not isinstance(attention_mask, BlockMask):
@@ -164,7 +164,7 @@ def _attention(
 def flex_attention_in_blocks(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: float | None
 ) -> torch.Tensor:
-    """FlexAttention of a pack, which is filled up to whole blocks; ``[1, heads, L, head size]``, as its inputs are."""
+    """Compute FlexAttention of a pack filled up to whole blocks; inputs and output are ``[1, heads, L, head size]``."""
     # Where the compiler knows that blocks are whole, the kernel compares nothing with the length. It has a symbol for each of
     # these lengths, and forgets what it knew of those that turn out to be equal to another.
     length = query.shape[2]
@@ -211,7 +211,7 @@ def _compiled_flex_attention() -> Callable[..., torch.Tensor]:
 
 
 def _indices(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers of the chosen key blocks of each query block, those first, and how many they are; ``[1, 1, Q]``, ``[1, 1, Q, K]``."""
+    """Number of chosen key blocks of each query block, ``[1, 1, Q]``, and key blocks with the chosen first, ``[1, 1, Q, K]``."""
     counts = blocks.sum(1, dtype=torch.int32)
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)
     return counts[None, None], order[None, None]

@@ -1,4 +1,4 @@
-"""The token ids of a model: how many there are, which end a response, and how unknown ones are shown. All modules ask here."""
+"""Token ids of a model: vocabulary size, tokens that end a response, text of unknown tokens. All modules use these functions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 
 def vocabulary_size(config: PretrainedConfig) -> int:
-    """Rows of the output head of the model that a transformers configuration describes, those of padding included."""
+    """Rows of the output head of the model that a transformers configuration describes, including padding."""
     return int(config.get_text_config().vocab_size)
 
 
 def stop_token_ids(model_path: str) -> list[int]:
-    """Collect the stop tokens of a model folder, ascending; see :func:`stop_tokens_of`.
+    """Collect the stop tokens of a model folder, in ascending order; see :func:`stop_tokens_of`.
 
     Raises:
-        ConfigError: ``model_path`` is no folder, so that missing files and files not fetched look alike.
+        ConfigError: ``model_path`` is not a folder; files that do not exist and files that were not fetched would then look
+            alike.
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -37,15 +38,15 @@ def stop_token_ids(model_path: str) -> list[int]:
 
 
 def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: Any) -> list[int]:
-    """Collect the stop tokens that a model's configuration, generation settings and tokenizer name, ascending.
+    """Collect the stop tokens named by a model's configuration, generation settings and tokenizer, in ascending order.
 
     A chat model often names its end-of-turn token only in its generation settings and its end-of-text token only in its
-    tokenizer; a response ends at either. Configurations of several parts may name them in that of the text alone.
+    tokenizer; a response ends at either. Configurations of several parts may name them only in the text part.
 
     Args:
-        config: of the model.
-        generation_config: with ``eos_token_id``, or ``None``.
-        tokenizer: with ``eos_token_id``, or ``None``.
+        config: configuration of the model.
+        generation_config: object with ``eos_token_id``, or ``None``.
+        tokenizer: tokenizer with ``eos_token_id``, or ``None``.
     """
     # The text's only where the whole names none, because its class may have others as default.
     named = config if getattr(config, "eos_token_id", None) is not None else config.get_text_config()
@@ -57,9 +58,9 @@ def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: 
 
 
 def spell_unknown(token_id: int) -> str:
-    """What stands for a token that the tokenizer does not have.
+    """Return the text for a token id that the tokenizer does not have.
 
-    A model's head may be padded beyond its tokenizer (Qwen's has 151,936 rows for 151,669 tokens). Such an id would decode to
-    nothing, and an action in which one was sampled would look like another.
+    A model's head may be padded beyond its tokenizer (Qwen's has 151,936 rows for 151,669 tokens). Such an id would decode to an
+    empty text, and an action with such an id would look like another action.
     """
     return f"⟨id {token_id}⟩"
