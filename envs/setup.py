@@ -1,4 +1,4 @@
-"""Packaging of the environments alone: Gymnasium text environments that need neither Ray nor torch."""
+"""Packaging of trial_envs: Gymnasium text environments that need neither Ray nor torch."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
 """Gymnasium text environments for language-model agents.
 
-Importing this package registers the ids, as Gymnasium 1.x expects of third-party environments; engines are imported
-when an environment is made, so the import itself is fast. ``gymnasium.make("trial_envs:trial/ALFWorld-v0")`` imports
-the package and makes the environment. Gymnasium before 1.0 also finds the ids by the entry point ``trial`` of the group
-``gymnasium.envs``; later versions do not read entry points.
+Importing this package registers the environment ids, as Gymnasium 1.x expects of third-party packages. Engines are
+imported only when an environment is made, so the import is fast. ``gymnasium.make("trial_envs:trial/ALFWorld-v0")``
+imports the package and makes the environment. Gymnasium before 1.0 also finds the ids through the entry point ``trial``
+in the group ``gymnasium.envs``; later versions do not read entry points.
 """
 
 from gymnasium.envs import registration
@@ -33,7 +33,7 @@ def register() -> None:
 
 
 def register_plugin() -> None:
-    """The target of the entry point ``trial``."""
+    """Registers the environments; target of the entry point ``trial``."""
     register()
 
 

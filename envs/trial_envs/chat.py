@@ -1,7 +1,7 @@
-"""A text environment as a conversation: what the adapters for other libraries share.
+"""A text environment as a conversation: prompt, messages and metrics for the adapters to other libraries.
 
-A user message holds an observation and the admissible actions. A response holds its action between ``<action>`` and
-``</action>``, as :func:`trial_envs.core.projection.project_action` reads it.
+A user message contains an observation and the admissible actions. A response contains its action between ``<action>``
+and ``</action>``; :func:`trial_envs.core.projection.project_action` reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SYSTEM_PROMPT = (
     "that you can take. Begin every response with your reasoning, enclosed in <think> and </think>. Then give exactly one "
     "action, enclosed in <action> and </action>."
 )
-"""The instruction of the first message: how to respond. The task stands in the first observation, or in ``info["task"]``."""
+"""System prompt with the response format. The task is in the first observation, or in ``info["task"]``."""
 
 
 def make_text_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
@@ -42,22 +42,22 @@ def make_text_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
 
 
 def make_chat_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
-    """Makes a text environment whose ``step`` takes a whole response; arguments and errors of :func:`make_text_env`."""
+    """Makes a text environment with a ``step`` that takes a whole response; arguments and errors as for :func:`make_text_env`."""
     return ActionProjection(make_text_env(env_id, **settings))
 
 
 def user_message(observation: str, info: dict[str, Any]) -> str:
-    """An observation and the admissible actions after it, as a user message."""
+    """Returns a user message with an observation and the admissible actions after it."""
     return f"{observation}\n\nActions: {', '.join(info['admissible_actions'])}"
 
 
 def episode_metrics(total_reward: float, turns: int, invalid: int, info: dict[str, Any]) -> dict[str, float]:
-    """Numbers of an episode for a library's tables.
+    """Returns the metrics of an episode, for the tables of another library.
 
     Args:
         total_reward: sum of the rewards.
-        turns: actions that were taken.
-        invalid: responses without the required form.
+        turns: number of actions taken.
+        invalid: number of responses without the required form.
         info: the last ``info``.
     """
     return {

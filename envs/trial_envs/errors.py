@@ -1,4 +1,4 @@
-"""Exceptions of the environments. Messages say what was found, what was expected and what to do."""
+"""Exceptions of the environments. Each message states the value found, the value expected and the fix."""
 
 
 class TrialEnvError(Exception):
@@ -14,7 +14,7 @@ class UnknownTaskError(TrialEnvError, ValueError):
 
 
 class UnknownOptionError(TrialEnvError, ValueError):
-    """``reset`` has no such option."""
+    """``reset`` got an unknown option."""
 
 
 class GeneratorSettingError(TrialEnvError, ValueError):
@@ -34,7 +34,7 @@ class CorruptTranscriptError(TrialEnvError, ValueError):
 
 
 class UnrecordableInfoError(TrialEnvError, TypeError):
-    """``info`` has a value that a transcript cannot hold."""
+    """``info`` has a value that cannot be written to a transcript."""
 
 
 class MissingEngineError(TrialEnvError, ImportError):
@@ -58,7 +58,7 @@ class MissingPackageError(TrialEnvError, ImportError):
 
 
 class RemoteEnvError(TrialEnvError, RuntimeError):
-    """An environment in another process or on a server refused a request; the message is its own."""
+    """An environment in another process or on a server rejected a request; the message contains its error."""
 
 
 class SessionProcessError(TrialEnvError, RuntimeError):
@@ -66,7 +66,7 @@ class SessionProcessError(TrialEnvError, RuntimeError):
 
 
 class ServerConnectionError(TrialEnvError, ConnectionError):
-    """An environment server cannot be reached, or the connection to it broke off."""
+    """An environment server cannot be reached, or the connection to it was lost."""
 
 
 class ServerTimeoutError(TrialEnvError, TimeoutError):
@@ -74,4 +74,4 @@ class ServerTimeoutError(TrialEnvError, TimeoutError):
 
 
 class ServerAnswerError(TrialEnvError, ValueError):
-    """An environment server answered with something else than an observation."""
+    """The answer of an environment server is not an observation."""

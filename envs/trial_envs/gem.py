@@ -22,13 +22,13 @@ except ImportError as error:
 
 
 class TextGame(gem.Env):
-    """A text environment with GEM's interface: the action is a whole response, which holds its action in tags.
+    """A text environment with GEM's interface: the action is a whole response, with the environment's action in tags.
 
-    The first observation begins with the instruction how to respond, since GEM's prompts have no other place for it.
+    The first observation starts with the response format, because GEM's prompts have no other place for it.
 
     Args:
-        text_env: id of a text environment; the registration fixes it.
-        seed: seeds the tasks that ``reset`` draws, until ``reset`` gets a seed itself (``gem.make_vec`` passes one).
+        text_env: id of a text environment; set by the registration.
+        seed: seeds the tasks that ``reset`` draws, until ``reset`` itself gets a seed (``gem.make_vec`` passes one).
         settings: keyword arguments of the environment.
     """
 
@@ -43,7 +43,7 @@ class TextGame(gem.Env):
         """Starts an episode.
 
         Args:
-            seed: seeds the choice of the task, here and in later episodes, and Python's and NumPy's global generators.
+            seed: seeds the choice of the task in this and later episodes, and Python's and NumPy's global generators.
             task: task id or index; ``None`` draws one.
         """
         super().reset(seed)
@@ -59,15 +59,15 @@ class TextGame(gem.Env):
         return user_message(observation, info), float(reward), terminated, truncated, info
 
     def sample_random_action(self) -> str:
-        """A response with one of the admissible actions, drawn by Python's global generator, which ``reset`` seeds."""
+        """Returns a response with a random admissible action, drawn by Python's global generator (seeded by ``reset``)."""
         return f"<think></think><action>{random.choice(self._offered)}</action>"
 
     def spawn(self, same_state: bool = False, **settings: Any) -> TextGame:
         """Makes another environment.
 
         Args:
-            same_state: whether it continues the episode of this one, which it replays.
-            settings: keyword arguments to change; none with ``same_state``.
+            same_state: whether the new environment continues this episode, by replaying its actions.
+            settings: keyword arguments to change; not allowed with ``same_state``.
 
         Raises:
             ValueError: ``same_state`` with settings.

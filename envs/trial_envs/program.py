@@ -1,6 +1,6 @@
-"""Programs that call a chat model, as text environments: a call's new message is an observation, its answer an action.
+"""Programs that call a chat model, as text environments: the new message of a call is the observation, its answer the action.
 
-So an agent that was written for a chat API, with its own loop and tools, is trained without a change.
+An agent that was written for a chat API, with its own loop and tools, can therefore be trained without changes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Result = float | Mapping[str, Any]
 
 MODEL = "policy"
 TAKEN = {"model", "messages", "stream", "n"}
-"""Fields of a request that are read; how a response is sampled is decided by who plays the environment."""
+"""Accepted fields of a request. Sampling settings are not among them: the caller of the environment sets these."""
 TAKEN_WITH_TOOLS = TAKEN | {"tools", "tool_choice", "parallel_tool_calls"}
 
 
 def program_tools(functions: Sequence[Callable[..., Any]]) -> type[ToolEpisode]:
-    """The tools of a program, for ``EnvironmentAdapter(tools=...)``: an action is a call of one of them, or a text, as JSON.
+    """Returns the tools of a program for ``EnvironmentAdapter(tools=...)``; an action is a tool call or a text, as JSON.
 
     Args:
-        functions: with type hints and docstrings, of which the schemas are made; the program itself calls them.
+        functions: functions with type hints and docstrings, from which the schemas are made; the program itself calls them.
     """
     calls = {function.__name__: _calling(function) for function in functions}
     # Named by its tools, because the record of a run has the name of the class.
@@ -62,27 +62,28 @@ def _said(text: str) -> str:
 
 
 class ProgramEnv(TextEnv):
-    """Plays a program: every call of ``chat.completions.create`` is answered by the next action.
+    """Runs a program as an environment: the next action answers each call of ``chat.completions.create``.
 
-    A conversation starts with one message of the system, which is ``info["task"]``, and one of the user, the observation. A later
-    call sends the conversation as it was, with the answer that it got as the assistant's message, and one more message of the
-    user, the next observation; or it starts another conversation, such as with a summary: ``info["past_turns"]`` then is 0.
-    Everything else is refused: its turns could not be trained as they were sampled. With ``tools``, an answer may be a call of one
-    of them, and the next message is the tool's; no message follows an answer without a call.
+    A conversation starts with a system message, which becomes ``info["task"]``, and a user message, the observation. A later call
+    repeats the conversation, with the last answer as the assistant's message, and adds one user message, the next observation.
+    It may also start another conversation, for example with a summary; ``info["past_turns"]`` is then 0. All other calls are
+    rejected, because their turns could not be trained as they were sampled. With ``tools``, an answer may be a tool call, and the
+    next message is then the tool's; no message may follow an answer without a call.
 
-    The program has an event loop of its own, which runs while it is the program's turn. A program that may hang belongs into a
-    process of its own.
+    The program has its own event loop, which runs only during the program's turn. Run a program that may hang in a separate
+    process.
 
     Args:
-        run: ``async def run(task_id, chat)`` with an ``openai.AsyncOpenAI`` whose every call asks the policy, one after another. It
+        run: ``async def run(task_id, chat)`` with an ``openai.AsyncOpenAI`` that sends every call to the policy, one at a time. It
             returns the reward, or a dict with the ``"reward"`` and, optionally, ``"won"`` (default: a reward of 1 or more),
-            ``"score"`` in [0, 1] (default: the reward, cut), ``"rewards"`` (parts by name, to be logged) and ``"outcome"`` (what
-            the policy's last answer led to; default: the reward). What it raises ends the episode with this error.
+            ``"score"`` in [0, 1] (default: the clipped reward), ``"rewards"`` (components by name, to be logged) and ``"outcome"``
+            (observation after the policy's last answer; default: the reward). Its exceptions end the episode and are re-raised.
         tasks: task ids by split.
         split: the split that ``reset`` draws tasks from.
-        max_turns: calls after which an episode is truncated, and the program cancelled.
+        max_turns: maximum number of calls per episode; the episode is then truncated, and the program is cancelled by the next
+            ``reset`` or ``close``.
         render_mode: see :class:`~trial_envs.core.text_env.TextEnv`.
-        tools: functions that its calls offer the policy, as of :func:`program_tools`; actions then are JSON.
+        tools: functions that the program's calls offer to the policy, as for :func:`program_tools`; actions are then JSON.
 
     Raises:
         MissingPackageError: the package ``openai`` is not installed.
@@ -114,10 +115,10 @@ class ProgramEnv(TextEnv):
         self._rewards: Mapping[str, float] = {}
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The task ids of a split, as they were given.
+        """Returns the task ids of a split, as passed to the constructor.
 
         Raises:
-            UnknownSplitError: there is no such split.
+            UnknownSplitError: the split does not exist.
         """
         name = self.split if split is None else split
         if name not in self._tasks:
@@ -125,7 +126,7 @@ class ProgramEnv(TextEnv):
         return self._tasks[name]
 
     def family(self, task_id: str) -> str:
-        """No program has families."""
+        """Returns an empty string: programs have no task families."""
         return ""
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
@@ -204,7 +205,7 @@ class ProgramEnv(TextEnv):
         )
 
     def _message(self, action: str) -> Message:
-        """The policy's answer, which an action stands for."""
+        """Converts an action to the policy's message."""
         try:
             said = json.loads(action) if self._tools else {"content": action}
         except ValueError as error:
@@ -219,7 +220,7 @@ class ProgramEnv(TextEnv):
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
     async def _respond(self, request: httpx2.Request) -> httpx2.Response:
-        """What the server of the program's client answers."""
+        """Answers a request of the program's client."""
         import httpx2
 
         try:
@@ -255,7 +256,7 @@ class ProgramEnv(TextEnv):
             return await self._turn(messages)
 
     async def _turn(self, messages: list[Message]) -> Message:
-        """The policy's answer to these messages, which are its next turn."""
+        """Returns the policy's answer to the messages of its next turn."""
         if self._call is None or self._call.done():
             raise ValueError("expected no other call while one is not answered, got one after a call was cancelled")
         known, roles = self._conversation, [message["role"] for message in messages]
@@ -271,7 +272,7 @@ class ProgramEnv(TextEnv):
 
 
 def _client(respond: Callable[[httpx2.Request], Coroutine[None, None, httpx2.Response]]) -> AsyncOpenAI:
-    """A client whose requests a coroutine function answers in this process."""
+    """Returns a client with requests that are answered by a coroutine function in this process."""
     try:
         import httpx2
         import openai
@@ -289,10 +290,10 @@ def _client(respond: Callable[[httpx2.Request], Coroutine[None, None, httpx2.Res
 
 
 def _plain(message: Mapping[str, Any]) -> Message:
-    """Role, text and calls of a message.
+    """Returns the role, text and calls of a message.
 
     Raises:
-        ValueError: its content is no text, or a call is none of a function.
+        ValueError: the content is not a text, or a call is not a function call.
     """
     content, calls = message.get("content"), message.get("tool_calls") or []
     if calls and content is None:

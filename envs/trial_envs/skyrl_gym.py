@@ -22,15 +22,15 @@ except ImportError as error:
 
 
 class TextConversation(BaseTextEnv):
-    """A text environment as SkyRL's generator plays it: user messages are observations, a response holds its action in tags.
+    """A text environment for SkyRL's generator: user messages are observations, and a response contains its action in tags.
 
     Args:
-        env_id: id of a text environment; the registration fixes it.
+        env_id: id of a text environment; set by the registration.
         env_config: keyword arguments of the environment (SkyRL's ``environment.skyrl_gym.<env class>``).
-        extras: columns of the dataset's row. ``task`` chooses the task (id or index); without it one is drawn.
-            ``max_turns``, which SkyRL's generator sets from its configuration, truncates the episode unless ``env_config`` has
-            its own.
-        settings: keyword arguments that the registration fixes; ``env_config`` overrides them.
+        extras: columns of the dataset's row. ``task`` selects the task (id or index); without it, a task is drawn.
+            ``max_turns``, which SkyRL's generator sets from its configuration, truncates the episode unless ``env_config`` or
+            ``settings`` sets it.
+        settings: keyword arguments set by the registration; ``env_config`` overrides them.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TextConversation(BaseTextEnv):
             prompt: the dataset's messages, such as a system message; if empty, :data:`trial_envs.chat.SYSTEM_PROMPT`.
 
         Returns:
-            The prompt and the first observation as a user message; ``info``.
+            The prompt followed by the first observation as a user message, and ``info``.
         """
         observation, self._info = self._env.reset(options={"task": self._task})
         self.turns, self._total, self._invalid = 0, 0.0, 0
@@ -64,7 +64,7 @@ class TextConversation(BaseTextEnv):
         return [*opening, {"role": "user", "content": user_message(observation, self._info)}], self._info
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Carries out the action of a response; the step that ends the episode has its observation in ``metadata`` alone."""
+        """Carries out the action of a response. The last observation of an episode is only in ``metadata``."""
         observation, reward, terminated, truncated, self._info = self._env.step(action)
         done = terminated or truncated
         self.turns += 1
@@ -78,7 +78,7 @@ class TextConversation(BaseTextEnv):
         )
 
     def get_metrics(self) -> dict[str, float]:
-        """Numbers of the episode: :func:`trial_envs.chat.episode_metrics`."""
+        """Returns the metrics of the episode; see :func:`trial_envs.chat.episode_metrics`."""
         return episode_metrics(self._total, self.turns, self._invalid, self._info)
 
     def close(self) -> None:
@@ -87,10 +87,10 @@ class TextConversation(BaseTextEnv):
 
 
 def register(name: str, env_id: str, **settings: Any) -> None:
-    """Registers a text environment with fixed settings, as SkyRL's entry scripts register theirs in a Ray task.
+    """Registers a text environment with fixed settings. SkyRL's entry scripts register their environments in a Ray task.
 
     Args:
-        name: the id in SkyRL-gym's registry, the dataset's ``env_class``. A repeated call replaces its settings.
+        name: id in SkyRL-gym's registry, used as the dataset's ``env_class``. A repeated call replaces the settings.
         env_id: id of a text environment, such as ``trial/ALFWorld-v0``.
         settings: keyword arguments of the environment.
     """

@@ -1,7 +1,7 @@
 """Text environments as objects with tools, for libraries that call tools (TRL's ``environment_factory``).
 
-TRL offers every public method but ``reset`` and ``get_reward`` to the model as a tool; its name, type hints and docstring
-become the schema. :class:`ToolEnv` has the single tool ``act`` for every environment.
+TRL offers every public method except ``reset`` and ``get_reward`` to the model as a tool; its name, type hints and
+docstring become the schema. :class:`ToolEnv` has the single tool ``act`` for every environment.
 :class:`trial_envs.alfworld.tool_env.ALFWorldToolEnv` and :class:`trial_envs.webshop.tool_env.WebShopToolEnv` have one tool
 for each command of their environment.
 """
@@ -18,9 +18,9 @@ from trial_envs.chat import make_text_env, user_message
 class ToolEpisode:
     """Base class: ``reset`` starts an episode, ``get_reward`` returns its reward; a subclass adds the tools.
 
-    A tool is a public method that returns :meth:`_take` of the command that it makes. An environment can be played again
-    and again, one episode at a time. A subclass whose ``_say`` is a function from a text to a command takes responses that call
-    no tool, too.
+    A tool is a public method that makes a command and returns the result of :meth:`_take`. An environment plays any number
+    of episodes, one at a time. A subclass with a function ``_say`` from a text to a command also accepts responses without a
+    tool call.
 
     Args:
         env_id: id of a text environment.
@@ -50,7 +50,7 @@ class ToolEpisode:
         return self._show(observation, info)
 
     def get_reward(self) -> float:
-        """The sum of the rewards of the episode so far."""
+        """Returns the sum of the rewards of the episode so far."""
         return self._total
 
     def _take(self, command: str) -> str:
@@ -69,7 +69,7 @@ class ToolEpisode:
 
 
 class ToolEnv(ToolEpisode):
-    """Any text environment with the single tool ``act``, whose argument is the action.
+    """Any text environment with the single tool ``act``, which takes the action as its argument.
 
     Args:
         env_id: id of a text environment.
@@ -93,12 +93,12 @@ class ToolEnv(ToolEpisode):
 
 
 def command_tools(tools: type[ToolEpisode]) -> dict[str, Callable[..., str]]:
-    """The tools of a class by name, each of which returns the command that it makes and takes no step."""
+    """Returns the tools of a class by name. Each tool returns the command that it makes and takes no step."""
     commands: ToolEpisode = object.__new__(type(tools.__name__, (tools,), {"_take": lambda self, command: command}))
     methods = [name for name, _ in inspect.getmembers(tools, inspect.isfunction)]
     return {name: getattr(commands, name) for name in methods if name[0] != "_" and name not in ("reset", "get_reward")}
 
 
 def text_command(tools: type[ToolEpisode]) -> Callable[[str], str] | None:
-    """The command of a response's text, for a class that takes responses without a call."""
+    """Returns the function from the text of a response to a command; ``None`` if the class requires a tool call."""
     return tools._say

@@ -22,20 +22,20 @@ TASKSET_ID = "trial-verifiers"
 
 
 class TextTasksetConfig(vf.TasksetConfig):
-    """Which environment, split and tasks: ``--env.taskset.*``."""
+    """Selects the environment, the split and the tasks: ``--env.taskset.*``."""
 
     env_id: str = "trial/ALFWorld-v0"
     """Id of a text environment."""
     split: str | None = None
-    """The split whose tasks are listed; ``None``: the environment's own default."""
+    """Split of the tasks; ``None``: the environment's default."""
     num_tasks: int | None = None
-    """The first so many tasks of the split; ``None``: all."""
+    """Number of tasks, from the start of the split; ``None``: all."""
     settings: dict[str, Any] = {}  # noqa: RUF012
     """Further keyword arguments of the environment."""
 
 
 class TextTaskData(vf.TaskData):
-    """The task and how its environment is made; the first observation is not part of it, so listing tasks plays none."""
+    """The task and the arguments of its environment. Listing tasks starts no episode: the first observation is not included."""
 
     env_id: str
     task_id: str
@@ -43,10 +43,10 @@ class TextTaskData(vf.TaskData):
 
 
 class TextState(vf.State):
-    """What a rollout has come to."""
+    """State of a rollout."""
 
     total_reward: float = 0.0
-    """Sum of the environment's rewards, which :class:`TextEnvironment` writes."""
+    """Sum of the environment's rewards, written by :class:`TextEnvironment`."""
 
 
 class TextTask(vf.Task[TextTaskData, TextState, vf.TaskConfig]):
@@ -54,11 +54,11 @@ class TextTask(vf.Task[TextTaskData, TextState, vf.TaskConfig]):
 
     @vf.reward  # type: ignore[untyped-decorator]
     async def environment(self, trace: vf.Trace) -> float:
-        """The sum of the environment's rewards."""
+        """Returns the sum of the environment's rewards."""
         return float(trace.state.total_reward)
 
     async def validate(self, runtime: vf.Runtime) -> bool | None:
-        """Whether the environment's own walkthrough wins; ``None`` where it has none."""
+        """Returns whether the environment's walkthrough wins; ``None`` if it has no walkthrough."""
         return await asyncio.to_thread(_walkthrough_wins, self.data)
 
 
@@ -85,7 +85,7 @@ class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
     """
 
     def load(self) -> Iterator[TextTask]:
-        """Yields the tasks, whose data hold only ids and settings."""
+        """Yields the tasks; their data contain only ids and settings."""
         config = self.config
         settings = config.settings | ({} if config.split is None else {"split": config.split})
         env = make_text_env(config.env_id, **settings)
@@ -106,16 +106,16 @@ class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
 
 
 class TextEnvironmentConfig(vf.EnvConfig):
-    """One agent, by default a chat without tools (the ``null`` harness), which needs no sandbox and runs on this machine."""
+    """One agent; by default a chat without tools (the ``null`` harness), which runs on this machine without a sandbox."""
 
     agent: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"}, runtime={"type": "subprocess"})
 
 
 class TextEnvironment(vf.Env[TextEnvironmentConfig]):
-    """Plays an episode as a conversation: the environment's observations are the user's messages.
+    """Plays an episode as a conversation: the environment's observations are the user messages.
 
-    The trace's reward ``environment`` is the sum of the environment's rewards; its metrics are those of
-    :func:`trial_envs.chat.episode_metrics`.
+    The trace's reward ``environment`` is the sum of the environment's rewards; see
+    :func:`trial_envs.chat.episode_metrics` for its metrics.
     """
 
     async def run(self, task: TextTask, agents: vf.Agents) -> None:
@@ -144,12 +144,12 @@ class TextEnvironment(vf.Env[TextEnvironmentConfig]):
 def load_environment(
     env_id: str, split: str | None = None, num_tasks: int | None = None, **settings: Any
 ) -> TextEnvironment:
-    """Makes the environment in code, as ``vf-eval trial-verifiers`` makes it from its command line.
+    """Makes the environment in code, as ``vf-eval trial-verifiers`` does from the command line.
 
     Args:
         env_id: id of a text environment, such as ``trial/ALFWorld-v0``.
-        split: the split whose tasks are played.
-        num_tasks: the first so many tasks of the split; ``None``: all.
+        split: split of the tasks; ``None``: the environment's default.
+        num_tasks: number of tasks, from the start of the split; ``None``: all.
         settings: further keyword arguments of the environment.
     """
     taskset = TextTasksetConfig(id=TASKSET_ID, env_id=env_id, split=split, num_tasks=num_tasks, settings=settings)

@@ -1,4 +1,4 @@
-"""The plugin that verifiers imports for the taskset id ``trial-verifiers``; the id of a taskset cannot name a submodule."""
+"""Plugin that verifiers imports for the taskset id ``trial-verifiers``, because a taskset id cannot name a submodule."""
 
 from trial_envs.verifiers import TextEnvironment, TextTaskset
 

@@ -13,17 +13,17 @@ class Difficulty:
 
     name: str
     receptacles: tuple[int, int]
-    """Minimum and maximum number of receptacles in the room, those of the task included."""
+    """Minimum and maximum number of receptacles in the room, including the task's receptacles."""
     distractors: tuple[int, int]
     """Minimum and maximum number of objects that the task does not need."""
     families: tuple[str, ...]
     """Families of tasks that are drawn by default."""
     closed: bool
-    """Whether the object may start in, or have to be put into, a receptacle that must be opened first."""
+    """True if the object may start in, or have to be put into, a receptacle that must be opened first."""
     repeated: bool
-    """Whether a room may have several receptacles of one kind."""
+    """True if a room may have several receptacles of one kind."""
     same_type_distractors: bool
-    """Whether distractors may be of the type that the task asks for."""
+    """True if distractors may have the type of the task's object."""
 
 
 LEVELS = {

@@ -1,6 +1,6 @@
-"""The ALFWorld engine: Fast Downward's library holds the state, TextWorld's grammar generates the texts.
+"""The ALFWorld engine: Fast Downward's library stores the state, TextWorld's grammar generates the texts.
 
-Observations, admissible commands, scores and the end of an episode are those of the stock
+Observations, admissible commands, scores and the end of an episode are the same as with the stock
 ``AlfredDemangler(PddlEnv(...), shuffle=False)``. The stock engine computes the following repeatedly; here it is cached:
 
 * a game's translation (cached per process for the last games played),
@@ -47,14 +47,14 @@ class GameText:
 
 @dataclass(frozen=True)
 class EngineState:
-    """The engine's answer to a reset or a command."""
+    """Result of a reset or a command."""
 
     feedback: str
     admissible_commands: tuple[str, ...]
     """Sorted, without duplicates, ``help`` included."""
     won: bool
     understood: bool
-    """Whether the command was admissible."""
+    """True if the command was admissible."""
 
 
 class TranslationCache:
@@ -66,7 +66,7 @@ class TranslationCache:
         self._lock = fork_safe_lock()
 
     def get(self, game: GameText) -> Translation:
-        """The game's translation, computed now if it is not cached."""
+        """Returns the game's translation; computes it if it is not cached."""
         key = hashlib.sha256(f"{game.domain}\0{game.problem}".encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             if key in self._entries:
@@ -93,11 +93,11 @@ class Facts:
             self._by_predicate.setdefault(fact[0], []).append(fact[1:])
 
     def sorted_arguments(self, predicate: str) -> list[tuple[str, ...]]:
-        """The argument tuples for which the predicate is true, in ascending order."""
+        """Returns the argument tuples of the predicate's true facts, in ascending order."""
         return self._by_predicate.get(predicate, [])
 
     def holds(self, predicate: str, arguments: tuple[str, ...]) -> bool:
-        """Whether the predicate is true for the arguments."""
+        """Returns whether the predicate is true for the arguments."""
         known = self._by_predicate.get(predicate, [])
         position = bisect_left(known, arguments)
         return position < len(known) and known[position] == arguments
@@ -129,7 +129,7 @@ class _Command:
 
 
 def entity_names(facts: frozenset[Fact]) -> dict[str, str]:
-    """Entity id -> the name that the player sees (``drawer 3``), numbered as in the stock engine."""
+    """Returns entity id -> name that the player sees (``drawer 3``), numbered as in the stock engine."""
     ids = sorted({argument for fact in facts for argument in fact[1:]})
     remaining = Counter(_noun(entity) for entity in ids if "_bar_" in entity)
     names = {}
@@ -188,7 +188,7 @@ class AlfredEngine:
             return self._state(library, self._derive(INTRO, {}), understood=True)
 
     def step(self, command: str) -> EngineState:
-        """Carries out a command; one that is not admissible changes nothing."""
+        """Carries out a command; a command that is not admissible changes nothing."""
         with LOCK:
             library = self._open_library()
             operator = self._operators.get(command.strip())
@@ -200,7 +200,7 @@ class AlfredEngine:
             return self._state(library, self._derive(described.feedback, described.bindings), understood=True)
 
     def commands_to_win(self) -> int | None:
-        """Length of the planner's plan from the current state, 0 where the game is won; ``None`` if it finds none.
+        """Length of the planner's plan from the current state; 0 if the game is won, ``None`` if it finds no plan.
 
         The planner is satisficing: the plan may be longer than the shortest one.
         """

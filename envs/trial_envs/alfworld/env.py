@@ -24,11 +24,11 @@ class ALFWorldEnv(TextEnv):
         split: ``train``, ``valid_seen``, ``valid_unseen``, ``valid_train`` or ``generated``; default ``train`` if data are
             found, else ``generated``.
         data: folder of the official or the packed release; default ``ALFWORLD_DATA``, then ``~/.cache/alfworld``.
-        max_turns: actions after which an episode is truncated.
+        max_turns: maximum number of actions per episode; the episode is then truncated.
         difficulty: level of the generated games: ``tiny``, ``small``, ``medium`` or ``official``.
         num_games: number of generated games that ``tasks("generated")`` lists.
         generator_seed: seed of the generated games.
-        families: families of the generated tasks, which alternate; default those of the level.
+        families: families of the generated tasks, which alternate; default: the level's families.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
@@ -58,11 +58,11 @@ class ALFWorldEnv(TextEnv):
 
     @property
     def walkthrough(self) -> tuple[str, ...]:
-        """Commands that win the current game, a solution; empty before the first ``reset``."""
+        """Commands that win the current game; empty before the first ``reset``."""
         return self._game.walkthrough if self._game else ()
 
     def commands_to_win(self) -> int | None:
-        """How many commands the planner needs from here, knowing where everything is; ``None`` if it finds no plan.
+        """Number of commands that the planner needs from the current state, with all locations given; ``None`` without a plan.
 
         Raises:
             ClosedEnvError: the environment was closed, or not reset yet.
@@ -72,12 +72,12 @@ class ALFWorldEnv(TextEnv):
         return self._engine.commands_to_win()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The task ids of a split (default: the environment's own), sorted; generated ones by index."""
+        """Returns the task ids of a split (default: the environment's own), sorted; ids of generated games by index."""
         chosen = games.check_split(split or self.split)
         return self._source(chosen).tasks(chosen)
 
     def family(self, task_id: str) -> str:
-        """One of the six families of ALFWorld tasks."""
+        """Returns the family of a task, one of the six families of ALFWorld."""
         return family_of(task_id)
 
     def _source(self, split: str) -> games.GameSource:

@@ -27,8 +27,8 @@ def write_games(
 ) -> list[str]:
     """Writes ``n`` games as ``<folder>/json_2.1.1/<split>/<name>/<trial>/{game.tw-pddl,traj_data.json}``.
 
-    Each game's walkthrough is replayed before it is written. The files are written to a temporary folder beside
-    ``folder`` and renamed at the end, so after an error nothing is left.
+    Each game's walkthrough is replayed before it is written. The files are written to a temporary folder next to
+    ``folder``, which is renamed at the end, so nothing is left after an error.
 
     Args:
         folder: must not exist, or be empty.
@@ -36,7 +36,7 @@ def write_games(
         seed: seed of the generator.
         difficulty: name of a level.
         split: name of the split folder; ``data=folder, split=split`` plays the games.
-        families: families of tasks; default those of the level.
+        families: families of tasks; default: the level's families.
 
     Returns:
         The task ids of the games.

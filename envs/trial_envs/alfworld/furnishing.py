@@ -1,4 +1,4 @@
-"""Furnishes a room so that its task can be solved."""
+"""Furnishes a room for a solvable task."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trial_envs.alfworld.tasks import TREATMENTS, initial_receptacles
 
 
 def furnish(task: TaskName, room: Room, level: Difficulty, rng: random.Random) -> tuple[Layout, list[str]]:
-    """A furnished room.
+    """Furnishes a room.
 
     Returns:
-        The layout, and the ids of the objects with which the task can be solved.
+        The layout, and the ids of the objects that can solve the task.
     """
     layout = Layout()
     initial = initial_receptacles(task, room, level)

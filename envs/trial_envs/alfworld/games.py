@@ -1,6 +1,6 @@
 """The sources of games: an official directory tree, the packed release, and the generator.
 
-All three list task ids without reading games, and read a game when it is played. Ids are sorted within a split.
+All three list task ids without reading games, and read a game only when it is played. Ids are sorted within a split.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPLITS = (*OFFICIAL_SPLITS, GENERATED)
 
 DATA_VARIABLE = "ALFWORLD_DATA"
 DEFAULT_FOLDER = Path("~/.cache/alfworld")
-"""Target of ``alfworld-download``, and the folder that is searched if none is given."""
+"""Target of ``alfworld-download``, and the default folder of the games."""
 _TREE = "json_2.1.1"
 _GAME_FILE = "game.tw-pddl"
 
@@ -39,10 +39,10 @@ class GameSource(Protocol):
     """A source of games."""
 
     def tasks(self, split: str) -> Sequence[str]:
-        """The task ids of a split, in a fixed order."""
+        """Returns the task ids of a split, in a fixed order."""
 
     def game(self, split: str, task_id: str) -> Game:
-        """One game."""
+        """Returns one game."""
 
 
 class GeneratedGames:
@@ -52,7 +52,7 @@ class GeneratedGames:
         self._tasks = generator.task_ids(difficulty, seed, num_games, families)
 
     def tasks(self, split: str) -> Sequence[str]:
-        """The ids of the configured games."""
+        """Returns the ids of the configured games."""
         return self._tasks
 
     def game(self, split: str, task_id: str) -> Game:
@@ -67,7 +67,7 @@ class TreeGames:
         self._folder = folder.absolute()
 
     def tasks(self, split: str) -> Sequence[str]:
-        """The solvable games of the six families.
+        """Returns the ids of the solvable games of the six families.
 
         Raises:
             MissingDataError: the tree has no such split.
@@ -126,14 +126,14 @@ def _tree_tasks(folder: Path, inode: int, changed_ns: int) -> tuple[str, ...]:
 
 
 def _solvable(path: Path) -> bool:
-    """Whether the game is solvable. The flag is near the end of the file, so the rest is not read."""
+    """Returns whether the game is solvable. The flag is near the end of the file, so the rest is not read."""
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - 4096))
         return b'"solvable": false' not in stream.read()
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """The folder given by argument or variable, else the default folder if it has games."""
+    """Returns the folder given by argument or variable, else the default folder if it has games, else ``None``."""
     chosen = data or os.environ.get(DATA_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -143,7 +143,7 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def open_official(data: str | os.PathLike[str] | None) -> GameSource:
-    """The games of a folder; ``None`` stands for ``ALFWORLD_DATA``, then ``alfworld-download``'s default folder.
+    """Opens the games of a folder; ``None`` selects ``ALFWORLD_DATA``, then ``alfworld-download``'s default folder.
 
     Raises:
         MissingDataError: the folder does not exist or has no games.
@@ -162,7 +162,7 @@ def open_official(data: str | os.PathLike[str] | None) -> GameSource:
 
 
 def check_split(split: str) -> str:
-    """Returns the split.
+    """Checks the name of a split and returns it.
 
     Raises:
         UnknownSplitError: ALFWorld has no such split.

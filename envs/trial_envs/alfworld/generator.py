@@ -32,16 +32,16 @@ _UNKNOWN_GOAL = "Your task is to: UNKNOWN GOAL."
 
 
 def task_ids(difficulty: str, seed: int, count: int, families: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The ids of the first ``count`` games of a seed; the families alternate.
+    """Returns the ids of the first ``count`` games of a seed; the families alternate.
 
     Args:
         difficulty: name of a level.
         seed: at least 0.
         count: number of ids, at least 1.
-        families: families of tasks; default those of the level.
+        families: families of tasks; default: the level's families.
 
     Raises:
-        GeneratorSettingError: no such level or family, or a negative seed or count.
+        GeneratorSettingError: unknown level or family, a negative seed, or a count below 1.
     """
     level = level_named(LEVELS, difficulty)
     require_whole(0, seed=seed)
@@ -59,10 +59,10 @@ def task_ids(difficulty: str, seed: int, count: int, families: Sequence[str] | N
 
 
 def generate(task_id: str) -> Game:
-    """The game of an id.
+    """Generates the game of an id.
 
     Raises:
-        UnknownTaskError: the id is not one of the generator's.
+        UnknownTaskError: the generator has no game with this id.
         GeneratorSettingError: the id has an unknown level.
     """
     name, _, trial = task_id.partition("/")
@@ -88,7 +88,7 @@ def generate(task_id: str) -> Game:
 
 @lru_cache(maxsize=1)
 def engine_texts() -> tuple[str, str]:
-    """The domain and the grammar that the ``alfworld`` package ships.
+    """Returns the domain and the grammar that the ``alfworld`` package ships.
 
     They are read without importing the package, because the import creates a folder in the user's home.
 

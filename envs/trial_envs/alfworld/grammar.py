@@ -37,7 +37,7 @@ Symbol = (
 """A literal text, the name of a rule, an expression, a symbol for each solution of a query, or a listed symbol."""
 
 Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
-"""Name of a rule -> its alternatives, each a condition and the symbols that replace the rule if it holds."""
+"""Name of a rule -> its alternatives, each a condition and the symbols that replace the rule if the condition is true."""
 
 _TASK_SENTENCE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
 _MAX_SYMBOLS = 1_000_000
@@ -47,13 +47,13 @@ _MARKUP = set("#{}[]\\")
 
 
 class FactBase(Protocol):
-    """The state of the game, as a derivation queries it."""
+    """The state of the game, with the queries of a derivation."""
 
     def sorted_arguments(self, predicate: str) -> list[tuple[str, ...]]:
-        """The argument tuples for which the predicate is true, in ascending order."""
+        """Returns the argument tuples of the predicate's true facts, in ascending order."""
 
     def holds(self, predicate: str, arguments: tuple[str, ...]) -> bool:
-        """Whether the predicate is true for the arguments."""
+        """Returns whether the predicate is true for the arguments."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,16 @@ class Grammar:
         self.actions = actions
 
     def derive(self, symbols: tuple[Symbol, ...], facts: FactBase, names: Mapping[str, str], bindings: Bindings) -> str:
-        """The text of the symbols.
+        """Returns the text of the symbols.
 
         Args:
-            symbols: what to derive: a template, a feedback, or :data:`INTRO`.
+            symbols: the symbols to derive: a template, a feedback, or :data:`INTRO`.
             facts: the state of the game.
-            names: entity id -> the name that the player sees.
+            names: entity id -> name that the player sees.
             bindings: entity ids of the bound placeholders.
 
         Raises:
-            CorruptGameError: no rule applies, or the rules recurse without end.
+            CorruptGameError: no rule applies, or the rules recurse endlessly.
         """
         derived: list[str] = []
         stack = [(symbol, bindings) for symbol in reversed(symbols)]
@@ -128,7 +128,7 @@ def _as_list(symbol: Symbol, facts: FactBase, bindings: Bindings) -> list[tuple[
 
 
 def solutions(literals: Literals, facts: FactBase, bindings: Bindings) -> Iterator[Bindings]:
-    """Every extension of the bindings that makes all literals true, in the engine's order.
+    """Yields every extension of the bindings that makes all literals true, in the engine's order.
 
     Two placeholders are never bound to the same entity.
     """

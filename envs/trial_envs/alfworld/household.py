@@ -1,6 +1,6 @@
-"""Receptacles and objects of each room, what each receptacle can contain, and what can be cleaned, heated or cooled.
+"""Receptacles and objects of each room, possible contents of receptacles, and objects that can be cleaned, heated or cooled.
 
-The facts are those of the games of the ALFWorld release, without the rooms and receptacles that no generated game needs.
+The facts are from the games of the ALFWorld release, without the rooms and receptacles that no generated game needs.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Room:
     lamp: str | None = None
     """Type of the lamp in these rooms, if any."""
     repeatable: tuple[str, ...] = ()
-    """Types of receptacles of which a room may have several."""
+    """Types of receptacles that may occur several times in a room."""
 
 
 def _listed(*words: str) -> tuple[str, ...]:
@@ -149,5 +149,5 @@ ROOMS = (KITCHEN, LIVING_ROOM, BEDROOM, BATHROOM)
 
 
 def room_of(scene: int) -> Room | None:
-    """The kind of room of a floor plan."""
+    """Returns the kind of room of a floor plan; ``None`` if no room has this number."""
     return next((room for room in ROOMS if scene in room.scenes), None)

@@ -1,4 +1,4 @@
-"""The import step: checks a local copy of the official games by digest and copies it to the default folder."""
+"""Import of the official games: checks a local copy by digest and copies it to the default folder."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class SplitState:
     """The comparison of one split of a folder with the release.
 
     Attributes:
-        split: its name.
+        split: name of the split.
         found: number of games in the folder.
         expected: number of games in the release.
-        intact: whether the games are equal to those of the release.
+        intact: whether the games are equal to the games of the release.
     """
 
     split: str
@@ -78,7 +78,7 @@ def import_games(
     Raises:
         MissingDataError: the folder does not exist or has no games.
         CorruptGameError: a split differs from the release.
-        CorruptGameError: a link in the folder leads out of it, so that something else would be copied.
+        CorruptGameError: a link in the folder points outside the folder, so other files would be copied.
         FileExistsError: the target is not empty.
     """
     destination = Path(target or DEFAULT_FOLDER).expanduser()
@@ -126,7 +126,7 @@ def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) 
 
 
 def game_digest(game: Game) -> str:
-    """SHA-256 of a game's published JSON object with sorted keys."""
+    """Returns the SHA-256 of a game's published JSON object with sorted keys."""
     published = {
         "pddl_domain": game.text.domain,
         "grammar": game.text.grammar,

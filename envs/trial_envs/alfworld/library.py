@@ -3,7 +3,7 @@
 Fast Downward keeps a game's state in global variables, so every running engine needs its own copy of the library.
 Unloading a copy (``fast_downward.close_lib``) is not safe: all copies of a process share the first one's registry of
 components, which then points to freed memory, and the next load crashes the process. A released copy is therefore
-emptied and reused: memory is bounded by the largest number of engines that ever ran at once.
+emptied and reused: memory is bounded by the largest number of engines that ran at the same time.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Library(Protocol):
         """Loads a translated game."""
 
     def load_sas_replan(self, sas: bytes) -> None:
-        """Loads the loaded game as it was translated for planning."""
+        """Loads the loaded game again, in its translation for planning."""
 
     def replan(self, verbose: bool) -> bool:
-        """Searches for a plan from the current state; whether there is one."""
+        """Searches for a plan from the current state; returns whether it found a plan."""
 
     def get_last_plan_length(self) -> int:
-        """Number of operators of the plan that was found last."""
+        """Returns the number of operators of the last plan."""
 
     def check_goal(self) -> bool:
-        """Whether the goal is reached."""
+        """Returns whether the goal is reached."""
 
     def get_applicable_operators_count(self) -> int:
-        """Number of operators that can be applied in the current state."""
+        """Returns the number of operators that can be applied in the current state."""
 
     def get_applicable_operators(self, operators: object) -> None:
         """Writes the operators that can be applied to a ctypes array of ``fast_downward.Operator``."""
@@ -62,13 +62,13 @@ LOCK = fork_safe_lock()
 
 
 class LibraryPool:
-    """The unused copies."""
+    """The unused copies of the library."""
 
     def __init__(self) -> None:
         self._free: list[Library] = []
 
     def acquire(self) -> Library:
-        """A copy for one engine; loaded now if none is free.
+        """Returns a copy for one engine; loads a copy if none is free.
 
         Raises:
             MissingEngineError: Fast Downward is not installed.
@@ -104,7 +104,7 @@ def trim_heap() -> None:
 
 
 def applicable_operators(library: Library) -> Sequence[Operator]:
-    """The operators that can be applied in the current state, in the library's order."""
+    """Returns the operators that can be applied in the current state, in the library's order."""
     import fast_downward
 
     operators: Sequence[Operator] = (fast_downward.Operator * library.get_applicable_operators_count())()

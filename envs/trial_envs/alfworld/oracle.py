@@ -1,4 +1,4 @@
-"""Two scripted policies: one replays the solution, one uses only what a player sees."""
+"""Scripted policies: one replays the solution, the others use only the information that a player sees."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WalkthroughOracle:
         self._remaining = list(walkthrough)
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """The next command; ``look`` after the last one."""
+        """Returns the next command; ``look`` after the last command."""
         return self._remaining.pop(0) if self._remaining else "look"
 
 
@@ -46,7 +46,7 @@ class ParsedTask:
 
 
 def read_task(sentence: str) -> ParsedTask | None:
-    """Parses a task sentence, with or without ``Your task is to:``; ``None`` if it is of none of the six families."""
+    """Parses a task sentence, with or without ``Your task is to:``; returns ``None`` if it is not of the six families."""
     text = sentence.strip().removeprefix(TASK_PREFIX.strip()).strip().rstrip(".")
     if found := _LAMP_TASK.fullmatch(text):
         return ParsedTask(found["object"], found["target"], lamp=True)
@@ -60,9 +60,9 @@ def read_task(sentence: str) -> ParsedTask | None:
 class ExplorerOracle:
     """A policy that uses only the task, the observations so far and the admissible commands.
 
-    It searches the receptacles in random order, those that can contain the object first, takes the object when it sees
-    it, treats it, puts it into the first target receptacle, and repeats this until the game is won. Its choices depend
-    mostly on the last two turns, so that a policy with a short history can learn to imitate it.
+    It searches the receptacles in random order, first the receptacles that can contain the object, takes the object when it
+    sees it, treats it, puts it into the first target receptacle, and repeats this until the game is won. Its choices depend
+    mostly on the last two turns, so a policy with a short history can learn to imitate it.
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:
@@ -79,18 +79,18 @@ class ExplorerOracle:
         self._receptacle = ""
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """The next command, one of the admissible ones."""
+        """Returns the next command, one of the admissible commands."""
         options = self.options(observation, admissible)
         self._last = options[0] if len(options) == 1 else self._random.choice(options)
         return self._last
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
-        """The commands between which :meth:`act`, called next or in its place, draws: one, or receptacles to search."""
+        """Returns the commands that :meth:`act` draws from, at this turn: one command, or receptacles to search."""
         self._update(observation, admissible)
         return self._choose(admissible)
 
     def carried_out(self, action: str) -> None:
-        """Records that ``action`` was carried out in place of the one returned by :meth:`act`."""
+        """Records that ``action`` was carried out instead of the command returned by :meth:`act`."""
         self._last = action
 
     def _update(self, observation: str, admissible: Sequence[str]) -> None:
@@ -167,11 +167,11 @@ class ExplorerOracle:
 
 
 class ForgetfulExplorer(ExplorerOracle):
-    """An explorer that does not remember where it has been: it may search a receptacle again, or come back to one without a lamp.
+    """An explorer without a memory of its search: it may search a receptacle again, or return to a receptacle without a lamp.
 
-    What it does follows from the task, the last answer and the list of commands alone (that cleaning, heating or cooling was done
-    is the exception). So a policy that sees no more can tell every command that it would not give from those between which it
-    draws.
+    Its commands depend only on the task, the last observation and the list of admissible commands (and on two facts: whether the
+    object was cleaned, heated or cooled, and which receptacle was filled before). A policy with the same information can therefore
+    distinguish all commands that the explorer would not give from the commands that it draws from.
     """
 
     def _light(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:

@@ -1,7 +1,7 @@
 """The packed release: all games in one ``games_all.jsonl.xz``, and their common domain and grammar in two more files.
 
-The file has 217 MB of text and no random access, so its first use writes the games, each compressed on its own, to an
-SQLite file in the user's cache. Later uses, and other processes, read single games from there.
+The file has 217 MB of text and no random access, so its first use writes the games, compressed one by one, to an SQLite
+file in the user's cache. Later uses and other processes read single games from the SQLite file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PackedGames:
         self._index = _index_of(folder / PACKED_FILE)
 
     def tasks(self, split: str) -> Sequence[str]:
-        """The task ids of a split, sorted."""
+        """Returns the task ids of a split, sorted."""
         return _indexed_tasks(self._index, split)
 
     def game(self, split: str, task_id: str) -> Game:

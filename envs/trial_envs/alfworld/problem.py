@@ -47,7 +47,7 @@ class Layout:
 
 
 def write_problem(name: str, task: TaskName, layout: Layout) -> str:
-    """The PDDL text of a game."""
+    """Returns the PDDL text of a game."""
     return f"(define (problem {name})\n(:domain alfred)\n{_objects(layout)}\n{_init(layout)}\n{_goal(task)}\n)\n"
 
 

@@ -86,7 +86,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
     Args:
         domain: PDDL of the domain.
         problem: PDDL of the problem.
-        planning: for the library's planner, without what no plan needs, instead of for playing.
+        planning: translate for the library's planner, without the parts that no plan needs, instead of for playing.
 
     Raises:
         CorruptGameError: the translator does not accept the domain or the problem.

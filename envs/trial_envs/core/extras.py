@@ -9,10 +9,10 @@ DISTRIBUTIONS = ("trial-envs", "trial-ray")
 
 
 def install_command(extra: str) -> str:
-    """``pip install`` with the packages of an extra by their own names: no package index has this project under its name.
+    """Returns a ``pip install`` command with the packages of an extra, because this project is not on a package index.
 
     Args:
-        extra: of ``setup.py``.
+        extra: name of an extra in ``setup.py``.
     """
     for name in DISTRIBUTIONS:
         try:

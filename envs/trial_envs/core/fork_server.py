@@ -1,8 +1,9 @@
-"""Processes that end with their owner: a program that forks itself for each of them, and the owner's side.
+"""Processes that end with their owner: a program that forks itself for each process, and the owner's side.
 
-The program imports once what its processes need, and has a single thread; so a fork is safe, costs milliseconds, and shares its
-memory with the others until it is written. Each process talks with the owner over a connection. When the owner has closed it, or
-has died, however that happens, the process has :data:`CLOSE_SECONDS` to end; then it is ended, and what it started.
+The program imports the modules of its processes once and has a single thread. A fork is therefore safe, takes milliseconds, and
+shares its memory with the other processes until it is written. Each process communicates with the owner over a connection. When
+the owner closes the connection or dies for any reason, the process has :data:`CLOSE_SECONDS` to end; then it is killed, with the
+processes that it started.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 START = b"S"
-"""What the owner sends with the end of a connection: start a process that answers on it."""
+"""Message of the owner, sent with one end of a connection: start a process that answers on it."""
 CLOSE_SECONDS = 2
-"""Time in which a process must end by itself."""
+"""Time for a process to end before it is killed."""
 SEND_SECONDS = 60.0
 PROGRAM = (
     "import importlib, json, sys; _, module, control, arguments, *sys.path[:] = sys.argv; "
@@ -39,13 +40,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkedProcesses:
-    """The owner's side: a program, which is started when it is needed, and the connections to its processes.
+    """The owner's side: starts the program when it is needed, and its processes, each with a connection.
 
     Args:
-        module: whose ``main(control, *arguments)`` calls :func:`serve` with the descriptor ``control``.
-        arguments: further ones, which JSON can hold.
-        stdout: of the program; ``None``: this process's.
-        await_ready: called with the connection to a program that was started; what it raises ends the program.
+        module: name of a module with a function ``main(control, *arguments)``, which calls :func:`serve` on the descriptor
+            ``control``.
+        arguments: further arguments of ``main``, serialisable to JSON.
+        stdout: standard output of the program; ``None``: the standard output of this process.
+        await_ready: called with the connection to the program after it was started; an exception ends the program.
     """
 
     def __init__(
@@ -67,11 +69,11 @@ class ForkedProcesses:
         """Start a process.
 
         Returns:
-            The connection to it, which does not block; see :func:`ask`. Where the process ends first, or cannot be started, the
-            last answer is ``{"ended": STATUS}`` (negative for a signal) or ``{"refused": REASON}``.
+            The connection to the process, which does not block; see :func:`ask`. If the process ends first, or cannot be
+            started, the last answer is ``{"ended": STATUS}`` (negative for a signal) or ``{"refused": REASON}``.
 
         Raises:
-            OSError: the program cannot be started, or died this moment.
+            OSError: the program cannot be started, or has just died.
         """
         connection, theirs = socket.socketpair()
         try:
@@ -84,12 +86,12 @@ class ForkedProcesses:
             raise
 
     def prepare(self) -> None:
-        """Start the program, if it is not running; errors as :meth:`start`, or of ``await_ready``."""
+        """Start the program if it is not running; raises the errors of :meth:`start` and of ``await_ready``."""
         with self._lock:
             self._program()
 
     def close(self) -> None:
-        """End all processes and the program, within :data:`CLOSE_SECONDS`."""
+        """End the program and all processes, which have :data:`CLOSE_SECONDS` to end."""
         with self._lock:
             if self._server is None or self._control is None:
                 return
@@ -102,7 +104,7 @@ class ForkedProcesses:
             self._server = self._control = None
 
     def _program(self) -> socket.socket:
-        """The connection to the program, which is started where it does not run."""
+        """Return the connection to the program; start the program if it is not running."""
         if self._control is not None and self._server is not None and self._server.poll() is None:
             return self._control
         if self._control is not None:
@@ -129,10 +131,10 @@ class ForkedProcesses:
 
 
 async def ask(connection: socket.socket, request: Any, most_bytes: int) -> dict[str, Any]:
-    """Send a process a request, and read its answer, both of them a line of JSON.
+    """Send a request to a process and read its answer; both are a line of JSON.
 
     Raises:
-        ValueError: the answer is longer than ``most_bytes``, or no JSON.
+        ValueError: the answer is longer than ``most_bytes``, or is not JSON.
         OSError: the connection is closed.
     """
     loop = asyncio.get_running_loop()
@@ -155,7 +157,7 @@ async def ask(connection: socket.socket, request: Any, most_bytes: int) -> dict[
 
 
 def json_line(value: Any) -> bytes:
-    """A request or an answer as it is sent."""
+    """Encode a request or an answer as a line of JSON."""
     return json.dumps(value).encode() + b"\n"
 
 
@@ -175,11 +177,11 @@ class _Child:
 
 
 def serve(control: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-    """Start processes as the owner asks, until it has closed the connection, or has died, and every process has ended.
+    """Start processes for the owner until it has closed the connection or died, and every process has ended.
 
     Args:
-        control: connection to the owner, which keeps the bounds of messages.
-        answer: what a process does with its connection; it ends with the call.
+        control: connection to the owner, which preserves message boundaries.
+        answer: function that each process calls with its connection; the process ends when it returns.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are the owner's to handle
         signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""Forks: locks that a child process finds free, and temporary folders that no child removes.
+"""Forks: locks that are free in a child process, and temporary folders that a child does not remove.
 
 ``gymnasium.vector.AsyncVectorEnv`` forks by default. A child has one thread: a lock that another thread held at the fork would
-stay locked in it for ever, and the state behind the lock half changed.
+stay locked forever in the child, and the state that it protects would stay half changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HELD: list[threading.RLock] = []
 
 
 def fork_safe_lock() -> threading.RLock:
-    """A re-entrant lock that every fork waits for, so that the child finds it free."""
+    """Returns a re-entrant lock that every fork waits for; it is therefore free in the child."""
     lock = threading.RLock()
     _LOCKS.append(lock)
     return lock
@@ -45,9 +45,9 @@ def _release_all() -> None:
 
 
 class ProcessFolder:
-    """A temporary folder of the calling process, which is removed when the process ends or the object is collected.
+    """A temporary folder of the calling process, which is removed when the process ends or the object is garbage-collected.
 
-    A forked child gets a folder of its own, and leaves the one of its parent alone.
+    A forked child gets a separate folder and does not change its parent's folder.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class ProcessFolder:
         self._path = Path()
 
     def path(self) -> Path:
-        """The folder; made at the first call of a process."""
+        """Returns the folder; the first call in a process creates it."""
         with _FOLDERS:
             if self._owner != os.getpid():
                 self._path = Path(tempfile.mkdtemp(prefix="trial_envs-"))

@@ -1,4 +1,4 @@
-"""Settings of environments: difficulty levels, found by their names, and whole numbers."""
+"""Checks of environment settings: names of difficulty levels, and integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Level = TypeVar("Level")
 
 
 def level_named(levels: Mapping[str, Level], name: str) -> Level:
-    """The level of this name.
+    """Returns the level with this name.
 
     Raises:
         GeneratorSettingError: no level has this name.
@@ -24,10 +24,10 @@ def level_named(levels: Mapping[str, Level], name: str) -> Level:
 
 
 def require_whole(least: int, **numbers: object) -> None:
-    """Refuses settings that are no whole number: a seed of ``1e6`` would list tasks that cannot be played.
+    """Checks that settings are integers; a seed of ``1e6``, for example, would list tasks that cannot be played.
 
     Raises:
-        GeneratorSettingError: a value is no integer, or below ``least``.
+        GeneratorSettingError: a value is not an integer, or is below ``least``.
     """
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:

@@ -20,7 +20,7 @@ class Projection:
     Attributes:
         action: the argument of the environment's ``step``.
         valid: whether the response has the required form; the action may still be inadmissible.
-        answer: to a response that holds no action, in place of the environment's; empty: the environment takes the action.
+        answer: answer to a response without an action, in place of the environment's; if empty, the environment takes the action.
     """
 
     action: str
@@ -37,13 +37,13 @@ def project_action(
     The response is valid if it also has ``<think>`` … ``</think>`` and no CJK ideograph. Without the pair of action tags
     the action is the last ``tail`` characters of the response, which is then invalid. Tags are case-insensitive.
 
-    ``"plain"``: the whole response, stripped of white space, for small models that write the action alone; valid unless
+    ``"plain"``: the whole response, stripped of white space, for small models that write only the action; valid unless
     empty.
 
     Args:
         response: decoded response, special tokens removed.
-        style: the form that the prompt asked for.
-        keep_case: leaves the case of a ``"tagged"`` action as it is, for environments that read it.
+        style: form that the prompt requested.
+        keep_case: keeps the case of a ``"tagged"`` action, for case-sensitive environments.
         tail: characters kept of a ``"tagged"`` response that has no action tags (published: 30 ALFWorld, 20 WebShop).
 
     Raises:

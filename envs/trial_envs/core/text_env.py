@@ -1,10 +1,10 @@
 """The base class of the text environments, and the ``info`` that all of them return.
 
-An episode is one task. Observations and actions are plain strings; ``info`` holds, after ``reset`` and every ``step``:
+An episode is one task. Observations and actions are plain strings. After ``reset`` and every ``step``, ``info`` contains:
 
 ====================== ================================================================================
 ``task``               the instruction, without a prefix such as ``Your task is to:``
-``task_id``            the id with which ``reset(options={"task": id})`` plays the same task again
+``task_id``            id of the task; ``reset(options={"task": id})`` plays it again
 ``family``             the kind of task
 ``admissible_actions`` list of the actions that are possible now, in the engine's order
 ``won``                whether the task is solved
@@ -51,7 +51,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     Args:
         split: the split that ``reset`` draws tasks from.
-        max_turns: actions after which an episode is truncated.
+        max_turns: maximum number of actions per episode; the episode is then truncated.
         render_mode: ``"ansi"`` or ``None``; see :meth:`render`.
     """
 
@@ -80,11 +80,11 @@ class TextEnv(gymnasium.Env[str, str]):
 
     @abstractmethod
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The task ids of a split (default: the environment's own), in the same order in every process."""
+        """Returns the task ids of a split (default: the environment's own), in the same order in every process."""
 
     @abstractmethod
     def family(self, task_id: str) -> str:
-        """The kind of task of an id."""
+        """Returns the kind of task of an id."""
 
     @abstractmethod
     def _start(self, task_id: str) -> tuple[str, Outcome]:
@@ -103,8 +103,8 @@ class TextEnv(gymnasium.Env[str, str]):
 
         Args:
             seed: seeds the choice of the task (and of later tasks, as in every Gymnasium environment).
-            options: ``{"task": id}`` plays that task, ``{"task": index}`` the task ``tasks()[index]``; without it the
-                seed draws one of ``tasks()``.
+            options: ``{"task": id}`` plays that task, ``{"task": index}`` the task ``tasks()[index]``; without it, a
+                task of ``tasks()`` is drawn with the seed.
 
         Raises:
             UnknownTaskError: no task has this id or index.
@@ -144,7 +144,7 @@ class TextEnv(gymnasium.Env[str, str]):
         return outcome.observation, outcome.reward, outcome.done, truncated, self._info(outcome)
 
     def render(self) -> str | None:  # type: ignore[override]
-        """The last action and the observation after it (``render_mode="ansi"``)."""
+        """Returns the last action and the observation after it if ``render_mode="ansi"``, else ``None``."""
         if self.render_mode != "ansi":
             return None
         prompt = f"> {self._actions[-1]}\n" if self._actions else ""
@@ -158,7 +158,7 @@ class TextEnv(gymnasium.Env[str, str]):
             self._free()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is constructed again, replays the actions of the last episode, and shares no state with the original."""
+        """Makes copies that are constructed again, replay the actions of the last episode, and share no state with the original."""
         episode = (self._task_id, tuple(self._actions)) if self._task_id and not self._closed else None
         generator = copy.deepcopy(self._np_random)
         state = {"spec": self.spec, "_np_random": generator, "_np_random_seed": self._np_random_seed}

@@ -1,4 +1,4 @@
-"""The space of texts, with the shared memory that Gymnasium's vector environments need."""
+"""Text space, with the shared memory that Gymnasium's vector environments need."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class AnyText(Text):
         super().__init__(max_length, min_length=0, charset=string.printable, seed=seed)
 
     def contains(self, x: object) -> bool:
-        """Whether ``x`` is a string of at most ``max_length`` characters."""
+        """Returns whether ``x`` is a string of at most ``max_length`` characters."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: object = None, probability: object = None) -> str:
-        """A printable string of 1 to 30 characters; masks and probabilities are ignored."""
+        """Returns a printable string of 1 to 30 characters; masks and probabilities are ignored."""
         length = int(self.np_random.integers(1, min(self.max_length, _MAX_SAMPLE) + 1))
         return "".join(self.np_random.choice(list(self.character_list), size=length))
 
@@ -41,7 +41,7 @@ class AnyText(Text):
 
 
 class SharedTexts(Sequence[str]):
-    """The current texts in shared memory, one a process; a deep copy is a tuple of strings."""
+    """The current texts in shared memory, one per environment; a deep copy is a tuple of strings."""
 
     def __init__(self, buffers: list[BufferWrapper]) -> None:
         self._views = [buffer.create_memoryview() for buffer in buffers]

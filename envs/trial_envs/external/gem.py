@@ -15,17 +15,17 @@ from trial_envs.external.seeded_env import SeededEnv, import_library, plain_sett
 class GEMEnv(SeededEnv):
     """An environment of GEM, such as ``game:GuessTheNumber-v0-easy``.
 
-    The first observation of GEM is the task. ``info["suffix"]``, with which GEM shows the current state, ends every
-    observation. Rewards are GEM's; ``won`` means a reward of 1 at the end, and the score is the return, cut to [0, 1].
-    GEM says of the form of an action alone that it is wrong, by a negative reward: this is ``invalid_action``.
+    The first observation of GEM is the task. Observations end with GEM's ``info["suffix"]``, the current state, except
+    when GEM ends the episode. Rewards are GEM's; ``won`` means a reward of 1 at the end, and the score is the return, clipped
+    to [0, 1]. GEM reports an action of the wrong form only by a negative reward, which sets ``invalid_action``.
 
     Args:
         game: id in GEM's registry.
-        game_args: keyword arguments of the environment's class, in place of the registered ones.
+        game_args: keyword arguments of the environment's class, in place of the registered arguments.
         split: ``train``, ``valid`` or ``test``; their games have different seeds.
         num_games: number of games that ``tasks()`` lists, at most a million.
-        max_turns: actions after which an episode is truncated; the environment may end it before.
-        actions: what ``info["admissible_actions"]`` lists in every turn, since GEM names no actions.
+        max_turns: maximum number of actions per episode; the episode is then truncated. The environment may end it earlier.
+        actions: list for ``info["admissible_actions"]`` in every turn, because GEM lists no actions.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:

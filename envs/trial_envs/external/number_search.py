@@ -1,4 +1,4 @@
-"""A scripted player of the number games of TextArena and GEM: it halves the range that the answers leave."""
+"""A scripted policy for the number games of TextArena and GEM: it halves the remaining range."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _NUMBER = re.compile(r"\d+")
 
 
 class NumberSearch:
-    """Guesses the number in the middle of the range that the answers leave; it knows what the task and they say.
+    """Guesses the number in the middle of the remaining range, from only the task and the answers.
 
     Args:
-        form: how a guess is written, with ``{}`` in place of the number, such as ``[{}]``.
+        form: format of a guess, with ``{}`` in place of the number, such as ``[{}]``.
     """
 
     def __init__(self, form: str) -> None:
@@ -21,14 +21,14 @@ class NumberSearch:
 
     @staticmethod
     def plays(task: str) -> bool:
-        """Whether the task asks for a number in a range."""
+        """Return whether the task is to guess a number in a range."""
         return _RANGE.search(task) is not None
 
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Start an episode.
 
         Raises:
-            ValueError: the task names no range.
+            ValueError: the task has no range.
         """
         found = _RANGE.search(task)
         if found is None:
@@ -37,7 +37,7 @@ class NumberSearch:
         self._last: int | None = None
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """The guess in the middle."""
+        """Return the guess in the middle of the range."""
         if self._last is not None and "higher" in observation:
             self._least = max(self._least, self._last + 1)
         elif self._last is not None and "lower" in observation:
@@ -45,6 +45,6 @@ class NumberSearch:
         return self._form.format((self._least + self._most) // 2)
 
     def carried_out(self, action: str) -> None:
-        """Remember the number that was guessed; ``None`` where there was none."""
+        """Store the number that was guessed; ``None`` if ``action`` has no number."""
         found = _NUMBER.search(action)
         self._last = int(found[0]) if found else None

@@ -21,29 +21,30 @@ from trial_envs.errors import (
 from trial_envs.external.openenv_client import ServerAnswer, ServerConnection
 
 MOST_TASKS = 1_000_000
-"""Most tasks of a split, so that no two splits share any."""
+"""Maximum number of tasks of a split; no two splits share a task."""
 FIRST_SEEDS = {"train": 0, "test": MOST_TASKS}
-"""Split -> its first task."""
+"""Split -> seed of its first task."""
 FAMILY = "openenv"
-"""Family of a task where the server names none."""
+"""Family of a task if the server does not name a family."""
 
 
 class OpenEnvEnv(TextEnv):
-    """Plays on a server of OpenEnv whose action has one text field.
+    """An environment on an OpenEnv server, with an action that has one text field.
 
-    Tasks are seeds of the server's ``reset``; a task id that is no number is passed to it as ``task``. The server's observation
-    may have the fields ``task``, ``family``, ``admissible_actions``, ``won``, ``score``, ``invalid_action`` and ``truncated``, with
-    the meaning that they have in ``info``. Without them the instruction and the list of actions are empty, an episode is won
-    that ends with a return of at least 1, and the score is the return, cut to [0, 1].
+    Tasks are seeds of the server's ``reset``; a task id that is not a number is passed to it as ``task``. The server's observation
+    may have the fields ``task``, ``family``, ``admissible_actions``, ``won``, ``score`` and ``invalid_action``, with the same
+    meaning as in ``info``, and ``truncated``. Without them the instruction and the list of actions are empty, an episode is won
+    if it ends with a return of at least 1, and the score is the return, clipped to [0, 1].
 
     An error of the server or of the connection ends the episode; the next ``reset`` connects again.
 
     Args:
-        url: of the server.
+        url: URL of the server.
         action_field: name of the action's text field.
-        observation_field: name of the observation's text field; ``None``: its first one with a text, else the observation as JSON.
+        observation_field: name of the observation's text field; ``None``: the first field with a text, else the
+            observation as JSON.
         split: ``train`` or ``test``; their tasks have different seeds.
-        max_turns: actions after which an episode is truncated.
+        max_turns: maximum number of actions per episode; the episode is then truncated.
         num_tasks: number of tasks that ``tasks()`` lists, at most a million.
         timeout_s: seconds for connecting and for each ``reset`` and ``step``.
         render_mode: ``"ansi"`` or ``None``.
@@ -82,18 +83,18 @@ class OpenEnvEnv(TextEnv):
         self.tasks()  # raises UnknownSplitError
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The seeds of a split (default: the environment's own), ascending."""
+        """Returns the seeds of a split (default: the environment's own), ascending."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
             raise UnknownSplitError(f"OpenEnv has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}.")
         return [str(first + n) for n in range(self._num_tasks)]
 
     def family(self, task_id: str) -> str:
-        """What the server said of the running episode, else ``"openenv"``."""
+        """Returns the family that the server gave for the running episode, else ``"openenv"``."""
         return self._family
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """See :meth:`trial_envs.core.TextEnv.step`; an episode that the server truncates is truncated."""
+        """See :meth:`trial_envs.core.TextEnv.step`; truncation by the server is returned as truncation."""
         text, reward, terminated, truncated, info = super().step(action)
         return text, reward, terminated and not self._truncated, truncated or (terminated and self._truncated), info
 
@@ -120,7 +121,7 @@ class OpenEnvEnv(TextEnv):
         self._disconnect()
 
     def _reset_server(self, asked: dict[str, Any]) -> ServerAnswer:
-        """The answer of the connection that is there, else of a new one: the server may have ended the session meanwhile."""
+        """Returns the answer of the existing connection or, because the server may have ended the session, of a new one."""
         if self._connection is not None and self._connection.belongs_here:
             try:
                 return self._connection.reset(**asked)

@@ -1,4 +1,4 @@
-"""A connection to a server of OpenEnv whose every call has a deadline and fails with an error of this package."""
+"""A connection to an OpenEnv server: every call has a deadline and fails with an error of this package."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from trial_envs.errors import (
 Answer = TypeVar("Answer")
 
 MOST_MEGABYTES = 4.0
-"""Longest message of a server."""
+"""Maximum size of a server's message."""
 CLOSE_SECONDS = 2.0
-"""Time for closing the connection, and beyond a deadline for giving a call up."""
+"""Time for closing the connection, and for stopping a call after its deadline."""
 _TOO_LONG = 1009
 """WebSocket's status code of a message over the limit."""
 
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """An answer to ``reset`` or ``step``, as the server gave it.
+    """An answer to ``reset`` or ``step``, as the server sent it.
 
     Attributes:
         observation: of any type.
@@ -69,12 +69,12 @@ def _client_class() -> type[Any]:
 
 
 class ServerConnection:
-    """A session of a server, through OpenEnv's client.
+    """A session on a server, through OpenEnv's client.
 
-    The client runs in an event loop of its own thread, because a caller may have a running loop already.
+    The client runs in an event loop in a separate thread, because a caller may already have a running loop.
 
     Args:
-        url: of the server, ``http://...`` or ``ws://...``.
+        url: URL of the server, ``http://...`` or ``ws://...``.
         timeout_s: seconds for connecting and for each call.
 
     Raises:
@@ -103,7 +103,7 @@ class ServerConnection:
 
     @property
     def belongs_here(self) -> bool:
-        """Whether this process made the connection; a forked child has neither its thread nor a right to its socket."""
+        """True if this process made the connection; a forked child has no thread for it and must not use its socket."""
         return self._owner == os.getpid()
 
     def reset(self, **arguments: Any) -> ServerAnswer:
@@ -112,17 +112,17 @@ class ServerConnection:
         Raises:
             RemoteEnvError: the server answered with an error.
             ServerTimeoutError: it did not answer in time.
-            ServerConnectionError: the connection broke off.
-            ServerAnswerError: the answer is no JSON, no object, or too long.
+            ServerConnectionError: the connection was lost.
+            ServerAnswerError: the answer is not JSON, is not an object, or is too long.
         """
         return self._run("reset", self._reset(arguments))
 
     def step(self, action: dict[str, Any]) -> ServerAnswer:
-        """Carry out an action; the errors are those of :meth:`reset`."""
+        """Carry out an action; raises the same errors as :meth:`reset`."""
         return self._run("step", self._step(action))
 
     def close(self) -> None:
-        """Close the connection, in :data:`CLOSE_SECONDS` at most, and end the thread."""
+        """Close the connection, with a time limit of :data:`CLOSE_SECONDS`, and end the thread."""
         if not self.belongs_here or self._loop.is_closed():
             return
         with suppress(Exception):
@@ -163,7 +163,7 @@ class ServerConnection:
             raise self._explained(stage, error) from error
 
     def _explained(self, stage: str, error: Exception) -> TrialEnvError:
-        """The error of this package that says what went wrong; the client raises those of several libraries."""
+        """Convert an exception of the client, which may be from several libraries, to an error of this package."""
         from websockets.exceptions import ConnectionClosed
 
         told = f"{self._url}, {stage}: {type(error).__name__}: {error!s:.300}"

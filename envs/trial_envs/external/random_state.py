@@ -1,4 +1,4 @@
-"""Random state of one environment: for libraries that draw from the global generators of ``random`` and NumPy."""
+"""Random state of one environment, for libraries that draw from the global generators of ``random`` and NumPy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SWAPPED = fork_safe_lock()
 class RandomState:
     """States of the global generators that belong to one environment.
 
-    Inside :meth:`active` the global generators continue where this environment left them, so that environments that are
-    played in turn do not disturb each other. Outside of it the process's own states are as they were.
+    Inside :meth:`active` the global generators continue from the environment's last states, so environments that are
+    played in turn do not affect each other. Outside of it the process has its own states.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class RandomState:
 
     @contextmanager
     def active(self, seed: int | None = None) -> Iterator[None]:
-        """Give the global generators this environment's states, or with a ``seed`` (below 2³²) those of that seed."""
+        """Set the global generators to this environment's states or, with a ``seed`` (below 2³²), to that seed."""
         with _SWAPPED:
             outer = _get()
             if seed is not None:

@@ -11,19 +11,20 @@ from trial_envs.external.seeded_env import SeededEnv, import_library, plain_sett
 
 
 class ReasoningGymEnv(SeededEnv):
-    """A question of a data set of Reasoning Gym; the action is the answer, and ends the episode.
+    """A question of a Reasoning Gym data set; the action is the answer and ends the episode.
 
-    Question n of a split is the first one of the data set with the split's n-th seed. The reward is the data set's own score
-    of the answer, in [0, 1]; ``won`` means a score of 1. The last observation says the score and an answer that has it.
+    Question n of a split is the first question of the data set with the split's n-th seed. The reward is the data set's own
+    score of the answer, in [0, 1]; ``won`` means a score of 1. The last observation contains the score and, if it is below 1,
+    an answer with a score of 1.
 
     Args:
         dataset: name in Reasoning Gym's registry, such as ``chain_sum``.
         dataset_args: fields of the data set's config, without ``seed`` and ``size``.
-        split: ``train``, ``valid`` or ``test``; their questions have different seeds. A data set with few questions has some of
-            them in several splits.
+        split: ``train``, ``valid`` or ``test``; their questions have different seeds. A data set with few questions has the
+            same questions in several splits.
         num_games: number of questions that ``tasks()`` lists, at most a million.
         max_turns: at least 1; an episode has one turn.
-        actions: what ``info["admissible_actions"]`` lists, such as the answers of a data set with few.
+        actions: list for ``info["admissible_actions"]``, such as the answers of a data set with few answers.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:

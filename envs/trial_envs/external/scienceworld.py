@@ -1,4 +1,4 @@
-"""``trial/ScienceWorld-v0``: the tasks of ScienceWorld, as a Gymnasium environment with rewards a turn."""
+"""``trial/ScienceWorld-v0``: the tasks of ScienceWorld, as a Gymnasium environment with a reward per turn."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _VARIATION = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 class ScienceWorldEnv(TextEnv):
-    """A task of ScienceWorld, such as ``boil`` or ``find-animal``, in its variations; its simulator runs in a Java process.
+    """A task of ScienceWorld, such as ``boil`` or ``find-animal``, with its variations. The simulator runs in a Java process.
 
-    A task id is ``<task>/<variation>``, and the splits are ScienceWorld's own. The reward of a turn is what it adds to the
-    score, which some tasks begin above 0; a mistake that ends the task takes it below 0. ``won`` means the full score.
+    A task id is ``<task>/<variation>``, and the splits are ScienceWorld's own. The reward of a turn is its change of the
+    score. Some tasks start with a score above 0; a mistake that ends the task makes the reward negative. ``won`` means the
+    full score.
 
     Args:
         task: name of the task in ScienceWorld.
         simplifications: comma-separated names of ScienceWorld's simplifications, such as ``easy``; empty: none.
-        list_actions: whether ``info["admissible_actions"]`` lists what is possible, often several hundred actions.
+        list_actions: whether ``info["admissible_actions"]`` lists the possible actions, often several hundred.
         split: ``train``, ``valid`` or ``test``.
-        max_turns: actions after which an episode is truncated.
+        max_turns: maximum number of actions per episode; the episode is then truncated.
         render_mode: ``"ansi"`` or ``None``.
 
     Attributes:
@@ -65,7 +66,7 @@ class ScienceWorldEnv(TextEnv):
         self._require_split(split)
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The task ids of a split (default: the environment's own), by variation."""
+        """Returns the task ids of a split (default: the environment's own), by variation."""
         wanted = split or self.split
         self._require_split(wanted)
         if wanted not in self._variations:
@@ -76,7 +77,7 @@ class ScienceWorldEnv(TextEnv):
         return self._variations[wanted]
 
     def family(self, task_id: str) -> str:
-        """The name of the task."""
+        """Returns the name of the task."""
         return task_id.rpartition("/")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:

@@ -1,4 +1,4 @@
-"""Base class of environments of other libraries: a task is a game's name and a seed, a split is a range of seeds."""
+"""Base class for environments of other libraries: a task is a game's name and a seed, a split is a range of seeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trial_envs.errors import (
 from trial_envs.external.random_state import RandomState
 
 MOST_GAMES = 1_000_000
-"""Most games that a split lists, so that no two splits share any."""
+"""Maximum number of games of a split; no two splits share a game."""
 FIRST_SEEDS = {"train": 0, "valid": MOST_GAMES, "test": 2 * MOST_GAMES}
 """Split -> seed of its first game."""
 
@@ -31,14 +31,15 @@ _SEED = re.compile(r"0|[1-9][0-9]{0,8}")
 class SeededEnv(TextEnv):
     """Games of another library that are made from seeds; a game is a pure function of its task id ``<name>/<seed>``.
 
-    A subclass implements :meth:`_begin`, :meth:`_play` and :meth:`_free`. Both are called with global generators of their own.
+    A subclass implements :meth:`_begin`, :meth:`_play` and :meth:`_free`. The first two are called with the environment's own
+    states of the global random generators.
 
     Args:
-        name: what the library calls the game or data set.
+        name: name of the game or data set in the library.
         split: ``train``, ``valid`` or ``test``; their games have different seeds.
         num_games: number of games that ``tasks()`` lists, at most a million.
-        max_turns: actions after which an episode is truncated.
-        actions: what ``info["admissible_actions"]`` lists in every turn, since the library names no actions.
+        max_turns: maximum number of actions per episode; the episode is then truncated.
+        actions: list for ``info["admissible_actions"]`` in every turn, because the library lists no actions.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
@@ -60,7 +61,7 @@ class SeededEnv(TextEnv):
         self.tasks()  # raises UnknownSplitError
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The task ids of a split (default: the environment's own), by ascending seed."""
+        """Returns the task ids of a split (default: the environment's own), by ascending seed."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
             raise UnknownSplitError(
@@ -69,7 +70,7 @@ class SeededEnv(TextEnv):
         return [f"{self._name}/{first + number}" for number in range(self._num_games)]
 
     def family(self, task_id: str) -> str:
-        """The name of the game or data set."""
+        """Returns the name of the game or data set."""
         return task_id.rpartition("/")[0]
 
     @abstractmethod
@@ -95,10 +96,10 @@ class SeededEnv(TextEnv):
 
 
 def import_library(module: str, extra: str) -> ModuleType:
-    """Import another library's module.
+    """Imports another library's module.
 
     Raises:
-        MissingEngineError: it, or a package that it needs, is not installed; names the extra.
+        MissingEngineError: the module, or a package that it needs, is not installed; the message has the install command.
     """
     try:
         return importlib.import_module(module)
@@ -107,10 +108,10 @@ def import_library(module: str, extra: str) -> ModuleType:
 
 
 def plain_settings(name: str, settings: Mapping[str, Any] | None, reserved: Sequence[str] = ()) -> dict[str, Any]:
-    """Keyword arguments for the library as a dict.
+    """Returns keyword arguments for the library as a dict.
 
     Raises:
-        GeneratorSettingError: they are no dict with names as keys, or set what the task id sets.
+        GeneratorSettingError: ``settings`` is not a dict with names as keys, or has a reserved key, which the task id sets.
     """
     given = {} if settings is None else settings
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):

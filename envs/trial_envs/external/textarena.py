@@ -13,18 +13,18 @@ from trial_envs.external.seeded_env import SeededEnv, import_library, plain_sett
 class TextArenaEnv(SeededEnv):
     """A single-player game of TextArena, such as ``GuessTheNumber-v0`` or ``FrozenLake-v0``.
 
-    The game's prompt is the task, and what it says after an action the observation; a game that shows nothing but its prompt
-    at first has it as its first observation, too. The game's reward comes with the last action, in most games the part of
-    the task that was done; ``won`` means a reward of 1. Actions without brackets are put into brackets where TextArena's own
+    The game's prompt is the task, and the game's text after an action is the observation. If a game shows only its prompt at
+    first, the prompt is also the first observation. The game gives its reward with the last action, in most games the
+    completed part of the task; ``won`` means a reward of 1. Actions without brackets are put into brackets if TextArena's own
     wrapper of the game does so.
 
     Args:
         game: id in TextArena's registry.
-        game_args: keyword arguments of the game's class, in place of the registered ones.
+        game_args: keyword arguments of the game's class, in place of the registered arguments.
         split: ``train``, ``valid`` or ``test``; their games have different seeds.
         num_games: number of games that ``tasks()`` lists, at most a million.
-        max_turns: actions after which an episode is truncated; the game may end it before.
-        actions: what ``info["admissible_actions"]`` lists in every turn, since TextArena names no actions.
+        max_turns: maximum number of actions per episode; the episode is then truncated. The game may end it earlier.
+        actions: list for ``info["admissible_actions"]`` in every turn, because TextArena lists no actions.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:

@@ -1,1 +1,1 @@
-"""A server of the text environments for clients of OpenEnv: ``python -m trial_envs.openenv trial/ALFWorld-v0``."""
+"""A server of the text environments for OpenEnv clients: ``python -m trial_envs.openenv trial/ALFWorld-v0``."""

@@ -17,7 +17,7 @@ from trial_envs.errors import MissingPackageError, TrialEnvError
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """``key=value`` with a value in JSON; one that is not JSON is a text."""
+    """Parse ``key=value`` with a value in JSON; a value that is not JSON is a text."""
     key, separator, value = text.partition("=")
     if not separator or not key.isidentifier():
         raise argparse.ArgumentTypeError(f"expected key=value, such as max_turns=20, got {text!r}")
@@ -28,14 +28,14 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def at_least_one(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A positive number of seconds."""
+    """Parse a positive number of seconds."""
     try:
         number = float(text)
     except ValueError:
@@ -46,7 +46,7 @@ def seconds(text: str) -> float:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Make the parser of the command line."""
     parser = argparse.ArgumentParser("python -m trial_envs.openenv", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("env_id", choices=[f"{NAMESPACE}/{name}" for name in ENTRY_POINTS], metavar="ENV_ID")
     parser.add_argument("--split", help="split of the tasks; default: the environment's default")
@@ -71,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until the process is asked to end.
+    """Serve until the process is terminated.
 
     Raises:
         MissingPackageError: OpenEnv is not installed.

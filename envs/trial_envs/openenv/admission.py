@@ -1,4 +1,4 @@
-"""Who may talk to the server, and for how long without a whole request."""
+"""Limits of access to the server: allowed host names and sites, and the time limit of a request."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 REQUEST_SECONDS = 10.0
-"""Time in which a request has to arrive, from its connection or the last response on."""
+"""Time for a complete request to arrive, from the start of the connection or the last response."""
 MOST_WAITING = 64
-"""Connections without a whole request; of more, the one that waits longest is closed, so that they cannot take all descriptors."""
+"""Maximum number of connections without a complete request. Above it, the connection that has waited longest is closed, so such
+connections cannot take all descriptors."""
 
 
 class AllowedNames:
-    """Refuses requests by another name of the server, or out of another site's page: browsers send both for any page.
+    """Rejects requests with an unknown ``Host`` or from another site's page, because browsers send such requests for any page.
 
-    Allowed are loopback names, the address that a connection came to, and what the user names. Programs send no ``Origin``.
+    Allowed are loopback names, the address of the connection, and the names in the arguments. Programs send no ``Origin``.
 
     Args:
-        app: the application behind it.
+        app: the wrapped application.
         hosts: further names of the server.
-        origins: further sites, such as ``https://example.org``.
+        origins: further allowed sites, such as ``https://example.org``.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] = (), origins: Collection[str] = ()) -> None:
@@ -36,7 +37,7 @@ class AllowedNames:
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it with status 403."""
+        """Pass a request on, or reject it with status 403."""
         refused = self._refused(scope) if scope["type"] in ("http", "websocket") else ""
         if not refused:
             await self._app(scope, receive, send)
@@ -67,13 +68,13 @@ def _host(url: str) -> str | None:
 
 
 class TimedRequests(H11Protocol):
-    """uvicorn's HTTP, which closes a connection on which no whole request arrives in time.
+    """uvicorn's HTTP protocol that closes a connection if no complete request arrives in time.
 
     uvicorn's own deadline ends with the first byte of a request.
     """
 
     _waiting: ClassVar[dict[TimedRequests, asyncio.TimerHandle]] = {}
-    """Connections without a whole request, the oldest first."""
+    """Connections without a complete request, oldest first."""
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request."""

@@ -1,6 +1,6 @@
-"""The program of a server's sessions: it makes the environment once, and forks itself for every session.
+"""The program of a server's sessions: it makes the environment once and forks itself for every session.
 
-So a fork finds the engine imported and its caches filled.
+Every fork therefore starts with the engine imported and its caches filled.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from trial_envs.core import TextEnv
 from trial_envs.core.fork_server import json_line, serve
 
 READY = b"R"
-"""What the program sends when the environment is made; another message says why it is not."""
+"""Message of the program when the environment is made; any other message is the error."""
 MOST_BYTES = 1 << 16
-"""Longest message of this program."""
+"""Maximum length of a message of this program."""
 INFO = ("task", "task_id", "family", "admissible_actions", "won", "score", "invalid_action")
 
 
 def prepare(env_id: str, settings: Mapping[str, Any]) -> TextEnv:
-    """Make the environment and start an episode, so that all that episodes share is loaded.
+    """Make the environment and start an episode, to load all data that episodes share.
 
     Raises:
-        TypeError: it is no text environment, or cannot be forked.
+        TypeError: the environment is not a text environment, or cannot be forked.
     """
     trial_envs.register()
     env = gymnasium.make(env_id, disable_env_checker=True, **settings).unwrapped
@@ -52,7 +52,7 @@ def answer_requests(connection: socket.socket, env: TextEnv) -> None:
 
 
 def answer(env: TextEnv, method: str, *arguments: Any) -> dict[str, Any]:
-    """Fields of an observation after ``reset`` or ``step``, or ``error``; the session goes on after an error."""
+    """Return the fields of an observation after ``reset`` or ``step``, or ``error``; the session continues after an error."""
     reward, terminated, truncated = None, False, False
     try:
         if method == "reset":
@@ -67,7 +67,7 @@ def answer(env: TextEnv, method: str, *arguments: Any) -> dict[str, Any]:
 
 
 def main(descriptor: int, env_id: str, settings: Mapping[str, Any]) -> None:
-    """Prepare the environment, say so or why not, and serve the other end of a file descriptor."""
+    """Prepare the environment, send :data:`READY` or the error, and serve the owner at the other end of the descriptor."""
     with socket.socket(fileno=descriptor) as control:
         try:
             env = prepare(env_id, settings)

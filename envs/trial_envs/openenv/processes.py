@@ -1,4 +1,4 @@
-"""A process for every session: one that hangs, dies or grows costs its own session alone."""
+"""A process for every session: a process that hangs, dies or grows affects only its own session."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trial_envs.errors import RemoteEnvError, SessionProcessError
 from trial_envs.openenv.fork_server import MOST_BYTES, READY
 
 START_SECONDS = 300.0
-"""Time in which the environment must be made, which may load data or generate them."""
+"""Time limit for making the environment, which may load or generate data."""
 STEP_SECONDS = 60.0
-"""Time in which ``reset`` or ``step`` must answer."""
+"""Time limit for the answer of ``reset`` or ``step``."""
 MOST_ANSWER_BYTES = 1 << 24
 
 
@@ -25,7 +25,7 @@ class SessionProcess:
     """The process of one session.
 
     Args:
-        connection: to it; does not block.
+        connection: connection to the process, which does not block.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -36,7 +36,7 @@ class SessionProcess:
         """Send a request and return its answer; see :func:`trial_envs.openenv.fork_server.answer`.
 
         Raises:
-            RemoteEnvError: the environment refused the request; the session goes on.
+            RemoteEnvError: the environment rejected the request; the session continues.
             SessionProcessError: the process could not be started, ended, or did not answer in time, and cannot be used again.
         """
         if not self._asking.acquire(blocking=False):
@@ -61,7 +61,7 @@ class SessionProcess:
         return found
 
     def end(self) -> None:
-        """Let the environment close, and the process end."""
+        """Close the connection; the process then closes the environment and ends."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # a call that waits for an answer sees it too
         if self._asking.acquire(timeout=CLOSE_SECONDS):  # the event loop must not lose a descriptor that it waits for
@@ -69,15 +69,15 @@ class SessionProcess:
 
 
 class SessionProcesses:
-    """The processes of all sessions, of a program that is forked for each; see :mod:`trial_envs.openenv.fork_server`.
+    """The processes of all sessions, forked from one program; see :mod:`trial_envs.openenv.fork_server`.
 
     Args:
         env_id: id of a text environment of this package.
         settings: keyword arguments of its constructor.
-        limit: most sessions at a time.
+        limit: maximum number of sessions at a time.
 
     Raises:
-        RemoteEnvError: the environment cannot be made; the message says why.
+        RemoteEnvError: the environment cannot be made; the message contains the reason.
         SessionProcessError: the program does not start.
     """
 
@@ -99,7 +99,7 @@ class SessionProcesses:
         """Start a process.
 
         Raises:
-            SessionProcessError: there are as many as there may be, or the program is gone and does not start again.
+            SessionProcessError: the limit of sessions is reached, or the program has ended and cannot be started again.
         """
         with self._lock:
             if len(self._running) + self._starting >= self._limit:
@@ -117,7 +117,7 @@ class SessionProcesses:
                 self._starting -= 1
 
     def end(self, process: SessionProcess) -> None:
-        """End a process; another session may start from then on."""
+        """End a process, so another session may start."""
         with self._lock:
             known = process in self._running
             self._running.discard(process)
@@ -125,7 +125,7 @@ class SessionProcesses:
             process.end()
 
     def close(self) -> None:
-        """End all processes, and the program that starts them."""
+        """End all processes and the program that starts them."""
         self._forks.close()
 
 

@@ -1,4 +1,4 @@
-"""OpenEnv's HTTP and WebSocket server over the text environments."""
+"""OpenEnv's HTTP and WebSocket server for the text environments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trial_envs.openenv.session import EpisodeState, SessionEnvironment, TextObs
 _JSON_BYTES = 12
 """Most bytes that JSON takes for a character."""
 _OTHER_BYTES = 4096
-"""Bytes of a message beside its action."""
+"""Bytes of a message in addition to its action."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class ServerLimits:
     """Limits of a server.
 
     Attributes:
-        max_sessions: sessions at a time.
-        idle_timeout_s: seconds without a request after which a session and its process end; OpenEnv looks every quarter of it,
+        max_sessions: maximum number of sessions at a time.
+        idle_timeout_s: seconds without a request after which a session and its process end; OpenEnv checks every quarter of it,
             and every 5 s at most.
-        max_action: longest action in characters. A message of more than 12 times as many bytes closes its connection.
-        hosts: names that clients may call the server by, beside loopback ones and the address of the connection.
-        origins: sites whose pages may use it, beside those on loopback and its own.
+        max_action: maximum length of an action in characters. A longer message than ``max_message`` closes its connection.
+        hosts: host names that clients may use for the server, in addition to loopback names and the address of the connection.
+        origins: sites with pages that may use the server, in addition to loopback sites and the server's own site.
     """
 
     max_sessions: int = 64
@@ -50,16 +50,16 @@ class ServerLimits:
 
     @property
     def max_message(self) -> int:
-        """Longest message in bytes."""
+        """Maximum length of a message in bytes: 12 bytes per character of an action, and 4,096 bytes."""
         return _JSON_BYTES * self.max_action + _OTHER_BYTES
 
 
 class BodyLimit:
-    """Refuses HTTP requests whose body is longer than a limit, or of unknown length.
+    """Rejects HTTP requests with a body that is longer than a limit, or of unknown length.
 
     Args:
-        app: the application behind it.
-        limit: in bytes.
+        app: the wrapped application.
+        limit: maximum length in bytes.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -78,7 +78,7 @@ class BodyLimit:
 
 
 def make_app(processes: SessionProcesses, env_id: str, limits: ServerLimits) -> FastAPI:
-    """OpenEnv's application with every session in a process of ``processes``."""
+    """Return OpenEnv's application with every session in a process of ``processes``."""
     app: FastAPI = create_fastapi_app(
         partial(SessionEnvironment, processes, env_id),
         action_model(limits.max_action),
@@ -101,17 +101,17 @@ async def _refusal(request: Request, error: Exception) -> JSONResponse:
 
 
 def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limits: ServerLimits) -> None:
-    """Serve an environment until the process is asked to end; prints the address as a line of JSON when it listens.
+    """Serve an environment until the process is terminated; prints the address as a line of JSON when it listens.
 
     Args:
         env_id: id of a text environment.
         settings: keyword arguments of its constructor.
         address: host and port; port 0 takes a free one.
-        limits: of the server.
+        limits: limits of the server.
 
     Raises:
         RemoteEnvError: the environment cannot be made.
-        OSError: the address cannot be taken.
+        OSError: the address cannot be used.
     """
     for number in (
         signal.SIGTERM,

@@ -1,4 +1,4 @@
-"""What OpenEnv's server plays: its environment of a session, with action, observation and state."""
+"""OpenEnv's environment of a session, with its action, observation and state."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class TextAction(Action):
 
 
 class TextObservation(Observation):
-    """What a text environment answers, beside OpenEnv's ``reward`` and ``done``; see :mod:`trial_envs.core.text_env`.
+    """An observation of a text environment, with OpenEnv's ``reward`` and ``done``; see :mod:`trial_envs.core.text_env`.
 
     Attributes:
         text: the observation.
         admissible_actions: the actions that are possible now.
         task: the instruction.
-        task_id: ``reset(task=task_id)`` plays the same task again.
+        task_id: id of the task; ``reset(task=task_id)`` plays it again.
         family: the kind of task.
         won: whether the task is solved.
         score: in [0, 1].
         invalid_action: whether the engine did not understand the last action.
-        truncated: the turn limit ended the episode, not the task itself.
+        truncated: whether the turn limit, not the task itself, ended the episode.
     """
 
     text: str
@@ -58,14 +58,14 @@ class EpisodeState(State):
     """The state of a session.
 
     Attributes:
-        task_id: of the running episode; empty before the first one.
+        task_id: task id of the running episode; empty before the first episode.
     """
 
     task_id: str = ""
 
 
 def action_model(max_length: int) -> type[TextAction]:
-    """The model of actions of at most ``max_length`` characters; the schema that the server publishes says so."""
+    """Return the model of actions of at most ``max_length`` characters; the limit is in the schema that the server publishes."""
 
     class LimitedAction(TextAction):
         __doc__ = TextAction.__doc__
@@ -75,10 +75,10 @@ def action_model(max_length: int) -> type[TextAction]:
 
 
 class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState]):
-    """A text environment in a process of its own, which starts at the first ``reset``.
+    """A text environment in a separate process, which starts at the first ``reset``.
 
     Args:
-        processes: start and end the process.
+        processes: starts and ends the process.
         env_id: id of the environment.
     """
 
@@ -98,7 +98,7 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """Name and description of the environment."""
+        """Return the name and description of the environment."""
         described = f"{self._env_id} of trial_envs: a text environment, each session in its own process."
         return EnvironmentMetadata(name=self._env_id, description=described)
 
@@ -109,13 +109,13 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
 
         Args:
             seed: seeds the choice of the task.
-            episode_id: a name for the state.
-            task: id or index of the task; without one the seed draws it.
+            episode_id: id of the episode in the state.
+            task: id or index of the task; without it, the task is drawn with the seed.
 
         Raises:
-            UnknownOptionError: another argument was given.
+            UnknownOptionError: an unknown argument was given.
             ClosedEnvError: the session was idle for too long.
-            RemoteEnvError: the environment refused, for instance a task that it does not have.
+            RemoteEnvError: the environment rejected the request, for example an unknown task.
             SessionProcessError: the process could not be started, ended, or did not answer in time.
         """
         if unknown:
@@ -137,7 +137,7 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
 
         Raises:
             EpisodeOverError: no episode is running.
-            RemoteEnvError: the environment refused.
+            RemoteEnvError: the environment rejected the request.
             SessionProcessError: the process ended or did not answer in time.
         """
         if self._process is None:

@@ -25,7 +25,7 @@ from trial_envs.errors import (
 LEVELS = {"coin_collector": 300, "treasure_hunter": 30}
 """Family of games -> its highest level; the lowest is 1."""
 MOST_GAMES = 1_000_000
-"""Most games that a split lists, so that no two splits share any."""
+"""Maximum number of games of a split; no two splits share a game."""
 FIRST_SEEDS = {"train": 0, "test": MOST_GAMES}
 """Split -> seed of its first game."""
 
@@ -65,7 +65,7 @@ class Game(Protocol):
 
 
 class TextWorldEnv(TextEnv):
-    """Find a coin in a maze (``coin_collector``), or the right one of two objects (``treasure_hunter``).
+    """Find a coin in a maze (``coin_collector``), or the right object of two (``treasure_hunter``).
 
     A game is a pure function of its task id ``<family>-<level>-<seed>``. Making it takes about a second. The reward is
     1.0 on the action that wins; taking the wrong treasure ends the episode without a reward. Only admissible commands
@@ -74,7 +74,7 @@ class TextWorldEnv(TextEnv):
 
     Args:
         split: ``train`` or ``test``; their games have different seeds.
-        max_turns: actions after which an episode is truncated.
+        max_turns: maximum number of actions per episode; the episode is then truncated.
         level: difficulty of the games that ``tasks()`` lists; see the two challenges in TextWorld's documentation.
         num_games: number of games that ``tasks()`` lists, at most a million.
         families: families of games, which alternate in ``tasks()``.
@@ -115,7 +115,7 @@ class TextWorldEnv(TextEnv):
         """Commands that win the current game; empty before the first ``reset``."""
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The task ids of a split (default: the environment's own), by ascending seed."""
+        """Returns the task ids of a split (default: the environment's own), by ascending seed."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
             raise UnknownSplitError(
@@ -125,7 +125,7 @@ class TextWorldEnv(TextEnv):
         return [f"{self._families[n % count]}-{self._level}-{first + n}" for n in range(self._num_games)]
 
     def family(self, task_id: str) -> str:
-        """``coin_collector`` or ``treasure_hunter``."""
+        """Returns ``coin_collector`` or ``treasure_hunter``."""
         return task_id.partition("-")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def parse_action(text: str) -> tuple[str, str]:
-    """The name and the lower-cased argument of ``name[argument]``; the text and an empty argument if it has another form.
+    """Returns the name and lower-cased argument of ``name[argument]``; for any other form, the text and an empty argument.
 
-    Only the first line is read, as far as its last ``]``. Of several opening brackets the last one that leaves an argument
+    Only the first line is read, up to its last ``]``. Of several opening brackets, the last bracket that leaves an argument
     counts, as in the greedy pattern ``(.+)\\[(.+)\\]``. Takes linear time for every text.
     """
     line = text.split("\n", 1)[0]

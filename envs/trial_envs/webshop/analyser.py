@@ -1,4 +1,4 @@
-"""From text to index terms, as in Lucene's English analysis.
+"""Converts text to index terms, as in Lucene's English analysis.
 
 Standard tokens (word segmentation of UAX #29, emoji included), possessive ``'s`` removed, lower case, 33 stop words
 removed, Porter stems.
@@ -13,7 +13,7 @@ import regex
 from trial_envs.webshop.porter import stem
 
 MAX_TOKEN = 255
-"""Maximum length of a token in characters; longer ones are split."""
+"""Maximum length of a token in characters; longer tokens are split."""
 
 _STOP_TEXT = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
@@ -63,7 +63,7 @@ _POSSESSIVES = ("'s", "’s", "＇s")
 
 
 def index_terms(text: str) -> Iterator[str]:
-    """The terms of a text in order, with duplicates."""
+    """Yields the terms of a text in order, with duplicates."""
     for match in _TOKEN.finditer(text):
         if match.lastgroup == "idle":
             continue

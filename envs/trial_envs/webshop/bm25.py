@@ -11,11 +11,11 @@ K1 = np.float32(0.9)
 B = np.float32(0.4)
 
 _EXACT_LENGTHS = 24
-"""Shorter documents have their exact length; of longer ones, the excess over it is rounded to four bits."""
+"""Shorter documents have their exact length; for longer documents, the excess over it is rounded to four bits."""
 
 
 def quantise_length(length: int) -> int:
-    """The length that Lucene stores for a document of ``length`` terms (``SmallFloat.intToByte4`` and back)."""
+    """Returns the length that Lucene stores for a document of ``length`` terms (``SmallFloat.intToByte4`` and back)."""
     if length < _EXACT_LENGTHS:
         return length
     excess = length - _EXACT_LENGTHS
@@ -24,7 +24,7 @@ def quantise_length(length: int) -> int:
 
 
 def inverse_norms(lengths: NDArray[np.int64]) -> NDArray[np.float32]:
-    """``1 / (k1 · (1 - b + b · length / average))`` of every document.
+    """Returns ``1 / (k1 · (1 - b + b · length / average))`` of every document.
 
     Args:
         lengths: number of terms of every document ``[N]``; the average is over documents with at least one term.
@@ -38,12 +38,12 @@ def inverse_norms(lengths: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def inverse_document_frequency(documents: int, frequency: int) -> np.float32:
-    """``ln(1 + (N - n + ½) / (n + ½))`` of a term that occurs in ``frequency`` (n) of ``documents`` (N) documents."""
+    """Returns ``ln(1 + (N - n + ½) / (n + ½))`` of a term in ``frequency`` (n) of ``documents`` (N) documents."""
     return np.float32(math.log(1 + (documents - frequency + 0.5) / (frequency + 0.5)))
 
 
 def term_scores(weight: np.float32, saturations: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The summand of a query term in the score of each document with the term, ``[n]``.
+    """Returns the part of a query term in the score of each document with the term, ``[n]``.
 
     Args:
         weight: inverse document frequency times the term's count in the query.

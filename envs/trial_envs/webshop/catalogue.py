@@ -89,26 +89,26 @@ class Catalogue:
         return len(self._goals)
 
     def goal(self, number: int) -> Goal:
-        """The goal of a number."""
+        """Returns the goal with this number."""
         return Goal.unpack(self._goals[number])
 
     def product(self, position: int) -> Product:
-        """The product at a position."""
+        """Returns the product at a position."""
         return Product.unpack(self._products[position])
 
     def price(self, position: int) -> float:
-        """The price of a product."""
+        """Returns the price of a product."""
         return float(self._prices[position])
 
     def listing(self, position: int) -> Listing:
-        """The product as a results page shows it."""
+        """Returns a product as shown on a results page."""
         try:
             return Listing(position, *json.loads(self._listings[position]))
         except (ValueError, TypeError) as error:
             raise CorruptCatalogueError(f"{self.folder}: listing {position} is damaged. {REBUILD}") from error
 
     def position(self, asin: str) -> int:
-        """The position of a product.
+        """Returns the position of a product.
 
         Raises:
             KeyError: the shop has no such product.
@@ -119,15 +119,15 @@ class Catalogue:
         return int(self._by_asin[rank])
 
     def search(self, query: str) -> NDArray[np.int64]:
-        """Positions of the best products for a query, best first, at most 50."""
+        """Returns the positions of the best products for a query, best first, at most 50."""
         return self._index.search(query)
 
     def in_category(self, name: str) -> NDArray[np.int64]:
-        """All products of a category, in the order of the data."""
+        """Returns the positions of all products of a category, in the order of the data."""
         return self._in_group("categories", self._categories, name)
 
     def in_collection(self, name: str) -> NDArray[np.int64]:
-        """All products whose ``query`` is ``name``, in the order of the data."""
+        """Returns the positions of all products with the ``query`` ``name``, in the order of the data."""
         return self._in_group("collections", self._collections, name)
 
     def _in_group(
@@ -138,10 +138,10 @@ class Catalogue:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an index folder.
+    """Reads the manifest of an index folder.
 
     Raises:
-        CorruptCatalogueError: it is missing, damaged, or of another format version.
+        CorruptCatalogueError: the manifest is missing, damaged, or of another format version.
     """
     path = folder / MANIFEST
     try:
@@ -175,7 +175,7 @@ def check_files(folder: Path, manifest: Manifest, digests: bool) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Returns the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -185,7 +185,7 @@ _lock = fork_safe_lock()
 
 
 def open_catalogue(folder: Path) -> Catalogue:
-    """The catalogue of an index folder; all callers share one object while it is in use.
+    """Opens the catalogue of an index folder; all callers share one object while it is in use.
 
     Raises:
         CorruptCatalogueError: see :class:`Catalogue`.

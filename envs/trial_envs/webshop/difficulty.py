@@ -19,8 +19,8 @@ class Difficulty:
     results_per_page: int
     """Products on a page of results."""
     concise: bool
-    """Whether texts are as short as possible: a product has one attribute, one option of two or three values and a price in whole
-    dollars, its id is ``G`` and two numbers, of its kind and among its kind, and no goal limits the price."""
+    """True if texts are as short as possible: a product has one attribute, one option with two or three values and a price in whole
+    dollars; its id is ``G``, the number of its kind and its number within the kind; no goal limits the price."""
 
 
 LEVELS = {

@@ -36,13 +36,13 @@ class WebShopEnv(TextEnv):
             ``orig_eval`` (500 to 1499) and ``orig_test`` (0 to 499), ``all``, or ``generated``; default ``train`` if data
             are found, else ``generated``.
         data: index folder, or folder with the data; default ``WEBSHOP_DATA``, then the imported shop.
-        max_turns: actions after which an episode is truncated.
+        max_turns: maximum number of actions per episode; the episode is then truncated.
         num_games: number of goals of a generated shop.
-        num_products: number of products of a generated shop; default the level's.
+        num_products: number of products of a generated shop; default: the level's number.
         generator_seed: seed of a generated shop.
-        difficulty: level of a generated shop: ``official``, whose pages are like the published shop's, or ``tiny``, with few
+        difficulty: level of a generated shop: ``official``, with pages like the published shop's, or ``tiny``, with few
             products and short pages.
-        num_shops: generated shops among which the goals are divided; a model cannot learn many by heart.
+        num_shops: number of generated shops that share the goals; a model cannot memorise many shops.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
@@ -78,7 +78,7 @@ class WebShopEnv(TextEnv):
 
     @property
     def catalogue(self) -> Catalogue:
-        """The shop of the current episode; before the first ``reset`` that of the first goal."""
+        """The shop of the current episode; before the first ``reset``, the shop of the first goal."""
         self._refuse_closed()
         assert self._catalogue is not None
         return self._catalogue
@@ -90,21 +90,21 @@ class WebShopEnv(TextEnv):
 
     @property
     def purchase(self) -> Purchase | None:
-        """The purchase that ended the current episode, with the parts of its reward; ``None`` before it."""
+        """The purchase that ended the current episode, with the parts of its reward; ``None`` before a purchase."""
         return self._session.purchase if self._session else None
 
     @property
     def walkthrough(self) -> tuple[str, ...]:
-        """Actions to the best purchase of the goal's product; empty before the first ``reset``."""
+        """Actions that make the best purchase of the goal's product; empty before the first ``reset``."""
         return plan_purchase(self.catalogue, self._goal, self._results_per_page) if self._goal else ()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The goal numbers of a split (default: the environment's own), ascending."""
+        """Returns the goal numbers of a split (default: the environment's own), ascending."""
         chosen = check_split(split or self.split)
         return split_goals(chosen, self._shops_of(chosen).num_goals)
 
     def family(self, task_id: str) -> str:
-        """The department of the wanted product, such as ``fashion``."""
+        """Returns the department of the goal's product, such as ``fashion``."""
         return self._find_goal(task_id)[1].category
 
     def _open(self, split: str) -> ShopSet:

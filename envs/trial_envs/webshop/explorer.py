@@ -1,4 +1,4 @@
-"""A scripted policy that uses only what a player sees: the instruction, the pages so far and the admissible actions."""
+"""A scripted policy that uses only a player's information: the instruction, the pages so far and the admissible actions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ParsedTask:
     Attributes:
         product: the description of the product and its attributes.
         options: option name -> value.
-        limit: maximum price in dollars; infinite if the instruction has none.
+        limit: maximum price in dollars; infinite if the instruction has no limit.
     """
 
     product: str
@@ -36,7 +36,7 @@ class ParsedTask:
 
 
 def read_task(sentence: str) -> ParsedTask:
-    """Parses an instruction of the shop; any other sentence is the product's description as a whole."""
+    """Parses an instruction of the shop; any other sentence is parsed as the description of a product."""
     text = sentence.strip()
     price = _PRICE.search(text)
     if price:
@@ -60,7 +60,7 @@ class _Visited:
 class ExplorerOracle:
     """Searches for the product, opens affordable results in turn, and reads their features if the title is not enough.
 
-    It buys the first product that has all that the instruction asks for, or, near the turn limit, the best one visited.
+    It buys the first product that fulfils the instruction or, near the turn limit, the best visited product.
     """
 
     def reset(self, task: str, observation: str, seed: int, max_turns: int = 15) -> None:
@@ -76,18 +76,18 @@ class ExplorerOracle:
         self._settled = False
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """The next action."""
+        """Returns the next action."""
         self._update(observation, admissible)
         self._last = self._choose(observation, admissible)
         self._left -= 1
         return self._last
 
     def carried_out(self, action: str) -> None:
-        """Records that ``action`` was carried out in place of the one returned by :meth:`act`."""
+        """Records that ``action`` was carried out instead of the action returned by :meth:`act`."""
         self._last = action
 
     def _update(self, observation: str, admissible: Sequence[str]) -> None:
-        """Records what the page shows of the current product."""
+        """Records the information about the current product on the page."""
         label = self._last.removeprefix("click[").removesuffix("]")
         if "click[buy now]" not in admissible:
             if _is_sub_page(admissible) and self._current:

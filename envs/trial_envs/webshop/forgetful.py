@@ -1,4 +1,4 @@
-"""A scripted policy for the concise pages of generated shops, whose choices follow from the last two pages alone."""
+"""A scripted policy for the concise pages of generated shops; its choices depend only on the last two pages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trial_envs.webshop.explorer import read_task
 
 
 class ForgetfulExplorer:
-    """Searches for the product, opens a result that may be the wanted one, reads its features if the title is not enough, and buys.
+    """Searches for the product, opens a result that may match, reads its features if the title is not enough, and buys.
 
-    It does not remember which products it has seen: on the page of results it passes over the one that it comes back from, and
-    may open any other again. So a policy that sees the task, the last action and the pages before and after it can tell every
-    action that this player would not take from those between which it draws.
+    It does not remember which products it has seen: on the results page it skips only the product that it returns from, and may
+    open any other product again. A policy that sees the task, the last action and the pages before and after it can therefore
+    distinguish all actions that this policy would not take from the actions that it draws from.
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:
@@ -26,14 +26,14 @@ class ForgetfulExplorer:
         self._shown = ""
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """The next action, one of the admissible ones or a search."""
+        """Returns the next action, an admissible action or a search."""
         options = self.options(observation, admissible)
         self._last = options[0] if len(options) == 1 else self._random.choice(options)
         self._shown = observation
         return self._last
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
-        """The actions between which :meth:`act`, called next or in its place, draws: one, or results of equal promise."""
+        """Returns the actions that :meth:`act` draws from, at this turn: one action, or equally promising results."""
         if "click[buy now]" in admissible:
             return [self._on_product(observation, admissible)]
         if "click[next >]" in admissible:
@@ -43,11 +43,11 @@ class ForgetfulExplorer:
         return [f"search[{self._task.product}]"]
 
     def carried_out(self, action: str) -> None:
-        """Records that ``action`` was carried out in place of the one returned by :meth:`act`."""
+        """Records that ``action`` was carried out instead of the action returned by :meth:`act`."""
         self._last = action
 
     def _on_results(self, observation: str) -> list[str]:
-        """The results with most of the wanted terms in their titles, save the one that was just left; none: search again."""
+        """Returns the results with the fewest missing terms in their titles, except the product just left; if none, a new search."""
         texts = observation.split(pages.SEPARATOR)
         entries = texts[texts.index(pages.NEXT) + 1 :]
         listed = [

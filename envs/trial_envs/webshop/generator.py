@@ -65,7 +65,7 @@ class ShopSetting:
 
 
 def open_generated(setting: ShopSetting) -> Catalogue:
-    """The shop of a setting; generated on first use and stored in the cache."""
+    """Opens the shop of a setting; it is generated on first use and stored in the cache."""
     origin = {"generator": VERSION, **asdict(setting)}
     folder = cache_folder() / f"webshop-generated-{content_key(origin)}"
     if not (folder / MANIFEST).is_file():
@@ -76,7 +76,7 @@ def open_generated(setting: ShopSetting) -> Catalogue:
 
 
 def generate_products(setting: ShopSetting) -> Iterator[Product]:
-    """The products of a shop; their kinds alternate."""
+    """Yields the products of a shop; their kinds alternate."""
     level = level_named(LEVELS, setting.difficulty)
     for number in range(setting.num_products):
         rng, kind = random.Random(f"product {setting.seed} {number}"), KINDS[number % len(KINDS)]
@@ -85,7 +85,7 @@ def generate_products(setting: ShopSetting) -> Iterator[Product]:
 
 
 def generate_goals(setting: ShopSetting, products: list[Product], prices: list[float]) -> Iterator[Goal]:
-    """The goals of a shop: one of every product in shuffled order, then again in the same order, and so on."""
+    """Yields the goals of a shop: one goal per product in shuffled order, then again in the same order, and so on."""
     level = level_named(LEVELS, setting.difficulty)
     order = list(range(len(products)))
     random.Random(f"order {setting.seed}").shuffle(order)

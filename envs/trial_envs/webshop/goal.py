@@ -1,4 +1,4 @@
-"""Goals: the product, attributes, options and price that a task asks for; read from a file, or built with a seed."""
+"""Goals: the product, attributes, options and price of a task; read from a file, or built with a seed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trial_envs.webshop.product import Product
 from trial_envs.webshop.records import REBUILD
 
 NO_LIMIT = 1_000_000.0
-"""Price limit of goals without one."""
+"""Price limit of goals without a limit."""
 ORDER_SEED = 233
-"""Seed with which the published engine shuffles its goals."""
+"""Seed of the published engine for shuffling its goals."""
 
 _PRICE_LIMITS = tuple(10.0 * step for step in range(1, 100))
 
@@ -30,7 +30,7 @@ class Goal:
         asin: the product that the goal was written for.
         name: title of that product.
         wanted: option name -> value; for human goals only the values.
-        weight: relative frequency with which the published engine draws the goal.
+        weight: relative frequency of the goal in the published engine's draws.
     """
 
     asin: str
@@ -54,12 +54,12 @@ class Goal:
         return tuple(self.wanted.items()) if isinstance(self.wanted, Mapping) else tuple(self.wanted)
 
     def pack(self) -> bytes:
-        """The goal as a record."""
+        """Returns the goal as a record."""
         return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
     @staticmethod
     def unpack(record: bytes) -> Goal:
-        """The goal of a record.
+        """Returns the goal of a record.
 
         Raises:
             CorruptCatalogueError: the record is damaged.
@@ -75,7 +75,7 @@ class Goal:
 
 
 def read_goal(raw: Mapping[str, Any]) -> Goal:
-    """The goal of a line of ``goals.jsonl``.
+    """Returns the goal of a line of ``goals.jsonl``.
 
     Raises:
         CorruptCatalogueError: a field is missing.
@@ -102,7 +102,7 @@ def read_goal(raw: Mapping[str, Any]) -> Goal:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The part of a goal that comes from the data: a sentence and the attributes that it asks for."""
+    """The part of a goal that comes from the data: a sentence and its required attributes."""
 
     product: Product
     instruction: str
@@ -112,12 +112,12 @@ class Wish:
 
 
 def draw_prices(products: Iterable[Product], rng: random.Random) -> list[float]:
-    """The price of every product; a price range gives a uniform draw."""
+    """Returns the price of every product; the price of a range is drawn uniformly."""
     return [p.price_range[0] if len(p.price_range) == 1 else rng.uniform(*p.price_range) for p in products]
 
 
 def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> list[Goal]:
-    """The goals of the instructions, in the published order.
+    """Builds the goals of the instructions, in the published order.
 
     Args:
         wishes: each with the price of its product.
@@ -136,13 +136,13 @@ def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> lis
 
 
 def draw_limit(price: float, rng: random.Random) -> float:
-    """A random price limit above the price; ``NO_LIMIT`` if fewer than two limits are above it."""
+    """Draws a price limit above the price; returns ``NO_LIMIT`` if fewer than two limits are above it."""
     limits = [limit for limit in _PRICE_LIMITS if limit > price][:4]
     return max(rng.sample(limits, 2)) if len(limits) >= 2 else NO_LIMIT
 
 
 def make_goal(wish: Wish, wanted: Mapping[str, str] | tuple[str, ...], limit: float) -> Goal:
-    """The goal of a wish with these options and this price limit, with the published engine's wording."""
+    """Makes the goal of a wish with these options and this price limit, with the published engine's wording."""
     product = wish.product
     pairs = wanted.items() if isinstance(wanted, Mapping) else ()
     options = ", and ".join(f"{name}: {value}" for name, value in pairs)

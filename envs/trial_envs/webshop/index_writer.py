@@ -1,4 +1,4 @@
-"""Writes a shop's index folder: first to a temporary folder, which is then renamed, so that no process reads half of it."""
+"""Writes a shop's index folder: first to a temporary folder, which is then renamed, so no process reads a partial index."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def write_index(
     Args:
         target: the folder.
         products: in the order of the catalogue, each asin once.
-        prices: of every product.
+        prices: price of every product.
         goals: in the order of their numbers.
-        source: the origin, which is written to the manifest.
+        source: origin of the data, which is written to the manifest.
         replace: whether an existing folder is replaced; otherwise it is kept, because another process may have written
             it from the same data.
 
@@ -44,7 +44,7 @@ def write_index(
         The folder.
 
     Raises:
-        FileExistsError: the folder to replace holds something else than an index.
+        FileExistsError: the folder to replace is not an index.
     """
     if replace and _is_foreign(target):
         raise FileExistsError(f"{target} exists and is not the index of a shop; choose another folder.")

@@ -1,4 +1,4 @@
-"""Builds the inverted index in bounded memory: one pass over the documents, then one over the written postings."""
+"""Builds the inverted index in bounded memory: one pass over the documents, then two over the written postings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RUN = 4_000_000
 
 
 class IndexBuilder:
-    """``add`` collects the terms of the documents, ``finish`` writes the index.
+    """Builds an index: ``add`` collects the terms of the documents, ``finish`` writes the index.
 
-    Postings are written to a file of runs in the order of documents. When their number per term is known, each run is
-    scattered to its final positions, so that every list is sorted by document.
+    Postings are written to a file of runs in the order of documents. When all postings per term are counted, each run is
+    scattered to its final positions, so every list is sorted by document.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -15,7 +15,7 @@ from trial_envs.webshop.reward import option_matches
 
 
 def plan_purchase(catalogue: Catalogue, goal: Goal, results_per_page: int = pages.RESULTS_PER_PAGE) -> tuple[str, ...]:
-    """Actions from the first page to the best purchase of the goal's product, with reward 1.0 if the product allows it."""
+    """Returns actions from the first page to the best purchase of the goal's product; reward 1.0 if the product allows it."""
     position = catalogue.position(goal.asin)
     product = catalogue.product(position)
     search, number = _find_search(catalogue, goal, product, position, results_per_page)
@@ -50,7 +50,7 @@ def _queries(goal: Goal, product: Product) -> Iterator[str]:
 
 
 def best_options(product: Product, goal: Goal) -> dict[str, str]:
-    """Option name -> value: the wanted values if they fulfil the goal, else those that fulfil most of its targets.
+    """Returns option name -> value: the goal's values if they fulfil the goal, else values that fulfil the most targets.
 
     If two options have a value with the same label, a click on it sets the later option.
     """

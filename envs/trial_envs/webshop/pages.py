@@ -17,7 +17,7 @@ SUB_PAGES = ("Description", "Features", "Reviews")
 SEARCH = "Search"
 ITEM_BUTTONS = (BACK_TO_SEARCH, PREVIOUS, *SUB_PAGES, BUY)
 RESERVED = frozenset(label.lower() for label in (SEARCH, *ITEM_BUTTONS))
-"""Labels of buttons: a click on one never chooses the value of an option, even if an option has it."""
+"""Labels of buttons: a click on such a label never selects an option value, even if an option has this value."""
 RESULTS_PER_PAGE = 10
 """Products on a page of results of the published shop."""
 
@@ -28,7 +28,7 @@ _ASCII_BLANKS = " \n\t\f\r"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Selection of a click on a label: a product of the results, or a value of an option; for a button, neither."""
+    """Target of a click on a label: a product of the results, or an option; for a button, neither."""
 
     product: int | None = None
     option: str | None = None
@@ -71,12 +71,12 @@ class Listing:
 
 
 def index_page(instruction: str) -> Page:
-    """The first page, with the search bar."""
+    """Returns the first page, with the search bar."""
     return Page(INDEX, _join(["WebShop", "Instruction:", instruction, SEARCH]), _buttons([SEARCH]), True)
 
 
 def results_page(instruction: str, number: int, total: int, listings: Sequence[Listing]) -> Page:
-    """One page of search results, numbered from 1."""
+    """Returns one page of search results, numbered from 1."""
     buttons = [PREVIOUS, NEXT] if number > 1 else [NEXT]
     texts = [*_head(instruction), f"Page {number} (Total results: {total})", *buttons]
     for listing in listings:
@@ -87,7 +87,7 @@ def results_page(instruction: str, number: int, total: int, listings: Sequence[L
 
 
 def item_page(instruction: str, product: Product) -> Page:
-    """A product with its options."""
+    """Returns the page of a product with its options."""
     texts = [*_head(instruction), PREVIOUS]
     targets = _buttons(ITEM_BUTTONS)
     for name, values in product.options.items():
@@ -98,7 +98,7 @@ def item_page(instruction: str, product: Product) -> Page:
 
 
 def sub_page(instruction: str, product: Product, name: str) -> Page:
-    """The description, the features or the reviews of a product."""
+    """Returns the page with the description, the features or the reviews of a product."""
     texts: list[str]
     if name == "Description":
         texts = [product.description]
@@ -111,7 +111,7 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 
 def done_page(asin: str, options: Mapping[str, str], reward: float) -> Page:
-    """The page after a purchase; most of its fields are empty, as in the published text mode."""
+    """Returns the page after a purchase; most of its fields are empty, as in the published text mode."""
     texts = [
         "Thank you for shopping with us!",
         "Your code:",

@@ -49,7 +49,7 @@ _SUFFIXES_4 = tuple(sorted(_STEP_4, key=len, reverse=True))
 
 @lru_cache(maxsize=1 << 13)
 def stem(word: str) -> str:
-    """The stem of a lower-case word."""
+    """Returns the stem of a lower-case word."""
     if len(word) <= 2:
         return word
     word = _remove_plural(word)

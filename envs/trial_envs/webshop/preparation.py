@@ -1,6 +1,6 @@
-"""The import step: from a local copy of the data to an index folder.
+"""Import of a shop: converts a local copy of the data to an index folder.
 
-Nothing is downloaded. Prices and price limits that the data do not fix are read from recorded files, or drawn with an
+Nothing is downloaded. Prices and price limits that are not in the data are read from recorded files, or drawn with an
 explicit seed.
 """
 
@@ -23,7 +23,7 @@ from trial_envs.webshop.nouns import tag_titles
 from trial_envs.webshop.product import Product, read_product
 
 SEED = 233
-"""Seed of drawn prices and price limits; 233 gives the recorded ones of the 1,000-product set."""
+"""Seed of drawn prices and price limits; 233 gives the recorded values of the 1,000-product set."""
 IMPORTED = "webshop"
 """Name of the imported shop in the cache, which environments use if no folder is given."""
 MAX_ASIN = 10
@@ -45,8 +45,8 @@ def import_shop(
 
     Args:
         folder: folder with the files of :data:`trial_envs.webshop.sources.ROLES`.
-        target: index folder to write; default the shop in the user's cache that is used if no folder is given.
-        seed: see :func:`prepare`, as for the other arguments.
+        target: index folder to write; default: the imported shop in the user's cache.
+        seed: see :func:`prepare`, also for the other arguments.
         human_goals: build goals from ``items_human_ins.json``.
         tagger: finds the nouns of titles.
         files: the result of :func:`trial_envs.webshop.sources.inspect_source`.
@@ -74,12 +74,12 @@ def prepare(
 
     Args:
         folder: the source folder.
-        target: index folder, which is replaced; default a folder of the cache named by a digest of the content, which is
+        target: index folder, which is replaced; default: a cache folder named by a digest of the content, which is
             written only once.
         seed: seed of prices and price limits that are not recorded.
         human_goals: build goals from ``items_human_ins.json``, even if other goals are recorded.
         tagger: finds the nouns of titles if they are not recorded.
-        files: the result of :func:`trial_envs.webshop.sources.inspect_source`, to compute no digest twice.
+        files: the result of :func:`trial_envs.webshop.sources.inspect_source`, to avoid computing the digests twice.
 
     Returns:
         The index folder.
@@ -102,7 +102,7 @@ def prepare(
 
 
 def content_key(origin: Mapping[str, object]) -> str:
-    """Short digest of an index's origin and of the format version."""
+    """Returns a short digest of an index's origin and of the format version."""
     text = json.dumps({"format": FORMAT, **origin}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

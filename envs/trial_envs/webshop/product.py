@@ -13,9 +13,9 @@ from trial_envs.errors import CorruptCatalogueError
 from trial_envs.webshop.records import REBUILD
 
 DEFAULT_PRICE = 100.0
-"""Price in dollars of products without one."""
+"""Price in dollars of products without a price."""
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
-"""Attributes of products for which none were mined."""
+"""Attributes of products without mined attributes."""
 
 _NO_DIGIT = re.compile(r"[^\d.]")
 
@@ -36,9 +36,9 @@ class Product:
     Attributes:
         features: the bullet points.
         options: name of an option -> its values, in the order of the page.
-        attributes: attributes mined from the texts, which goals ask for.
+        attributes: attributes mined from the texts; goals require some of them.
         category: department, such as ``fashion``.
-        query: the search query with which the product was collected.
+        query: the search query that returned the product when it was collected.
         product_category: levels separated by ``›``.
         price_range: one price, or the lowest and the highest, in dollars.
         title_nouns: lower-cased nouns of the title, with duplicates.
@@ -70,16 +70,16 @@ class Product:
         return " ".join((self.title, self.description, self.features[0], options)).lower()
 
     def with_nouns(self, nouns: Sequence[str]) -> Product:
-        """The product with the nouns of its title."""
+        """Returns the product with the nouns of its title."""
         return replace(self, title_nouns=tuple(nouns))
 
     def pack(self) -> bytes:
-        """The product as a record."""
+        """Returns the product as a record."""
         return zlib.compress(json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass"), 1)
 
     @staticmethod
     def unpack(record: bytes) -> Product:
-        """The product of a record.
+        """Returns the product of a record.
 
         Raises:
             CorruptCatalogueError: the record is damaged.
@@ -96,7 +96,7 @@ class Product:
 
 
 def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Product:
-    """The product of an entry of ``items_shuffle*.json``.
+    """Returns the product of an entry of ``items_shuffle*.json``.
 
     Args:
         raw: the entry.
@@ -130,7 +130,7 @@ def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Pr
 
 
 def read_price(text: str | None) -> tuple[float, ...]:
-    """The one or two prices in a text such as ``"$10.99 - $11.99"``.
+    """Returns the one or two prices in a text such as ``"$10.99 - $11.99"``.
 
     Raises:
         ValueError: the text has no price.

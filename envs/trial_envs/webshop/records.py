@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from trial_envs.errors import CorruptCatalogueError
 
 REBUILD = "Delete the index folder and prepare or import the shop again."
-"""The advice in errors about a damaged index."""
+"""Advice in errors about a damaged index."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

@@ -1,4 +1,4 @@
-"""The reward of a purchase: type score × (matching attributes + options + price) / (number of those that the goal has)."""
+"""Reward of a purchase: type score × (matching attributes + options + price) / (the goal's attributes + options + 1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.product import Product
 
 MATCH = 85
-"""Two texts match when their token-set ratio is greater."""
+"""Two texts match if their token-set ratio is greater."""
 
 # The order matters: of several colours in one text, the first of this list counts.
 _COLOUR_WORDS = (
@@ -38,8 +38,8 @@ class PurchaseReward:
         reward: in [0, 1].
         r_type: type score, 1, 0.5, 0.1 or 0; see :func:`type_reward`.
         query_match: whether the product has the goal's query.
-        category_match: whether at least two levels of the product category are the goal's.
-        title_score: share of the wanted title's nouns that the product's title has.
+        category_match: whether the product category shares at least two levels with the goal's.
+        title_score: share of the nouns in the title of the goal's product that are in the product's title.
         r_att, r_option: shares of attributes and options that match; ``r_option`` is ``None`` if the goal has no options.
         r_price: whether the price is within the limit.
         w_att, w_option, w_price: weights of the three.
@@ -58,7 +58,7 @@ class PurchaseReward:
     w_price: float
 
     def parts(self) -> dict[str, float | bool]:
-        """The parts by name; those of options only if the goal has options."""
+        """Returns the parts by name; the parts for options only if the goal has options."""
         names = (name for name in self.__slots__ if name != "reward")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -66,7 +66,7 @@ class PurchaseReward:
 def purchase_reward(
     product: Product, price: float, options: Mapping[str, str], goal: Goal, goal_nouns: Sequence[str]
 ) -> PurchaseReward:
-    """The reward of buying a product.
+    """Returns the reward for buying a product.
 
     Args:
         product: the bought product.
@@ -101,7 +101,7 @@ def purchase_reward(
 
 
 def type_reward(same_kind: bool, title_score: float) -> float:
-    """The type score: how well the product's collection or category and its title match the goal."""
+    """Returns the type score, for the match of the product's collection or category, and of its title, with the goal."""
     if title_score == 0:
         return 0.0
     if title_score < 0.1:
@@ -110,7 +110,7 @@ def type_reward(same_kind: bool, title_score: float) -> float:
 
 
 def count_attributes(product: Product, wanted: Sequence[str]) -> int:
-    """How many wanted attributes match the product's, or occur in its title, features or description."""
+    """Number of ``wanted`` attributes that match the product's, or occur in its title, features or description."""
     texts = (product.title.lower(), " ".join(product.features).lower(), product.description.lower())
     return sum(
         any(texts_match(own, attribute) for own in product.attributes) or any(attribute in text for text in texts)
@@ -119,22 +119,22 @@ def count_attributes(product: Product, wanted: Sequence[str]) -> int:
 
 
 def count_options(chosen: Iterable[str], targets: Sequence[tuple[str, str] | str]) -> int:
-    """How many targets some chosen value matches."""
+    """Number of targets that some chosen value matches."""
     values = [plain_colour(value) for value in chosen]
     wanted = [target_text(target) for target in targets]
     return sum(any(texts_match(value, text) for value in values) for text in wanted)
 
 
 def option_matches(value: str, target: tuple[str, str] | str) -> bool:
-    """Whether choosing ``value`` fulfils a target."""
+    """Returns whether choosing ``value`` fulfils a target."""
     return texts_match(plain_colour(value), target_text(target))
 
 
 def target_text(target: tuple[str, str] | str) -> str:
-    """The text with which a target is compared.
+    """Returns the text of a target that values are compared with.
 
     A (name, value) pair is compared as the text of its Python tuple, unless its name or its value is a colour. The
-    published engine does so, and some goals cannot be reached for this reason.
+    published engine does the same, so some goals cannot be reached.
     """
     if isinstance(target, str):
         return plain_colour(target)
@@ -143,13 +143,13 @@ def target_text(target: tuple[str, str] | str) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def plain_colour(text: str) -> str:
-    """The first of :data:`COLOURS` that the text contains, else the text."""
+    """Returns the first of :data:`COLOURS` that the text contains, else the text."""
     return next((colour for colour in COLOURS if colour in text), text)
 
 
 @lru_cache(maxsize=1 << 12)
 def texts_match(one: str, other: str) -> bool:
-    """Whether the token-set ratio of two texts is above :data:`MATCH`; characters 128 to 255 are ignored."""
+    """Returns whether the token-set ratio of two texts is above :data:`MATCH`; characters 128 to 255 are ignored."""
     return round(token_set_ratio(_plain(one), _plain(other))) > MATCH
 
 

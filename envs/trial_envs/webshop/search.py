@@ -27,7 +27,7 @@ class TooManyTermsError(Exception):
 
 
 def term_hash(term: str) -> int:
-    """The 64-bit number by which the dictionary is sorted."""
+    """Returns the 64-bit hash of a term, the sort key of the dictionary."""
     return int.from_bytes(hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
@@ -48,7 +48,7 @@ class SearchIndex:
         self._asin_ranks = load_array(folder, "asin_ranks", np.int32)
 
     def search(self, query: str, limit: int = MAX_RESULTS) -> NDArray[np.int64]:
-        """Positions of the best products in the catalogue, best first, at most ``limit``.
+        """Returns the positions of the best products in the catalogue, best first, at most ``limit``.
 
         Raises:
             TooManyTermsError: the query has more than ``MAX_QUERY_TERMS`` different terms.
@@ -56,7 +56,7 @@ class SearchIndex:
         return self.rank(query, limit)[0]
 
     def rank(self, query: str, limit: int = MAX_RESULTS) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """As :meth:`search`, with the scores."""
+        """Returns the result of :meth:`search` and the scores."""
         sums = np.zeros(len(self._asin_ranks))
         for term, count in _count_terms(query).items():
             number = self._number(term)

@@ -34,8 +34,8 @@ class Session:
 
     Args:
         catalogue: the shop.
-        goal: what to buy.
-        results_per_page: products on a page of results.
+        goal: goal of the session.
+        results_per_page: number of products on a page of results.
 
     Attributes:
         page: the current page.

@@ -1,4 +1,4 @@
-"""The shops of an environment as one sequence of goals: an imported shop, or generated ones whose goals take turns."""
+"""The shops of an environment as one sequence of goals: an imported shop, or generated shops in turn."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from trial_envs.webshop.catalogue import Catalogue
 from trial_envs.webshop.generator import ShopSetting, open_generated
 
 SEED_STEP = 10_000_019
-"""Between the seeds of the shops of one environment, so that environments with neighbouring seeds share none."""
+"""Difference between the seeds of one environment's shops; environments with neighbouring seeds share no shop."""
 
 
 class ShopSet:
-    """Shops that are opened when one of their goals is asked for.
+    """Shops that are opened when one of their goals is requested.
 
-    Goal ``n`` of all is goal ``n // N`` of shop ``n % N`` of ``N``.
+    With ``N`` shops, goal ``n`` of the set is goal ``n // N`` of shop ``n % N``.
 
     Args:
-        openers: of each shop.
-        num_goals: of all shops together.
+        openers: functions that open the shops, one per shop.
+        num_goals: total number of goals of the shops.
     """
 
     def __init__(self, openers: Sequence[Callable[[], Catalogue]], num_goals: int) -> None:
@@ -30,7 +30,7 @@ class ShopSet:
         self._open: dict[int, Catalogue] = {}
 
     def locate(self, number: int) -> tuple[Catalogue, int]:
-        """The shop of a goal, and the goal's number there."""
+        """Returns the shop of a goal, and the goal's number in this shop."""
         goal, shop = divmod(number, len(self._openers))
         if shop not in self._open:
             self._open[shop] = self._openers[shop]()
@@ -38,16 +38,16 @@ class ShopSet:
 
 
 def imported(catalogue: Catalogue) -> ShopSet:
-    """One shop that is open."""
+    """Returns a set with one open shop."""
     return ShopSet([lambda: catalogue], catalogue.num_goals)
 
 
 def generated(setting: ShopSetting, num_shops: int) -> ShopSet:
-    """Generated shops.
+    """Returns a set of generated shops.
 
     Args:
-        setting: of the first one; ``num_goals`` is that of all together.
-        num_shops: how many, or as many as there are goals if those are fewer.
+        setting: setting of the first shop; its ``num_goals`` is the total of all shops.
+        num_shops: maximum number of shops; there is never more than one shop per goal.
 
     Raises:
         GeneratorSettingError: ``num_shops`` is below 1.

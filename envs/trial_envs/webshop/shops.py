@@ -13,7 +13,7 @@ from trial_envs.webshop.preparation import IMPORTED, prepare
 
 DATA_VARIABLE = "WEBSHOP_DATA"
 PREPARED_ON_SIGHT = 64 << 20
-"""Source folders up to this many bytes are prepared when they are opened; larger ones need the import step."""
+"""Source folders up to this many bytes are prepared when they are opened; larger folders must be imported first."""
 
 _HELP = (
     f"Import a local copy with trial_envs.webshop.preparation.import_shop(folder), or set {DATA_VARIABLE} (or the argument "
@@ -22,7 +22,7 @@ _HELP = (
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """The folder given by argument or variable, else the imported shop; ``None`` if there is none."""
+    """Returns the folder given by argument or variable, else the imported shop, else ``None``."""
     chosen = data or os.environ.get(DATA_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -31,7 +31,7 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def open_shop(data: str | os.PathLike[str] | None) -> Catalogue:
-    """The shop of a folder; ``None`` stands for ``WEBSHOP_DATA``, then the imported shop.
+    """Opens the shop of a folder; ``None`` selects ``WEBSHOP_DATA``, then the imported shop.
 
     Raises:
         MissingDataError: the folder does not exist, has no data, or has data that are too large to prepare here.

@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One kind of file: its purpose, and its accepted names, the preferred one first."""
+    """One kind of file: its purpose, and its accepted names, the preferred name first."""
 
     purpose: str
     names: tuple[str, ...]
@@ -48,7 +48,8 @@ KNOWN_DIGESTS = {
     "prices.json": "03094fc4c23709b40971a050cd2dd91b26257884da75f60589e04dd7f7cf0d90",
     "title_nouns.json": "84df3b44ef1e07176602c9c71c80d8d86c48a0b292b9c77e58fb0199d9f0dc55",
 }
-"""SHA-256 of the packed 1,000-product set. Other releases have no published digests; theirs are stored in the manifest."""
+"""SHA-256 of the packed 1,000-product set. Other releases have no published digests; the digests of their
+files are stored in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class SourceFile:
 
     Attributes:
         path: the file, or ``None`` if it is missing.
-        size: in bytes.
-        known: whether the digest is that of the packed 1,000-product set; ``None`` if that set has no file of this name.
+        size: size in bytes.
+        known: whether the file has the digest of the packed 1,000-product set; ``None`` if the set has no file of this name.
     """
 
     role: str
@@ -71,7 +72,7 @@ class SourceFile:
 
 
 def inspect_source(folder: str | Path) -> list[SourceFile]:
-    """The file of every role in a folder.
+    """Finds the file of every role in a folder.
 
     Raises:
         MissingDataError: the folder does not exist.
@@ -94,7 +95,7 @@ def _inspect_role(folder: Path, name: str) -> SourceFile:
 
 
 def find_file(folder: Path, role: str) -> Path | None:
-    """The file of a role, plain or xz-compressed."""
+    """Returns the file of a role, plain or xz-compressed, else ``None``."""
     for name in ROLES[role].names:
         for path in (folder / name, folder / f"{name}.xz"):
             if path.is_file():
@@ -103,7 +104,7 @@ def find_file(folder: Path, role: str) -> Path | None:
 
 
 def require_files(files: list[SourceFile], folder: Path) -> dict[str, Path]:
-    """The paths by role.
+    """Returns the paths by role.
 
     Raises:
         MissingDataError: a required file is missing.
@@ -125,7 +126,7 @@ def _reading(path: Path) -> Iterator[IO[str]]:
 
 
 def read_json(path: Path) -> object:
-    """The value of a JSON file.
+    """Returns the value of a JSON file.
 
     Raises:
         CorruptCatalogueError: the file is not JSON.
@@ -136,7 +137,7 @@ def read_json(path: Path) -> object:
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """The values of a file with one JSON value per line.
+    """Yields the values of a file with one JSON value per line.
 
     Raises:
         CorruptCatalogueError: a line is not JSON.
@@ -147,7 +148,7 @@ def read_lines(path: Path) -> Iterator[Any]:
 
 
 def read_list(path: Path) -> Iterator[Any]:
-    """The elements of a JSON list. They are read one by one, so that a file of gigabytes needs little memory.
+    """Yields the elements of a JSON list. They are read one by one, so a file of gigabytes needs little memory.
 
     Raises:
         CorruptCatalogueError: the file is not a JSON list, or is truncated.

@@ -17,10 +17,10 @@ _TURN = "{observation}\n> {action}\n"
 class HistoryWindow(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Prepends the last ``size`` observations, each with the action that followed, to the current observation.
 
-    ``info["history"]`` holds them as (observation, action) pairs, oldest first.
+    ``info["history"]`` contains them as (observation, action) pairs, oldest first.
 
     Args:
-        env: an environment whose observations and actions are texts.
+        env: an environment with texts as observations and actions.
         size: number of turns to keep, at least 1.
 
     Raises:

@@ -13,12 +13,11 @@ from trial_envs.core.projection import ResponseStyle, project_action
 class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Reads the action from a response as :func:`trial_envs.core.projection.project_action` does.
 
-    ``info["action"]`` is the action that was carried out (``None`` after ``reset``), ``info["invalid_response"]`` whether
-    the response lacked the required form. ``info["invalid_action"]`` still says that the environment did not understand
-    the action.
+    ``info["action"]`` is the action that was carried out (``None`` after ``reset``). ``info["invalid_response"]`` is true if
+    the response lacked the required form, ``info["invalid_action"]`` if the environment did not understand the action.
 
     Args:
-        env: an environment whose actions are texts.
+        env: an environment with texts as actions.
         style: ``"tagged"`` or ``"plain"``.
         tail: characters kept of a ``"tagged"`` response without action tags.
 

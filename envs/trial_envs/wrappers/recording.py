@@ -15,11 +15,11 @@ from trial_envs.wrappers.transcript import Episode, Step, append_episode, open_t
 
 
 class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
-    """Appends each episode to a file of JSON lines when it ends, or when ``reset`` or ``close`` cuts it short.
+    """Appends each episode to a file of JSON lines when it ends, or when ``reset`` or ``close`` interrupts it.
 
     :func:`trial_envs.wrappers.read_episodes` reads the file. Several environments and processes may write to one file.
     The recorded action is the argument of this wrapper's ``step``: around an :class:`ActionProjection`, the whole
-    response. An episode that could not be written is kept, and written by the next ``reset`` or ``close``.
+    response. An episode that could not be written is kept and written by the next ``reset`` or ``close``.
 
     Args:
         env: the environment.
@@ -27,7 +27,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     Raises:
         OSError: the file cannot be written to.
-        CorruptTranscriptError: the file ends with a text that is no part of a transcript.
+        CorruptTranscriptError: the file ends with a text that is not part of a transcript.
     """
 
     def __init__(self, env: gymnasium.Env[str, str], path: str | os.PathLike[str]) -> None:
@@ -40,10 +40,10 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             pass
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts an episode; a running one is recorded unfinished.
+        """Starts an episode; a running episode is recorded as unfinished.
 
         Raises:
-            UnrecordableInfoError: ``info`` has a value that is no JSON.
+            UnrecordableInfoError: ``info`` has a value that cannot be converted to JSON.
         """
         self._write()
         observation, info = self.env.reset(seed=seed, options=options)
@@ -55,7 +55,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         """Carries out the action; the last step of an episode writes it to the file.
 
         Raises:
-            UnrecordableInfoError: ``info`` has a value that is no JSON; the step is not recorded.
+            UnrecordableInfoError: ``info`` has a value that cannot be converted to JSON; the step is not recorded.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._steps.append(Step(action, observation, float(reward), bool(terminated), bool(truncated), _plain(info)))
@@ -64,7 +64,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return observation, reward, terminated, truncated, info
 
     def close(self) -> None:
-        """Records the running episode unfinished, and closes the environment."""
+        """Records the running episode as unfinished and closes the environment."""
         try:
             self._write()
         finally:

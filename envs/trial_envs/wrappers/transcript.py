@@ -39,7 +39,7 @@ class Episode:
 
     @property
     def ended(self) -> bool:
-        """Whether the episode was terminated or truncated; otherwise ``reset`` or ``close`` cut it short."""
+        """True if the episode was terminated or truncated, False if ``reset`` or ``close`` interrupted it."""
         return self.steps[-1].terminated or self.steps[-1].truncated
 
     @property
@@ -53,13 +53,13 @@ _OPENING = b'{"env": "'
 
 
 def append_episode(path: str | os.PathLike[str], episode: Episode) -> None:
-    """Appends one line; a file lock orders the writes of several processes.
+    """Appends an episode as one line; a file lock orders the writes of several processes.
 
     An incomplete last line, which a killed process may leave, is removed first.
 
     Raises:
-        TypeError: ``info`` holds a value that cannot be serialised to JSON.
-        CorruptTranscriptError: the file ends with a text that is no part of an episode; nothing is removed.
+        TypeError: ``info`` has a value that cannot be serialised to JSON.
+        CorruptTranscriptError: the file ends with a text that is not part of an episode; nothing is removed.
     """
     line = json.dumps(asdict(episode)).encode() + b"\n"
     with open_transcript(path) as stream:
@@ -72,7 +72,7 @@ def open_transcript(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     Raises:
         OSError: the file cannot be written to.
-        CorruptTranscriptError: the file ends with a text that is no part of an episode.
+        CorruptTranscriptError: the file ends with a text that is not part of an episode.
     """
     with open(path, "a+b") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
@@ -81,7 +81,7 @@ def open_transcript(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
-    """The episodes of a file, in the order in which they ended; an incomplete last line is skipped.
+    """Yields the episodes of a file in the order of their ends; an incomplete last line is skipped.
 
     Raises:
         CorruptTranscriptError: a line is not an episode.
