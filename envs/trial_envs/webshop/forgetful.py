@@ -47,7 +47,7 @@ class ForgetfulExplorer:
         self._last = action
 
     def _on_results(self, observation: str) -> list[str]:
-        """Returns the results with the fewest missing terms in their titles, except the product just left; if none, a new search."""
+        """Returns the results with the fewest missing terms in their titles, except the product just left; else a new search."""
         texts = observation.split(pages.SEPARATOR)
         entries = texts[texts.index(pages.NEXT) + 1 :]
         listed = [
