@@ -1,4 +1,4 @@
-"""Algorithms and their configurations; ``methods`` holds one file a method."""
+"""Algorithms and their configurations; ``methods`` has one file per method."""
 
 from __future__ import annotations
 

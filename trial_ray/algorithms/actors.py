@@ -1,4 +1,4 @@
-"""The actors of a run: the resources that they ask for, engines beside learners on one device, their progress and their end."""
+"""Actors of a run: resource requests, engines and learners on shared devices, progress and termination."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Config = TypeVar("Config", bound=AlgorithmConfig)
 
 ENV_RUNNER, ENGINE, LEARNER = "env runner", "engine", "learner"
 ANSWER_S = 5.0
-"""How long an actor may take to answer that is asked to stop; one that hangs is killed after it."""
+"""Seconds that an actor has to answer before it is stopped; an actor that does not answer in time is killed."""
 BY_ITSELF_S = 2.0
-"""How long Ray is left to end the process of a killed actor."""
+"""Seconds that Ray has to end the process of a killed actor."""
 GONE_S = 10.0
-"""How long the process of a killed actor may take to disappear."""
+"""Seconds that the process of a killed actor has to disappear."""
 LOOK_S = 5.0
-"""How long to wait for what is free now."""
+"""Seconds to wait for resources that are free now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class RunActor:
 
     Attributes:
         kind: :data:`ENV_RUNNER`, :data:`ENGINE` or :data:`LEARNER`.
-        index: among those of its kind.
-        handle: of the actor.
+        index: index among the actors of its kind.
+        handle: Ray's handle of the actor.
     """
 
     kind: str
@@ -55,33 +55,35 @@ class RunActor:
 
     @property
     def name(self) -> str:
-        """For a person to read."""
+        """Human-readable name: kind and index."""
         return f"{self.kind} {self.index}"
 
     @property
     def id(self) -> str:
-        """Ray's, hexadecimal."""
+        """Ray's id of the actor, hexadecimal."""
         return actor_id(self.handle)
 
     def progress(self) -> Progress | None:
-        """Its published progress; ``None`` if its process did not start."""
+        """Return the actor's published progress; ``None`` if its process did not start."""
         return read_progress(self.id)
 
     def kill(self, restart: bool = False) -> None:
-        """End its process, also one that does not answer; with ``restart`` Ray starts another where its options say so."""
+        """End the actor's process, even if it does not answer; with ``restart``, Ray starts another if the actor's options
+        allow it."""
         ray.kill(self.handle, no_restart=not restart)
 
 
 def answering(actors: Sequence[RunActor], timeout_s: float) -> list[RunActor]:
-    """Actors that answer a call; busy and dead ones do not."""
+    """Return the actors that answer a call in time; busy and dead actors do not."""
     ready = answers([actor.handle.__ray_ready__.remote() for actor in actors], timeout_s)
     return [actor for actor, answer in zip(actors, ready, strict=True) if answer]
 
 
 def end_processes(actors: Sequence[RunActor]) -> None:
-    """Kill actors for good, and wait until those of their processes that run on this node are gone.
+    """Kill actors without restart, and wait until their processes on this node are gone.
 
-    Ray asks a process to end before it kills it; one that is stopped would be left behind by a driver that exits first.
+    Ray requests that a process ends before it kills it. A stopped process would therefore be left behind if the driver exited
+    first.
     """
     if not actors:
         return  # what follows would start Ray where there is none
@@ -105,15 +107,16 @@ def end_processes(actors: Sequence[RunActor]) -> None:
 
 
 def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> PlacementGroup:
-    """Reserve bundles of resources, all at once; an autoscaler may start nodes for them meanwhile.
+    """Reserve bundles of resources, all at once; an autoscaler may start nodes for them in this time.
 
     Args:
-        bundles: at least one that asks for something.
-        strategy: how they are placed, as Ray names it.
-        timeout_s: how long to wait for them.
+        bundles: at least one bundle with a resource request.
+        strategy: Ray's placement strategy.
+        timeout_s: seconds to wait for the resources.
 
     Raises:
-        ResourcesError: the cluster did not offer them within ``timeout_s`` seconds; says what was asked for and what there is.
+        ResourcesError: the cluster did not provide them within ``timeout_s`` seconds; the message lists requested, total and free
+            resources.
     """
     wanted = _asking(bundles)
     group: PlacementGroup = placement_group(wanted, strategy=strategy)
@@ -135,9 +138,9 @@ def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> Place
 
 
 def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
-    """Check that the cluster can hold the bundles, all at once and wherever they fit; errors as :func:`reserve`.
+    """Check that the cluster can place all bundles at once, on any nodes; raises the errors of :func:`reserve`.
 
-    Actors that ask for nothing, as Ray allows, fit anywhere.
+    Actors without resource requests, which Ray allows, fit anywhere.
     """
     if _asking(bundles):
         # No other strategy: outside placement groups Ray places actors one by one.
@@ -145,9 +148,10 @@ def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
 
 
 def with_fewer_learners(config: Config) -> Config | None:
-    """The config with as many learners as the cluster has room for now; ``None`` if that is not one, or none may be missing.
+    """Return the config with fewer learners, as many as the cluster has room for now; ``None`` if there is no room for one, or if
+    the config has at most one.
 
-    Updates do not depend on their number.
+    Updates do not depend on the number of learners.
     """
     for number in range(config.num_learners - 1, 0, -1):
         fewer: Config = config.copy(copy_frozen=False).learners(num_learners=number)
@@ -161,16 +165,16 @@ def with_fewer_learners(config: Config) -> Config | None:
 
 
 def _asking(bundles: Sequence[Bundle]) -> list[Bundle]:
-    """The bundles that ask for something, without amounts of 0, which Ray refuses in a placement group."""
+    """Return the bundles with a resource request, without amounts of 0, which Ray rejects in a placement group."""
     wanted = ({name: amount for name, amount in bundle.items() if amount} for bundle in bundles)
     return [bundle for bundle in wanted if bundle]
 
 
 def with_engines(bundles: list[Bundle], config: RunSettings) -> list[Bundle]:
-    """RLlib's bundles of a trial (main process, env runners, learners) and what the engines need.
+    """Return RLlib's bundles of a trial (main process, env runners, learners), with the resources of the engines added.
 
-    Where they share devices, an engine's resources are added to its learner's bundle, so that Ray places both on the same
-    node and GPU; else engines have bundles of their own, at the end.
+    If they share devices, an engine's resources are added to its learner's bundle, so Ray places both on the same node and GPU.
+    Otherwise, the engines have separate bundles at the end.
     """
     engine: Bundle = {"CPU": config.num_cpus_per_engine}
     if config.num_gpus_per_engine:
@@ -188,24 +192,25 @@ def with_engines(bundles: list[Bundle], config: RunSettings) -> list[Bundle]:
 
 
 def first_engine_bundle(bundles: list[Bundle], config: RunSettings) -> int:
-    """Index of the first engine's bundle, engines being in consecutive ones."""
+    """Return the index of the first engine's bundle; the bundles of the engines are consecutive."""
     if config.colocate and config.num_learners == 0:
         return 0  # the main process learns
     return len(bundles) - fewest_and_most(config.num_engines)[0]
 
 
 def reserve_pairs(bundles: list[Bundle], config: RunSettings) -> PlacementGroup | None:
-    """Outside Tune, which reserves all of a trial's bundles: reserve those that engines and learners share.
+    """Reserve the bundles that engines and learners share, in runs outside Tune (Tune reserves all bundles of a trial).
 
     Args:
-        bundles: as from :func:`with_engines`.
-        config: of the run.
+        bundles: bundles from :func:`with_engines`.
+        config: config of the run.
 
     Returns:
-        ``None`` if nothing is shared, or with a learner inside this process, whose device Ray does not manage.
+        The placement group; ``None`` if nothing is shared, or if the learner is inside this process, since Ray does not manage
+        its device.
 
     Raises:
-        ResourcesError: the cluster did not offer them within ``resource_timeout_s`` seconds.
+        ResourcesError: the cluster did not provide the resources within ``resource_timeout_s`` seconds.
     """
     if not config.colocate or config.num_learners == 0:
         return None
@@ -219,7 +224,7 @@ LEARNERS_PLACED: ContextVar[PlacementGroup | None] = ContextVar("placement group
 
 @contextlib.contextmanager
 def learners_in(group: PlacementGroup | None) -> Iterator[None]:
-    """Place the learners that RLlib creates meanwhile in this placement group."""
+    """Place the learners that RLlib creates inside this context in ``group``."""
     token = LEARNERS_PLACED.set(group)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Configuration of the algorithms: RLlib's config, whose settings are checked, and what every method shares."""
+"""Configuration of the algorithms: RLlib's config with checked settings, and the settings that all methods share."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 else:
 
     class Sections:
-        """Signatures of the sections for type checkers, which :class:`RunSettings` makes when the code runs."""
+        """Signatures of the config groups for type checkers; at run time, :class:`RunSettings` creates them."""
 
 
 CONFIG_CLASS = "config_class"
 NAMED_CONFIG = "named_config"
-"""Key of a Tune trial whose value is a name and the dict of a whole config: so a grid may be over several methods."""
+"""Key of a Tune trial; its value is a name and the dict of a whole config, so a grid can contain several methods."""
 LARGEST_SEED = 2**32 - 2_000_000
-"""NumPy takes seeds below 2**32, and RLlib adds an env runner's index, and a million in evaluations."""
+"""Largest seed: NumPy accepts seeds below 2**32, and RLlib adds an env runner's index, and a million in evaluations."""
 
 
 @refusing(
@@ -66,15 +66,15 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         )
         algo = config.build_algo()
 
-    Every setting that is not RLlib's own is a field of one of the bases and set by its section. Most defaults are those of the
-    published runs; ``tuned_examples/paper_alfworld.py`` sets the paper's, of which ``reward_scale`` and
-    ``hindsight_start_iteration`` differ from them.
+    Every setting that is not RLlib's is a field of one of the base classes and is set by its config group. Most defaults are the
+    values of the published runs. ``tuned_examples/paper_alfworld.py`` sets the paper's values; its ``reward_scale`` and
+    ``hindsight_start_iteration`` differ from the defaults.
 
-    Other methods derive from this class (``trial_ray/algorithms/methods``): they set ``method_class``, and declare settings
-    of their own, which ``training`` takes like the shared ones.
+    Other methods derive from this class (``trial_ray/algorithms/methods``): they set ``method_class`` and declare their own
+    settings, which ``training`` accepts like the shared settings.
 
-    RLlib and Tune pass configs on as dicts, and rebuild them as the algorithm's default config, updated from the dict. Several
-    methods share an algorithm, so the dict names the config's class, and the update returns an instance of that class.
+    RLlib and Tune pass configs as dicts, and rebuild a config by updating the algorithm's default config from the dict. Several
+    methods share an algorithm, so the dict contains the config's class, and the update returns an instance of that class.
     """
 
     method_class: ClassVar[type[Method[Any]]] = Method
@@ -95,12 +95,12 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         super().__setattr__(current_name(key), plain(value))
 
     def guards(self, **settings: Any) -> Self:
-        """The earlier name of ``.health_checks()``."""
+        """Former name of ``.health_checks()``."""
         warn_of(".guards()", ".health_checks()")
         return self.health_checks(**settings)
 
     def _set_rllib_defaults(self) -> None:
-        """Set what differs from RLlib's defaults, and say why."""
+        """Set the defaults that differ from RLlib's, with the reasons as comments."""
         from trial_ray.rollout.env_runner import TextEnvRunner
 
         self.env_runner_cls = TextEnvRunner
@@ -130,22 +130,23 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         adapter: EnvironmentAdapter | Iterable[EnvironmentAdapter] | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
-        """Choose what is played.
+        """Select the environment, or several environments.
 
-        Settings that the adapter has ``defaults`` for, and that still have the config's own default, take the adapter's.
+        A setting that has an entry in the adapter's ``defaults``, and still has the config's default value, takes the adapter's
+        value.
 
         Args:
-            env: id of an environment that is registered with Gymnasium. Whatever was registered here, in the driver, is known
-                to every actor.
+            env: id of an environment that is registered with Gymnasium. An environment that was registered here, in the driver,
+                is available to every actor.
             env_config: its keyword arguments, and the split of its tasks under ``"split"`` (default ``"train"``).
-            environments: several environments in place of one: ``(id, keyword arguments, weight)`` each. Tasks are drawn in
-                proportion to the weights; an environment of weight 0 is in the evaluation alone.
-            adapter: what the trainer knows of the environment, see :class:`~trial_ray.environments.EnvironmentAdapter`; several
-                for a mixture. ``None``: this package's adapters, and default values for other environments.
-            kwargs: RLlib's further settings of the section.
+            environments: several environments instead of one, each as ``(id, keyword arguments, weight)``. Tasks are drawn in
+                proportion to the weights; an environment of weight 0 is only used in the evaluation.
+            adapter: description of the environment for the trainer, see :class:`~trial_ray.environments.EnvironmentAdapter`;
+                several for a mixture. ``None``: this package's adapters, and default values for other environments.
+            kwargs: further settings of RLlib's ``environment()``.
 
         Raises:
-            ConfigError: an adapter is none.
+            ConfigError: an adapter is not an ``EnvironmentAdapter``.
         """
         before = self._adapter_defaults()
         if environments is not NotProvided and environments:
@@ -172,7 +173,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         return self
 
     def _adapter_defaults(self) -> dict[str, Any]:
-        """Settings that the adapters of the environments chosen so far have defaults for; of several adapters, the first one's."""
+        """Defaults for settings from the adapters of the environments selected so far; the first adapter with a default applies."""
         own, found = vars(type(self)()), dict[str, Any]()
         for env_id, _, _ in self.played_environments():
             if env_id not in self.env_specs:
@@ -188,10 +189,10 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
     # -- checks ----------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check every value.
+        """Check all settings.
 
         Raises:
-            ConfigError: a key is unknown or a value is out of range; the message names it and what is expected.
+            ConfigError: a key is unknown or a value is out of range; the message contains the setting and the expected value.
         """
         refuse_unread(self)
         try:
@@ -219,13 +220,13 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         """Reject values under names that look like secrets.
 
         Raises:
-            ConfigError: names the setting.
+            ConfigError: there is such a value; the message contains the setting.
         """
         for name in ("env_config", "evaluation_env_config", "environments", "engine_kwargs", "warm_start"):
             refuse_plain_secrets(name, getattr(self, name, None))
 
     def _check_rllib(self) -> None:
-        """Settings of RLlib's that ours replace, or that must fit to ours."""
+        """Check RLlib's settings that this package's settings replace or restrict."""
         chosen = self.seed is None or is_search(self.seed)  # Tune has still to choose it
         if not chosen and not (type(self.seed) is int and 0 <= self.seed <= LARGEST_SEED):
             raise ConfigError(
@@ -247,7 +248,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         """Reject environments, weights and adapters that cannot be used.
 
         Raises:
-            ConfigError: names the environment, what was found and what is expected.
+            ConfigError: one cannot be used; the message contains the environment, the value and the expected value.
         """
         for each in self.environments:
             _environment(each)
@@ -298,7 +299,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         placement_group: PlacementGroup | None = None,
         **kwargs: Any,
     ) -> PolicyLearnerGroup:
-        """Build the learners, where they share devices with engines in the placement group of the pairs."""
+        """Build the learners; if they share devices with engines, they are placed in the placement group of both."""
         from trial_ray.algorithms.learner_group import PolicyLearnerGroup
 
         return PolicyLearnerGroup(
@@ -328,22 +329,22 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """RLlib's dict of all settings, and the config's class; Tune writes it into files.
+        """Return RLlib's dict of all settings, with the config's class; Tune writes it to files.
 
         Raises:
-            ConfigError: a setting looks like a secret and holds a value.
+            ConfigError: a setting looks like a secret and has a value.
         """
         self.check_secrets()
         return {**super().to_dict(), CONFIG_CLASS: type(self)}
 
     def update_from_dict(self, config_dict: Any) -> Self:
-        """Take over settings; a dict made by :meth:`to_dict` of a derived class gives a new config of that class.
+        """Update settings from a dict; a dict from :meth:`to_dict` of a derived class returns a new config of that class.
 
         Args:
             config_dict: a dict, or a config.
 
         Raises:
-            ConfigError: the dict was made by a config of another kind, which this one's algorithm does not train.
+            ConfigError: the dict is from a config class that is not derived from this one, and that the algorithm does not train.
         """
         settings = dict(config_dict.items())
         _, named = settings.pop(NAMED_CONFIG, ("", {}))
@@ -361,11 +362,11 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         return made.update_from_dict(settings)
 
     def schedules(self) -> dict[str, int]:
-        """Iterations that the method's schedule needs to take effect, by the setting that says so."""
+        """Return the number of iterations that the method's schedules need to take effect, by the name of the setting."""
         return {}
 
     def unfinished_schedules(self, iterations: float) -> list[str]:
-        """Complaints about schedules that ``iterations`` would not complete."""
+        """Return an error message for each schedule that ``iterations`` would not complete."""
         return [
             f"{name} is {needed}, but training ends after iteration {iterations:g}: the schedule would not be completed. "
             f"Set {name} to at most {iterations:g}, or train longer."
@@ -374,17 +375,17 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         ]
 
     def require_schedules_within(self, iterations: float) -> None:
-        """Reject a schedule that training would not reach the end of.
+        """Reject a schedule that is not complete after ``iterations``.
 
         Raises:
-            ConfigError: a schedule needs more than ``iterations``; the message names both numbers.
+            ConfigError: a schedule needs more than ``iterations``; the message contains both numbers.
         """
         for complaint in self.unfinished_schedules(iterations):
             raise ConfigError(complaint)
 
 
 def plain(value: Any) -> Any:
-    """The value with Python's numbers in place of NumPy's, which records and experiment files have no form for."""
+    """Return the value with Python numbers in place of NumPy numbers, which records and experiment files cannot represent."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) is dict:

@@ -70,14 +70,14 @@ logger = logging.getLogger(__name__)
 class GRPO(RLlibCalls):
     """Group-relative policy optimisation of a language-model agent.
 
-    Actors: env runners play episodes, engines sample responses, learners (one of them inside this process by default) update
-    the policy. This process only moves references and numbers.
+    Actors: env runners play episodes, engines sample responses, learners (by default one, inside this process) update the policy.
+    This process only moves references and numbers.
     """
 
     config: GRPOConfig
     pairs: PlacementGroup | None = None
     _made_for: dict[str, Any] | None = None
-    """What the engines and env runners were made for."""
+    """Arguments for which the engines and env runners were created."""
 
     @classmethod
     def get_default_config(cls) -> GRPOConfig:
@@ -86,7 +86,7 @@ class GRPO(RLlibCalls):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """RLlib's bundles, with the engines': a Tune trial reserves its engines too. Of actors that come and go, the fewest."""
+        """Return RLlib's bundles with the engines', so a Tune trial reserves both; a range of actors counts with its minimum."""
         full: GRPOConfig = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
         fixed = full.copy(copy_frozen=False)
         fixed.num_env_runners, _ = fewest_and_most(full.num_env_runners)
@@ -96,7 +96,7 @@ class GRPO(RLlibCalls):
     # -- life cycle ------------------------------------------------------------------------------------------------
 
     def setup(self, config: Any) -> None:
-        """Check what the user asked for before any actor starts; then start engines, runners and learners."""
+        """Check the configuration before any actor starts; then start engines, env runners and learners."""
         config = self.config
         require_engine(config.engine, config.num_gpus_per_engine)
         self.tasks, first_turns = list_tasks(config)
@@ -146,10 +146,10 @@ class GRPO(RLlibCalls):
             raise
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Become another trial of a sweep: all begins again, but for engines and env runners where it needs the same ones.
+        """Start another trial of a sweep; only engines and env runners are kept, if it needs the same ones.
 
         Raises:
-            ConfigError: the trial's settings are wrong; as :meth:`setup`, otherwise.
+            ConfigError: the trial's settings are wrong. Other errors are as in :meth:`setup`.
         """
         config = self.get_default_config().update_from_dict(new_config)
         config.validate()
@@ -174,7 +174,7 @@ class GRPO(RLlibCalls):
             self.__dict__.pop(name, None)
 
     def _keep_actors(self, request: PlacementGroupFactory) -> bool:
-        """Whether the engines and env runners of an earlier trial are what this one asks for; if not, they are stopped."""
+        """Return whether the engines and env runners of an earlier trial match this one; if not, they are stopped."""
         runners = self.config.num_env_runners
         wanted = {"engines": pool_arguments(self.config), "runners": runners, "placed": request}
         if self._made_for == wanted:
@@ -186,11 +186,11 @@ class GRPO(RLlibCalls):
         return False
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Give restarted env runners their engines again; they hold nothing else that was learned."""
+        """Give restarted env runners their engines again; they have no other learned state."""
         return self.workers.restore_runners()
 
     def actors(self) -> list[RunActor]:
-        """All actors of the run that there are by now."""
+        """Return all actors of the run that exist now."""
         engines = self.engine_pool.handles if hasattr(self, "engine_pool") else ()
         handles: dict[str, Iterable[tuple[int, Any]]] = {
             ENV_RUNNER: env_runner_actors(getattr(self, "env_runner_group", None)).items(),
@@ -200,7 +200,7 @@ class GRPO(RLlibCalls):
         return [RunActor(kind, index, handle) for kind, found in handles.items() for index, handle in found]
 
     def cleanup(self) -> None:
-        """Stop every actor; one that does not answer within seconds is killed, after an interrupt each."""
+        """Stop every actor; actors that do not answer within seconds are killed, and all actors after a keyboard interrupt."""
         if "workers" in vars(self):  # RLlib's class has a method of that name
             self.workers.abandon_groups()
             self.workers.withdraw()
@@ -216,7 +216,7 @@ class GRPO(RLlibCalls):
             remove_placement_group(self.pairs)
 
     def step(self) -> dict[str, Any]:
-        """RLlib's iteration; under :data:`FAULTS` its result says what was replaced in it."""
+        """Run RLlib's iteration; if actors were replaced in it, its result describes this under :data:`FAULTS`."""
         self._evaluated = False
         with event(ITERATION, number=self.iteration + 1):
             result: dict[str, Any] = super().step()
@@ -225,16 +225,16 @@ class GRPO(RLlibCalls):
         return {**result, FAULTS: faults} if (faults := self.take_faults()) else result
 
     def take_faults(self) -> str:
-        """Losses and replacements since the last call, in a line; empty without any."""
+        """Return losses and replacements since the last call, in one line; empty if there were none."""
         return self.engine_pool.faults.take()
 
     # -- one iteration ---------------------------------------------------------------------------------------------
 
     def training_step(self) -> None:
-        """Sample groups of rollouts, update on them, send the new weights to the engines, look at what came of it.
+        """Sample groups of rollouts, update on them, send the new weights to the engines, and run the health checks.
 
         Raises:
-            TrainingDivergedError: the policy has diverged in the iterations before this one.
+            TrainingDivergedError: the policy diverged in the previous iterations.
         """
         self.health_checks.require_healthy()
         for kind, number in zip(("engines", "env_runners"), self.workers.numbers(), strict=True):
@@ -255,7 +255,7 @@ class GRPO(RLlibCalls):
         self.health_checks.look(self.iteration + 1, self.metrics, trained=bool(batch.kept))
 
     def _log_batch(self, batch: SampledBatch) -> None:
-        """Log what became of groups and rows, and the figures of all rollouts, of several environments also by their names."""
+        """Log counts of groups and rows, and the metrics of all rollouts; with several environments, also by environment name."""
         for key, value in batch.metrics().items():
             log(self.metrics, key, value)
         figures = sum(batch.counts.values(), RolloutCounts()).metrics()
@@ -272,7 +272,7 @@ class GRPO(RLlibCalls):
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Take the time of a phase, and note that it is the present one."""
+        """Measure the time of a phase, and set it as the current phase."""
         self.phase = name
         with log_time(self.metrics, f"seconds/{name}"), event(name):
             yield
@@ -301,7 +301,7 @@ class GRPO(RLlibCalls):
         self.weights_checksum = self.weight_sync.send(self.weight_version)
 
     def _record_update(self, timesteps: dict[str, int], weights_before: str) -> None:
-        """Write what a replay of this iteration's update needs besides the trajectories, where that is asked for."""
+        """Write the data that a replay of this iteration's update needs besides the trajectories, if it is to be recorded."""
         if (folder := self.config.training_folder) is None:
             return
         UpdateRecord(
@@ -316,7 +316,7 @@ class GRPO(RLlibCalls):
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """RLlib's evaluation hook: play the evaluation set, return its rates; none where it could not be played."""
+        """RLlib's evaluation hook: play the evaluation sets and return their rates, except of sets that could not be played."""
         self._evaluated = True
         self._call_back("on_evaluate_start", metrics_logger=self.metrics)
         self.workers.take_logged(in_evaluation=True)  # of evaluation sets that were played by themselves
@@ -332,10 +332,10 @@ class GRPO(RLlibCalls):
         return self._evaluation_result(figures)
 
     def evaluate_sets(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:
-        """Play the configured evaluation sets, one an environment; results by the environments' names.
+        """Play the configured evaluation sets, one per environment; returns the results by environment name.
 
         Args:
-            skip_failed: warn of an evaluation set that could not be played and leave it out, in place of raising.
+            skip_failed: warn of an evaluation set that could not be played and omit it, instead of raising.
 
         Raises:
             ConfigError: no evaluation set is configured.
@@ -355,12 +355,12 @@ class GRPO(RLlibCalls):
         return results
 
     def evaluate_panels(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:
-        """The earlier name of :meth:`evaluate_sets`."""
+        """Former name of :meth:`evaluate_sets`."""
         warn_of("evaluate_panels()", "evaluate_sets()")
         return self.evaluate_sets(skip_failed=skip_failed)
 
     def evaluate_set(self, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> EvaluationResult:
-        """Play one rollout of every task of an evaluation set with the current weights, without touching any training state.
+        """Play one rollout of every task of an evaluation set with the current weights, without changing any training state.
 
         Args:
             evaluation_set: the tasks.
@@ -373,15 +373,15 @@ class GRPO(RLlibCalls):
         return EvaluationPlayer(self.config, self.workers).play(evaluation_set, entry)
 
     def evaluation_protocol(self, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
-        """The protocol of what :meth:`evaluate_set` would find, without playing."""
+        """Return the protocol of the result of :meth:`evaluate_set`, without playing."""
         return policy_protocol(self.config, evaluation_set, entry)
 
     # -- what it costs ---------------------------------------------------------------------------------------------
 
     def actor_reports(self, timeout_s: float = 10.0) -> dict[str, dict[str, Any] | None]:
-        """Peak memory of every actor by its name, of engines also what they did; ``None`` of one that does not answer.
+        """Return the peak memory of every actor by name, with the usage of engines; ``None`` for an actor that does not answer.
 
-        Fields are those of ``peak_memory`` and ``EngineUsage``. A learner without an actor of its own is part of the driver.
+        The fields are as in ``peak_memory`` and ``EngineUsage``. A learner without a separate actor is part of the driver.
         """
         actors = self.actors()
         found = answers([actor.handle.report.remote() for actor in actors], timeout_s)
@@ -389,21 +389,21 @@ class GRPO(RLlibCalls):
         return {driver: peak_memory(), **{actor.name: each for actor, each in zip(actors, found, strict=True)}}
 
     def timeline(self, timeout_s: float = 10.0) -> Timeline | None:
-        """What every actor did in the last iteration, with ``None`` of those that do not answer; ``None`` before the first one."""
+        """Return each actor's events in the last iteration, ``None`` if it does not answer; ``None`` before the first iteration."""
         return collect_timeline(self.actors(), timeout_s)
 
     def matmul_rate(self) -> float:
-        """Floating-point operations per second of a large matrix product on a learner's device, all learners at work."""
+        """Floating-point operations per second of a large matrix product on a learner's device, while all learners compute."""
         return float(torch.tensor(self.learner_group.ask(lambda learner: learner.matmul_rate())).mean())
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, the seconds trained, the place in the task list with what is in flight, and the weights' version.
+        """Return RLlib's state, the seconds trained, the position in the task list with groups in flight, and the weight version.
 
         Args:
-            args: RLlib's.
-            kwargs: RLlib's; with ``inference_only=True`` the state has neither weights nor optimizer state.
+            args: RLlib's arguments.
+            kwargs: RLlib's arguments; with ``inference_only=True`` the state has neither weights nor optimizer state.
         """
         return {
             **super().get_state(*args, **kwargs),
@@ -415,10 +415,10 @@ class GRPO(RLlibCalls):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken; weights that the state holds are sent to the engines.
+        """Continue from a state of :meth:`get_state`; weights in the state are sent to the engines.
 
         Raises:
-            CheckpointError: the state is of another model, or was trained as adapters of one.
+            CheckpointError: the state is of another model, or has LoRA adapters that were trained on another model.
         """
         if "tasks" in state:
             self.sampler.set_state(state["tasks"])
@@ -433,13 +433,13 @@ class GRPO(RLlibCalls):
             self.initial_weights = state["initial_weights"]
 
     def _send_set_weights(self) -> None:
-        """Send the engines weights that no update made; groups in flight, which older ones played, begin again."""
+        """Send weights that no update made to the engines; groups in flight, played with older weights, start again."""
         self.sampler.set_state(self.sampler.get_state())
         self.weight_sync.make_room()
         self._sync_weights()
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Restore, then send the restored weights to the engines, which still hold the initial ones, and call back."""
+        """Restore, send the restored weights to the engines, which still have the initial weights, and call the callbacks."""
         self.weight_sync.make_room()
         self.learner_group.weights_set = None  # they are sent once, after everything is restored
         try:

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SUDDEN_PATIENCE = 2
-"""Iterations in a row after which a collapse is believed that came from one iteration to the next: no policy that still learns
-loses all that armed the check in one update."""
+"""Patience, in consecutive iterations, for a collapse from one iteration to the next: a policy that still learns does not
+lose, in one update, the level that armed the check."""
 LOSSES = ("total_loss", "grpo/surrogate_loss", "grpo/entropy", "grpo/kl", "grpo/clip_fraction")
 
 
 class HealthCheck(NamedTuple):
-    """One thing that must not go on.
+    """One check of a run's metrics.
 
     Attributes:
-        name: of the setting that limits it: a least value where it begins with ``min``.
-        metrics: what it looks at.
-        value: what is guarded, of those of the metrics that an iteration logged, at least one; ``None``: nothing to say.
-        armed_at: multiple of the limit from which on the policy is so good that the check watches it from then on: one that never
-            was any better has not collapsed, it has not learned yet. ``None``: the check always watches.
-        says: what was found, with its value.
-        advice: what to change.
+        name: name of the setting with its limit, which is a minimum if the name starts with ``min``.
+        metrics: names of the metrics that it reads.
+        value: computes the checked value from its logged metrics (at least one); ``None`` if it cannot be computed.
+        armed_at: multiple of the limit that the value must reach before the check becomes active: a policy that was never better
+            has not collapsed, it has not learned yet. ``None``: the check is always active.
+        says: message, with placeholders for the value and the limit.
+        advice: recommended changes.
     """
 
     name: str
@@ -105,13 +105,13 @@ HEALTH_CHECKS = (
 
 
 class HealthChecks:
-    """Checks every iteration's metrics; warns, and stops a run whose policy has diverged.
+    """Checks the metrics of every iteration, warns, and stops a run with a diverged policy.
 
-    One iteration may be noise: it takes ``health_check_patience`` of them in a row, or :data:`SUDDEN_PATIENCE` after a collapse
-    from one iteration to the next.
+    A single iteration may be noise: the run stops after ``health_check_patience`` failed iterations in a row, or
+    :data:`SUDDEN_PATIENCE` after a collapse from one iteration to the next.
 
     Args:
-        settings: limits.
+        settings: limits of the checks.
     """
 
     def __init__(self, settings: HealthCheckSettings) -> None:
@@ -120,31 +120,32 @@ class HealthChecks:
 
     @property
     def suspect(self) -> bool:
-        """Whether a check is on its way to a stop, so that the state should take no good checkpoint's place."""
+        """True if a check fails that may stop the run; the state should then not replace a good checkpoint."""
         return self._settings.health_check_action == "stop" and bool(self._in_a_row)
 
     def require_healthy(self) -> None:
-        """Reject another iteration with a diverged policy.
+        """Raise if the policy has diverged.
 
         Raises:
-            TrainingDivergedError: says what was found for how long, and what to change.
+            TrainingDivergedError: the policy has diverged; the message contains the finding, its duration and recommended
+                changes.
         """
         if self._verdict:
             raise TrainingDivergedError(self._verdict)
 
     def look(self, iteration: int, metrics: MetricsLogger, *, trained: bool) -> None:
-        """Look at what an iteration logged, and log how many checks it fails.
+        """Check the metrics of an iteration, and log the number of failed checks.
 
         Args:
             iteration: counted from 1.
-            metrics: of the iteration, which is not over.
-            trained: whether there was an update; without one the learner's metrics are those of an earlier one.
+            metrics: metrics of the current iteration.
+            trained: whether there was an update; without an update, the learner's metrics are from an earlier iteration.
         """
         names = {name for check in HEALTH_CHECKS for name in check.metrics if trained or not name.startswith(LEARNER)}
         log(metrics, "health_checks/num_failed", self.judge(iteration, {name: peek(metrics, name) for name in names}))
 
     def judge(self, iteration: int, metrics: Mapping[str, float | None]) -> int:
-        """Count the checks that the metrics of an iteration fail; warn of each, and note a verdict."""
+        """Return the number of checks that the metrics of an iteration fail; warns of each, and records a verdict."""
         for check in HEALTH_CHECKS:
             name = check.name
             limit = 1.0 if name == "finite" else getattr(self._settings, name)
@@ -190,18 +191,18 @@ class HealthChecks:
         logger.warning("iteration %d: %s; %s. %s", iteration, found, upshot, check.advice.capitalize())
 
     def get_state(self) -> dict[str, Any]:
-        """State for a resumed run."""
+        """Return the state for a resumed run."""
         names = {"armed": self._armed, "well": self._well, "sudden": self._sudden}
         return {**{key: sorted(each) for key, each in names.items()}, "in_a_row": dict(self._in_a_row)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken; the verdict follows from the present settings."""
+        """Continue from a state of :meth:`get_state`; the verdict is cleared, since it depends on the current settings."""
         self._armed = set(state["armed"])
         self._in_a_row: dict[str, int] = dict(state["in_a_row"])
-        """Iterations in a row in which each check was violated, up to the last one."""
+        """Number of consecutive iterations, up to the last one, in which each check failed."""
         # Checkpoints of earlier versions lack these two.
         self._well = set(state.get("well", ()))
-        """HealthChecks against a collapse whose value would have armed them in the last iteration."""
+        """Checks against a collapse with a value in the last iteration that would have armed them."""
         self._sudden = set(state.get("sudden", ()))
-        """Those that were violated in the iteration after such a one, and since then."""
+        """Checks that failed in the iteration after such an iteration, and in every iteration since then."""
         self._verdict = ""

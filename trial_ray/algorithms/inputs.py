@@ -1,4 +1,4 @@
-"""Inputs that a run's settings name: its first policy, data and tasks of its environments, and the memory that its models need."""
+"""Inputs of a run: its initial policy, the data and tasks of its environments, and the memory that its models need."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHARED = ("chat_template_kwargs", "history_window", "max_prompt_tokens", "max_response_tokens")
-"""Settings of the warm start that are the config's of the same name where it does not say them."""
+"""Settings of the warm start that default to the config's setting of the same name."""
 FirstTurn = tuple[EnvironmentEntry, str, StepResult]
-"""An environment, its first task, and what it shows at the task's beginning."""
+"""An environment, its first task, and its output at the start of the task."""
 
 
 def require_inputs(config: RunSettings) -> None:
-    """Check that all inputs are there, before Ray starts; a model on the hub is fetched into the hub's cache.
+    """Check that all inputs are available, before Ray starts; a model on the hub is downloaded into the hub's cache.
 
     Raises:
-        ConfigError: a model, an environment, a split or an engine is not known or not to be had, a split has too few tasks, or the
+        ConfigError: a model, an environment, a split or an engine is unknown or unavailable, a split has too few tasks, or the
             engine cannot be started with its arguments and this model.
         MissingDependencyError: the engine or a packaged model is not installed.
         TrialEnvError: the data of an environment are missing.
@@ -70,12 +70,12 @@ def require_inputs(config: RunSettings) -> None:
 
 
 def initial_policy(config: RunSettings) -> str:
-    """The model folder that training starts from; made or fetched, and cached, where the config only describes it.
+    """Return the model folder that training starts from; if the config only describes it, it is created or downloaded.
 
-    The driver calls it once, and every actor gets the same folder.
+    A created or downloaded folder is cached. The driver calls this once, and every actor gets the same folder.
 
     Raises:
-        ConfigError: there is no such folder, and the model hub offers no such model.
+        ConfigError: the folder does not exist, and the model hub does not have such a model.
         ConfigError, CheckpointError, ChatTemplateError: the warm start's settings or model are wrong.
         MissingDependencyError: the packaged model is not installed.
     """
@@ -113,9 +113,9 @@ def require_initial_policy(config: RunSettings) -> None:
 
 
 def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
-    """The settings of the config's warm start, ``model_path`` as given, and the adapter of its environment.
+    """Return the settings of the config's warm start, with ``model_path`` as given, and the adapter of its environment.
 
-    Where the config has no warm start, those that one would have without settings of its own.
+    If the config has no warm start, they are the settings that an empty warm start would have.
 
     Raises:
         ConfigError: a setting is unknown, out of its range, or contradicts the config's.
@@ -140,7 +140,7 @@ def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[En
 
 
 def policy_folder(model_path: str) -> str:
-    """The folder of a model; fetched or made where it is a name on the model hub or of a package.
+    """Return the folder of a model; it is downloaded or created if it is a name on the model hub or of a package.
 
     Raises:
         ConfigError, MissingDependencyError: as :func:`initial_policy`.
@@ -152,10 +152,10 @@ def policy_folder(model_path: str) -> str:
 
 
 def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
-    """The tasks to train on, and the first turn of each environment, after one turn was played in it.
+    """Return the tasks to train on, and the first turn of each environment, after playing one turn in it.
 
     Raises:
-        ConfigError: there is no task, or an environment lacks what the settings need.
+        ConfigError: there is no task, or an environment does not provide a feature that the settings need.
         EnvironmentFaultError: an environment raised, or breaks the contract of text environments.
     """
     evaluated = {entry.name: entry for entry in config.evaluation_entries()}
@@ -175,12 +175,13 @@ def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
 
 
 def resolved(config: GRPOConfig, folder: Path | None) -> GRPOConfig:
-    """The config with a folder (made or fetched once) in place of warm-start settings, a hub name or a packaged model's name, and
-    with the day that chat templates may show; frozen.
+    """Return the config, frozen, with a model folder and the date that chat templates may show.
+
+    The folder, created or downloaded once, replaces warm-start settings, a hub name or a packaged model's name.
 
     Args:
-        config: of the run.
-        folder: of the Tune trial that it is, to which folders of recordings are relative.
+        config: config of the run.
+        folder: folder of the Tune trial, if it is one; folders of recordings are relative to it.
     """
     found: GRPOConfig = config.copy(copy_frozen=False)
     found.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
@@ -192,13 +193,13 @@ def resolved(config: GRPOConfig, folder: Path | None) -> GRPOConfig:
 
 
 def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:
-    """Reject limits that the first prompts, or what stands around a teacher context, exceed with the policy's tokenizer.
+    """Reject limits that the first prompts, or the text around a teacher context, exceed with the policy's tokenizer.
 
     Returns:
-        The tokenizer's chat template, as :func:`describe_chat_template` gives it.
+        The tokenizer's chat template, as returned by :func:`describe_chat_template`.
 
     Raises:
-        ConfigError, PromptTooLongError, ChatTemplateError: say what to change.
+        ConfigError, PromptTooLongError, ChatTemplateError: a check failed; the message contains the change to make.
     """
     tokenizer = load_tokenizer(str(config.model_path))
     described = describe_chat_template(tokenizer, template_options(config))
@@ -210,26 +211,27 @@ def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[st
 
 
 def require_memory(config: RunSettings) -> None:
-    """Reject a run whose learners or engines do not fit on the GPUs that they ask for, where their memory is known.
+    """Reject a run with learners or engines that do not fit on their requested GPUs, if the memory of the GPUs is known.
 
     Raises:
-        ConfigError: says what fits.
+        ConfigError: they do not fit; the message contains settings that fit, or other advice.
     """
     if config.num_gpus_per_learner or config.num_gpus_per_engine:
         require_fit(PlanRequest.of(config), Machine(None, gpu_bytes(ray.cluster_resources())))
 
 
 def compare_initial_weights(config: RunSettings, found: dict[str, str], recorded: dict[str, str]) -> None:
-    """Compare the weights at ``model_path`` with those when the run began, since checkpoints hold no frozen model; warn of a KL
-    reference that is another.
+    """Compare the weights at ``model_path`` with those at the start of the run; checkpoints do not contain the frozen model.
+
+    Warns if the KL reference has changed.
 
     Args:
-        config: of the run.
-        found: checksum and dtype of the weights that engines were given first.
-        recorded: those of the run's beginning.
+        config: config of the run.
+        found: checksum and dtype of the weights that were first sent to the engines.
+        recorded: checksum and dtype at the start of the run.
 
     Raises:
-        CheckpointError: adapters were trained beside others.
+        CheckpointError: LoRA adapters were trained with other base weights.
     """
     # Other engines may take the same weights in another dtype, in which they cannot be compared.
     if found == recorded or found["dtype"] != recorded["dtype"]:

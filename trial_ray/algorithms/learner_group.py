@@ -1,4 +1,4 @@
-"""RLlib's group of learners, all of which take part in each call, also where each of them has a part of the weights."""
+"""RLlib's group of learners, with all learners taking part in each call, also if weights are sharded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trial_ray.ray_internals import learner_actors
 
 Result = TypeVar("Result")
 FAILED_TOGETHER_S = 5.0
-"""How long to wait, once a learner failed, for what the others say: the cause may be the death of one of them."""
+"""Seconds to wait for the results of the other learners after one failed: the cause may be the death of one of them."""
 _LOOK_S = 60.0
 
 
@@ -29,18 +29,18 @@ class PolicyLearnerGroup(LearnerGroup):
     """The learners of a run; all of them take part in each call, since sharded weights are gathered by all.
 
     Attributes:
-        weights_set: called when other weights have been set, which the engines do not hold yet.
+        weights_set: called after other weights were set, which the engines do not have yet.
     """
 
     weights_set: Callable[[], None] | None = None
 
     def ask(self, call: Callable[[GRPOLearner], Result]) -> list[Result]:
-        """The call's result on every learner; sharded learners run it together.
+        """Return the result of ``call`` on every learner; sharded learners run it together.
 
-        RLlib hands over an error as an answer, and leaves out who does not answer; both are raised here.
+        RLlib returns an error as a result, and omits learners that do not answer; both are raised here.
 
         Raises:
-            WeightSyncError: not all of them answered within :data:`LOAD_TIMEOUT_S` seconds.
+            WeightSyncError: not all learners answered within :data:`LOAD_TIMEOUT_S` seconds.
         """
         expected = max(1, len(self))  # RLlib counts actors, and none inside this process
         values: list[Any] = []
@@ -58,11 +58,11 @@ class PolicyLearnerGroup(LearnerGroup):
     def update(self, *, training_data: TrainingGroups, timesteps: dict[str, Any]) -> list[dict[str, Any]]:
         """Train every learner on the groups; returns the metrics of each.
 
-        It ends with the learners, however long they compute; the watch over the run's progress kills those that hang.
+        There is no time limit; the watchdog of the run kills learners that hang.
 
         Raises:
             LearnerError: a learner died.
-            RayTaskError: a learner raised; it is of the class of what was raised, too.
+            RayTaskError: a learner raised; it is also an instance of the original error's class.
         """
         if self.is_local:
             return list(super().update(training_data=training_data, timesteps=timesteps))
@@ -86,7 +86,7 @@ class PolicyLearnerGroup(LearnerGroup):
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the first learner's state; arguments and content as ``GRPOLearner.get_state``."""
+        """Return the first learner's state; arguments and content as in ``GRPOLearner.get_state``."""
         if not self._check_component(COMPONENT_LEARNER, components, not_components):
             return {}
         inside = self._get_subcomponents(COMPONENT_LEARNER, components)
@@ -99,7 +99,7 @@ class PolicyLearnerGroup(LearnerGroup):
         return {COMPONENT_LEARNER: next(filter(None, self.ask(state_of)))}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken, and have weights that it holds sent to the engines.
+        """Continue from a state of :meth:`get_state`; weights in it are sent to the engines.
 
         Raises:
             CheckpointError: the state is of another model; nothing was changed.
@@ -124,10 +124,10 @@ class PolicyLearnerGroup(LearnerGroup):
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
-        """Write a checkpoint: RLlib asks one learner to write; sharded weights are written by all of them together.
+        """Write a checkpoint. RLlib has one learner write it; sharded weights are written by all learners together.
 
         Raises:
-            CheckpointError: not every learner sees the folder.
+            CheckpointError: not every learner can access the folder.
         """
         folder: str = super().save_to_path(path, state=state or self.get_state(inference_only=True), **kwargs)
         if self.config.sharding != "none":
@@ -136,14 +136,14 @@ class PolicyLearnerGroup(LearnerGroup):
         return folder
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
-        """Continue from a checkpoint, and have its weights sent to the engines."""
+        """Continue from a checkpoint; its weights are sent to the engines."""
         super().restore_from_path(path, **kwargs)
         if self.weights_set is not None:
             self.weights_set()
 
 
 def _cause(calls: list[Any], error: RayError, timesteps: dict[str, Any]) -> Exception:
-    """The death of a learner, where there was one, else what was raised first."""
+    """Return an error for the learners that died, if any, else the first error that was raised."""
     ready, _ = ray.wait(calls, num_returns=len(calls), timeout=FAILED_TOGETHER_S)
     dead = []
     for call in ready:

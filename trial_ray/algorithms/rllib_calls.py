@@ -1,4 +1,4 @@
-"""What RLlib's ``Algorithm`` promises besides training: a user's callbacks, and calls that are refused here."""
+"""RLlib's ``Algorithm`` interface besides training: the user's callbacks, and calls that are rejected here."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _EXPORT = "trial-ray export writes the model of a checkpoint as a Hugging Face f
     }
 )
 class RLlibCalls(Algorithm):
-    """Base of :class:`~trial_ray.algorithms.grpo.GRPO` that keeps RLlib's contract for callbacks and calls."""
+    """Base class of :class:`~trial_ray.algorithms.grpo.GRPO` that implements RLlib's contract for callbacks and calls."""
 
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> RLModule | None:
-        """A copy of the learner's module on the CPU, its weights gathered; ``None`` if there is none of this id."""
+        """Return a copy of the learner's module on the CPU, with gathered weights; ``None`` if there is no module with this id."""
         if module_id != DEFAULT_MODULE_ID:
             return None
         module: CausalLMModule = self.config.get_rl_module_spec(spaces=self.spaces).build()
@@ -68,7 +68,7 @@ class RLlibCalls(Algorithm):
         return False
 
     def set_weights(self, weights: dict[str, dict[str, Any]]) -> None:
-        """Load what ``get_weights()`` gave, arrays by the module's id and the tensor's name, and send them to the engines.
+        """Load weights as returned by ``get_weights()``, arrays by module id and tensor name, and send them to the engines.
 
         Raises:
             CheckpointError: they are of another model.
@@ -78,11 +78,11 @@ class RLlibCalls(Algorithm):
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
-        """Write a checkpoint of the present state; weights go to their files without passing through this process.
+        """Write a checkpoint of the current state; weights are written to files without passing through this process.
 
         Raises:
             ConfigError: another state was given.
-            CheckpointError: not every learner sees the folder.
+            CheckpointError: not every learner can access the folder.
         """
         if state is not None:
             raise ConfigError("save_to_path() writes the present state, but got another state; call set_state() first.")
@@ -92,7 +92,7 @@ class RLlibCalls(Algorithm):
     # -- callbacks -------------------------------------------------------------------------------------------------
 
     def _set_up_callbacks(self) -> None:
-        """Say which of the user's callbacks nothing will call, and make place for what is logged in evaluations."""
+        """Warn of the user's callbacks that are never called, and create the logger for evaluations."""
         # RLlib's own cannot be read under a key that both env runners and driver log to.
         self._logged_in_evaluation = MetricsLogger(root=True, stats_cls_lookup=self.config.stats_cls_lookup)
         for hook in hooks_of(force_list(self.callbacks), self.config, NEVER_CALLED):
@@ -108,7 +108,7 @@ class RLlibCalls(Algorithm):
         )
 
     def _call_recreated(self, runner_ids: list[int]) -> None:
-        """Tell of env runners that Ray started again while an iteration was under way; RLlib tells of those before one."""
+        """Report env runners that Ray restarted during an iteration; RLlib reports those that were restarted before one."""
         self._call_back(
             "on_env_runners_recreated",
             env_runner_group=self.env_runner_group,
@@ -117,10 +117,10 @@ class RLlibCalls(Algorithm):
         )
 
     def _log_callbacks(self, logged: Sequence[Mapping[str, Any]], *, in_evaluation: bool = False) -> None:
-        """Merge what callbacks on env runners have logged, under RLlib's keys.
+        """Merge the metrics that callbacks on env runners have logged, under RLlib's keys.
 
         Raises:
-            CallbackError: one of them logged a metric of this package's.
+            CallbackError: a callback logged a metric of this package.
         """
         place = (EVALUATION_RESULTS, ENV_RUNNER_RESULTS) if in_evaluation else (ENV_RUNNER_RESULTS,)
         for key in {"/".join((*place, *path)) for each in logged for path in _paths(each)}:
@@ -132,14 +132,14 @@ class RLlibCalls(Algorithm):
             self.metrics.aggregate(list(logged), key=place)
 
     def _evaluation_result(self, figures: dict[str, Any]) -> dict[str, Any]:
-        """The result of an evaluation: what callbacks have logged under ``evaluation/`` during it, and its figures."""
+        """Return the result of an evaluation: its metrics, and those that callbacks logged under ``evaluation/`` during it."""
         in_driver: dict[str, Any] = self.metrics.peek(EVALUATION_RESULTS, default={})
         found = {**in_driver, ENV_RUNNER_RESULTS: {**self._logged_in_evaluation.compile(), **figures}}
         self._call_back("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=found)
         return found
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Restore; ``restore_from_path`` calls ``on_checkpoint_loaded``, for ``from_checkpoint``, too."""
+        """Restore a checkpoint; ``restore_from_path`` calls ``on_checkpoint_loaded``, also for ``from_checkpoint``."""
         self.restore_from_path(checkpoint_dir)
 
 

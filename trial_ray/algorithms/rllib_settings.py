@@ -1,4 +1,4 @@
-"""Settings of RLlib that have no effect here: each is rejected with what to set instead, or the reason."""
+"""RLlib settings that have no effect here; each is rejected with the setting to use instead, or the reason."""
 
 from __future__ import annotations
 
@@ -78,17 +78,17 @@ _REASONS: dict[str, str] = {
 UNREAD: dict[str, str] = {name: why for names, why in _REASONS.items() for name in names.split()} | {
     f"callbacks_{hook}": f"it is never called: {why}" for hook, why in NEVER_CALLED.items()
 }
-"""Why nothing reads it, by the setting."""
+"""Reason why a setting is not read, by the name of the setting."""
 
 
 def refuse_unread(config: Any) -> None:
     """Reject settings that would have no effect.
 
     Args:
-        config: of the run; RLlib's copy of it for evaluation has settings that RLlib changed.
+        config: config of the run; RLlib's copy for evaluation is not checked, since RLlib changes settings in it.
 
     Raises:
-        ConfigError: names the setting, its value, and what to set instead.
+        ConfigError: there is such a setting; the message contains its name, its value and the setting to use instead.
     """
     if config.in_evaluation:
         return

@@ -1,11 +1,11 @@
 """Tasks of an iteration, and the groups of rollouts that it trains on.
 
-Let T be ``tasks_per_iteration`` and n ``max_staleness``. When an iteration begins under version v of the weights, groups are
-started until T (n + 1) are in flight. A group that was started under version b has no turn of an older version, so it may enter
-the updates of the versions b to b + n. An update takes T finished groups, the oldest first, and begins only once the
-unfinished ones leave room for the updates that remain: of those that must enter one of the next k updates, at most T k.
-So no group gets too old, whatever the order in which groups end, and none is left out for being slow. With n = 0 an update waits
-for every group that was started, and samples nothing meanwhile.
+Let T be ``tasks_per_iteration`` and n ``max_staleness``. When an iteration starts with weight version v, groups are started until
+T (n + 1) are in flight. A group that was started with version b has no turn of an older version, so it can enter the updates of
+versions b to b + n. An update takes T finished groups, the oldest first. It starts only when the unfinished groups leave room for
+the remaining updates: at most T k of them must enter one of the next k updates. Therefore no group gets too old, in any order of
+completion, and no group is dropped for being slow. With n = 0, an update waits for all started groups, and nothing is sampled
+during it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ logger = logging.getLogger(__name__)
 
 MIN_SURVIVORS = 2
 MAX_LOSSES = 5
-"""How often a group that was lost with its env runner is played again: an environment may end or block its process each time."""
+"""Maximum number of times that a group lost with its env runner is played again: an environment may end or block its process
+each time."""
 
 
 @dataclass(slots=True)
 class Repeats:
-    """How often a group was played again.
+    """Number of times that a group was played again.
 
     Attributes:
-        draws: with another seed, because too few of its rollouts survived.
-        losses: with the same seed, because it was lost with its env runner, which says nothing of its episodes.
+        draws: with another seed, because too few of its rollouts completed.
+        losses: with the same seed, because it was lost with its env runner; nothing is known about its episodes.
     """
 
     draws: int = 0
@@ -51,22 +52,25 @@ class Repeats:
 class SampledBatch:
     """The groups of one iteration.
 
-    Rows sampled = rows of ``kept`` + rows of ``left_out`` + ``redrawn_rows`` + ``stale_rows`` + what the rows in flight,
-    finished but not trained on yet, have grown by.
+    Rows sampled = rows of ``kept`` + rows of ``left_out`` + ``redrawn_rows`` + ``stale_rows`` + the increase of
+    ``rows_in_flight`` since the previous iteration.
 
     Attributes:
         kept: groups to train on, in task order.
-        left_out: groups of which too few rollouts survived, or that were left out for having no variance.
-        redrawn_rows: turn rows of groups that were played again: too few of their rollouts survived, or they were lost.
-        num_refilled: tasks that were drawn in place of groups without variance.
-        num_stale: groups that were started again because older weights than allowed had sampled turns of them.
+        left_out: groups that were dropped because too few of their rollouts completed, or because their rewards have no variance.
+        redrawn_rows: turn rows of groups that were played again because too few of their rollouts completed, or because they were
+            lost.
+        num_refilled: number of tasks that were drawn in place of dropped groups.
+        num_stale: number of groups that were started again because some of their turns were sampled with older weights than
+            allowed.
         stale_rows: turn rows of these groups.
-        num_in_flight: groups that were started and wait for a later iteration, finished or not.
-        rows_in_flight: turn rows of those that are finished.
-        rows_carried_in: ``rows_in_flight`` of the iteration before.
-        on_policy: whether the iteration was held to the current weights for its predecessor's effective sample size.
-        counts: of all rollouts that env runners returned since the iteration before, by the index of their environment.
-        task_metrics: of the task sampler, by their keys in a result.
+        num_in_flight: number of groups that were started and wait for a later iteration, finished or not.
+        rows_in_flight: turn rows of the finished groups among them.
+        rows_carried_in: ``rows_in_flight`` of the previous iteration.
+        on_policy: whether the iteration was restricted to the current weights because of the previous iteration's effective
+            sample size.
+        counts: counts of all rollouts that env runners returned since the previous iteration, by the index of their environment.
+        task_metrics: metrics of the task sampler, by their keys in a result.
     """
 
     kept: list[GroupSample] = field(default_factory=list)
@@ -84,13 +88,13 @@ class SampledBatch:
 
     @property
     def reason(self) -> str:
-        """Why groups were left out, for a person to read."""
+        """Human-readable reason why groups were dropped."""
         few = sum(sample.num_survivors < MIN_SURVIVORS for sample in self.left_out)
         same = len(self.left_out) - few
         return f"in {same} groups every rollout earned the same reward, of {few} fewer than {MIN_SURVIVORS} rollouts survived"
 
     def metrics(self) -> dict[str, float]:
-        """Counts of groups and of turn rows, by their keys in a result."""
+        """Return counts of groups and of turn rows, by their keys in a result."""
         ended = {
             "given_to_learners": sum(sample.num_rows for sample in self.kept),
             "left_out": sum(sample.num_rows for sample in self.left_out),
@@ -126,12 +130,12 @@ class StartedGroup:
     """A group that was started and has not entered an update.
 
     Attributes:
-        request: as drawn.
-        version: weights under which it was started; none of its turns is of an older version.
-        runner: env runner that plays it, or holds it.
-        repeats: how often it was played again.
-        finished: whether it can enter an update; where it is not played again, also without survivors.
-        sample: what was played; ``None`` if it was lost.
+        request: request as drawn.
+        version: version of the weights at its start; none of its turns has an older version.
+        runner: env runner that plays or stores it.
+        repeats: number of times that it was played again.
+        finished: whether it can enter an update; a group that is not played again can, even without completed rollouts.
+        sample: the played rollouts; ``None`` if they were lost.
     """
 
     request: GroupRequest
@@ -143,23 +147,23 @@ class StartedGroup:
 
     @property
     def num_rows(self) -> int:
-        """Turn rows that wait for an update."""
+        """Number of turn rows that wait for an update."""
         return self.sample.num_rows if self.sample is not None else 0
 
     def request_again(self) -> GroupRequest:
-        """The request as it is played next: with another seed where too few of its rollouts had survived."""
+        """Return the request for playing the group again, with another seed if too few of its rollouts had completed."""
         draws, request = self.repeats.draws, self.request
         return replace(request, seed=derive_seed(request.seed, "redraw", draws)) if draws else request
 
 
 class GroupSampler:
-    """Plays the tasks of this iteration and, with ``max_staleness``, of the next ones.
+    """Plays the tasks of this iteration and, with ``max_staleness``, of the next iterations.
 
     Args:
-        config: how many tasks and rollouts, how they are sampled, and how old they may become.
-        tasks: where tasks come from.
+        config: numbers of tasks and rollouts, sampling settings, and the maximum staleness.
+        tasks: source of the tasks.
         workers: the env runners.
-        version: tells the version of the weights that engines hold and the next update changes.
+        version: returns the version of the weights that engines have and that the next update changes.
     """
 
     def __init__(
@@ -178,15 +182,15 @@ class GroupSampler:
         self._on_policy_next = False
 
     def sample(self, iteration: int) -> SampledBatch:
-        """Begin new groups, wait until enough of all are finished, and take those out that the next update trains on.
+        """Start new groups, wait until enough groups are finished, and return the groups that the next update trains on.
 
-        Further tasks are played in place of groups without variance where that is asked for.
+        With ``drop_zero_variance_groups``, further tasks are played in place of dropped groups, at most ``max_refills`` times.
 
         Args:
             iteration: counted from 1.
 
         Raises:
-            InfrastructureError: none of the groups survived, or no env runner is left.
+            InfrastructureError: no group has enough completed rollouts, or no env runner is left.
             PromptTooLongError: no first prompt fits.
         """
         config, self._iteration = self._config, iteration
@@ -209,16 +213,16 @@ class GroupSampler:
         return batch
 
     def finish(self) -> None:
-        """Wait until every group in flight is finished; they enter the next updates."""
+        """Wait until every group in flight is finished; the groups enter the next updates."""
         if self._num_unfinished():
             self._take_in_until(lambda: not self._num_unfinished())
 
     def runners_holding_groups(self) -> set[int]:
-        """Env runners with groups that a later update trains on, finished or not."""
+        """Return the env runners with groups that a later update trains on, finished or not."""
         return {group.runner for group in self._in_flight.values()}
 
     def note_effective_sample_size(self, size: float) -> None:
-        """Sample the next iteration by the current weights alone where the last update's rows were too far from them."""
+        """Restrict the next iteration to the current weights if the last update's rows had too small an effective sample size."""
         least = self._config.min_effective_sample_size
         self._on_policy_next = self._config.max_staleness > 0 and not size >= least
         if self._on_policy_next:
@@ -231,13 +235,13 @@ class GroupSampler:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """The position in the task list, the requests of the groups in flight, which are played again from the start, and whether
-        the next iteration is held to the current weights."""
+        """Return the position in the task list, the requests of the groups in flight, which are played again from the start,
+        and whether the next iteration is restricted to the current weights."""
         state = self._tasks.get_state(in_flight=[group.request for group in self._oldest_first()])
         return {**state, "on_policy_next": self._on_policy_next}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Forget what is in flight and continue where :meth:`get_state` was taken; errors as ``TaskSampler.set_state``."""
+        """Drop the groups in flight and continue from a state of :meth:`get_state`; errors as in ``TaskSampler.set_state``."""
         self._workers.abandon_groups()
         self._in_flight = {}
         self._rows_in_flight = self._redrawn_rows = 0
@@ -251,13 +255,13 @@ class GroupSampler:
         return sorted(self._in_flight.values(), key=lambda group: (group.version, group.request.index))
 
     def _num_unfinished(self, since: int | None = None) -> int:
-        """Number of unfinished groups; of those that were started under weights up to version ``since``, where it is given."""
+        """Number of unfinished groups; with ``since``, only of groups that were started with weights up to this version."""
         return sum(
             not group.finished and (since is None or group.version <= since) for group in self._in_flight.values()
         )
 
     def _can_update(self) -> bool:
-        """Whether enough groups are finished, and the others can still enter an update before they are too old."""
+        """Return whether enough groups are finished, and the others can still enter an update before they are too old."""
         num_tasks, staleness = self._config.tasks_per_iteration, self._config.max_staleness
         if len(self._in_flight) - self._num_unfinished() < min(num_tasks, len(self._in_flight)):
             return False
@@ -275,13 +279,13 @@ class GroupSampler:
         self._begin(groups)
 
     def _begin(self, groups: Sequence[StartedGroup]) -> None:
-        """Have the groups played under the current weights."""
+        """Start playing the groups with the current weights."""
         runners = self._workers.begin_groups([group.request_again() for group in groups], self._settings())
         for group in groups:
             group.runner, group.version = runners[group.request.index], self._version()
 
     def _begin_again(self, groups: Sequence[StartedGroup], batch: SampledBatch) -> None:
-        """Drop what was played of these groups, and draw them before other tasks."""
+        """Drop the rollouts of these groups, and draw the groups again before other tasks."""
         self._tasks.put_back([group.request for group in sorted(groups, key=lambda group: group.request.index)])
         for group in groups:
             batch.num_stale += 1
@@ -289,7 +293,7 @@ class GroupSampler:
             del self._in_flight[group.request.index]
 
     def _settings(self) -> SampleSettings:
-        """How groups are played in training."""
+        """Settings with which groups are played in training."""
         config = self._config
         return SampleSettings(
             env_configs=tuple(dict(entry.config) for entry in config.environment_entries()),
@@ -315,7 +319,7 @@ class GroupSampler:
                 self._sort(group.sample, batch)
 
     def _refill(self, batch: SampledBatch) -> None:
-        """Play new tasks in place of those that were left out, as often as is asked for; none are in flight then."""
+        """Play new tasks in place of dropped groups, up to ``max_refills`` times; no other groups are in flight then."""
         for _ in range(self._config.max_refills):
             if not (missing := self._config.tasks_per_iteration - len(batch.kept)):
                 return
@@ -324,7 +328,7 @@ class GroupSampler:
             self._take(batch, refill=True)
 
     def _sort(self, sample: GroupSample, batch: SampledBatch) -> None:
-        """Keep a group to train on it, or leave it out."""
+        """Keep a group to train on it, or drop it."""
         if sample.too_long is not None:
             logger.warning("a task is dropped, because its first prompt does not fit: %s", sample.too_long)
         self._tasks.note(sample)
@@ -332,7 +336,7 @@ class GroupSampler:
         (batch.left_out if dropped or sample.num_survivors < MIN_SURVIVORS else batch.kept).append(sample)
 
     def _lost_all(self, samples: Sequence[GroupSample]) -> InfrastructureError | PromptTooLongError:
-        """The error of an iteration of whose groups none survived."""
+        """Return the error for an iteration without a group to train on."""
         losses = self._workers.take_losses()
         too_long = [sample.too_long for sample in samples if sample.too_long is not None]
         if too_long and len(too_long) == len(samples):
@@ -345,7 +349,7 @@ class GroupSampler:
     # -- groups that end ---------------------------------------------------------------------------------------------
 
     def _take_in_until(self, enough: Callable[[], bool]) -> None:
-        """Take in what ends until ``enough()``; groups that fail, or that a runner loses or ends too late, are played again."""
+        """Collect ended groups until ``enough()``; groups that fail, that a runner loses or that end too late are played again."""
         wait_s = 0.0  # at first only what has ended already
         together = not self._config.max_staleness
         while True:
@@ -368,7 +372,7 @@ class GroupSampler:
             wait_s = self._config.sample_timeout_s
 
     def _take_in(self, sample: GroupSample) -> StartedGroup | None:
-        """Note what was played of a group; returns it where too few rollouts survived."""
+        """Record the rollouts of a group; returns the group if too few of them completed."""
         self._counts[sample.request.environment] += sample.counts
         group = self._in_flight.get(sample.request.index)
         if group is None or group.finished or sample.request != group.request_again():
@@ -378,7 +382,7 @@ class GroupSampler:
         return None if group.finished else group
 
     def _play_again(self, groups: Iterable[StartedGroup], lost: bool) -> None:
-        """Begin groups again that failed or were lost; those that were played too often are finished as they are."""
+        """Start groups again that failed or were lost; groups that were played too often are finished as they are."""
         again = []
         for group in groups:
             group.finished = not self._repeat(group, lost)
@@ -392,7 +396,7 @@ class GroupSampler:
             self._begin(again)
 
     def _repeat(self, group: StartedGroup, lost: bool) -> bool:
-        """Whether a group that failed or was lost is played again; counts it."""
+        """Return whether a group that failed or was lost is played again, and count it."""
         repeats = group.repeats
         if not lost and repeats.draws < self._config.max_group_redraws:
             repeats.draws += 1
@@ -408,5 +412,5 @@ class GroupSampler:
 
 
 def is_final(sample: GroupSample) -> bool:
-    """Whether a group need not be played again: enough of its rollouts survived, or its task's first prompt does not fit."""
+    """Return whether a group need not be played again: enough rollouts completed, or the task's first prompt does not fit."""
     return sample.num_survivors >= MIN_SURVIVORS or sample.too_long is not None

@@ -1,4 +1,4 @@
-"""Tasks of the right difficulty: drawn by how often the policy has solved them."""
+"""Task sampling by difficulty: tasks are drawn by the policy's success rate on them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.rollout.groups import GroupRequest, GroupSample
 
 PRIOR = 1.0
-"""Successes and failures that every task begins with, Beta(1, 1): p of a task that was never played is 1/2."""
+"""Initial number of successes and of failures of every task, Beta(1, 1): p of a task that was never played is 1/2."""
 DECAY = 0.5
-"""Weight of what was counted before, with every further group of the task."""
+"""Factor on the earlier counts of a task, with each further group of it."""
 FLOOR = 0.1
-"""Share of the chances that is the same for all tasks."""
+"""Share of the probability that is uniform over all tasks."""
 
 
 class SuccessRateSampler(TaskSampler):
-    """Draws a task with a chance that follows p (1 − p) of its success rate p, the variance of its rollouts' success.
+    """Draws a task with a probability that follows p (1 − p) of its success rate p, the variance of its rollouts' success.
 
-    p is the mean of a Beta distribution over the exponentially weighted counts of the task's rollouts. A call draws no task
-    twice while there are others. Arguments and errors are those of :class:`TaskSampler`.
+    p is the mean of a Beta distribution over the exponentially weighted counts of the task's rollouts. A call of ``draw`` draws
+    no task twice while there are others. Arguments and errors are as in :class:`TaskSampler`.
     """
 
     def __init__(self, task_ids: Sequence[Sequence[str]], seed: int, weights: Sequence[float] | None = None) -> None:
@@ -41,7 +41,7 @@ class SuccessRateSampler(TaskSampler):
         return self._task_ids[environment][int(random.choice(len(chances), p=chances))]
 
     def note(self, sample: GroupSample) -> None:
-        """Count the successes and failures of the rollouts that were played to their end."""
+        """Count the successes and failures of the rollouts that were played to the end."""
         place = self._places[sample.request.environment].get(sample.request.task_id)
         ended = [episode.success for episode in sample.episodes if not episode.failed]
         if place is not None and ended:  # the list of a resumed run may have changed
@@ -49,7 +49,7 @@ class SuccessRateSampler(TaskSampler):
             counts[place] = DECAY * counts[place] + (sum(ended), len(ended) - sum(ended))
 
     def metrics(self) -> dict[str, float]:
-        """How many tasks were played, how the chances are spread, and percentiles of the played tasks' success rates."""
+        """Return the fraction of tasks played, the spread of the probabilities, and percentiles of played tasks' success rates."""
         shares = [
             self._shares[number] * self._chances(number) for number in range(len(self._shares)) if self._shares[number]
         ]
@@ -65,7 +65,7 @@ class SuccessRateSampler(TaskSampler):
         return found
 
     def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> dict[str, Any]:
-        """That of the base class, and the counts of every task that was played."""
+        """Return the state of the base class, and the counts of every task that was played."""
         played = [
             {task: counts[place].tolist() for task, place in places.items() if counts[place].any()}
             for places, counts in zip(self._places, self._counts, strict=True)
@@ -73,7 +73,7 @@ class SuccessRateSampler(TaskSampler):
         return {**super().get_state(in_flight), "success_counts": played}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken; one of uniform sampling has no counts."""
+        """Continue from a state of :meth:`get_state`; a state of uniform sampling has no counts."""
         super().set_state(state)
         played = state.get("success_counts", [{} for _ in self._places])
         for places, counts, known in zip(self._places, self._counts, played, strict=True):

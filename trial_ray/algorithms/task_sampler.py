@@ -1,4 +1,4 @@
-"""Tasks in the order in which they are trained."""
+"""Order in which tasks are trained."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from trial_ray.rollout.groups import GroupRequest, GroupSample
 
 
 class TaskSampler:
-    """Shuffled passes over the task list of each environment; its state is a seed, a count an environment, and what was put back.
+    """Shuffled passes over the task list of each environment.
 
-    With several environments, the one that lags most behind its share is next, so that any number of draws holds each in
-    proportion to its weight, within about a task.
+    The state is a seed, a count per environment, and the requests that were put back. With several environments, the next task is
+    from the environment that lags most behind its share. Any number of draws therefore contains each environment in proportion to
+    its weight, within about one task.
 
     Args:
-        task_ids: the split's tasks of each environment, in its fixed order.
-        seed: fixes the order of every pass and the seeds of every group.
-        weights: share of each environment, in any unit, 0 where none is drawn; ``None``: equal shares.
+        task_ids: the split's tasks of each environment, in fixed order.
+        seed: determines the order of every pass and the seeds of every group.
+        weights: share of each environment, in any unit, 0 if no tasks are drawn from it; ``None``: equal shares.
 
     Raises:
-        ConfigError: the list of an environment that is drawn from is empty.
+        ConfigError: an environment with a share has no tasks.
     """
 
     def __init__(self, task_ids: Sequence[Sequence[str]], seed: int, weights: Sequence[float] | None = None) -> None:
@@ -40,7 +41,7 @@ class TaskSampler:
         self._returned: list[GroupRequest] = []
 
     def draw(self, num_tasks: int, group_size: int) -> list[GroupRequest]:
-        """Requests for the next ``num_tasks`` groups, indexed from 0; those that were put back come first."""
+        """Return requests for the next ``num_tasks`` groups, indexed from 0; requests that were put back come first."""
         again, self._returned = self._returned[:num_tasks], self._returned[num_tasks:]
         requests = [replace(request, index=index, group_size=group_size) for index, request in enumerate(again)]
         for index in range(len(requests), num_tasks):
@@ -54,25 +55,25 @@ class TaskSampler:
         return requests
 
     def _next_task(self, environment: int, before: Sequence[GroupRequest]) -> str:
-        """The task that is drawn next, after what the same call has drawn."""
+        """Return the next task of an environment, given the requests that the same call has drawn before."""
         task_ids = self._task_ids[environment]
         passes, index_in_pass = divmod(self._drawn[environment], len(task_ids))
         key = (self._seed, passes, environment) if environment else (self._seed, passes)
         return task_ids[int(_order(key, len(task_ids))[index_in_pass])]
 
     def note(self, sample: GroupSample) -> None:
-        """Learn how a group ended that enters an update or is left out of it."""
+        """Record the result of a group that enters an update or is dropped."""
 
     def metrics(self) -> dict[str, float]:
-        """Figures about the tasks, by their keys in a result."""
+        """Return metrics of the tasks, by their keys in a result."""
         return {}
 
     def put_back(self, requests: Sequence[GroupRequest]) -> None:
-        """Draw these requests again, with their tasks and seeds, before any other."""
+        """Put requests back; they are drawn again, with their tasks and seeds, before all others."""
         self._returned = [*requests, *self._returned]
 
     def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> dict[str, Any]:
-        """Tasks drawn so far of each environment, the seed they were drawn with, and the requests that are to be drawn again.
+        """Return the number of tasks drawn from each environment, the seed, and the requests that are to be drawn again.
 
         Args:
             in_flight: requests that were drawn but not trained on; a resumed run draws them first.
@@ -84,10 +85,10 @@ class TaskSampler:
         return {"seed": self._seed, "drawn": list(self._drawn), "returned": returned}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken.
+        """Continue from a state of :meth:`get_state`.
 
         Raises:
-            CheckpointError: the state is of another number of environments.
+            CheckpointError: the state has another number of environments.
         """
         drawn = state["drawn"]
         if not isinstance(drawn, list) or len(drawn) != len(self._task_ids):
@@ -101,5 +102,5 @@ class TaskSampler:
 
 @lru_cache(maxsize=8)
 def _order(key: tuple[int, ...], number: int) -> np.ndarray:
-    """The order of a pass over so many tasks."""
+    """Order of a pass over ``number`` tasks."""
     return np.random.default_rng(key).permutation(number)

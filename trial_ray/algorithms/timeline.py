@@ -1,4 +1,4 @@
-"""The timeline of an iteration: collected from the actors of a run, and written for trace viewers."""
+"""Timeline of an iteration, collected from the actors of a run and written for trace viewers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trial_ray.process import EPISODE, ITERATION, MOST_EVENTS, STEP, Event, Proc
 SCHEMA = "trial_ray/timeline"
 SCHEMA_VERSION = 1
 IDLE_S = 0.001
-"""Between two steps of an engine: above it the batch was empty."""
+"""Seconds between two steps of an engine above which its batch was empty."""
 MOST_COLLECTED = 200_000
-"""Events of all actors together, so that the driver's part does not grow with the cluster."""
+"""Maximum number of events of all actors together, which limits the driver's work in large clusters."""
 DRIVER = "driver"
 
 
@@ -29,9 +29,9 @@ class Timeline:
 
     Attributes:
         iteration: counted from 1.
-        began: ``time.time()`` on the driver's node.
-        seconds: that it took.
-        actors: events by the actors' names; ``None`` of an actor that did not answer.
+        began: start of the iteration, ``time.time()`` on the driver's node.
+        seconds: duration of the iteration.
+        actors: events by actor name; ``None`` for an actor that did not answer.
     """
 
     iteration: int
@@ -41,11 +41,11 @@ class Timeline:
 
 
 def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline | None:
-    """The timeline of the last iteration of this process; ``None`` if there was none.
+    """Collect the timeline of the last iteration of this process; ``None`` if there was no iteration.
 
     Args:
-        actors: of the run.
-        timeout_s: in which they have to answer; those that do not are missing.
+        actors: actors of the run.
+        timeout_s: seconds that the actors have to answer; the events of others are missing.
     """
     own = process_events(since=0.0)
     iteration = next((each for each in reversed(own.events) if each.name == ITERATION), None)
@@ -65,10 +65,10 @@ def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline |
 
 
 def write_timeline(file: Path, timeline: Timeline | None) -> None:
-    """Write a timeline, if there is one, in the JSON trace format of Chrome, which Perfetto and ``chrome://tracing`` read.
+    """Write a timeline in Chrome's JSON trace format, which Perfetto and ``chrome://tracing`` read; nothing if it is ``None``.
 
-    Times are microseconds since the iteration began. A process of the trace is an actor of the run; threads are kinds of events,
-    and one for each episode that was played at the same time as others. ``otherData`` says what is missing.
+    Times are microseconds since the start of the iteration. A process of the trace is an actor of the run. There is a thread for
+    each kind of event, and one for each episode that is played at the same time as others. ``otherData`` lists missing data.
     """
     if timeline is None:
         return
@@ -120,7 +120,7 @@ def _actor_events(pid: int, name: str, found: ProcessEvents, timeline: Timeline)
 
 
 def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """A counter of the requests that an engine computes, and of those that wait there."""
+    """Counter of the requests that an engine computes, and of those that wait in it."""
     for step, following in zip_longest(steps, steps[1:]):
         batch = step.counts["batch"]
         ended = min(step.began + step.seconds, timeline.began + timeline.seconds)
@@ -140,7 +140,8 @@ def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterat
 
 
 def _with_threads(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """Each event with its thread: the name of the event, or of episodes the first thread that is free while they last."""
+    """Each event with its thread: the name of the event, or for events of an episode the first thread that is free for its
+    duration."""
     spans: dict[str, list[float]] = {}
     for event in events:
         if event.track:

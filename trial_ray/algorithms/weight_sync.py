@@ -1,4 +1,4 @@
-"""The learners' weights, sent to all engines."""
+"""Synchronises the engines' weights with the learners'."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from trial_ray.engines.weights import Weights
 
 
 class WeightSync:
-    """Brings each version of the weights from the learners into the engines.
+    """Transfers each version of the weights from the learners to the engines.
 
     With ``colocate``, engines and learners take turns on the devices: :meth:`make_room` before an update, :meth:`send` after it.
 
     Args:
-        config: of the run.
-        learners: of the run.
-        engines: of the run.
+        config: config of the run.
+        learners: learners of the run.
+        engines: engines of the run.
     """
 
     def __init__(self, config: RunSettings, learners: PolicyLearnerGroup, engines: EnginePool) -> None:
@@ -26,15 +26,15 @@ class WeightSync:
         self._engines = engines
 
     def make_room(self) -> None:
-        """Let the engines sleep where the learners need their devices."""
+        """Put the engines to sleep if the learners need their devices."""
         if self._config.colocate:
             self._engines.sleep(self._config.sleep_level)
 
     def send(self, version: int) -> str:
-        """Load the weights into every engine, which is awake then; returns their checksum (``weights_checksum``).
+        """Load the weights into every engine, which is awake afterwards; returns their checksum (``weights_checksum``).
 
         Raises:
-            WeightSyncError: an engine holds other weights than were sent, or a learner did not send them in time.
+            WeightSyncError: an engine has other weights than were sent, or a learner did not send them in time.
             EngineError: an engine failed.
         """
         if self._config.colocate:

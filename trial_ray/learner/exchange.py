@@ -1,4 +1,4 @@
-"""Exchange between data-parallel learners: sums of tensors, small objects of each learner, and the groups that all of them have."""
+"""Exchange between data-parallel learners: sums of tensors, small objects of each learner, and groups that all learners have."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 FETCH_TIMEOUT_S = 600.0
 
 BUCKET_ELEMENTS = 1 << 24
-"""Elements that go into one sum: many small tensors together, without a second copy of a large model."""
+"""Number of elements in one sum: many small tensors are summed together, without a second copy of a large model."""
 
 
 class LearnerExchange:
-    """The group of learners of a run; with one learner nothing is exchanged.
+    """Exchange between the learners of a run; with one learner, nothing is exchanged.
 
     Every learner must make the same calls in the same order.
 
     Args:
-        num_learners: how many there are.
-        device: where the learner computes; tensors elsewhere take a way through it.
+        num_learners: number of learners.
+        device: device of the learner; tensors on other devices are exchanged through it.
     """
 
     def __init__(self, num_learners: int, device: torch.device | str) -> None:
@@ -44,7 +44,7 @@ class LearnerExchange:
 
     @torch.no_grad()
     def add_up(self, tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup | None = None) -> None:
-        """Replace each tensor by its sum over learners, in place, the same to the last bit on every one of them.
+        """Replace each tensor by its sum over learners, in place; the sums are bitwise equal on every learner.
 
         Args:
             tensors: of the same shapes and dtypes on every learner.
@@ -60,7 +60,7 @@ class LearnerExchange:
                 tensor.copy_(total.view_as(tensor))
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all learners, by rank; small, picklable ones."""
+        """Return the values of all learners, by rank; they must be small and picklable."""
         if self.num_learners == 1:
             return [value]
         values: list[Any] = [None] * self.num_learners
@@ -69,31 +69,31 @@ class LearnerExchange:
 
 
 class GradientSums:
-    """Sums of gradients over learners that each hold the whole model, made while the last backward pass of a step goes on.
+    """Sums of gradients over learners with the whole model each, computed during the last backward pass of a step.
 
-    The backward pass reaches parameters from the last to the first, so that is the order of the buckets. A bucket's sum
-    begins when its gradients are complete and those of all buckets before it have begun: learners begin them in one order,
-    however many passes each of them makes.
+    The backward pass reaches parameters from the last to the first, and the buckets are in this order. The sum of a bucket starts
+    when its gradients are complete and the sums of all buckets before it have started. All learners therefore start them in the
+    same order, for any number of passes.
 
     Args:
-        parameters: what is trained, in the model's order; the same on every learner.
+        parameters: trained parameters in the model's order; the same on every learner.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._buckets: list[list[nn.Parameter]] = _buckets(parameters[::-1])
         self._incomplete: list[int] = []
-        """Gradients that each bucket waits for; empty while more than one backward pass is left."""
+        """Number of gradients that each bucket waits for; empty while more than one backward pass is left."""
         self._sums: list[distributed.Work] = []
         for index, bucket in enumerate(self._buckets):
             for parameter in bucket:
                 parameter.register_post_accumulate_grad_hook(partial(self._completed, index))
 
     def begin(self) -> None:
-        """Take the next backward pass as this learner's last one before :meth:`finish`."""
+        """Treat the next backward pass as this learner's last one before :meth:`finish`."""
         self._incomplete = [len(bucket) for bucket in self._buckets]
 
     def finish(self) -> None:
-        """Begin the sums that no backward pass began, and wait for all; each parameter's ``grad`` is then the sum."""
+        """Start the sums that no backward pass started, and wait for all; each parameter's ``grad`` is then the sum."""
         while len(self._sums) < len(self._buckets):
             self._begin_next()
         for each in self._sums:
@@ -120,27 +120,27 @@ class GradientSums:
 
 
 class TrainingGroups(TrainingData):
-    """The groups of an update, in the object store: references to them in ``episodes_refs``.
+    """The groups of an update, in the object store, with references to them in ``episodes_refs``.
 
-    RLlib would deal the references out to the learners. Here the plan of the update deals out rows, for which every learner
-    makes the same plan from all of them.
+    RLlib would split the references among the learners. Here, the plan of the update splits rows, and every learner makes the
+    same plan from all groups.
     """
 
     def shard(self, num_shards: int, *args: Any, **kwargs: Any) -> list[tuple[TrainingGroups, dict[str, Any]]]:
-        """The same references for each learner."""
+        """Return the same references for each learner."""
         return [(self, {}) for _ in range(num_shards)]
 
     def solve_refs(self) -> None:
-        """Nothing yet: learners must agree on what is lost, see :func:`fetch_groups`."""
+        """Do nothing yet: learners must agree on the groups that are lost, see :func:`fetch_groups`."""
 
 
 def fetch_groups(refs: Sequence[ObjectRef[TrajectoryGroup]], exchange: LearnerExchange) -> list[TrajectoryGroup]:
-    """The groups that no learner misses, in order, the same on every one of them.
+    """Return the groups that every learner could fetch, in order, the same on all learners.
 
-    One is lost when the env runner that sampled it has died since.
+    A group is lost if the env runner that sampled it has died.
 
     Raises:
-        InfrastructureError: one did not arrive in time.
+        InfrastructureError: a group did not arrive in time.
     """
     found = _found(refs)
     own = {index for index, group in enumerate(found) if group is None}
@@ -150,7 +150,7 @@ def fetch_groups(refs: Sequence[ObjectRef[TrajectoryGroup]], exchange: LearnerEx
 
 
 def _found(refs: Sequence[ObjectRef[TrajectoryGroup]]) -> list[TrajectoryGroup | None]:
-    """The groups, ``None`` for those that are lost."""
+    """Fetch the groups; ``None`` for lost groups."""
     try:
         return list(ray.get([*refs], timeout=FETCH_TIMEOUT_S))
     except ObjectLostError:

@@ -43,34 +43,34 @@ from trial_ray.process import ProcessEvents, announce, event, peak_memory, proce
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row"}
-"""What an update changes besides weights and optimizer state, and the next one goes on from."""
+"""Attributes that an update changes besides weights and optimizer state, and from which the next update continues."""
 ONE_MODULE = "one policy is trained, and engines sample from it"
 
 
 @refusing({"add_module": ONE_MODULE, "remove_module": ONE_MODULE})
 class GRPOLearner(TorchLearner):
-    """Clipped surrogate over turn rows with group-relative advantages, and what the config's method adds to it.
+    """Clipped surrogate over turn rows with group-relative advantages, plus the terms of the config's method.
 
-    An update scores all rows once, then takes the optimizer steps that its plan (:mod:`trial_ray.learner.update_plan`)
-    lists. A minibatch is made of microbatches of ``microbatch_rows`` turn rows; each contributes its token mean, weighed
-    by its rows. With several learners each of them scores the trajectories of its share and computes its share of the
-    microbatches; scores and gradients are added up over the learners. The gradients are exchanged here, once
-    a step, and not by torch's DDP, which would average over learners whatever each of them had to do.
+    An update scores all rows once, then takes the optimizer steps of its plan (:mod:`trial_ray.learner.update_plan`). A minibatch
+    consists of microbatches of ``microbatch_rows`` turn rows; each contributes its token mean, weighted by its rows. With several
+    learners, each learner scores its share of the trajectories and computes its share of the microbatches; scores and gradients
+    are summed over the learners. Gradients are exchanged here, once per step, and not by torch's DDP, which would average over
+    learners regardless of their shares.
     """
 
     config: RunSettings
 
     def build(self) -> None:
-        """Build the module, the optimizer and what an update takes."""
+        """Build the module, the optimizer and the objects that an update needs."""
         super().build()
         self.method: Method[Any] = self.config.method_class(self.config)
         self.iteration = 0
         self.env_steps: int | None = 0
-        """Sampled up to the last update, to which a schedule of the learning rate refers."""
+        """Environment steps sampled up to the last update, which a schedule of the learning rate uses."""
         self.weight_version: int | None = None
         self.skipped_in_a_row = 0
         self.teacher_renewed_in = 0
-        """Iteration of the update before which the lagged teacher last took the policy's weights."""
+        """Iteration in which the stale teacher last took the policy's weights, before the update."""
         self.trained_groups: list[str] = []
         """Ids of the groups of the last update, in order."""
         self.exchange = LearnerExchange(self.config.num_learners, self.device)
@@ -90,7 +90,7 @@ class GRPOLearner(TorchLearner):
         """Leave the module as it is; see the class."""
 
     def _map_module_to_device(self, module: MultiRLModule) -> None:
-        """Read the weights to the device, in the form in which they stay there."""
+        """Load the weights to the device, in their final form."""
         policy: CausalLMModule = module[DEFAULT_MODULE_ID].unwrapped()
         sharded = self.config.sharding == "fsdp"
         policy.load(torch.device(self.device), sharded=sharded, fsdp_size=self.config.fsdp_size)
@@ -103,12 +103,12 @@ class GRPOLearner(TorchLearner):
         return module
 
     def get_parameters(self, module: RLModule) -> list[nn.Parameter]:
-        """Parameters that the optimizer updates."""
+        """Return the parameters that the optimizer updates."""
         policy: CausalLMModule = module.unwrapped()
         return policy.policy_parameters()
 
     def configure_optimizers_for_module(self, module_id: str, config: RunSettings) -> None:
-        """AdamW, as in the published runs."""
+        """Register AdamW, as in the published runs."""
         parameters = self.get_parameters(self.module[module_id])
         optimizer = new_optimizer(parameters, config.adam_betas, config.weight_decay)
         # The rate is set on registration, and again after each update where lr is a schedule over environment steps.
@@ -117,8 +117,8 @@ class GRPOLearner(TorchLearner):
         )
 
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """Note the iteration that schedules refer to (counted from 1) and the version of the weights before the update;
-        renew the lagged teacher when it is due."""
+        """Set the iteration (counted from 1) and environment steps for schedules, and the weight version before the update;
+        renew the stale teacher when it is due."""
         super().before_gradient_based_update(timesteps=timesteps)
         self.iteration = timesteps.get("training_iteration", self.iteration + 1)
         self.env_steps = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
@@ -141,18 +141,18 @@ class GRPOLearner(TorchLearner):
 
         Args:
             training_data: references to the groups, the same for all learners.
-            episodes: the groups themselves, in place of ``training_data``.
-            timesteps: ``training_iteration``, counted from 1, ``weight_version``, under which engines hold the weights
-                before the update, and RLlib's count of environment steps for schedules.
-            kwargs: RLlib's, unused: the config says how the update is cut.
+            episodes: the groups themselves, instead of ``training_data``.
+            timesteps: ``training_iteration``, counted from 1, ``weight_version``, the engines' version of the weights before the
+                update, and RLlib's count of environment steps for schedules.
+            kwargs: RLlib's, unused: the config determines the minibatches.
 
         Returns:
             The metrics.
 
         Raises:
             WeightSyncError: the engine sampled from another policy; nothing was trained.
-            TrainingDivergedError: gradients were not finite too many times in a row, or rows have advantages that are not.
-            PolicyBrokenError: the weights, or what they give, are not finite.
+            TrainingDivergedError: gradients were not finite too many times in a row, or advantages of rows are not finite.
+            PolicyBrokenError: the weights, or log-probabilities computed with them, are not finite.
             InfrastructureError: the groups were lost with the env runners that sampled them.
         """
         self._check_is_built()
@@ -221,7 +221,7 @@ class GRPOLearner(TorchLearner):
         return {ref: each.grad for ref, each in self._params.items() if each.grad is not None}
 
     def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
-        """Take the optimizer's step with gradients that are known to be finite."""
+        """Take the optimizer's step with gradients that were checked to be finite."""
         for ref, gradient in gradients_dict.items():
             self._params[ref].grad = gradient
         for optimizer in self._named_optimizers.values():
@@ -229,7 +229,7 @@ class GRPOLearner(TorchLearner):
 
     @staticmethod
     def _get_clip_function() -> Callable[..., torch.Tensor | None]:
-        """RLlib's clipping, whose norm of sharded gradients is made whole before it is logged."""
+        """Return RLlib's clipping; the norm of sharded gradients is gathered before it is logged."""
 
         def clip(*args: Any, **kwargs: Any) -> torch.Tensor | None:
             norm = clip_gradients(*args, **kwargs)
@@ -240,11 +240,11 @@ class GRPOLearner(TorchLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: RunSettings, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Loss of one whole microbatch, shape (), as RLlib asks for; updates compute it beside (:class:`MicrobatchPasses`)."""
+        """Loss of one whole microbatch, shape (), for RLlib's interface; updates compute it in :class:`MicrobatchPasses`."""
         return microbatch_loss(self.method, config, batch, fwd_out, self.iteration)[0]
 
     def _log_update(self, losses: list[float], num_rows: dict[str, int], num_lost: int) -> None:
-        """Log what the rows came to; means are those of all learners, the same number on each."""
+        """Log the metrics of the update; means are over all learners, the same number on each."""
         for name, value in means(self.exchange.gather(self.means.take())).items():
             log(self.metrics, f"{LEARNER}{name}", value)
         tokens, self.passes.counts = self.passes.counts, TokenCounts()
@@ -265,7 +265,7 @@ class GRPOLearner(TorchLearner):
             self.metrics.log_value((ALL_MODULES, name), num_rows["trained"], reduce=kind)
 
     def _finite(self, gradients: dict[Any, torch.Tensor]) -> bool:
-        """Whether all gradients are finite; counts and limits the updates that are skipped because they are not.
+        """Return whether all gradients are finite; count and limit the updates that are skipped because they are not.
 
         All learners decide alike: their gradients are the same, or parts of the same.
 
@@ -309,10 +309,10 @@ class GRPOLearner(TorchLearner):
             )
 
     def take_optimizer_settings(self, env_steps: int) -> None:
-        """Give the optimizers the rate, betas and weight decay of the config, where a checkpoint has brought those of a run.
+        """Set the optimizers' rate, betas and weight decay from the config, in place of the values from a checkpoint.
 
         Args:
-            env_steps: sampled before the last update, to which a schedule of the rate refers.
+            env_steps: steps sampled before the last update, for a schedule of the rate.
         """
         for optimizer in self._named_optimizers.values():
             for group in optimizer.param_groups:
@@ -320,31 +320,31 @@ class GRPOLearner(TorchLearner):
             self._set_optimizer_lr(optimizer, lr=self._optimizer_lr_schedules[optimizer].update(timestep=env_steps))
 
     def report(self) -> dict[str, Any]:
-        """Peak memory of this process: the keys of ``peak_memory``."""
+        """Return the peak memory of this process, with the keys of ``peak_memory``."""
         return peak_memory()
 
     def recorded_events(self, since: float, most: int) -> ProcessEvents:
-        """Scoring and optimizer steps; arguments as ``process_events``."""
+        """Return the events of scoring and optimizer steps; arguments as in ``process_events``."""
         return process_events(since, most)
 
     def matmul_rate(self) -> float:
-        """Floating-point operations per second of a large matrix product here, in the dtype of the passes."""
+        """Floating-point operations per second of a large matrix product on this device, in the dtype of the passes."""
         dtype = compute_dtype(self.config.compute_dtype, self.device.type) or self.policy_module.lm.dtype
         return matmul_rate(self.device, dtype)
 
     def export_weights(
         self, version: int, dtype: str | None = None, engines: Sequence[ActorHandle[Any]] = (), lasting: bool = False
     ) -> Weights | None:
-        """Offer the policy's weights to the engines; the driver never holds them. All learners must be asked.
+        """Prepare the policy's weights for the engines, without passing them through the driver. All learners must call this.
 
         Args:
             version: stamp of these weights.
-            dtype: dtype that the engines hold; ``None`` leaves the learner's.
-            engines: who will load them.
-            lasting: through the object store, whatever the backend is, for an engine that is started later.
+            dtype: dtype of the engines; ``None`` keeps the learner's.
+            engines: engines that will load them.
+            lasting: use the object store, for any backend, for an engine that is started later.
 
         Returns:
-            What the engines are given; ``None`` from a learner that adds nothing to what the first one offers.
+            The weights for the engines; ``None`` from a learner that adds nothing to the first learner's weights.
         """
         sender = ObjectStoreSender(self.exchange.rank) if lasting else self.sender
         weights = partial(self.policy_module.named_weights, getattr(torch, dtype) if dtype else None)
@@ -353,7 +353,7 @@ class GRPOLearner(TorchLearner):
         return None if offer is None else replace(offer, text=text)
 
     def free_memory(self) -> None:
-        """Give the engine beside this learner the device's memory that updates alone need."""
+        """Free the device memory that only updates need, for the engine on the same device."""
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
@@ -366,15 +366,15 @@ class GRPOLearner(TorchLearner):
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """RLlib's state, with whole weights and optimizer state as arrays, and what else an update goes on from.
+        """Return RLlib's state, with whole weights and optimizer state as arrays, and the other state that updates continue from.
 
         Sharded tensors are gathered, so every learner must call this (``PolicyLearnerGroup.get_state`` does).
 
         Args:
             components: RLlib's.
             not_components: RLlib's.
-            kwargs: RLlib's. With ``inference_only`` neither weights nor optimizer state, as checkpoints have them in files of
-                their own.
+            kwargs: RLlib's. With ``inference_only``, the state has neither weights nor optimizer state, since checkpoints have
+                them in separate files.
         """
         left_out = [not_components] if isinstance(not_components, str) else list(not_components or ())
         state: dict[str, Any] = super().get_state(components, not_components=[*left_out, COMPONENT_OPTIMIZER], **kwargs)
@@ -396,13 +396,13 @@ class GRPOLearner(TorchLearner):
         return folder
 
     def save_shards(self, folder: Path) -> None:
-        """Add sharded weights and optimizer state to what the first learner wrote; every learner must call this.
+        """Add sharded weights and optimizer state to the first learner's files; every learner must call this.
 
         Args:
-            folder: what :meth:`save_to_path` was given.
+            folder: the folder that was given to :meth:`save_to_path`.
 
         Raises:
-            CheckpointError: this learner does not see the folder.
+            CheckpointError: not every learner can access the folder.
         """
         if missing := [seen for seen in self.exchange.gather(folder.is_dir()) if not seen]:
             raise CheckpointError(
@@ -414,10 +414,10 @@ class GRPOLearner(TorchLearner):
         self.policy_module.save_weights(module_folder, write=self.exchange.rank == 0)
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
-        """Load what :meth:`save_to_path` and :meth:`save_shards` wrote; the optimizers' settings are the config's.
+        """Load the files of :meth:`save_to_path` and :meth:`save_shards`; the optimizers' settings are the config's.
 
         Raises:
-            CheckpointError: files are missing, or they are of another sharding.
+            CheckpointError: files are missing, or they have another sharding.
         """
         self.env_steps, self.teacher_renewed_in = None, -1  # checkpoints of earlier releases do not say
         super().restore_from_path(path, **kwargs)
@@ -429,7 +429,7 @@ class GRPOLearner(TorchLearner):
             self.take_optimizer_settings(self.env_steps)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken; the optimizers' settings are the config's.
+        """Continue from a state of :meth:`get_state`; the optimizers' settings are the config's.
 
         Raises:
             CheckpointError: the state is of another model; nothing was changed.

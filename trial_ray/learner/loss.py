@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from trial_ray.config.run import RunSettings
 
 Sums = dict[str, tuple[float, float]]
-"""By name, the weighted sum and the sum of weights."""
+"""The weighted sum and the sum of weights, by name."""
 
 
 class WeightedMeans:
-    """Adds up scalars, each with the weight of the rows that it was taken over; 0 adds nothing."""
+    """Accumulates scalars, each weighted by the rows that it is a mean of; a weight of 0 adds nothing."""
 
     def __init__(self) -> None:
         self._sums: Sums = {}
@@ -36,13 +36,13 @@ class WeightedMeans:
                 self._sums[name] = total + weight * value.detach().item(), before + weight
 
     def take(self) -> Sums:
-        """The sums so far; what follows begins at nothing."""
+        """Return the sums so far, and reset them."""
         sums, self._sums = self._sums, {}
         return sums
 
 
 def means(sums: Iterable[Sums]) -> dict[str, float]:
-    """The means of what several learners have added up."""
+    """Return the means of the sums of several learners."""
     totals: Sums = {}
     for each in sums:
         for name, (total, weight) in each.items():
@@ -54,7 +54,7 @@ def means(sums: Iterable[Sums]) -> dict[str, float]:
 def microbatch_loss(
     method: Method[Any], config: RunSettings, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
 ) -> tuple[torch.Tensor, Metrics]:
-    """Loss of a microbatch, or of a part of one where that is a mean over tokens.
+    """Loss of a microbatch, or of a part of it if the loss is a mean over tokens.
 
     L = L_out + clip_b(λ · dense), with b = α · |L_GRPO| (Eq. 8) and
     L_out = L_GRPO + ref_kl_coeff · KL − entropy_coeff · entropy, each a mean over ``tokens.mask``.
@@ -63,7 +63,7 @@ def microbatch_loss(
         The loss, shape (), and scalars to log, by prefix and name.
 
     Raises:
-        MethodError: the method returned something else than its interface says.
+        MethodError: the method returned a value that its interface does not allow.
     """
     logprobs = fwd_out["logprobs"]
     advantages = method.token_advantages(tokens, logprobs.detach(), iteration)

@@ -1,10 +1,10 @@
-"""The interface of a method: its hooks into the one learner.
+"""Interface of a method: its hooks in the learner.
 
-One loss covers them all::
+All methods share one loss::
 
     L = surrogate(Â) + clip(λ · dense) + regularisation,        dense = −mean_mask(c_t · log π_θ), c_t detached
 
-A method decides Â, the surrogate, c_t and the mask, the teacher context π_T sees, and the schedule.
+A method determines Â, the surrogate, c_t and the mask, the teacher context of π_T, and the schedule.
 """
 
 from __future__ import annotations
@@ -45,15 +45,14 @@ class Divergence:
 class Method(Generic[Config]):
     """Plain GRPO, and the hooks in which other methods differ from it.
 
-    A method that reads settings of its own names its config class: ``class Mine(Method["MineConfig"])``.
+    A method with its own settings specifies its config class: ``class Mine(Method["MineConfig"])``.
 
     Attributes:
         name: prefix of the method's metrics.
-        needs_teacher_context: whether a config without ``teacher_context`` is refused.
-        needs_action_spans: whether ``prepare`` wants ``TurnRows.action_mask``.
-        config: the algorithm's config, which holds the method's settings.
-        state: what the method keeps from one update to the next, of plain values; it is in checkpoints, and the same on every
-            learner.
+        needs_teacher_context: whether a config without ``teacher_context`` is rejected.
+        needs_action_spans: whether the method needs ``TurnRows.action_mask``.
+        config: the algorithm's config, which contains the method's settings.
+        state: state of the method between updates, of plain values; it is saved in checkpoints, and is the same on every learner.
     """
 
     name: ClassVar[str] = "grpo"
@@ -61,10 +60,10 @@ class Method(Generic[Config]):
     needs_action_spans: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Reject names that are nearly those of hooks, which would never be called.
+        """Reject names that are similar to those of hooks, since they would never be called.
 
         Raises:
-            MethodError: says which hook may be meant.
+            MethodError: there is such a name; the message contains the most similar hook.
         """
         super().__init_subclass__()
         hooks = {name for base in cls.__bases__ for name in dir(base) if not name.startswith("_")} - {"name"}
@@ -82,19 +81,19 @@ class Method(Generic[Config]):
 
     @property
     def divergence(self) -> Divergence | None:
-        """The divergence passed to ``dense_loss`` as ``fwd_out["divergence"]``; the training forward then scores the privileged
-        view too. ``None``: none."""
+        """The divergence passed to ``dense_loss`` as ``fwd_out["divergence"]``, for which the training forward also scores the
+        view with the teacher context; ``None``: no divergence."""
         return None
 
     @property
     def clamp(self) -> float | None:
-        """α: in each microbatch, λ · dense is bounded by α · |L_GRPO| (Eq. 8); ``None`` bounds nothing."""
+        """α: in each microbatch, λ · dense is bounded by α · |L_GRPO| (Eq. 8); ``None``: no bound."""
         return None
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Once an iteration, on the scored rows: fix what stays the same during the update.
+        """Compute the values that stay fixed during the update, from the scored rows; called once per iteration.
 
-        Every learner calls it with the same rows and must come to the same result.
+        Every learner calls it with the same rows and must return the same result.
 
         Args:
             rows: K turns with both views' log-probabilities under the policy before the update. ``advantages``,
@@ -105,13 +104,13 @@ class Method(Generic[Config]):
         return {}
 
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """Â of every token, ``[T]``; ``logprobs [T]`` are those of the current policy, detached."""
+        """Return Â of every token, ``[T]``; ``logprobs [T]`` are from the current policy, detached."""
         return tokens.advantages
 
     def surrogate(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """L_GRPO of one microbatch, shape (): the mean of the clipped surrogate that ``surrogate_mean`` names.
+        """L_GRPO of one microbatch, shape (): the mean of the clipped surrogate that ``surrogate_mean`` selects.
 
-        A surrogate that is no token mean of token ratios (a ratio of whole sequences, a mean over turns) always gets whole
+        A surrogate that is not a token mean of token ratios (a ratio of whole sequences, a mean over turns) always gets whole
         microbatches.
 
         Args:
@@ -137,15 +136,15 @@ class Method(Generic[Config]):
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor | None, Metrics]:
-        """The dense term before its coefficient, a mean over ``tokens.mask``, shape (); ``None``: there is none.
+        """Return the dense term before its coefficient, a mean over ``tokens.mask``, shape (); ``None`` without a dense term.
 
         Args:
             tokens: T tokens of a microbatch, or of a part of one.
-            fwd_out: ``logprobs [T]`` of the current policy, with their graph; ``divergence [T]`` where asked for.
+            fwd_out: ``logprobs [T]`` of the current policy, with their graph; ``divergence [T]`` if ``divergence`` is set.
             iteration: counted from 1.
 
         Returns:
-            The term, and what to log.
+            The term, and metrics to log.
         """
         return None, {}
 
@@ -154,9 +153,9 @@ class Method(Generic[Config]):
         return 1.0
 
     def adds_up(self, iteration: int) -> bool:
-        """Whether the loss is known to be a mean over tokens, so that parts of a microbatch can be added up.
+        """Return whether the loss is known to be a mean over tokens, in which case parts of a microbatch can be added up.
 
-        The learner asks this; no method needs to change it.
+        The learner calls this; no method needs to change it.
         """
         if self.clamp is not None and math.isfinite(self.clamp) and self.dense_coefficient(iteration) > 0:
             return False
@@ -169,5 +168,5 @@ def _is_token_mean(config: RunSettings) -> bool:
 
 
 def linear_decay(initial: float, iterations: int, iteration: int) -> float:
-    """``initial`` in iteration 1, then down by equal steps to 0 after ``iterations`` of them."""
+    """Linear decay from ``initial`` in iteration 1, by equal steps, to 0 after ``iterations`` steps."""
     return initial * max(0.0, 1 - (iteration - 1) / iterations)

@@ -26,33 +26,33 @@ _MIN_TOKENS = 1024
 
 
 def scored_turn(turn: Turn, evidence: Evidence | None = None) -> ScoredSequence:
-    """A turn's response, scored behind its prompt P_k, or behind P_k⁺ of Eq. 3, the prompt with evidence inserted."""
+    """Sequence that scores a turn's response after its prompt P_k, or after P_k⁺ of Eq. 3, with the evidence inserted."""
     prompt = turn.prompt_ids if evidence is None else augment(turn.prompt_ids, evidence.insert_at, evidence.ids)
     return ScoredSequence(np.concatenate((prompt, turn.response_ids)), len(turn.response_ids))
 
 
 def lay_out(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedSequences:
-    """Pack sequences for a model: as prefix trees where it takes them, else as padded rows, of one length where it must be.
+    """Pack sequences for a model: as prefix trees if it supports them, else as padded rows, of equal length if it requires that.
 
     Args:
         lm: a transformers causal language model.
-        order: of the sequences.
-        max_tokens: most inputs in a pack.
+        order: prefix order of the sequences.
+        max_tokens: maximum number of inputs in a pack.
     """
     rows = layout_of(lm).rows
     return pack_rows(lm, rows, order, _pack_tokens(lm, max_tokens) if rows == "tree" else max_tokens)
 
 
 def pass_parts(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list[NDArray[np.int64]]:
-    """Which sequences share a forward pass with a gradient, where all inputs of its packs stay until the backward pass.
+    """Divide sequences into forward passes with a gradient; all inputs of a pass stay in memory until its backward pass.
 
     Args:
-        lm: as in :func:`lay_out`, whose packs are counted, with what they repeat and pad.
-        order: of the sequences.
-        max_tokens: most inputs in a pass; a sequence that is longer has one of its own.
+        lm: as in :func:`lay_out`; the packs of a pass are counted with repeated and padded inputs.
+        order: prefix order of the sequences.
+        max_tokens: maximum number of inputs in a pass; a longer sequence has a separate pass.
 
     Returns:
-        Numbers of the sequences of each pass.
+        Indices of the sequences of each pass.
     """
     if (rows := layout_of(lm).rows) != "tree":
         # One pack each: shorter views of the same rows, cut in other places, must not need more.
@@ -70,7 +70,7 @@ def pass_parts(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list
 
 
 def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
-    """Most nodes of a pack for a model that takes trees; what fills a pack up to whole blocks stays within ``max_tokens``."""
+    """Maximum number of nodes in a pack for a model that supports trees; padding to whole blocks stays within ``max_tokens``."""
     if not takes_blocks(lm):
         return min(max_tokens, tree_tokens(lm))
     most = max_tokens if lm.device.type == "cuda" else min(max_tokens, _CPU_TOKENS)
@@ -78,10 +78,10 @@ def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
 
 
 def tree_tokens(lm: PreTrainedModel) -> int:
-    """Nodes of a tree up to which a dense mask is worth its cost.
+    """Number of nodes of a tree up to which a dense mask is worth its cost.
 
-    A node's matrix products cost in proportion to the square of the hidden size, its dense attention to the hidden size times
-    the nodes of the pack. A larger pack repeats less at its cuts and makes fewer calls.
+    The cost of a node's matrix products is proportional to the square of the hidden size, the cost of its dense attention to the
+    hidden size times the nodes of the pack. A larger pack repeats less at its cuts and makes fewer calls.
     """
     return max(_MIN_TOKENS, _TOKENS_PER_HIDDEN * int(lm.config.get_text_config().hidden_size))
 
@@ -94,13 +94,12 @@ def score_views(
 
     Args:
         lm: a transformers causal language model.
-        views: of the same turns, by name.
-        max_tokens: most input tokens in one forward pass.
+        views: views of the same turns, by name.
+        max_tokens: maximum number of input tokens in one forward pass.
         temperature: as in :func:`trial_ray.models.logprobs.gather_logprobs`.
 
     Returns:
-        Flat ``[T]`` by the name of the view, in row order, on the model's device; and the model's inputs, ``None`` without
-        turns.
+        Flat ``[T]`` by the name of the view, in row order, on the model's device; and the model's inputs, ``None`` without turns.
     """
     sequences = [sequence for view in views.values() for sequence in view]
     if not sequences:

@@ -1,13 +1,13 @@
-"""Forward and backward passes over the microbatches of an optimizer step, packed together and cut as memory asks for.
+"""Forward and backward passes over the microbatches of an optimizer step, combined and split to fit into memory.
 
-As many microbatches as fit share a forward pass, so that what their rows have in common is computed once; each keeps its own
-loss. A microbatch that does not fit is cut, and a cut never changes the gradient. A loss that is a mean over tokens is the sum
-of its parts' means, each weighed by its share of the tokens. What is more than that (the scalar clamp of Eq. 8, a surrogate over
-whole sequences) is first computed on all rows of the microbatch without a graph, differentiated with respect to the
-log-probabilities, and that gradient is carried through one part after the other.
+Microbatches that fit share a forward pass, so common prefixes of their rows are computed once; each keeps its own loss. A
+microbatch that does not fit is split, which never changes the gradient. A loss that is a mean over tokens is the sum of its
+parts' means, each weighted by its share of the tokens. Any other loss (the scalar clamp of Eq. 8, a surrogate over whole
+sequences) is first computed on all rows of the microbatch without a graph and differentiated with respect to the
+log-probabilities; that gradient is then propagated through one part after the other.
 
-A pass whose loss has no gradient with respect to the model's outputs is not carried through the model, where it would add
-zeros: rollouts of a group that all earned the same, where nothing but their advantages trains them.
+If the loss of a pass has no gradient with respect to the model's outputs, there is no backward pass through the model, since it
+would add zeros: for example, rollouts of a group with equal rewards, if only their advantages train them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Outputs = dict[str, torch.Tensor]
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Model inputs, padding included, and the distinct prefixes of the rows that they were computed for."""
+    """Number of model inputs, including padding, and of distinct prefixes of the rows that they were computed for."""
 
     forwarded: int = 0
     distinct: int = 0
@@ -48,13 +48,13 @@ class MicrobatchPasses:
 
     Args:
         module: the policy.
-        method: what is trained with.
+        method: method that is trained.
         config: clips, coefficients and limits.
-        means: takes the logged scalars.
-        before_last: called before the last backward pass of each call of :meth:`backward` that makes any.
+        means: accumulates the logged scalars.
+        before_last: called before the last backward pass of each call of :meth:`backward`, if there is one.
 
     Attributes:
-        counts: inputs of the forward passes since they were last taken.
+        counts: inputs of the forward passes since the last reset.
         broken: whether the policy gave log-probabilities that are not finite since this was last set to ``False``.
     """
 
@@ -77,11 +77,11 @@ class MicrobatchPasses:
         self._iteration = 0
 
     def backward(self, table: TurnRows, microbatches: Sequence[Microbatch], iteration: int) -> float:
-        """Add the gradients of the microbatches' losses, each times its weight; returns the sum of these products.
+        """Add the gradients of the microbatches' losses, each times its weight; returns the weighted sum of the losses.
 
         Args:
             table: all rows of the update.
-            microbatches: those of an optimizer step that this learner computes.
+            microbatches: microbatches of an optimizer step that this learner computes.
             iteration: counted from 1.
         """
         self._table, self._iteration = table, iteration
@@ -138,10 +138,10 @@ class MicrobatchPasses:
         return loss.item()
 
     def _backward_pass(self, outputs: Callable[[], Outputs], gradients: Outputs) -> None:
-        """A backward pass through the model, from the gradients of its outputs.
+        """Run a backward pass through the model, from the gradients of its outputs.
 
-        One that would add zeros is left out, but not the last, from which parameters have gradients and sums over learners
-        begin, nor any of a sharded model, whose learners make as many.
+        A pass that would add zeros is skipped, except the last one, which gives parameters their gradients and starts sums over
+        learners, and except passes of a sharded model, since its learners must make the same number of passes.
         """
         self._backward_passes_left -= 1
         carried = {name: gradient for name, gradient in gradients.items() if bool(gradient.any())}
@@ -165,7 +165,7 @@ class MicrobatchPasses:
     # -- what is computed together -----------------------------------------------------------------------------------
 
     def _groups(self, microbatches: Sequence[Microbatch]) -> Iterator[Sequence[Microbatch]]:
-        """Consecutive microbatches whose rows fit into one forward pass; one that does not fit stands alone."""
+        """Consecutive microbatches with rows that fit into one forward pass; a microbatch that does not fit is a separate group."""
         if not microbatches:
             return
         rows = np.concatenate([each.rows for each in microbatches])
@@ -205,7 +205,7 @@ class MicrobatchPasses:
 
 
 def _gradients(loss: torch.Tensor, outputs: Outputs) -> Outputs:
-    """Of the loss with respect to those outputs that it depends on; NaN of a loss that is NaN."""
+    """Gradients of the loss with respect to the outputs that it depends on; NaN for a loss of NaN."""
     leaves = {name: value for name, value in outputs.items() if value.requires_grad}
     found = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)
     return {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}

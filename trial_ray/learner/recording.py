@@ -23,7 +23,7 @@ from trial_ray.rollout.partitions import FLOATS, IDS, new_schema, partition, par
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 TRAINING_SCHEMA_VERSION = 2
-"""Raised by one whenever a column changes its name, type or meaning."""
+"""Increased by one when a column changes its name, type or meaning."""
 
 TRAINING_SCHEMA = new_schema(
     (
@@ -92,12 +92,12 @@ def write_training(
     """Write some rows of one update as one new file, and return its path.
 
     Args:
-        folder: root of the recording; made where missing.
-        iteration: of the update.
-        groups: that the update was given.
-        rows: all of their turns, finished.
-        indices: which rows to write; where there is a hindsight view, their evidence is known.
-        writer_id: who writes, such as ``"learner00"``; a part of the file's name.
+        folder: root of the recording; created if missing.
+        iteration: iteration of the update.
+        groups: groups of the update.
+        rows: turn rows of all groups, as they are trained on.
+        indices: rows to write; with a teacher context, their evidence must be encoded.
+        writer_id: id of the writer, such as ``"learner00"``; a part of the file's name.
     """
     return write_rows(folder, iteration, list(_records(groups, rows, indices)), TRAINING_SCHEMA, writer_id)
 
@@ -136,7 +136,8 @@ def _single(values: torch.Tensor) -> np.ndarray:
 
 
 def read_training(folder: str | os.PathLike[str], iteration: int | None = None) -> pa.Table:
-    """The recorded updates of one iteration or of all, one row a turn, with the columns of ``TRAINING_SCHEMA`` and ``iteration``.
+    """Read the recorded updates of one or all iterations, one row per turn, with the columns of ``TRAINING_SCHEMA`` and
+    ``iteration``.
 
     Raises:
         UserInputError: nothing was recorded there, or a file cannot be read, see :func:`partitions.read_rows`.
@@ -153,13 +154,13 @@ class UpdateRecord:
     """Inputs of an update besides trajectories and state, and its results.
 
     Attributes:
-        iteration: of the update.
-        group_ids: of the groups that it trained on, in the order in which the learner got them.
-        timesteps: what schedules and the comparison with the engine refer to, see ``GRPOLearner.update``.
-        num_threads: of torch in the process of a learner without an actor of its own, on which the rounding of sums depends;
-            ``None`` if learners are actors, whose number Ray sets.
-        weights_before: checksum of the weights that sampled, as engines got them (``inference.weights.weights_checksum``).
-        weights_after: of the weights that came out.
+        iteration: iteration of the update.
+        group_ids: ids of the groups that it trained on, in the order in which the learner got them.
+        timesteps: time steps for schedules and for the comparison with the engine, see ``GRPOLearner.update``.
+        num_threads: torch's threads in the driver if the learner is inside it, since the rounding of sums depends on them;
+            ``None`` if learners are actors, since Ray sets their number.
+        weights_before: checksum of the weights that sampled, as loaded by engines (``engines.weights.weights_checksum``).
+        weights_after: checksum of the weights after the update.
     """
 
     iteration: int
@@ -170,16 +171,16 @@ class UpdateRecord:
     weights_after: str
 
     def write(self, folder: str | os.PathLike[str]) -> Path:
-        """Write it below ``folder``, the root of the recording, beside the rows of its iteration."""
+        """Write the record below ``folder``, the root of the recording, next to the rows of its iteration."""
         head = {"schema": UPDATE_SCHEMA, "schema_version": UPDATE_SCHEMA_VERSION}
         return write_json(partition(folder, self.iteration) / UPDATE_FILE, head | asdict(self))
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str], iteration: int) -> UpdateRecord:
-        """Read what :meth:`write` wrote.
+        """Read a record that :meth:`write` wrote.
 
         Raises:
-            CheckpointError: it is missing, broken, or of another version.
+            CheckpointError: the record is missing, damaged, or of another version.
         """
         path = partition(folder, iteration) / UPDATE_FILE
         if not path.exists():

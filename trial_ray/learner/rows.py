@@ -34,23 +34,22 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 @dataclass
 class TurnRows:
-    """K turns of one update, in task order, T response tokens laid end to end; scoring fills the fields.
+    """K turns of one update in task order, with their T response tokens concatenated; scoring fills the fields.
 
     Attributes:
         turns: the K turns.
         trajectory_ids: int64 ``[K]``, index of each turn's trajectory.
-        advantages: float ``[K]``, group-relative advantage of the turn's trajectory, less the penalty for a response without
-            the required form, with ``reward="per_turn"`` plus the turn's own.
-        evidence: of the K turns; empty where no hindsight view is used.
-        logprobs: float ``[T]``, log π_old(y|h) as the learner scores it; empty before.
+        advantages: float ``[K]``, group-relative advantage of the turn's trajectory, minus the penalty for a response without the
+            required form; with ``reward="per_turn"``, plus the turn's own advantage.
+        evidence: teacher context of each of the K turns; empty if none is used.
+        logprobs: float ``[T]``, log π_old(y|h) as scored by the learner; empty before scoring.
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺), or ``None``.
         reference_logprobs: float ``[T]`` under the frozen initial policy, or ``None``.
         importance_weights: float ``[T]``, weights for the engine's policy (``importance_mode``), or ``None`` for weights of 1.
         scores: float ``[K]``, turn scores s_k (Eq. 5), which are recorded, or ``None``.
         weights: float ``[K]``, turn weights w_k (Eq. 6), or ``None``.
-        action_mask: bool ``[T]``, tokens that spell the action, or ``None``.
-        mask: bool ``[T]``, the tokens to learn from; every generated token unless the method, or ``mask_truncated``,
-            says otherwise.
+        action_mask: bool ``[T]``, tokens of the action, or ``None``.
+        mask: bool ``[T]``, the tokens to learn from; all generated tokens, unless the method or ``mask_truncated`` excludes some.
     """
 
     turns: list[Turn]
@@ -74,12 +73,12 @@ class TurnRows:
 
     @cached_property
     def lengths(self) -> torch.Tensor:
-        """Response tokens of each turn, int64 ``[K]``."""
+        """Number of response tokens of each turn, int64 ``[K]``."""
         return torch.tensor([len(turn.response_ids) for turn in self.turns], dtype=torch.int64)
 
     @cached_property
     def turn_ids(self) -> torch.Tensor:
-        """Turn of each token, int64 ``[T]``."""
+        """Index of the turn of each token, int64 ``[T]``."""
         return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
 
     @cached_property
@@ -95,13 +94,13 @@ class TurnRows:
         ).long()
 
     def sequences(self, rows: Iterable[int], hindsight: bool = False) -> list[ScoredSequence]:
-        """Some turns as model inputs, their responses scored, in the ordinary or in the hindsight view."""
+        """Return some turns as model inputs with scored responses, with or without the teacher context."""
         return [scored_turn(self.turns[row], self.evidence[row] if hindsight else None) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The T tokens of K turns laid end to end (a microbatch, or a part of one): what the objective's functions take.
+    """The concatenated T tokens of K turns (a microbatch or a part of it), the input of the objective's functions.
 
     Attributes:
         old_logprobs, advantages: float ``[T]``.
@@ -109,7 +108,7 @@ class TokenBatch:
         turn_ids: int64 ``[T]`` in ``[0, K)``, the turn of each token.
         trajectory_ids: int64 ``[K]``, the trajectory of each turn, the same numbers in every microbatch of an update.
         hindsight_logprobs, reference_logprobs, weights: float ``[T]``, or ``None`` if the method does not use them.
-        importance_weights: float ``[T]``, what the tokens count in the surrogate, or ``None`` if each counts 1.
+        importance_weights: float ``[T]``, weights of the tokens in the surrogate, or ``None`` for weights of 1.
         action_mask: bool ``[T]``, or ``None``.
     """
 
@@ -126,12 +125,12 @@ class TokenBatch:
 
     @property
     def num_turns(self) -> int:
-        """K."""
+        """K, the number of turns."""
         return len(self.trajectory_ids)
 
     @classmethod
     def from_rows(cls, table: TurnRows, rows: Sequence[int] | np.ndarray, device: torch.device | str) -> TokenBatch:
-        """The tokens of some rows on ``device``; floats in the dtype of the log-probabilities."""
+        """Return the tokens of some rows on ``device``; floats have the dtype of the log-probabilities."""
         positions, index = table.token_positions(rows), torch.as_tensor(np.asarray(rows, np.int64))
         lengths, dtype = table.lengths[index], table.logprobs.dtype
 
@@ -156,7 +155,7 @@ class TokenBatch:
 
 
 def required(values: torch.Tensor | None) -> torch.Tensor:
-    """An optional field of :class:`TurnRows` or :class:`TokenBatch` that a method cannot do without.
+    """Return an optional field of :class:`TurnRows` or :class:`TokenBatch` that a method requires.
 
     Raises:
         MethodError: it is ``None``.
@@ -170,7 +169,7 @@ def required(values: torch.Tensor | None) -> torch.Tensor:
 
 
 def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> TurnRows:
-    """The turns of all completed rollouts end to end, in task order, each with its advantage (Eq. 1, and what is its own).
+    """Return the turns of all completed rollouts in task order, each with its advantage (Eq. 1, and the turn's own terms).
 
     Raises:
         TrainingDivergedError: a reward is not finite.
@@ -210,10 +209,10 @@ def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
 
 
 def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> torch.Tensor:
-    """Advantage of each turn's discounted return over those of the same turn of its group's rollouts, float64 ``[K]``.
+    """Advantage of each turn's discounted return relative to the same turn of its group's rollouts, float64 ``[K]``.
 
-    A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}, where turn k is compared with turn k of the rollouts that
-    took as many; all of them began in the same state.
+    A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}; turn k is compared with turn k of all rollouts of the group
+    that have one. All of them started in the same state.
 
     Raises:
         TrainingDivergedError: a return is not finite.
@@ -228,36 +227,36 @@ def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> t
 
 
 def form_penalties(turns: Sequence[Turn], config: RunSettings) -> torch.Tensor:
-    """Penalty of each turn whose response lacks the required form, float64 ``[K]`` in units of the scaled reward."""
+    """Penalty of each turn with a response that lacks the required form, float64 ``[K]`` in units of the scaled reward."""
     charges = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
     return torch.tensor(charges, dtype=torch.float64)
 
 
 def normalised_returns(returns: torch.Tensor, group_ids: torch.Tensor, config: RunSettings) -> torch.Tensor:
-    """Returns ``[N]`` as advantages over those of their group, by the config's ``advantage_norm``."""
+    """Convert returns ``[N]`` to advantages relative to their group, by the config's ``advantage_norm``."""
     by_deviation = config.advantage_norm == "mean_std_norm"
     return group_relative_advantages(returns, group_ids, config.advantage_epsilon, by_deviation=by_deviation)
 
 
 VALUE_DISCOUNT = 0.95
-"""γ of :func:`step_values`, as GiGPO chooses it."""
+"""γ of :func:`step_values`, as in GiGPO."""
 
 
 def anchor_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
-    """Number of each turn's anchor observation, int64 ``[K]``, over the turns of all survivors in order.
+    """Id of each turn's anchor observation, int64 ``[K]``, over the turns of all completed rollouts in order.
 
-    Turns share a number where their task group and their raw observation are the same.
+    Turns have the same id if their task group and their raw observation are the same.
     """
     return _numbered((group, turn.observation) for group, _, turn in _placed_turns(groups))
 
 
 def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
-    """As :func:`anchor_ids`; turns share a number where their task group and their index in the rollout are the same."""
+    """As :func:`anchor_ids`, but turns have the same id if their task group and their index in the rollout are the same."""
     return _numbered((group, index) for group, index, _ in _placed_turns(groups))
 
 
 def _placed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int, Turn]]:
-    """Every survivor's turns, each with the number of its group and its index in the rollout."""
+    """Turns of every completed rollout, each with the index of its group and its index in the rollout."""
     for number, group in enumerate(groups):
         for trajectory in group.survivors:
             for index, turn in enumerate(trajectory.turns):
@@ -270,12 +269,12 @@ def _numbered(keys: Iterable[Hashable]) -> torch.Tensor:
 
 
 def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: float) -> torch.Tensor:
-    """Discounted return from each turn of all survivors on, float64 ``[K]``, in units of the unscaled reward.
+    """Discounted return from each turn of all completed rollouts on, float64 ``[K]``, in units of the unscaled reward.
 
     Args:
         groups: the groups of an update.
-        reward: as ``GRPOConfig.training``; success, score and that of a function arrive with the last turn, ``"per_turn"`` is
-            the environment's.
+        reward: as in ``GRPOConfig.training``; success, score and the reward of a function arrive with the last turn,
+            ``"per_turn"`` uses the environment's rewards.
         discount: γ.
     """
     trajectories = [trajectory for group in groups for trajectory in group.survivors]
@@ -285,7 +284,7 @@ def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: fl
 
 
 def step_values(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
-    """Mean discounted success from each turn's observation on, float64 ``[K]`` in [0, 1], as GiGPO estimates it."""
+    """Mean discounted success from each turn's observation on, float64 ``[K]`` in [0, 1], estimated as in GiGPO."""
     groups = list(groups)
     return group_means(step_returns(groups, "success", VALUE_DISCOUNT), anchor_ids(groups))
 
@@ -301,17 +300,17 @@ _OPEN, _CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>
 
 
 def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptStyle = "tagged") -> torch.Tensor:
-    """Mask of the action's tokens in responses laid end to end, bool ``[T]``.
+    """Mask of the action's tokens in concatenated responses, bool ``[T]``.
 
-    In a tagged response (those of a conversation are tagged, too) a token counts when any of its characters lies between the
-    first ``<action>`` and the first ``</action>``, from where the projection reads the action; without that pair of tags none
-    does. A plain response is the action, but for its special tokens; in one that calls tools the last call is, see
+    In a tagged response (also in a conversation), a token counts if any of its characters is between the first ``<action>`` and
+    the first ``</action>``, from which the projection reads the action; without this pair of tags, no token counts. In a plain
+    response, all tokens count except special tokens. In a response that calls tools, the tokens of the last call count, see
     :func:`~trial_ray.rollout.tool_calls.last_call`.
 
     Args:
         responses: int ``[y]`` each.
         tokenizer: the policy's tokenizer.
-        style: of the prompts, from which the form of the responses follows.
+        style: style of the prompts, which determines the form of the responses.
     """
     if style == "plain":
         masks = [~np.isin(ids, tokenizer.all_special_ids) for ids in responses]
@@ -336,7 +335,7 @@ def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
 
 
 def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
-    """How many leading tokens spell at most ``characters`` characters: the index of the token that spells the next."""
+    """Number of leading tokens that spell at most ``characters`` characters: the index of the token that spells the next."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high + 1) // 2

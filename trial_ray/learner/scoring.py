@@ -1,4 +1,4 @@
-"""Scores of the turns of an update under the policy before it, and what the method makes of them."""
+"""Log-probabilities of an update's turns under the policy before it, and the values that the method derives from them."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ _BEHAVIOUR = "behaviour_logprobs"
 
 
 class Scoring:
-    """Scores every response under the policy before the update: both views by the same weights, kernel and precision.
+    """Scores every response under the policy before the update: both views with the same weights, kernel and precision.
 
     With a stale teacher, the teacher scores the rows with the teacher context instead. Each learner scores its share of the
-    trajectories, then all have the scores of all.
+    trajectories; then every learner has the scores of all.
 
-    The learner's numbers, not the engine's, are the old log-probabilities. How far the engine's are from them is logged.
-    Responses of the version that is updated must agree: where they differ by more than ``max_logprob_diff``, nothing is
-    trained, because the engine then sampled from another policy. With an ``importance_cap``, each token gets the weight
-    that corrects for the difference.
+    The learner's log-probabilities, not the engine's, are the old log-probabilities. The difference between them is logged. For
+    responses of the version that is updated, they must agree: if they differ by more than ``max_logprob_diff``, nothing is
+    trained, because the engine then sampled from another policy. With an ``importance_cap``, each token gets the weight that
+    corrects for the difference.
 
     Args:
-        config: says what is scored.
-        method: fixes its profile or advantages on the scored rows.
+        config: config of the run.
+        method: computes its turn weights or advantages on the scored rows.
         module: the policy.
-        exchange: the other learners.
-        metrics: the learner's.
+        exchange: exchange with the other learners.
+        metrics: the learner's metrics logger.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Scoring:
     def finished_rows(
         self, groups: list[TrajectoryGroup], iteration: int, version: int | None
     ) -> tuple[TurnRows, UpdatePlan]:
-        """The turn rows of an update, as they are trained on, and its plan.
+        """Return the turn rows of an update, as they are trained on, and its plan.
 
         Args:
             groups: the same on every learner.
-            iteration: of the update, counted from 1.
-            version: of the weights that are updated; ``None``: the newest one that sampled a row.
+            iteration: iteration of the update, counted from 1.
+            version: version of the weights that are updated; ``None``: the newest version that sampled a row.
 
         Raises:
             PolicyBrokenError: the learner's weights give log-probabilities that are not finite.
@@ -100,7 +100,7 @@ class Scoring:
         return rows, plan
 
     def text_logprobs(self) -> TextLogprobs:
-        """What the policy says of a fixed text, by the same passes as in training; learners that share weights take part."""
+        """Log-probabilities of a fixed text, by the same passes as in training; learners that share weights must all call this."""
         module, ids = self._module, text_ids(self._module.tokenizer)
         views = {"text": [ScoredSequence(ids, len(ids) - 1)]}
         with module.autocast():
@@ -110,7 +110,7 @@ class Scoring:
         return TextLogprobs(ids, found, limit, type(module.lm).__name__)
 
     def _score(self, rows: TurnRows, share: np.ndarray, version: int | None) -> None:
-        """Fill the log-probabilities of the rows, of which this learner scores a share."""
+        """Fill in the log-probabilities of the rows; this learner scores its share of them."""
         with self._module.autocast():
             scores = self._scores(rows, share)
         self._module.finish_passes()
@@ -162,7 +162,7 @@ class Scoring:
         return scores
 
     def _of_all(self, rows: TurnRows, share: np.ndarray, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What every learner has found of the tokens of its share, ``[T]`` on the CPU."""
+        """Combine the values that every learner has computed for the tokens of its share, ``[T]`` on the CPU."""
         whole = torch.zeros(len(rows.turn_ids), dtype=dtype)
         whole[rows.token_positions(share)] = values.to("cpu", dtype)
         self._exchange.add_up([whole])
@@ -172,7 +172,7 @@ class Scoring:
         log(self._metrics, f"{LEARNER}{name}", value.item())
 
     def _compare_with_engine(self, rows: TurnRows, behaviour: torch.Tensor, version: int | None) -> None:
-        """Log how far the engine's log-probabilities are from the learner's; refuse to train where they are another's."""
+        """Log the differences between the engine's and the learner's log-probabilities; raise if they are of different policies."""
         sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
         staleness = (int(sampled_by.max()) if version is None else version) - sampled_by
         # Older responses differ because the weights have changed since, which is no error.
@@ -195,16 +195,16 @@ class Scoring:
 def encode_views(
     groups: Iterable[TrajectoryGroup], config: RunSettings, tokenizer: Any, rows: Collection[int] | None = None
 ) -> list[Evidence]:
-    """The hindsight context of every turn of the groups' survivors, in order.
+    """Encode the teacher context of every turn of the groups' completed rollouts, in order.
 
     Args:
-        groups: whose turns.
-        config: names the view and its limit.
-        tokenizer: the policy's.
-        rows: numbers of the turns that are wanted; the others get no ids. ``None``: all.
+        groups: groups with the turns.
+        config: config with the teacher context and its limit.
+        tokenizer: the policy's tokenizer.
+        rows: indices of the turns to encode; the others get no ids. ``None``: all.
 
     Raises:
-        ConfigError: the config names no view, or the environment cannot give it.
+        ConfigError: the config has no teacher context, or the environment cannot provide it.
     """
     if (view := config.teacher_context) is None:
         raise ConfigError(
@@ -226,7 +226,7 @@ def encode_views(
 
 
 def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
-    """Reject what would be taken for another turn's or token's value, and what is no number."""
+    """Reject fields of the wrong shape, which would assign values to other turns or tokens, and values that are not finite."""
     name_of = type(method).__name__
     for name in ("advantages", "scores", "weights", "mask"):
         values: torch.Tensor | None = getattr(rows, name)

@@ -1,4 +1,4 @@
-"""The optimizers' states in files: one file, or each learner's part where weights are sharded."""
+"""Files of the optimizers' states: one file, or one part per learner if weights are sharded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trial_ray.models.sharding import local_part
 
 OPTIMIZER_FILE = "optimizer.pt"
 SHARDS_FOLDER = "optimizer"
-"""Folder beside it with the parts of a sharded state, in the format of ``torch.distributed.checkpoint``."""
+"""Folder next to the file with the parts of a sharded state, in the format of ``torch.distributed.checkpoint``."""
 
 Optimizers = Mapping[str, torch.optim.Optimizer]
 Names = Mapping[torch.Tensor, str]
@@ -23,7 +23,7 @@ Names = Mapping[torch.Tensor, str]
 def new_optimizer(
     parameters: Sequence[torch.nn.Parameter], betas: tuple[float, float], weight_decay: float
 ) -> torch.optim.Optimizer:
-    """AdamW with its state."""
+    """Create AdamW with its state."""
     beta1, beta2 = betas
     optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=weight_decay, fused=True)
     for parameter in parameters:
@@ -35,7 +35,7 @@ def new_optimizer(
 
 
 def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sharded: bool) -> None:
-    """Write the states to ``folder``; sharded ones without their tensors, see :func:`save_shards`."""
+    """Write the states to ``folder``; sharded states without their tensors, see :func:`save_shards`."""
     states = {}
     for name, optimizer in optimizers.items():
         state = optimizer.state_dict()
@@ -44,7 +44,7 @@ def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sha
 
 
 def state_tensors(optimizers: Optimizers, names: Names) -> dict[str, torch.Tensor]:
-    """The states' tensors by names of optimizer, parameter and kind."""
+    """Return the states' tensors by names of optimizer, parameter and kind."""
     return {
         f"{each}/{names[parameter]}/{key}": tensor
         for each, optimizer in optimizers.items()
@@ -57,9 +57,9 @@ def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
     """Write this learner's part of the states' tensors; every learner must call this.
 
     Args:
-        optimizers: by name, as they were made.
-        names: of the parameters.
-        folder: of the checkpoint.
+        optimizers: optimizers by name, as created.
+        names: names of the parameters.
+        folder: folder of the checkpoint.
     """
     # Not at the top: a config imports this, and the package takes half a second.
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -68,15 +68,15 @@ def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
 
 
 def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -> int:
-    """Load what :func:`save_optimizers` and :func:`save_shards` wrote; returns the iteration.
+    """Load the files of :func:`save_optimizers` and :func:`save_shards`; returns the iteration.
 
     Args:
-        optimizers: by name, as they were made.
-        names: of the parameters, where they are sharded; other learners may have been as many as one likes.
-        folder: of the checkpoint.
+        optimizers: optimizers by name, as created.
+        names: names of the parameters, if they are sharded; the checkpoint may be from another number of learners.
+        folder: folder of the checkpoint.
 
     Raises:
-        CheckpointError: files are missing, or the states are of another sharding.
+        CheckpointError: files are missing or damaged, or the states have another sharding.
     """
     file = folder / OPTIMIZER_FILE
     if not file.is_file():
@@ -112,9 +112,9 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
 
 
 def _read_shards(optimizers: Optimizers, names: Names, folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of this learner's part, by :func:`state_tensors`' names; none of a state without any.
+    """Return the tensors of this learner's part, by :func:`state_tensors`' names; empty if the state has no tensors.
 
-    Not read in place: a part that cannot be read leaves the optimizers as they are.
+    They are not read in place: a part that cannot be read leaves the optimizers unchanged.
     """
     if not folder.is_dir():
         return {}

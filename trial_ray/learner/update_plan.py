@@ -1,8 +1,8 @@
-"""The plan of an update: which turn rows form each optimizer step and microbatch, and which learner computes which.
+"""Plan of an update: the turn rows of each optimizer step and microbatch, and the learner that computes each microbatch.
 
-It follows from the lengths of the trajectories alone, so that every learner makes the same plan before anything is
-computed. Rows are numbered in task order, trajectory by trajectory. What a minibatch and a microbatch hold does not depend
-on the number of learners; what a learner does is only its share of the work.
+The plan depends only on the lengths of the trajectories, so every learner makes the same plan before anything is computed. Rows
+are numbered in task order, trajectory by trajectory. The rows of a minibatch and of a microbatch do not depend on the number of
+learners; a learner only computes its share of the work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from trial_ray.config.training import MicrobatchWeighting
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 MOST_IMBALANCE = 1.15
-"""Load of the most loaded learner in a minibatch, over the least that cuts allow, up to which a learner trains what it scores."""
+"""Maximum load of the most loaded learner in a minibatch, relative to the least possible, up to which learners train the rows
+that they score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Microbatch:
 
     Attributes:
         rows: int64 ``[m]``, ascending.
-        learner: number of the learner that computes it.
+        learner: index of the learner that computes it.
         weight: its share in the minibatch's loss; the weights of a minibatch add up to 1.
     """
 
@@ -46,7 +47,7 @@ class UpdatePlan:
     """Every row is in exactly one scoring share, and in exactly one minibatch of each epoch.
 
     Attributes:
-        scoring: by learner, the rows that it scores before the first step, whole trajectories; int64, ascending.
+        scoring: for each learner, the rows that it scores before the first step, whole trajectories; int64, ascending.
         steps: the minibatches in the order of the optimizer's steps, all epochs.
     """
 
@@ -54,7 +55,7 @@ class UpdatePlan:
     steps: tuple[Minibatch, ...]
 
     def share(self, learner: int) -> NDArray[np.int64]:
-        """The rows that a learner scores or trains, ascending."""
+        """Return the rows that a learner scores or trains, ascending."""
         trained = [each.rows for minibatch in self.steps for each in minibatch if each.learner == learner]
         return np.unique(np.concatenate([self.scoring[learner], *trained]))
 
@@ -72,20 +73,20 @@ def plan_update(
 ) -> UpdatePlan:
     """Plan an update of all rows.
 
-    The batch in task order is cut into ``batch_shards`` parts, and step k takes the k-th slice of each, as data-parallel
-    ranks do that hold a part of the batch each. All cuts are as even as whole rows allow: shards, minibatches and the
-    microbatches of a minibatch each differ by one row at most among themselves, so that no step rests on a few left-over
-    rows. Within a minibatch rows keep task order and are cut into the fewest microbatches that hold them.
+    The batch in task order is cut into ``batch_shards`` parts, and step k takes the k-th slice of each part, as data-parallel
+    ranks with one part of the batch each do. All cuts are as even as whole rows allow: the sizes of shards, of minibatches and of
+    the microbatches of a minibatch differ by at most one row, so no step consists of a few left-over rows. Within a minibatch,
+    rows keep task order and are cut into the fewest possible microbatches.
 
     Args:
-        trajectory_tokens: for each trajectory the model inputs of its turns, in tokens; what the work is balanced by.
-        minibatch_rows: most rows in an optimizer step.
-        microbatch_rows: most rows in a microbatch.
-        num_learners: data-parallel learners.
-        batch_shards: parts of the batch; 1 takes minibatches one after the other in task order.
-        num_epochs: passes over all rows.
-        shuffle_seed: seeds a random order of rows, another one for each epoch, in place of shards; ``None``: no shuffling.
-        weighting: a microbatch counts by its ``"rows"``, or all of a minibatch ``"equal"``.
+        trajectory_tokens: for each trajectory, the model inputs of its turns, in tokens; the work is balanced by them.
+        minibatch_rows: maximum number of rows in an optimizer step.
+        microbatch_rows: maximum number of rows in a microbatch.
+        num_learners: number of data-parallel learners.
+        batch_shards: number of parts of the batch; with 1, minibatches are consecutive in task order.
+        num_epochs: number of passes over all rows.
+        shuffle_seed: seed of a random order of rows, different in each epoch, instead of shards; ``None``: no shuffling.
+        weighting: weight of a microbatch: by its ``"rows"``, or ``"equal"`` for all of a minibatch.
     """
     tokens = np.array([length for lengths in trajectory_tokens for length in lengths], np.int64)
     owners = _even_shares(trajectory_tokens, num_learners)
@@ -105,7 +106,7 @@ def plan_update(
 
 
 def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration: int) -> UpdatePlan:
-    """The plan of the update from the lengths of all rows; every learner makes the same plan."""
+    """Plan the update from the lengths of all rows; every learner makes the same plan."""
     trajectories = [trajectory for group in groups for trajectory in group.survivors]
     return plan_update(
         [[turn.num_tokens for turn in each.turns] for each in trajectories],
@@ -120,7 +121,7 @@ def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration:
 
 
 def _interleaved(num_rows: int, num_shards: int) -> NDArray[np.int64]:
-    """Rows ordered by how far into its shard each stands: an even cut of them takes the same slice of every shard."""
+    """Rows ordered by their relative position in their shard: an even cut of them takes the same slice of every shard."""
     rows = np.arange(num_rows)
     bounds = np.arange(num_shards + 1) * num_rows // num_shards
     shards = np.searchsorted(bounds, rows, side="right") - 1
@@ -130,23 +131,23 @@ def _interleaved(num_rows: int, num_shards: int) -> NDArray[np.int64]:
 
 
 def _even_cuts(rows: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
-    """Consecutive pieces, as few as hold at most ``most`` rows each, whose sizes differ by one at most."""
+    """Cut rows into the fewest consecutive pieces of at most ``most`` rows each, with sizes that differ by at most one."""
     return np.array_split(rows, math.ceil(len(rows) / most)) if len(rows) else []
 
 
 def _dealt(
     pieces: Sequence[NDArray[np.int64]], tokens: NDArray[np.int64], owners: NDArray[np.int64], num_learners: int
 ) -> list[int]:
-    """A learner for each piece of a minibatch, ascending: the one that scores the middle of the piece.
+    """Learner of each piece of a minibatch, ascending: the learner that scores the middle of the piece.
 
-    So a learner trains about the rows that it scores. Where that loads the most loaded learner much more than other cuts would,
-    they are moved.
+    A learner thus trains about the rows that it scores. If this loads the most loaded learner much more than other cuts would,
+    the cuts are moved.
 
     Args:
-        pieces: rows of each.
-        tokens: int64 ``[K]``, of all rows.
-        owners: int64 ``[K]``, the learner to whose even share of the batch each row belongs, ascending.
-        num_learners: data-parallel learners.
+        pieces: rows of each piece.
+        tokens: int64 ``[K]``, tokens of all rows.
+        owners: int64 ``[K]``, the learner that scores each row, ascending.
+        num_learners: number of data-parallel learners.
     """
     costs = [int(tokens[piece].sum()) for piece in pieces]
     ends = np.concatenate([[0], np.cumsum(costs)])
@@ -163,7 +164,7 @@ def _dealt(
 
 
 def _least_capacity(ends: NDArray[np.int64], largest: int, num_learners: int) -> int:
-    """The least load with which consecutive pieces of work suffice for so many learners, by halving."""
+    """Least load at which ``num_learners`` consecutive pieces of work suffice, by bisection."""
     least, enough = max(largest, math.ceil(ends[-1] / num_learners)), int(ends[-1])
     while least < enough:
         capacity, cut = (least + enough) // 2, 0
@@ -177,12 +178,12 @@ def _least_capacity(ends: NDArray[np.int64], largest: int, num_learners: int) ->
 
 
 def _filled(ends: NDArray[np.int64], cut: int, capacity: int) -> int:
-    """The cut up to which a learner that begins at ``cut`` has at most ``capacity``."""
+    """The cut up to which a learner that starts at ``cut`` has at most ``capacity``."""
     return int(np.searchsorted(ends, ends[cut] + capacity, side="right")) - 1
 
 
 def _even_shares(trajectory_tokens: Sequence[Sequence[int]], num_learners: int) -> NDArray[np.int64]:
-    """Of each row the learner that scores it: consecutive trajectories, so that rollouts with a common beginning stay together."""
+    """Learner that scores each row: consecutive trajectories, so rollouts with a common prefix stay together."""
     costs = np.array([sum(lengths) for lengths in trajectory_tokens], np.int64)
     middles = np.cumsum(costs) - costs / 2
     owners = np.minimum(middles * num_learners // max(1, costs.sum()), num_learners - 1).astype(np.int64)

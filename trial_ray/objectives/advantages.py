@@ -16,7 +16,7 @@ from trial_ray.objectives.segments import (
 )
 
 LEAST_PENALTY_UNIT = 1.0
-"""Reward that a penalty of one unit of advantage costs at least; docs/decisions.md says why."""
+"""Lower bound on σ_R + ε in the conversion of penalties from reward to advantage; docs/decisions.md gives the reason."""
 
 
 def group_relative_advantages(
@@ -24,13 +24,13 @@ def group_relative_advantages(
 ) -> Tensor:
     """Group-relative advantage, Eq. 1: Â_i = (R_i − R̄) / (σ_R + ε), with mean and unbiased deviation of the group.
 
-    A group whose returns are equal up to rounding, a single rollout included, gets exactly 0.
+    A group with returns that are equal up to rounding, or with a single rollout, gets exactly 0.
 
     Args:
         returns: float ``[N]``, R_i, the return of each rollout in units of reward.
         group_ids: integer ``[N]``, from 0, in any order; rollouts with the same id form a group.
         epsilon: ε_A, above 0.
-        by_deviation: ``False`` leaves the division out: Â_i = R_i − R̄.
+        by_deviation: if ``False``, there is no division: Â_i = R_i − R̄.
 
     Returns:
         Float ``[N]`` in the dtype of ``returns``, detached.
@@ -51,10 +51,10 @@ def penalised_advantages(
     *,
     by_deviation: bool = True,
 ) -> Tensor:
-    """Advantage of each turn: Eq. 1's of its rollout, less the turn's penalty in units of the reward.
+    """Advantage of each turn: the advantage of its rollout (Eq. 1), minus the turn's penalty in units of the reward.
 
-    A_k = (R_i − R̄) / (σ_R + ε) − p_k / max(σ_R + ε, 1). Where the returns of a group are equal there is no σ_R to measure a
-    penalty by, and A_k = −p_k; the bound of 1 keeps groups that nearly are so from a larger one.
+    A_k = (R_i − R̄) / (σ_R + ε) − p_k / max(σ_R + ε, 1). If the returns of a group are equal, there is no σ_R to scale a penalty
+    with, and A_k = −p_k. The bound of 1 prevents larger penalties in groups with nearly equal returns.
 
     Args:
         returns: float ``[N]``, R_i in units of reward.
@@ -62,7 +62,7 @@ def penalised_advantages(
         penalties: float ``[K]``, p_k in units of reward.
         trajectory_ids: integer ``[K]`` in ``[0, N)``, the rollout of each turn.
         epsilon: ε_A, above 0.
-        by_deviation: ``False``: A_k = R_i − R̄ − p_k.
+        by_deviation: if ``False``, A_k = R_i − R̄ − p_k.
 
     Returns:
         Float ``[K]`` in the dtype of ``returns``, detached.
@@ -102,14 +102,15 @@ def rescaled_advantages(
 ) -> Tensor:
     """RLSD's token advantages: Â = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ), 1 − ε, 1 + ε)].
 
-    Where the teacher context agrees with the sign of A, the token learns more, elsewhere less; no sign changes.
+    If the teacher context agrees with the sign of A, the advantage of a token grows, otherwise it shrinks; its sign does not
+    change.
 
     Args:
         advantages: float ``[T]``, A of each token's rollout.
         gap: float ``[T]``, δ = log π_T(y|h⁺) − log π(y|h) in nats, bounded to ±20 here.
         strength: λ, at least 0.
         clip: ε, in [0, 1].
-        logistic: 2 σ(sgn(A) · δ) in place of exp(sgn(A) · δ), as in StepOPSD.
+        logistic: use 2 σ(sgn(A) · δ) instead of exp(sgn(A) · δ), as in StepOPSD.
 
     Returns:
         Float ``[T]``, detached.
@@ -132,8 +133,8 @@ def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, discount: float)
     """Return from each turn on: G_k = r_k + γ G_{k+1}, within its trajectory.
 
     Args:
-        rewards: float ``[K]``, reward of each turn, turns of a trajectory in the order in which they were taken.
-        trajectory_ids: integer ``[K]``, from 0; turns with the same id form a trajectory, wherever they stand.
+        rewards: float ``[K]``, reward of each turn; the turns of a trajectory are in chronological order.
+        trajectory_ids: integer ``[K]``, from 0; turns with the same id form a trajectory, in any positions.
         discount: γ, in [0, 1].
 
     Returns:
@@ -156,7 +157,7 @@ def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, discount: float)
 
 
 def group_means(values: Tensor, group_ids: Tensor) -> Tensor:
-    """Mean of each value's group, float ``[K]``, detached: of step returns over equal observations, a step's value.
+    """Mean of each value's group, float ``[K]``, detached; the mean of step returns over equal observations is a step's value.
 
     Args:
         values: float ``[K]``.

@@ -1,4 +1,4 @@
-"""Agreement of the dense loss with outcomes: how much of it raises the turns of the rollouts that returned more."""
+"""Agreement of the dense loss with outcomes: the share of it that raises the turns of rollouts with higher returns."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from trial_ray.objectives.segments import flat_floats, flat_ids, renumber, segme
 
 
 def agreeing_parts(coefficients: Tensor, returns: Tensor, group_ids: Tensor, positions: Tensor) -> Tensor:
-    """How much of each group's dense loss has the sign of its rollouts' returns, and how much of it there is.
+    """For each group, the amount of its dense loss that has the sign of its rollouts' returns, and the whole amount.
 
-    A turn's return is compared with the mean of the group's turns at the same position: rollouts that win end early, so that
-    late turns are those of rollouts that fail. To first order, the loss then changes the expected return by the agreeing part
-    less the rest.
+    A turn's return is compared with the mean of the group's turns at the same position, because successful rollouts end early, so
+    late turns are from rollouts that fail. To first order, the loss then changes the expected return by the agreeing part minus
+    the rest.
 
     Args:
-        coefficients: float ``[K]``, c_k of each turn, positive where its log-probability is raised; 0 leaves a turn out.
+        coefficients: float ``[K]``, c_k of each turn, positive if its log-probability is raised; 0 excludes a turn.
         returns: float ``[K]``, R_k of each turn's rollout, in units of reward.
-        group_ids: integer ``[K]``, from 0; rollouts of one task.
+        group_ids: integer ``[K]``, from 0; the same for the rollouts of one task.
         positions: integer ``[K]``, from 0, of each turn in its rollout.
 
     Returns:
@@ -43,14 +43,14 @@ def agreeing_parts(coefficients: Tensor, returns: Tensor, group_ids: Tensor, pos
 def agreement(parts: Tensor) -> tuple[Tensor, Tensor] | None:
     """Share of the dense loss that agrees with the returns, and its standard error.
 
-    A = Σ_g a_g / Σ_g b_g for rows (a_g, b_g); 0.5 where the loss has nothing to do with the returns, less where it opposes them.
-    The standard error is that of a ratio of sums over G groups, √(G / (G − 1) · Σ_g (a_g − A b_g)²) / Σ_g b_g. Not in the paper.
+    A = Σ_g a_g / Σ_g b_g for rows (a_g, b_g); it is 0.5 if the loss is unrelated to the returns, and smaller if it opposes them.
+    The standard error of a ratio of sums over G groups is √(G / (G − 1) · Σ_g (a_g − A b_g)²) / Σ_g b_g. Not in the paper.
 
     Args:
-        parts: float64 ``[G, 2]`` of :func:`agreeing_parts`.
+        parts: float64 ``[G, 2]`` from :func:`agreeing_parts`.
 
     Returns:
-        Both of shape (); ``None`` of fewer than two groups.
+        Both of shape (); ``None`` if there are fewer than two groups.
     """
     groups = len(parts)
     if groups < 2:

@@ -1,7 +1,6 @@
-"""Trajectory-relative allocation: from hindsight gaps of tokens to the weights of turns.
+"""Trajectory-relative allocation: from hindsight log-ratios of tokens to the weights of turns.
 
-T tokens of all turns lie end to end, K turns in all. Nothing here carries a gradient: the profile is a fixed target for
-the update that it weighs.
+The T tokens of all K turns are concatenated. No result carries a gradient: the turn weights are fixed during the update.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from trial_ray.objectives.segments import (
 )
 
 ZERO_GAP = 1e-8
-"""A trajectory whose mean score is no larger (nats per token) has no profile: its turns weigh 1."""
+"""If a trajectory's mean score (nats per token) is at most this, its turns get weight 1."""
 
 
 def hindsight_gap(hindsight_logprobs: Tensor, logprobs: Tensor, clip: float = 2.0) -> Tensor:
-    """Signed gap of each token, Eq. 4: Δ = sg[clip_c(log π_T(y|h⁺) − log π(y|h))].
+    """Signed hindsight log-ratio of each token, Eq. 4: Δ = sg[clip_c(log π_T(y|h⁺) − log π(y|h))].
 
-    With log-probabilities of π_old it is Δ^old, from which the profile is built; with those of the current policy it is
-    Δ^θ, which the dense loss uses.
+    With log-probabilities of π_old it is Δ^old, which determines the turn weights; with log-probabilities of the current policy
+    it is Δ^θ, which the dense loss uses.
 
     Args:
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats.
         logprobs: float ``[T]``, log π(y|h) of the same tokens, in nats.
-        clip: c, the bound on the gap, above 0.
+        clip: c, the bound on the log-ratio, above 0.
 
     Returns:
         Float ``[T]`` in ``[−c, c]``, detached.
@@ -77,10 +76,10 @@ def turn_scores(gap: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> 
 
 
 def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """TRIAL's turn weight, Eq. 6: w_k = s_k / s̄_τ, where s̄_τ is the token-weighted mean score of the trajectory.
+    """TRIAL's turn weight, Eq. 6: w_k = s_k / s̄_τ, with s̄_τ the token-weighted mean score of the trajectory.
 
-    Σ_k n_k w_k = N_τ: the eligible-token-weighted mean is one. A trajectory with a numerically zero gap
-    (s̄_τ ≤ ``ZERO_GAP``) weighs every turn 1; a turn with n_k = 0 weighs 0.
+    Σ_k n_k w_k = N_τ: the eligible-token-weighted mean is one. In a trajectory with numerically zero log-ratios (s̄_τ ≤
+    ``ZERO_GAP``), every turn has weight 1. A turn with n_k = 0 has weight 0.
 
     Args:
         scores: float ``[K]``, s_k ≥ 0.
@@ -103,7 +102,7 @@ def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> 
 
 
 def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """The unit profile of the controlled study: every turn with eligible tokens weighs 1, the others 0.
+    """Unit weights of the controlled study: every turn with eligible tokens has weight 1, the others 0.
 
     Arguments, result and errors as in ``relative_weights``.
     """
@@ -112,11 +111,11 @@ def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> T
 
 
 def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, generator: torch.Generator) -> Tensor:
-    """The source-shuffled profile of the controlled study: each turn gets another turn's relative weight.
+    """Source-shuffled weights of the controlled study: each turn gets another turn's relative weight.
 
-    The active turns (n_k > 0) of a trajectory are put in a random circle and each takes the weight of the next one, so
-    none keeps its own; a single active turn keeps 1. A common factor per trajectory then restores the token-weighted
-    mean of one, which leaves the ratios between weights as they were.
+    The active turns (n_k > 0) of a trajectory are put in a random cyclic order, and each takes the weight of the next turn, so no
+    turn keeps its own; a single active turn keeps 1. A common factor per trajectory then restores the token-weighted mean of one,
+    which does not change the ratios between weights.
 
     Args:
         scores: float ``[K]``, s_k ≥ 0.

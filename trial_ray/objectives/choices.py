@@ -1,4 +1,4 @@
-"""Names of the objective's variants, which settings and functions share; imports no torch."""
+"""Names of the objective's variants, shared by settings and functions; does not import torch."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ K3_BOUND = 10.0
 def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Token mean of the low-variance KL estimate k3 = exp(d) − d − 1, d = log π_ref − log π_θ, clamped to ±:data:`K3_BOUND`.
 
-    It is never negative and, over samples of π_θ, unbiased for KL(π_θ ‖ π_ref) where the clamp does not act. A clamped
-    token has no gradient.
+    It is never negative and, over samples of π_θ, unbiased for KL(π_θ ‖ π_ref) if the clamp does not act. A clamped token has no
+    gradient.
 
     Args:
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
@@ -26,7 +26,7 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) ->
         mask: bool or 0/1 ``[T]``, tokens to average over.
 
     Returns:
-        Shape (), in nats per token, 0 with a graph where the mask is empty.
+        Shape (), in nats per token, 0 with a graph if the mask is empty.
 
     Raises:
         ValueError: wrong shape or dtype, or NaN.
@@ -43,20 +43,19 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) ->
 def engine_divergences(
     logprobs: Tensor, behaviour_logprobs: Tensor, compared: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """How far the policy that sampled is from the one that is trained, over the tokens sampled.
+    """Differences between the policy that sampled and the policy that is trained, over the sampled tokens.
 
-    Nothing is clamped but ratios at e²⁰, which keeps the figures finite.
+    Only ratios are clamped, at e²⁰, which keeps the results finite.
 
     Args:
         logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
-        behaviour_logprobs: float ``[T]``, what the engine reported for them.
-        compared: bool ``[T]``, tokens that the very same weights sampled; ``None``: all.
+        behaviour_logprobs: float ``[T]``, the engine's log-probabilities of these tokens.
+        compared: bool ``[T]``, tokens that were sampled with the same weights; ``None``: all.
 
     Returns:
         Scalars of shape (): ``logprob_diff`` and ``logprob_diff_max``, mean and largest absolute difference in nats over the
-        tokens of ``compared``, 0 if there are none;
-        ``ratio_mean`` and ``ratio_max`` of r = π_old / π_engine; ``kl``, the mean of r − 1 − log r, an unbiased estimate of
-        KL(π_engine ‖ π_old). NaN where an input is.
+        tokens of ``compared``, 0 if there are none; ``ratio_mean`` and ``ratio_max`` of r = π_old / π_engine; ``kl``, the mean of
+        r − 1 − log r, an unbiased estimate of KL(π_engine ‖ π_old). NaN if an input is NaN.
 
     Raises:
         ValueError: the shapes differ.

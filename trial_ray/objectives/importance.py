@@ -1,4 +1,4 @@
-"""Importance weights: the learner's policy before the update against the engine's."""
+"""Importance weights between the learner's policy before the update and the engine's policy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def importance_weights(
 ) -> Tensor:
     """Weight w_t of each token, detached, from the ratio ρ_t = π_old(y_t) / π_engine(y_t).
 
-    In the ``sequence`` modes ρ_t is the ratio of the turn's whole response, Π ρ over its tokens. ``truncate``: w_t = min(ρ_t, cap).
-    ``mask``: w_t = ρ_t where ρ_t is at most the cap, else 0.
+    In the ``sequence`` modes ρ_t is the ratio of the turn's whole response, Π ρ over its tokens. ``truncate``: w_t = min(ρ_t,
+    cap). ``mask``: w_t = ρ_t if ρ_t is at most the cap, else 0.
 
     Args:
         logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
         behaviour_logprobs: float ``[T]``, log-probabilities that the engine reported for them.
-        turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token; all tokens of a turn must be there.
+        turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token; all tokens of a turn must be present.
         num_turns: K.
         cap: C, at least 1; above e²⁰ the bound of :func:`~trial_ray.objectives.losses.bounded_ratio` is the largest weight.
         mode: one of ``IMPORTANCE_MODES``.
@@ -53,13 +53,13 @@ def importance_weights(
 
 
 def effective_sample_size(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
-    """(Σ r)² / (T Σ r²) of the raw ratios r = π_old / π_engine: the share of the T tokens that the others are worth.
+    """Effective sample size per token: (Σ r)² / (T Σ r²) of the raw ratios r = π_old / π_engine.
 
-    1 where all ratios are equal, 1 / T where one of them outweighs the others.
+    It is 1 if all ratios are equal, and 1 / T if one of them outweighs the others.
 
     Args:
         logprobs: float ``[T]``, T at least 1, the learner's log π_old of the sampled tokens, in nats.
-        behaviour_logprobs: float ``[T]``, what the engine reported for them.
+        behaviour_logprobs: float ``[T]``, the engine's log-probabilities of these tokens.
 
     Returns:
         Float64, shape (), in (0, 1].

@@ -10,7 +10,8 @@ from torch import Tensor
 from trial_ray.objectives.segments import flat_floats, flat_mask, masked_mean, scalar, zero_outside
 
 LOG_RATIO_BOUND = 20.0
-"""Largest log-ratio that is exponentiated, in nats: far beyond any clip, and finite in float32 with its gradient (e⁸⁹ is not)."""
+"""Largest log-ratio that is exponentiated, in nats: far above any clip, and its exponential and gradient are finite in float32
+(e⁸⁹ is not)."""
 
 
 def bounded_ratio(log_ratio: Tensor) -> Tensor:
@@ -29,8 +30,8 @@ def clipped_surrogate(
 ) -> Tensor:
     """L_GRPO: token mean of max(−A r, −A clip(r, 1 − low, 1 + high)), r = π_θ / π_old.
 
-    With ``dual_clip`` d, a token with A < 0 contributes at most −d A, however large its ratio. Without it, the ratio is bounded
-    to e²⁰, and a token at that bound has no gradient.
+    With ``dual_clip`` d, a token with A < 0 contributes at most −d A, for any ratio. Without it, the ratio is bounded to e²⁰, and
+    a token at that bound has no gradient.
 
     Args:
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
@@ -42,7 +43,7 @@ def clipped_surrogate(
         dual_clip: d above 1, or ``None``.
 
     Returns:
-        Shape (), 0 with a graph where the mask is empty.
+        Shape (), 0 with a graph if the mask is empty.
 
     Raises:
         ValueError: wrong shape or dtype, NaN, or a clip out of range.
@@ -63,8 +64,8 @@ def clipped_losses(
 ) -> Tensor:
     """max(−A r, −A clip(r, 1 − low, 1 + high)) of each token, float ``[T]``; 0 outside the mask.
 
-    ``log_ratio``, float ``[T]``, is log r of each token or of its whole response and alone receives a gradient. The other
-    arguments, and the errors, are those of :func:`clipped_surrogate`.
+    ``log_ratio``, float ``[T]``, is log r of each token or of its whole response; only it receives a gradient. The other
+    arguments and the errors are as in :func:`clipped_surrogate`.
     """
     like = ("log_ratio", flat_floats("log_ratio", log_ratio))
     advantages = flat_floats("advantages", advantages, like).detach()
@@ -85,10 +86,10 @@ def clipped_losses(
 
 
 def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
-    """L_dense, Eq. 7: −(1/M) Σ m w Δ^θ log π_θ(y|h), M the eligible tokens of the microbatch.
+    """L_dense, Eq. 7: −(1/M) Σ m w Δ^θ log π_θ(y|h), with M the number of eligible tokens in the microbatch.
 
-    A positive gap raises the probability of the token that was sampled, a negative one lowers it. With w = 1 and an
-    unclipped gap this is the sampled reverse-KL gradient of on-policy self-distillation.
+    A positive log-ratio Δ^θ raises the probability of the sampled token, a negative log-ratio lowers it. With w = 1 and an
+    unclipped log-ratio, this is the sampled reverse-KL gradient of on-policy self-distillation.
 
     Args:
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
@@ -97,7 +98,7 @@ def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: T
         mask: bool or 0/1 ``[T]``, eligible tokens.
 
     Returns:
-        Shape (), 0 with a graph where no token is eligible.
+        Shape (), 0 with a graph if no token is eligible.
 
     Raises:
         ValueError: wrong shape or dtype, or NaN.
@@ -111,7 +112,7 @@ def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: T
 
 
 def weighted_likelihood_loss(logprobs: Tensor, coefficients: Tensor, mask: Tensor) -> Tensor:
-    """−(1/M) Σ m c log π_θ(y|h), M the tokens of the mask: the dense term that all compared methods share.
+    """Dense term of all compared methods: −(1/M) Σ m c log π_θ(y|h), with M the number of tokens in the mask.
 
     Args:
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
@@ -119,7 +120,7 @@ def weighted_likelihood_loss(logprobs: Tensor, coefficients: Tensor, mask: Tenso
         mask: bool or 0/1 ``[T]``.
 
     Returns:
-        Shape (), 0 with a graph where the mask is empty.
+        Shape (), 0 with a graph if the mask is empty.
 
     Raises:
         ValueError: wrong shape or dtype, or NaN.
@@ -137,16 +138,16 @@ def joint_loss(
 ) -> Tensor:
     """L, Eq. 8: L_out + clip_b(λ L_dense), with b = α · sg|L_GRPO|, applied to the scalars of one actor microbatch.
 
-    A dense term that reaches a boundary, |λ L_dense| ≥ b, contributes its clamped value and no gradient; exactly at the
-    boundary counts as saturated, hence also b = 0. The gradient of the outcome loss is never touched, and none flows
+    A dense term that reaches a boundary, |λ L_dense| ≥ b, contributes its clamped value and no gradient; a term exactly at the
+    boundary counts as saturated, so b = 0 does, too. The gradient of the outcome loss is never changed, and no gradient flows
     through the bound.
 
     Args:
         outcome_loss: shape (), L_out: surrogate and regularisation.
-        surrogate_loss: shape (), L_GRPO alone.
+        surrogate_loss: shape (), only L_GRPO.
         dense_loss: shape (), L_dense.
         coefficient: λ_g, finite, at least 0 (0 during warm-up).
-        alpha: α, at least 0; infinite never clamps.
+        alpha: α, at least 0; infinity disables the clamp.
 
     Returns:
         Shape ().
@@ -163,9 +164,9 @@ def joint_loss(
 
 
 def clamp_saturated(surrogate_loss: Tensor, dense_loss: Tensor, coefficient: float, alpha: float) -> Tensor:
-    """Whether the clamp of Eq. 8 takes the dense term's gradient in this microbatch (bool, shape ()).
+    """Return whether the clamp of Eq. 8 removes the dense term's gradient in this microbatch (bool, shape ()).
 
-    Arguments and errors as in ``joint_loss``. During warm-up (``coefficient`` 0) there is nothing to clamp.
+    Arguments and errors as in ``joint_loss``. During warm-up (``coefficient`` 0) nothing is clamped.
     """
     scalar("surrogate_loss", surrogate_loss)
     scalar("dense_loss", dense_loss)

@@ -1,4 +1,4 @@
-"""Surrogates whose unit is a turn's whole response: ratios of responses (GSPO), means over responses (GRPO, Dr. GRPO)."""
+"""Surrogates over whole responses of turns: ratios of responses (GSPO), means over responses (GRPO, Dr. GRPO)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def sequence_log_ratios(log_ratio: Tensor, mask: Tensor, turn_ids: Tensor, num_t
     """Log-ratio of each token's response, GSPO: log s_k = (1/n_k) Σ_t m_t log r_t, the same for all tokens of a turn.
 
     Args:
-        log_ratio: float ``[T]``, log r_t = log π_θ − log π_old, which receives a gradient.
+        log_ratio: float ``[T]``, log r_t = log π_θ − log π_old; receives a gradient.
         mask: bool or 0/1 ``[T]``, tokens to learn from; n_k of them in turn k.
         turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
         num_turns: K.
@@ -37,19 +37,18 @@ def surrogate_mean(
     """Mean of token losses l_t over one microbatch of K turns.
 
     ``"tokens"``: (1/M) Σ m l over the M eligible tokens. ``"rows"``: (1/K) Σ_k (1/n_k) Σ_t m l, each response counts the same
-    (GRPO as published, GSPO). ``"fixed_length"``: (1/(K L)) Σ m l, each token counts the same whatever its response's length
-    (Dr. GRPO).
+    (GRPO as published, GSPO). ``"fixed_length"``: (1/(K L)) Σ m l, each token counts the same for any response length (Dr. GRPO).
 
     Args:
-        losses: float ``[T]``, which receives a gradient.
+        losses: float ``[T]``; receives a gradient.
         mask: bool or 0/1 ``[T]``, tokens to learn from.
         turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
         num_turns: K; turns without eligible tokens count, with a loss of 0.
         mean: one of ``SURROGATE_MEANS``.
-        length: L, in tokens, at least 1: the longest response there can be.
+        length: L, in tokens, at least 1: the maximum response length.
 
     Returns:
-        Shape (), 0 with a graph where the mask is empty.
+        Shape (), 0 with a graph if the mask is empty.
 
     Raises:
         ValueError: wrong shape or dtype, NaN, an id out of range, an unknown ``mean``, or ``length`` below 1.

@@ -1,4 +1,4 @@
-"""Equality up to rounding, of numbers and tensors; environments' processes use it, so it does not import torch."""
+"""Equality of numbers and tensors up to rounding; environments' processes use it, so it does not import torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROUNDING = 1e-6
-"""Share of its size by which a reward may be off: float32, in which many environments count, keeps seven digits, and sums of
-the same rewards in another order differ in the last of them."""
+"""Relative error that a reward may have: float32, which many environments use, keeps seven digits, and sums of the same
+rewards in another order differ in the last digit."""
 
 
 @overload
@@ -18,9 +18,9 @@ def equal_up_to_rounding(one: float, other: float) -> bool: ...
 @overload
 def equal_up_to_rounding(one: Tensor, other: Tensor) -> Tensor: ...
 def equal_up_to_rounding(one: Any, other: Any) -> Any:
-    """Whether two rewards, such as the smallest and the largest of a group, are the same: numbers, or tensors of one shape.
+    """Return whether two rewards, such as the smallest and the largest of a group, are equal: numbers, or tensors of one shape.
 
-    NaN and infinities are equal to nothing.
+    NaN and infinities are not equal to anything.
     """
     distance = abs(other - one)
     return (distance <= ROUNDING * abs(one) + ROUNDING * abs(other)) & (distance < math.inf)

@@ -9,7 +9,7 @@ _FLOATS = (torch.float32, torch.float64)
 
 
 def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
-    """``values`` if they are one-dimensional float32 or float64 without NaN, and as long as the named ``like``."""
+    """Return ``values``; they must be one-dimensional float32 or float64 without NaN, and as long as the named ``like``."""
     if values.ndim != 1 or values.dtype not in _FLOATS:
         raise ValueError(f"{name} must be a flat float32 or float64 tensor, got {_described(values)}.")
     _same_length(name, values, like)
@@ -19,7 +19,7 @@ def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = Non
 
 
 def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
-    """``mask`` as bool, if it is flat, as long as ``like``, and bool or made of 0 and 1."""
+    """Return ``mask`` as bool; it must be flat, as long as ``like``, and bool or made of 0 and 1."""
     if mask.ndim != 1:
         raise ValueError(f"{name} must be a flat tensor, got {_described(mask)}.")
     _same_length(name, mask, like)
@@ -29,7 +29,7 @@ def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
 
 
 def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None = None) -> Tensor:
-    """``ids`` as int64, if they are flat integers in ``[0, limit)`` and as many as ``like``."""
+    """Return ``ids`` as int64; they must be flat integers in ``[0, limit)``, and as long as ``like``."""
     if ids.ndim != 1 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise ValueError(f"{name} must be a flat tensor of integers, got {_described(ids)}.")
     _same_length(name, ids, like)
@@ -40,7 +40,7 @@ def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None
 
 
 def flat_counts(name: str, counts: Tensor, like: tuple[str, Tensor]) -> Tensor:
-    """``counts`` in the dtype of ``like``, if they are flat, as many, whole and not negative."""
+    """Return ``counts`` in the dtype of ``like``; they must be flat, as long as ``like``, whole and not negative."""
     if counts.ndim != 1:
         raise ValueError(f"{name} must be a flat tensor, got {_described(counts)}.")
     _same_length(name, counts, like)
@@ -51,7 +51,7 @@ def flat_counts(name: str, counts: Tensor, like: tuple[str, Tensor]) -> Tensor:
 
 
 def scalar(name: str, value: Tensor) -> Tensor:
-    """``value`` if it is a floating-point tensor of shape () and not NaN."""
+    """Return ``value``; it must be a floating-point tensor of shape () and not NaN."""
     if value.ndim != 0 or value.dtype not in _FLOATS:
         raise ValueError(f"{name} must be a float32 or float64 tensor of shape (), got {_described(value)}.")
     if bool(value.isnan()):
@@ -74,16 +74,16 @@ def segment_sum(values: Tensor, segment_ids: Tensor, num_segments: int) -> Tenso
 
 
 def renumber(ids: Tensor) -> tuple[Tensor, int]:
-    """``ids [N]`` replaced by ``0 … count - 1`` in their order of size, and the count."""
+    """Replace ``ids [N]`` by ``0 … count - 1`` in ascending order, and return them with the count."""
     labels, positions = torch.unique(ids, return_inverse=True)
     return positions, len(labels)
 
 
 def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
-    """``values [T]`` where ``mask`` is set, else 0, in the gradient too."""
+    """Return ``values [T]`` where ``mask`` is set, else 0, also in the gradient."""
     return torch.where(mask, values, torch.zeros_like(values))
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``values [T]`` where ``mask`` is set, shape (); 0 with a graph where nothing is."""
+    """Mean of ``values [T]`` where ``mask`` is set, shape (); 0 with a graph if it is set nowhere."""
     return zero_outside(values, mask).sum() / mask.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""The methods by name, and the change of a config from one method to another."""
+"""Methods by name, and conversion of a config from one method to another."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ METHODS = {
     "rlsd": ("RLSD", "RLSDConfig"),
     "gigpo": ("GiGPO", "GiGPOConfig"),
 }
-"""The methods that come with this package: title in tables and figures, and public name of the config class, by name."""
+"""Methods of this package, by name: title in tables and figures, and public name of the config class."""
 EXAMPLES = {"stepopsd": "StepOPSD", "agentopsd": "AgentOPSD"}
-"""Those of ``tuned_examples/methods``, in files like a user's: title by name."""
+"""Methods in ``tuned_examples/methods``, in files like a user's: title by name."""
 
 
 def method_names() -> tuple[str, ...]:
-    """Names of the methods that need no path, known without importing any of them (or Ray)."""
+    """Return the names of the methods that need no path, without importing any of them (or Ray)."""
     return tuple(sorted((*METHODS, *EXAMPLES)))
 
 
 def method_title(method: str) -> str:
-    """How a method is written in tables and figures; a method of the user's own is written as it is named."""
+    """Return the title of a method in tables and figures; for a user's own method, its name."""
     return METHODS[method][0] if method in METHODS else EXAMPLES.get(method, method)
 
 
 def config_class(method: str) -> type[GRPOConfig]:
-    """The config class of a method: a name, or the path of a Python file that defines ``CONFIG``.
+    """Return the config class of a method, given by name or as the path of a Python file that defines ``CONFIG``.
 
     Raises:
         ConfigError: no method has that name, or the file is missing or defines no ``CONFIG``.
@@ -67,12 +67,12 @@ def config_class(method: str) -> type[GRPOConfig]:
 
 
 def new_config(method: str) -> GRPOConfig:
-    """The default config of a method; errors as :func:`config_class`."""
+    """Return the default config of a method; raises the errors of :func:`config_class`."""
     return config_class(method)()
 
 
 def method_of(config: GRPOConfig) -> str:
-    """The name under which :func:`config_class` finds the config's class."""
+    """Return the name that :func:`config_class` accepts for the config's class."""
     for name in (*METHODS, *EXAMPLES):
         if config_class(name) is type(config):
             return name
@@ -86,7 +86,7 @@ def method_of(config: GRPOConfig) -> str:
 
 
 def with_method(config: GRPOConfig, method: str) -> GRPOConfig:
-    """``config``'s settings under another method: what it changed from its own defaults is carried over."""
+    """Return the config of another method, with the settings of ``config`` that differ from its own defaults."""
     target, defaults = new_config(method), vars(type(config)())
     for name, value in vars(config).items():
         if name in ("algo_class", "_is_frozen") or name not in vars(target):

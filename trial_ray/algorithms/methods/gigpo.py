@@ -1,4 +1,4 @@
-"""GiGPO: each turn adds, to its rollout's advantage, its own over the turns that started from the same observation."""
+"""GiGPO: a turn's advantage is its rollout's, plus its own relative to the turns that started from the same observation."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from trial_ray.rollout.trajectory import TrajectoryGroup
 
 
 class StepGroups(Method["GiGPOConfig"]):
-    """Â = A_episode + ω · A_step; A_step compares the returns from identical anchor observations inside a task group on.
+    """Â = A_episode + ω · A_step; A_step compares the returns from identical anchor observations in a task group.
 
-    ``advantage_norm`` names the released mode of both terms.
+    ``advantage_norm`` selects the released mode of both terms.
     """
 
     name = "gigpo"
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Add the step advantages to the rows'."""
+        """Add the step advantages to the rows' advantages."""
         config = self.config
         anchors = anchor_ids(groups)
         returns = config.reward_scale * step_returns(groups, config.reward, config.step_discount)
@@ -32,7 +32,7 @@ class StepGroups(Method["GiGPOConfig"]):
 
 
 class GiGPOConfig(GRPOConfig):
-    """GiGPO with the mode that was released for ALFWorld; ``advantage_norm="mean_norm"`` is that for WebShop."""
+    """GiGPO in the mode that was released for ALFWorld; ``advantage_norm="mean_norm"`` is the mode for WebShop."""
 
     method_class = StepGroups
 

@@ -1,7 +1,7 @@
 """OPSD: no reward; the policy is distilled from itself with the teacher context in its prompt.
 
 ``divergence="jsd"`` minimises the full-vocabulary generalised Jensen-Shannon divergence between π_θ(·|h) and π_T(·|h⁺) along the
-sampled response; ``"sampled"`` uses the sampled tokens alone, with c_t = δ_t (a reverse-KL gradient).
+sampled response; ``"sampled"`` uses only the sampled tokens, with c_t = δ_t (a reverse-KL gradient).
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ DIVERGENCES = ("jsd", "sampled")
 
 
 class SelfDistillation(Method["OPSDConfig"]):
-    """Â = 0. π_T is the lagged teacher if there is one; else, for ``jsd``, the policy itself without a gradient, and for
-    ``sampled`` the policy before the update.
-    """
+    """Â = 0. π_T is the stale teacher if there is one. Otherwise it is, for ``jsd``, the policy itself without a gradient, and
+    for ``sampled``, the policy before the update."""
 
     name = "opsd"
     needs_teacher_context = True
 
     @property
     def divergence(self) -> Divergence | None:
-        """That of the full-vocabulary form."""
+        """Divergence of the full-vocabulary form; ``None`` for the other."""
         config = self.config
         return Divergence(config.jsd_mix, config.jsd_temperature) if config.divergence == "jsd" else None
 
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """0 for every token."""
+        """Return 0 for every token."""
         return torch.zeros_like(tokens.advantages)
 
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:
-        """The divergence, a token mean."""
+        """Return the divergence as a token mean."""
         if self.divergence:
             dense = masked_mean(fwd_out["divergence"], tokens.mask)
         else:
@@ -51,7 +50,7 @@ class SelfDistillation(Method["OPSDConfig"]):
 
 
 class OPSDConfig(GRPOConfig):
-    """On-policy self-distillation; the settings are those of the original."""
+    """On-policy self-distillation, with the settings of the original."""
 
     method_class = SelfDistillation
 

@@ -1,6 +1,6 @@
 """RLSD: the advantage of each token is rescaled by how the teacher context shifts its probability.
 
-Â_t = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ_t), 1 ± ε)], δ = log π_T(y|h⁺) − log π_old(y|h); nothing happens where A = 0.
+Â_t = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ_t), 1 ± ε)], δ = log π_T(y|h⁺) − log π_old(y|h); advantages of 0 stay 0.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from trial_ray.rollout.trajectory import TrajectoryGroup
 
 
 class RescaledAdvantages(Method["RLSDConfig"]):
-    """δ is frozen with the rollout's policy; λ falls linearly to 0."""
+    """δ is fixed by the rollout's policy; λ decreases linearly to 0."""
 
     name = "rlsd"
     needs_teacher_context = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Log λ and the mean gap."""
+        """Log λ and the mean hindsight log-ratio."""
         gap = required(rows.hindsight_logprobs) - rows.logprobs
         return {"rescaling": torch.tensor(self.strength(iteration)), "gap_mean": gap.mean()}
 
     def strength(self, iteration: int) -> float:
-        """λ of an iteration: as released, the first one's is already a step below the initial value."""
+        """Return λ of an iteration; as released, it is already one step below the initial value in the first iteration."""
         return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration + 1)
 
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """Â of every token, ``[T]``."""
+        """Return Â of every token, ``[T]``."""
         gap = required(tokens.hindsight_logprobs) - tokens.old_logprobs
         return rescaled_advantages(tokens.advantages, gap, self.strength(iteration), self.config.rescaling_clip)
 
@@ -47,5 +47,5 @@ class RLSDConfig(GRPOConfig):
     rescaling_clip: float = setting(0.2, "ε, the bound of the rescaling", within=(0, 1))
 
     def schedules(self) -> dict[str, int]:
-        """The iterations over which λ falls, unless λ is 0 throughout."""
+        """Return the iterations over which λ decreases, unless λ is always 0."""
         return {"rescaling_iterations": self.rescaling_iterations} if self.rescaling else {}

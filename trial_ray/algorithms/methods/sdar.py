@@ -1,4 +1,4 @@
-"""SDAR: every sampled token is reinforced, the more so the more the teacher context prefers it: c_t = μ · σ(β δ_t)."""
+"""SDAR: every sampled token is reinforced, with a weight that grows with the teacher's preference: c_t = μ · σ(β δ_t)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from trial_ray.objectives.segments import masked_mean
 
 
 class GatedLikelihood(Method["SDARConfig"]):
-    """δ = log π_T(y|h⁺) − sg log π_θ(y|h). The gate is positive: no token's probability is ever pushed down by it."""
+    """δ = log π_T(y|h⁺) − sg log π_θ(y|h). The gate is positive, so it never lowers the probability of a token."""
 
     name = "sdar"
     needs_teacher_context = True
 
     def dense_coefficient(self, iteration: int) -> float:
-        """μ."""
+        """Return μ."""
         return self.config.distillation_coeff
 
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:
-        """−mean of the gate times log π_θ."""
+        """Return −1 times the mean of the gate times log π_θ."""
         logprobs = fwd_out["logprobs"]
         gap = required(tokens.hindsight_logprobs) - logprobs.detach()
         gate = torch.sigmoid(self.config.gate_slope * gap)
@@ -49,10 +49,9 @@ class SDARConfig(GRPOConfig):
 
 
 class GRPOOPSDConfig(SDARConfig):
-    """GRPO+OPSD as released: SDAR with a gate of slope 0, so that every token is reinforced by the same half of μ.
+    """GRPO+OPSD as released: SDAR with a gate of slope 0, so every token is reinforced equally, by half of μ.
 
-    The teacher's log-probabilities are computed and logged, but **they do not reach the gradient**: σ(0 · δ) = ½ whatever
-    δ is.
+    The teacher's log-probabilities are computed and logged, but **they do not reach the gradient**: σ(0 · δ) = ½ for any δ.
     """
 
     gate_slope: float = setting(0.0)

@@ -1,6 +1,6 @@
-"""SERL: RLSD's rescaling on the action's tokens alone, by a stale teacher that has seen the next observation.
+"""SERL: RLSD's rescaling for the action's tokens only, by a stale teacher with the next observation in its context.
 
-δ = log π_T(y|h⁺) − sg log π_θ(y|h) follows the current policy, bounded to ±20 before exp; the other tokens keep A.
+δ = log π_T(y|h⁺) − sg log π_θ(y|h) is computed with the current policy and bounded to ±20 before exp; the other tokens keep A.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from trial_ray.rollout.trajectory import TrajectoryGroup
 
 
 class ActionRescaling(RescaledAdvantages):
-    """The teacher is a copy of the policy that is renewed every ``teacher_sync_iterations``."""
+    """The teacher is a copy of the policy that is updated every ``teacher_sync_iterations`` iterations."""
 
     name = "serl"
     needs_action_spans = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Leave out what the environment did not answer, and log the share of tokens that are rescaled too."""
+        """Exclude turns that the environment did not answer, and also log the fraction of tokens that are rescaled."""
         answered = torch.tensor([bool(turn.outcome.strip()) for turn in rows.turns])
         rows.action_mask = required(rows.action_mask) & answered[rows.turn_ids]
         fraction = required(rows.action_mask).float().mean()
         return super().prepare(rows, groups, iteration) | {"action_token_fraction": fraction}
 
     def strength(self, iteration: int) -> float:
-        """λ of an iteration: as released, the first one's is the initial value."""
+        """Return λ of an iteration; as released, it has its initial value in the first iteration."""
         return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration)
 
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """Â of every token, ``[T]``."""
+        """Return Â of every token, ``[T]``."""
         gap = required(tokens.hindsight_logprobs) - logprobs
         rescaled = rescaled_advantages(tokens.advantages, gap, self.strength(iteration), self.config.rescaling_clip)
         return torch.where(required(tokens.action_mask), rescaled, tokens.advantages)
 
 
 class SERLConfig(RLSDConfig):
-    """SERL as released: no KL term, λ 0.5 → 0 over 50 iterations; settings as RLSD's."""
+    """SERL as released: no KL term, λ 0.5 → 0 over 50 iterations; other settings as in RLSD."""
 
     method_class = ActionRescaling
 

@@ -1,4 +1,4 @@
-"""TRIAL: each turn's dense hindsight loss is weighed by how much of its trajectory's hindsight gap the turn holds.
+"""TRIAL: each turn's dense hindsight loss is weighted by the turn's hindsight log-ratio, relative to its trajectory's mean.
 
 The paper's Algorithm 1; L = L_out + clip_b(λ_g · L_dense) with b = α · |L_GRPO| (Eq. 8).
 """
@@ -33,22 +33,23 @@ logger = logging.getLogger(__name__)
 
 PROFILES = ("relative", "uniform", "permuted")
 AGREEMENT_ITERATIONS = 10
-"""Iterations whose groups are judged together; those of a single one are few."""
+"""Number of iterations with groups that are evaluated together, since a single iteration has few groups."""
 GATE_PATIENCE = 10
-"""Closed iterations after which advice is given."""
+"""Number of iterations with a closed gate until advice is given."""
 
 
 class TrajectoryRelative(Method["TRIALConfig"]):
-    """The profile is built from π_old's gap and fixed during the update; the gap in the loss follows π_θ.
+    """The turn weights are computed from π_old's hindsight log-ratio and fixed during the update; the log-ratio in the loss
+    follows π_θ.
 
-    log π_T(y|h⁺) was cached by the scoring pass, so hindsight costs no additional training pass.
+    log π_T(y|h⁺) was cached by the scoring pass, so hindsight needs no additional training pass.
     """
 
     name = "trial"
     needs_teacher_context = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Give every turn its weight w_k (Eq. 4 to Eq. 6)."""
+        """Compute every turn's weight w_k (Eq. 4 to Eq. 6)."""
         gap = hindsight_gap(required(rows.hindsight_logprobs), rows.logprobs, self.config.gap_clip)
         scores, counts = turn_scores(gap, rows.mask, rows.turn_ids, len(rows))
         rows.scores = scores
@@ -64,7 +65,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
     def _agreement_metrics(
         self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int
     ) -> Metrics:
-        """How the dense loss agrees with returns over the last iterations, and whether that keeps the gate open.
+        """Agreement of the dense loss with returns over the last iterations, and the state of the gate that depends on it.
 
         The last turn of a rollout does not count: its outcome shows how the rollout ended.
         """
@@ -91,7 +92,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
     def allocate(
         self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
     ) -> torch.Tensor:
-        """Turn weights ``[K]`` from turn scores ``[K]``: Eq. 6, or one of the controlled study's profiles."""
+        """Return turn weights ``[K]`` from turn scores ``[K]``: Eq. 6, or one of the controlled study's profiles."""
         if self.config.profile == "uniform":
             return uniform_weights(scores, counts, trajectory_ids)
         if self.config.profile == "permuted":
@@ -102,11 +103,11 @@ class TrajectoryRelative(Method["TRIALConfig"]):
 
     @property
     def clamp(self) -> float:
-        """As configured."""
+        """α, as configured."""
         return self.config.clamp_alpha
 
     def dense_coefficient(self, iteration: int) -> float:
-        """λ: 0 before its first iteration, and while the gate is closed."""
+        """Return λ, which is 0 before its first iteration and while the gate is closed."""
         # A run that continues without a gate may have closed it before.
         closed = self.config.hindsight_gate is not None and self.state.get("gate", 0) < 0
         applies = iteration >= self.config.hindsight_start_iteration and not closed
@@ -115,7 +116,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:
-        """L_dense (Eq. 7) with the gap Δ^θ of the current policy."""
+        """Return L_dense (Eq. 7) with the hindsight log-ratio Δ^θ of the current policy."""
         logprobs = fwd_out["logprobs"]
         gap = hindsight_gap(required(tokens.hindsight_logprobs), logprobs, self.config.gap_clip)
         dense = dense_hindsight_loss(logprobs, gap, required(tokens.weights), tokens.mask)
@@ -158,36 +159,36 @@ class TRIALConfig(GRPOConfig):
         super().__init__(algo_class or TRIAL)
 
     def schedules(self) -> dict[str, int]:
-        """λ's first iteration, unless λ is 0 throughout."""
+        """Return λ's first iteration, unless λ is always 0."""
         return {"hindsight_start_iteration": self.hindsight_start_iteration} if self.hindsight_coeff else {}
 
 
 class UniformConfig(TRIALConfig):
-    """TRIAL's dense loss with every turn weighing one, the controlled study's profile without allocation."""
+    """TRIAL's dense loss with a weight of 1 for every turn, the controlled study's profile without allocation."""
 
     profile: str = setting("uniform")
 
 
 class PermutedConfig(TRIALConfig):
-    """TRIAL's turn weights dealt to other turns of the same trajectory, the controlled study's null profile."""
+    """TRIAL's turn weights, reassigned to other turns of the same trajectory, the controlled study's null profile."""
 
     profile: str = setting("permuted")
 
 
 class ValueWeightedConfig(TRIALConfig):
-    """TRIAL's turn scores times step values before they are normalised (not in the paper)."""
+    """TRIAL with turn scores multiplied by step values before they are normalised (not in the paper)."""
 
     value_weighting: bool = setting(True)
 
 
 class GatedConfig(TRIALConfig):
-    """TRIAL whose dense loss is left out while the groups' returns do not confirm it (not in the paper)."""
+    """TRIAL without the dense loss while the groups' returns do not confirm it (not in the paper)."""
 
     hindsight_gate: float | None = setting(0.5)
 
 
 class TRIAL(GRPO):
-    """GRPO's loop under the name of the paper's method; its default config is TRIAL's."""
+    """GRPO's training loop under the name of the paper's method; the default config is TRIAL's."""
 
     config: TRIALConfig
 
@@ -197,7 +198,7 @@ class TRIAL(GRPO):
         return TRIALConfig()
 
     def _record_update(self, *arguments: Any) -> None:
-        """Also say that the gate has opened, has closed, or stays closed."""
+        """Also log that the gate has opened, has closed, or stays closed."""
         super()._record_update(*arguments)
         gate, found, error = (
             peek(self.metrics, f"{LEARNER}trial/{name}") for name in ("gate", "agreement", "agreement_error")
