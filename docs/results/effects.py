@@ -26,10 +26,16 @@ HERE = Path(__file__).parent
 RUNS, EFFECTS, VERSION = "trial_ray/study_runs", "trial_ray/effects", 1
 PRIMARY = (("trial", "permuted"), ("trial", "uniform"))
 """Whose difference says whether the profile's shape matters; Holm's adjustment is over them."""
-PAIRS = (*PRIMARY, ("trial", "grpo"), ("uniform", "grpo"), ("permuted", "grpo"))
+GATE = (("gated", "grpo"), ("gated", "trial"))
+"""Whose difference says whether the gate protects, and what it costs."""
+PAIRS = (*PRIMARY, ("trial", "grpo"), ("uniform", "grpo"), ("permuted", "grpo"), *GATE)
 MEASURES = ("area", "success")
 SUMS = {"rows_sampled": "rows/sampled", "rows_trained": f"{LEARNER}num_module_steps_trained"}
-MEANS = {"saturated": f"{LEARNER}trial/clamp_saturated_fraction", "entropy": f"{LEARNER}grpo/entropy"}
+MEANS = {
+    "saturated": f"{LEARNER}trial/clamp_saturated_fraction",
+    "entropy": f"{LEARNER}grpo/entropy",
+    "agreement": f"{LEARNER}trial/agreement",
+}
 
 
 def mixed_interval(differences: np.ndarray) -> dict[str, float]:
