@@ -1,7 +1,9 @@
 """Decoding of the transformers engine: rows come and go, and each response is what it would be alone; log-probabilities are those
 of the distribution that was sampled from."""
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -52,6 +54,21 @@ def test_the_cache_stays_small_however_long_rows_keep_coming(model):
     most = 40 + 40  # tokens of the longest row
     assert max(columns for _, columns in rooms) <= 2 * most
     assert len(rooms) <= 12  # it grows by steps, not by tokens
+
+
+def test_the_cache_is_freed_with_its_batch(model):
+    """Python's collector runs too seldom for buffers of a hundred megabytes, of which every new weights leave one."""
+    batch = Batch(model, frozenset())
+    batch.admit(make_requests(2, longest=40))
+    batch.step()
+    buffers = [weakref.ref(buffer) for layer in batch.cache.layers for buffer in layer.buffers]
+    gc.disable()
+    try:
+        del batch
+        assert buffers
+        assert {buffer() for buffer in buffers} == {None}
+    finally:
+        gc.enable()
 
 
 def test_prompts_of_similar_length_are_prefilled_together():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -219,7 +220,9 @@ class DecodingCache(Cache):
     layers: list[_Layer]  # type: ignore[assignment]  # made as below
 
     def __init__(self, max_rows: int | None = None) -> None:
-        super().__init__(layer_class_to_replicate=lambda: _Layer(self))  # type: ignore[arg-type]  # called, never looked at
+        # In a cycle of references the buffers of earlier weights would stay until Python's rare full collection.
+        own = proxy(self)
+        super().__init__(layer_class_to_replicate=lambda: _Layer(own))  # type: ignore[arg-type]  # called, never looked at
         self.starts: list[int] = []
         self.end = 0
         self.rows = self.columns = slice(0, 0)
