@@ -55,9 +55,9 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=206800 \
-  tests=234100 \
+  tests=234200 \
   benchmarks=26600 \
-  words=33800
+  words=34200
 
 lint: setup
 	$(BIN)/ruff check .

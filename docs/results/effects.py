@@ -62,17 +62,21 @@ def mixed_interval(differences: np.ndarray) -> dict[str, float]:
 
 
 def runs_of(folder: Path) -> list[dict]:
-    """Area under the learning curve, final success and counts of every run of a finished study."""
-    rows = []
-    for trial in read_json(folder / "sweep.json")["trials"]:
+    """Area under the learning curve, final success and counts of every run of a finished study.
+
+    The iterations that a run lacks because a health check stopped it, and its final success, are 0: its policy no longer acted.
+    """
+    rows, trials = [], read_json(folder / "sweep.json")["trials"]
+    iterations = max(trial["iterations"] for trial in trials)
+    for trial in trials:
         chosen, run = trial["parameters"], folder / trial["name"]
         metrics, _ = read_metrics(run / "metrics.jsonl")
         played = [EvaluationResult.load(file).success_rate for file in (run / "evaluations").glob("*.json")]
         row = {"environment": chosen["environment"], "warm_start": chosen["backbone"], "method": chosen["method"]}
         settings = json.loads((run / "resolved_config.json").read_text())["settings"]
         row["base_model"] = (settings["warm_start"] or {}).get("model_path")
-        row |= {"seed": chosen["seed"], "area": statistics.fmean(line[TRAINING_SUCCESS] for line in metrics)}
-        row["success"] = statistics.fmean(played)
+        row |= {"seed": chosen["seed"], "area": sum(line[TRAINING_SUCCESS] for line in metrics) / iterations}
+        row["success"] = statistics.fmean(played or [0.0])
         for names, reduce in ((SUMS, sum), (MEANS, statistics.fmean)):
             found = {short: [line[key] for line in metrics if key in line] for short, key in names.items()}
             row |= {short: reduce(values) for short, values in found.items() if values}
