@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=206800 \
-  tests=234200 \
+  tests=234300 \
   benchmarks=26600 \
   words=34300
 

@@ -1,4 +1,4 @@
-"""The committed effects are what docs/results/effects.py makes of the runs, with the statistics that it names."""
+"""Tables on pages are what the scripts beside the committed results make of them, with the statistics that they name."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ def test_the_effects_are_those_of_the_files_of_runs():
     files = sorted((DOCS / "results").glob("*_runs.json"))
     runs = [run for file in files for run in read(file.stem)["runs"]]
     assert [pytest.approx(each) for each in effects(runs)] == read("effects")["effects"]
+
+
+def test_the_quickstarts_table_is_made_of_its_runs():
+    table_row = runpy.run_path(str(DOCS / "results" / "quickstart.py"))["table_row"]
+    runs = read("quickstart")["runs"]
+    assert [run["rows_sampled"] for run in runs] == [run["rows_trained"] for run in runs]
+    page = (DOCS / "quickstart.md").read_text(encoding="utf-8")
+    assert "\n".join(map(table_row, runs)) in page
 
 
 DIFFERING = np.array([[1.0, 2.5, 0.5, 3.0], [2.0, 4.5, 3.5, 5.0], [-1.0, 0.5, 1.5, 0.0]])
