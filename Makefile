@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=206800 \
-  tests=234300 \
+  trial_ray=207000 \
+  tests=234550 \
   benchmarks=26600 \
   words=34300
 

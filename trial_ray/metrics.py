@@ -122,6 +122,8 @@ _LEARNER = _group(
             "to do with the return, less: it opposes it; absent until two groups have different returns"
         ),
         "trial/agreement_error": "standard error of `trial/agreement` over groups",
+        "trial/recent_gap": r"mean over tokens of $\Delta^{old}$ over the last 10 iterations, nats",
+        "trial/recent_gap_error": "standard error of `trial/recent_gap` over groups",
         "trial/gate": "iterations since `hindsight_gate` opened; negative: since it closed",
         "trial/clamp_saturated_fraction": (
             "share of microbatches without dense gradient because of the clamp of Eq. 8; 0 during warm-up"

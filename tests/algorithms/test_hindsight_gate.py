@@ -18,13 +18,17 @@ def gated(gate=0.5):
     return config.method_class(config)
 
 
-def judged(method, iteration, sign=None):
-    """Metrics of an update whose gaps have this sign in successes and the other one elsewhere, or are random."""
+def judged(method, iteration, sign=None, confirms=False):
+    """Metrics of an update whose gaps have this sign in successes and the other one elsewhere, or are random.
+
+    The mean gap is positive if hindsight confirms.
+    """
     update = random_update(iteration)
     rows = scored_rows(update, method.config)
     if sign is not None:
         successes = torch.tensor([1.0 if turn.success else -1.0 for turn in update.turns])[rows.turn_ids]
-        rows.hindsight_logprobs = rows.logprobs + sign * successes
+        gaps = sign * successes
+        rows.hindsight_logprobs = rows.logprobs + torch.where((gaps > 0) == confirms, gaps, gaps / 100)
     metrics = method.prepare(rows, update.groups, iteration)
     return {name: float(value) for name, value in metrics.items()}, method.dense_coefficient(iteration), update
 
@@ -55,6 +59,24 @@ def looped(updates):
     return share, math.sqrt(spread) / whole
 
 
+def mean_gap(updates):
+    """Mean gap and its error by loops over groups."""
+    groups = []
+    for update in updates:
+        of_group = {}
+        for turn in update.turns:
+            of_group.setdefault(turn.group, []).extend(turn.tokens)
+        groups += [
+            (sum(max(-2.0, min(2.0, token.teacher - token.old)) for token in tokens), len(tokens))
+            for tokens in of_group.values()
+            if tokens
+        ]
+    whole = sum(number for _, number in groups)
+    mean = sum(gaps for gaps, _ in groups) / whole
+    spread = sum((gaps - mean * number) ** 2 for gaps, number in groups) * len(groups) / (len(groups) - 1)
+    return mean, math.sqrt(spread) / whole
+
+
 def test_the_agreement_is_over_the_groups_of_the_last_ten_iterations():
     method, updates = gated(), []
     for iteration in range(1, 13):
@@ -62,6 +84,8 @@ def test_the_agreement_is_over_the_groups_of_the_last_ten_iterations():
         updates.append(update)
         found = (metrics["agreement"], metrics["agreement_error"])
         assert found == pytest.approx(looped(updates[-10:]), abs=1e-12)
+        found = (metrics["recent_gap"], metrics["recent_gap_error"])
+        assert found == pytest.approx(mean_gap(updates[-10:]), abs=1e-12)
 
 
 def test_the_gate_opens_where_hindsight_agrees_and_closes_where_it_does_not():
@@ -83,6 +107,13 @@ def test_the_gate_opens_where_hindsight_agrees_and_closes_where_it_does_not():
     metrics, coefficient, _ = judged(gated(gate=None), 2, sign=-1)
     assert "gate" not in metrics
     assert coefficient == COEFFICIENT
+
+
+def test_the_gate_opens_if_hindsight_confirms_the_responses():
+    method = gated()
+    metrics, coefficient, _ = judged(method, 2, sign=-1, confirms=True)
+    assert metrics["recent_gap"] - metrics["recent_gap_error"] > 0
+    assert (metrics["agreement"], metrics["gate"], coefficient) == (0, 1, COEFFICIENT)
 
 
 def test_without_a_group_of_different_returns_it_is_closed():

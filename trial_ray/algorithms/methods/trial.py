@@ -65,9 +65,9 @@ class TrajectoryRelative(Method["TRIALConfig"]):
     def _agreement_metrics(
         self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int
     ) -> Metrics:
-        """Agreement of the dense loss with returns over the last iterations, and the state of the gate that depends on it.
+        """Agreement of the dense loss with returns and mean log-ratio over the last iterations, and the gate that depends on both.
 
-        The last turn of a rollout does not count: its outcome shows how the rollout ended.
+        The last turn of a rollout does not count for the agreement: its outcome shows how the rollout ended.
         """
         places = [
             (index, place, earned, place + 1 < len(each.turns))
@@ -77,17 +77,28 @@ class TrajectoryRelative(Method["TRIALConfig"]):
             for place in range(len(each.turns))
         ]
         group_ids, positions, returns, counted = torch.tensor(places, dtype=torch.float64).unbind(1)
-        gaps = counted * segment_sum(zero_outside(gap.double(), rows.mask), rows.turn_ids, len(rows))
-        parts = agreeing_parts(required(rows.weights) * gaps, returns, group_ids.long(), positions.long()).tolist()
-        self.state["parts"] = recent = [*self.state.get("parts", ()), parts][-AGREEMENT_ITERATIONS:]
-        found = agreement(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
-        metrics = {} if found is None else {"agreement": found[0], "agreement_error": found[1]}
+        gaps = segment_sum(zero_outside(gap.double(), rows.mask), rows.turn_ids, len(rows))
+        coefficients = required(rows.weights) * gaps * counted
+        agreeing = self._recent("parts", agreeing_parts(coefficients, returns, group_ids.long(), positions.long()))
+        tokens = segment_sum(rows.mask.double(), rows.turn_ids, len(rows))
+        of_groups = [segment_sum(each, group_ids.long(), len(groups)) for each in (gaps, tokens)]
+        mean = self._recent("gaps", torch.stack([each[of_groups[1] > 0] for each in of_groups], 1))
+        metrics: Metrics = {}
+        for name, found in (("agreement", agreeing), ("recent_gap", mean)):
+            if found is not None:
+                metrics |= {name: found[0], f"{name}_error": found[1]}
         gate, before = self.config.hindsight_gate, self.state.get("gate", 0)
         if gate is not None and iteration >= self.config.hindsight_start_iteration:
-            is_open = found is not None and bool(found[0] - found[1] > gate)
+            limits = ((agreeing, gate), (mean, 0.0))
+            is_open = any(found is not None and bool(found[0] - found[1] > limit) for found, limit in limits)
             self.state["gate"] = max(before, 0) + 1 if is_open else min(before, 0) - 1
             metrics["gate"] = torch.tensor(self.state["gate"])
         return metrics
+
+    def _recent(self, name: str, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Ratio of sums over the groups of the last iterations, and its error; ``parts`` are those of the present one."""
+        self.state[name] = recent = [*self.state.get(name, ()), parts.tolist()][-AGREEMENT_ITERATIONS:]
+        return agreement(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
 
     def allocate(
         self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
@@ -139,8 +150,8 @@ class TRIALConfig(GRPOConfig):
     )
     hindsight_gate: float | None = setting(
         None,
-        "λ is 0 while `trial/agreement` is not above it by its standard error; 0.5 keeps the dense loss from opposing returns; "
-        "``None``: never (the paper)",
+        "λ is 0 unless `trial/agreement` is above it, or `trial/recent_gap` above 0, by the standard error; ``None``: never 0 "
+        "for this reason (the paper)",
         within=(0, 1),
     )
     profile: str = setting(
@@ -182,9 +193,9 @@ class ValueWeightedConfig(TRIALConfig):
 
 
 class GatedConfig(TRIALConfig):
-    """TRIAL without the dense loss while the groups' returns do not confirm it (not in the paper)."""
+    """TRIAL without the dense loss while hindsight neither confirms the responses nor agrees with returns (not in the paper)."""
 
-    hindsight_gate: float | None = setting(0.5)
+    hindsight_gate: float | None = setting(0.6)
 
 
 class TRIAL(GRPO):
@@ -200,18 +211,19 @@ class TRIAL(GRPO):
     def _record_update(self, *arguments: Any) -> None:
         """Also log that the gate has opened, has closed, or stays closed."""
         super()._record_update(*arguments)
-        gate, found, error = (
-            peek(self.metrics, f"{LEARNER}trial/{name}") for name in ("gate", "agreement", "agreement_error")
-        )
+        names = ("gate", "agreement", "agreement_error", "recent_gap", "recent_gap_error")
+        gate, found, error, mean, mean_error = (peek(self.metrics, f"{LEARNER}trial/{name}") for name in names)
         if gate not in (1, -1, -GATE_PATIENCE):
             return
         measured = (
             "not measured, since no two groups had different returns" if found is None else f"{found:.2f} ± {error:.2f}"
         )
         line = f"hindsight gate {'open' if gate > 0 else 'closed, so λ is 0'}: trial/agreement is {measured}"
+        if mean is not None:
+            line += f", trial/recent_gap {mean:.3f} ± {mean_error:.3f}"
         if gate == -GATE_PATIENCE:
             line += (
-                f" ({GATE_PATIENCE} iterations closed). The dense loss does not raise the turns of better rollouts, so this run "
-                "equals GRPO. Try a longer warm start, another teacher_context, or GRPOConfig, which is faster"
+                f" ({GATE_PATIENCE} iterations closed). Hindsight neither confirms the responses nor agrees with returns, so this "
+                "run equals GRPO. Try a longer warm start, another teacher_context, or GRPOConfig, which is faster"
             )
         logger.warning("iteration %d: %s", self.iteration + 1, line)
