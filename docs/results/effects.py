@@ -76,6 +76,8 @@ def runs_of(folder: Path) -> list[dict]:
         settings = json.loads((run / "resolved_config.json").read_text())["settings"]
         row["base_model"] = (settings["warm_start"] or {}).get("model_path")
         row |= {"seed": chosen["seed"], "area": sum(line[TRAINING_SUCCESS] for line in metrics) / iterations}
+        if not played and "Stopped after iteration" not in trial["error"]:
+            raise ValueError(f"{trial['name']} was not evaluated, and no health check stopped it: {trial['error']}")
         row["success"] = statistics.fmean(played or [0.0])
         for names, reduce in ((SUMS, sum), (MEANS, statistics.fmean)):
             found = {short: [line[key] for line in metrics if key in line] for short, key in names.items()}

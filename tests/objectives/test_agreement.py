@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.objectives.agreement import agreeing_parts, agreement
+from trial_ray.objectives.agreement import agreeing_parts, ratio_of_sums
 
 turns = st.lists(
     st.tuples(
@@ -41,7 +41,7 @@ def columns(drawn):
 def test_it_is_the_share_of_the_loss_that_has_the_sign_of_the_return_at_its_position(drawn):
     expected, parts = plain(drawn), agreeing_parts(*columns(drawn))
     assert parts.tolist() == [pytest.approx(each, abs=1e-12) for each in expected]
-    found = agreement(parts)
+    found = ratio_of_sums(parts)
     if len(expected) < 2:
         assert found is None
         return

@@ -66,6 +66,7 @@ def test_an_environment_that_keeps_the_contract_plays_to_its_end():
         ("step.rewards=no number", "turn 2", "info['rewards'] {'form': 'good'} (dict); expected"),
         ("step.rewards=nan by name", "turn 2", "info['rewards'] {'form': nan} (dict); expected"),
         ("step.rewards=too many", "turn 2", "info['rewards'] {'r0': 0.0, 'r1': 0.0"),
+        ("step.past_turns=nan", "turn 2", "info['past_turns'] nan (float); expected a whole number"),
     ],
 )
 def test_a_fault_of_the_environment_fails_the_rollout_and_names_environment_task_turn_and_cause(fault, where, told):

@@ -311,9 +311,12 @@ def _require_finite(name: str, value: Any) -> None:
 
 
 def _past_turns(value: Any) -> int | None:
-    kept = value is None or (isinstance(value, int) and value >= 0)
-    past: int | None = _require("info['past_turns']", value, "a number of turns, or None", kept)
-    return past
+    if value is None:
+        return None
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return int(
+        _require("info['past_turns']", value, "a whole number of at least 0, or None", whole and int(value) >= 0)
+    )
 
 
 def _texts(name: str, value: Any) -> Sequence[str]:

@@ -40,14 +40,15 @@ def agreeing_parts(coefficients: Tensor, returns: Tensor, group_ids: Tensor, pos
     return parts[parts[:, 1] > 0]
 
 
-def agreement(parts: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Share of the dense loss that agrees with the returns, and its standard error.
+def ratio_of_sums(parts: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Ratio of two sums over groups, A = Σ_g a_g / Σ_g b_g for rows (a_g, b_g), and its standard error.
 
-    A = Σ_g a_g / Σ_g b_g for rows (a_g, b_g); it is 0.5 if the loss is unrelated to the returns, and smaller if it opposes them.
-    The standard error of a ratio of sums over G groups is √(G / (G − 1) · Σ_g (a_g − A b_g)²) / Σ_g b_g. Not in the paper.
+    Of the rows of :func:`agreeing_parts` it is the share of the dense loss that agrees with the returns: 0.5 if the loss is
+    unrelated to them, and smaller if it opposes them. The standard error over G groups is
+    √(G / (G − 1) · Σ_g (a_g − A b_g)²) / Σ_g b_g. Not in the paper.
 
     Args:
-        parts: float64 ``[G, 2]`` from :func:`agreeing_parts`.
+        parts: float64 ``[G, 2]`` with positive b_g.
 
     Returns:
         Both of shape (); ``None`` if there are fewer than two groups.
@@ -55,7 +56,7 @@ def agreement(parts: Tensor) -> tuple[Tensor, Tensor] | None:
     groups = len(parts)
     if groups < 2:
         return None
-    agreeing, whole = parts.unbind(1)
-    share = agreeing.sum() / whole.sum()
-    spread = ((agreeing - share * whole) ** 2).sum()
-    return share, (groups / (groups - 1) * spread).sqrt() / whole.sum()
+    above, below = parts.unbind(1)
+    ratio = above.sum() / below.sum()
+    spread = ((above - ratio * below) ** 2).sum()
+    return ratio, (groups / (groups - 1) * spread).sqrt() / below.sum()

@@ -16,7 +16,7 @@ from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
 from trial_ray.metrics import LEARNER, peek
-from trial_ray.objectives.agreement import agreeing_parts, agreement
+from trial_ray.objectives.agreement import agreeing_parts, ratio_of_sums
 from trial_ray.objectives.allocation import (
     hindsight_gap,
     permuted_weights,
@@ -96,9 +96,9 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         return metrics
 
     def _recent(self, name: str, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Ratio of sums over the groups of the last iterations, and its error; ``parts`` are those of the present one."""
+        """Return a ratio of sums over the groups of the last iterations, with its error; ``parts`` are the rows of this one."""
         self.state[name] = recent = [*self.state.get(name, ()), parts.tolist()][-AGREEMENT_ITERATIONS:]
-        return agreement(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
+        return ratio_of_sums(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
 
     def allocate(
         self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
