@@ -55,9 +55,9 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=207000 \
-  tests=234550 \
+  tests=234640 \
   benchmarks=26600 \
-  words=34300
+  words=34460
 
 lint: setup
 	$(BIN)/ruff check .
