@@ -33,7 +33,7 @@ test-data: setup
 	$(BIN)/python -m pytest -m data $(ARGS)
 
 test-long: setup
-	$(BIN)/python -m pytest -m long $(ARGS)
+	$(BIN)/python -m pytest -m long -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # HOSTILE_EXAMPLES=10000 draws as many examples of hostile input as each test asks for.
 test-faults: setup
