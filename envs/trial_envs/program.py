@@ -142,6 +142,9 @@ class ProgramEnv(TextEnv):
         return self._in_loop(self._next(action))
 
     def _free(self) -> None:
+        if self._loop.is_running():  # an interrupt ended the wait for the program
+            waiting = asyncio.all_tasks(self._loop)
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in waiting])
         self._in_loop(self._cancel())
         self._in_loop(self._chat.close())
         self._thread.shutdown()
@@ -161,6 +164,8 @@ class ProgramEnv(TextEnv):
 
     async def _begin(self, task_id: str) -> None:
         await self._cancel()
+        await self._chat.close()  # as the last program may have done
+        self._chat = _client(self._respond)
         self._conversation, self._answer, self._rewards = [], None, {}
         self._call = self._loop.create_future()
         self._program = self._loop.create_task(_result(self._run(task_id, self._chat)))
@@ -264,7 +269,9 @@ class ProgramEnv(TextEnv):
         starts = roles == ["system", "user"]
         if not starts and not (known and messages[: len(known)] == known and roles[len(known) :] == [follows]):
             last = f"the last call, its answer and one message of the {follows}, or " if known and follows else ""
-            raise ValueError(f"expected messages of {last}system and user, got {roles}")
+            changed = [(old, new) for old, new in zip(known, messages, strict=False) if old != new]
+            which = "".join(f"; the message {old!s:.200} is now {new!s:.200}" for old, new in changed[:1])
+            raise ValueError(f"expected messages of {last}system and user, got {roles}{which}")
         self._conversation, self._instruction = messages, messages[0]["content"]
         self._answer = self._loop.create_future()
         self._call.set_result(messages[-1]["content"])

@@ -65,6 +65,7 @@ def test_the_program_trains_in_a_process_of_its_own(tmp_path, model_path, algori
     file = tmp_path / "program.py"
     file.write_text(*snippets("environments.md", "agent-program"), encoding="utf-8")
     config = load_experiment(file).config.rl_module(model_path=model_path)
+    assert config.reward == "return"
     config.training(
         group_size=2, tasks_per_iteration=2, minibatch_rows=16, microbatch_rows=8, hindsight_start_iteration=1
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import gymnasium
 import numpy as np
@@ -16,7 +17,7 @@ from trial_envs.program import ProgramEnv
 from trial_envs.tool_env import ToolEpisode
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.environments import EnvironmentAdapter, EnvironmentEntry, program_adapter
-from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.guarded import GuardedEnv, check_environment
 from trial_ray.environments.templates import PromptContext, TaggedTemplate
 from trial_ray.rollout.conversation import ConversationBuilder
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
@@ -159,7 +160,7 @@ async def begins(chat):
         (
             rewrites,
             "expected messages of the last call, its answer and one message of the user, or system and user, "
-            "got ['system', 'user', 'assistant'",
+            "got ['system', 'user', 'assistant', 'user']; the message {'role': 'assistant', 'content': '<think>low",
         ),
         (samples_its_own_way, "expected messages only, got temperature"),
         (calls_twice, "ExceptionGroup"),
@@ -208,19 +209,50 @@ def test_a_program_that_is_cut_is_cancelled_before_the_next_episode_begins():
     assert ended == ["a", "b"]
 
 
-def test_the_client_is_the_libraries_own():
+def test_each_episode_has_a_client_of_the_library_which_it_may_close():
     seen = []
 
     async def run(task, chat):
-        seen.append(chat)
-        return float((await begins(chat)).choices[0].message.content == "hello")
+        async with chat:
+            seen.append(chat)
+            return float((await begins(chat)).choices[0].message.content == "hello")
 
     env = ProgramEnv(run, {"train": ["a"]})
-    observation, info = env.reset()
-    assert (observation, info["task"]) == ("u", "s")
-    assert env.step("hello")[1:3] == (1.0, True)
+    for _ in range(2):
+        observation, info = env.reset()
+        assert (observation, info["task"]) == ("u", "s")
+        assert env.step("hello")[1:3] == (1.0, True)
     assert isinstance(seen[0], openai.AsyncOpenAI)
     env.close()
+
+
+def test_an_environment_can_be_closed_while_its_program_waits():
+    waiting, ended = threading.Event(), []
+
+    async def waits(task, chat):
+        await begins(chat)
+        waiting.set()
+        await asyncio.Event().wait()
+
+    def step():
+        with pytest.raises(asyncio.CancelledError):
+            env.step("hello")
+        ended.append(True)
+
+    env = ProgramEnv(waits, {"train": ["a"]})
+    env.reset()
+    thread = threading.Thread(target=step)
+    thread.start()
+    assert waiting.wait(60)
+    env.close()
+    thread.join(60)
+    assert ended
+
+
+def test_a_program_with_tools_passes_the_check_before_a_run():
+    played = program_with_tools(asks_in_words)
+    start = check_environment(played, ["5"], style="tools", reward="return", teacher_context=None)
+    assert (start.task, start.observation, played.max_turns) == ("s", "u", 4)
 
 
 def guess(number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import sys
@@ -13,7 +14,10 @@ import pytest
 from riddle_env import WORDS, RiddleEnv
 from user_env import registered
 
+from trial_ray.algorithms import GRPOConfig
 from trial_ray.cli import main
+from trial_ray.environments import EnvironmentAdapter
+from trial_ray.environments.guarded import StepResult
 from trial_ray.evaluation import endpoint as endpoints
 from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
@@ -210,3 +214,22 @@ def test_a_conversation_sends_all_earlier_messages(command, server):
     assert [each["role"] for each in third] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert (second[:2], third[:4]) == (first, second)
     assert second[2]["content"] == "<action>purple</action>"
+
+
+def test_a_conversation_that_starts_again_is_sent_alone_and_responses_end_at_the_stop_string():
+    sent = []
+
+    class Endpoint:
+        async def complete(self, client, messages, fields):
+            sent.append(messages)
+            return "<action>red</action> and more", "length"
+
+    settings = GRPOConfig().env_runners(prompt_style="conversation", stop_strings=["and", "</action>"])
+    template = EnvironmentAdapter("mine/Any-v0").template("conversation")
+    player = endpoints.EndpointPlayer(Endpoint(), None, template, settings, 0)
+    for task, past in (("first", 0), ("first", 1), ("second", 0)):
+        turn = asyncio.run(player.act(StepResult("Look.", task, "", (), won=False, score=0.0, past_turns=past), [], 1))
+    assert [len(messages) for messages in sent] == [2, 4, 2]
+    assert "second" in sent[2][0]["content"] + sent[2][1]["content"]
+    assert sent[1][2]["content"] == "<action>red</action>"
+    assert (turn.action, turn.finish_reason) == ("red", "stop")

@@ -23,11 +23,11 @@ from trial_ray.learner.recording import read_training
 from trial_ray.rollout.recording import read_turns
 from trial_ray.runs.checkpoints import list_checkpoints
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(6000)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 KILLS = 6
 NEVER = 10_000
 """Iterations after which a run that is killed again and again would end."""
-MOMENT_TIMEOUT_S = 1200.0
+MOMENT_TIMEOUT_S = 300.0
 TIMES = ("time", "seconds", "timestamp", "date", "memory", "throughput", "pid", "iterations_since_restore")
 """Parts of the names of metrics that measure the machine, or name the process, and say nothing of the run."""
 

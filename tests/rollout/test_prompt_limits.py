@@ -19,7 +19,7 @@ from trial_ray.rollout.conversation import ConversationBuilder
 from trial_ray.rollout.episode import play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.rollout.trajectory import TrajectoryGroup, Turn
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
 class LadderEnv(RiddleEnv):
@@ -53,10 +53,24 @@ class Climber:
         raise PromptTooLongError("the prompt has 99 tokens")
 
 
+class Rater:
+    """Rates episodes with turns."""
+
+    episode = Trajectory
+
+    def create(self, *_):
+        pass
+
+    tell = create
+
+    async def rate(self, trajectory):
+        assert trajectory.turns
+
+
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_the_prompt_limit_keeps_what_the_turn_limit_keeps(turns):
     by_turns, by_prompt = (
-        asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, ends)))
+        asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, ends), watch=Rater()))
         for ends in ("gives up", "is too long")
     )
     assert (by_turns.ended, by_prompt.ended) == ("turn_limit", "prompt_limit")

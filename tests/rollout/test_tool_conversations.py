@@ -250,6 +250,22 @@ def test_a_call_stands_for_the_action_that_its_tool_makes(adapter, name, argumen
     assert (found.action, found.valid, found.answer) == (action, True, "")
 
 
+def test_an_optional_argument_may_be_null():
+    class Search(ToolEnv):
+        def act(self, action: str, site: str | None = None) -> str:
+            """Searches.
+
+            Args:
+                action: The words.
+                site: Where.
+            """
+            return self._take(f"{action} at {site}")
+
+    tools = ToolSet(Search)
+    assert tools.project([{"name": "act", "arguments": {"action": "red", "site": None}}]).action == "red at None"
+    assert "action is None" in tools.project([{"name": "act", "arguments": {"action": None}}]).answer
+
+
 def test_a_mistake_takes_a_turn_and_no_step():
     name, said = "qwen3", [json_call("act", {"action": "blue"}), "red<|im_end|>", json_call("act", {"action": "red"})]
     responses = iter(said)

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import gymnasium
 from gymnasium.spaces import Text
@@ -153,7 +154,8 @@ def driver(**arguments: Any) -> BaseProcess:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["transformers", "tiny_run", "user_env"])
     process = context.Process(target=_drive, kwargs=arguments)
-    process.start()
+    with patch.dict(os.environ, RAY_AUTH_MODE="token"):  # read where Ray is imported
+        process.start()
     return process
 
 
@@ -163,11 +165,13 @@ def _drive(address: str, log: Path, folder: Path, model_path: str, iterations: i
     from user_env import registered
 
     from trial_ray.cli import console
+    from trial_ray.ray_internals import local_start
 
     with open(log, "ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    ray.init(address=address, log_to_driver=False)
+    with local_start():  # else Ray replaces the loopback address, at which alone the cluster listens
+        ray.init(address=address, log_to_driver=False)
     try:
         with registered(ChanceEnv):
             train(folder, model_path, iterations, resume=resume)

@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 
 from trial_envs.errors import TrialEnvError
+from trial_envs.tool_env import text_command
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.environments.templates import PromptContext, require_task
@@ -379,7 +380,8 @@ def check_environment(
     try:
         start = env.reset(tasks[0], 0)
         solution = env.walkthrough()
-        env.step(start.admissible_actions[0] if start.admissible_actions else "look")
+        say = text_command(entry.adapter.tools) if style == "tools" else None
+        env.step(say("look") if say else start.admissible_actions[0] if start.admissible_actions else "look")
     except EnvironmentFaultError as error:
         if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # says by itself what to do
             raise error.__cause__ from None

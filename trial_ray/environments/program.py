@@ -56,9 +56,12 @@ def program_adapter(env_id: str, tools: Sequence[Callable[..., Any]] = (), **fie
     Args:
         env_id: id of the environment in Gymnasium's registry.
         tools: functions that the program offers the policy, with type hints and docstrings.
-        fields: further fields of the adapter. ``own_process`` is ``True`` by default: a program may block.
+        fields: further fields of the adapter. ``own_process`` is ``True`` by default, since a program may block, and ``reward``
+            is ``"return"``: what the program returns.
     """
-    used = {"tools": program_tools(tools), "templates": {"tools": ProgramToolTemplate()}} if tools else {}
-    return EnvironmentAdapter(
-        env_id, **{"templates": {"conversation": ProgramTemplate()}, "own_process": True, **used, **fields}
-    )
+    used: dict[str, Any] = {"own_process": True, "defaults": {"reward": "return"}}
+    if tools:
+        used |= {"tools": program_tools(tools), "templates": {"tools": ProgramToolTemplate()}}
+    else:
+        used["templates"] = {"conversation": ProgramTemplate()}
+    return EnvironmentAdapter(env_id, **{**used, **fields})

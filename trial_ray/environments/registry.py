@@ -85,8 +85,8 @@ class EnvironmentEntry:
     @property
     def max_turns(self) -> int:
         """Maximum number of turns of an episode: the lowest limit of environment, registration and adapter."""
-        own = self.config.get("max_turns", (keyword_arguments(self.spec) or {}).get("max_turns"))
-        limits = [own, self.spec.max_episode_steps, self.adapter.max_turns]
+        known = {**(keyword_arguments(self.spec) or {}), **self.spec.kwargs, **self.config}
+        limits = [known.get("max_turns"), self.spec.max_episode_steps, self.adapter.max_turns]
         return min((limit for limit in limits if isinstance(limit, int)), default=UNKNOWN_MAX_TURNS)
 
     def at(self, **changes: Any) -> EnvironmentEntry:

@@ -178,6 +178,8 @@ class EndpointPlayer:
             "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
         }
         text, ended = await self.endpoint.complete(self.client, self._messages(result, history, step), fields)
+        if found := [end for stop in config.stop_strings if (end := text.find(stop) + len(stop)) >= len(stop)]:
+            text, ended = text[: min(found)], "stop"  # an endpoint that stops there leaves the string out
         self.conversation.append({"role": "assistant", "content": text})
         projection = self.template.project(text)
         finish_reason = "length" if ended == "length" else "stop"
@@ -195,6 +197,8 @@ class EndpointPlayer:
         message = {"role": "user", "content": self.template.render(context).strip()}
         if not conversation:
             return [message]
+        if result.past_turns == 0:  # another conversation starts
+            self.conversation.clear()
         if not self.conversation:
             system = cast(ConversationPrompt, self.template).system(result.task).strip()
             self.conversation.append({"role": "system", "content": system})

@@ -49,8 +49,7 @@ def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
     """
     options = template_options(config)
     described = describe_chat_template(load_tokenizer(str(config.model_path)), options)
-    stop = {"stop_strings": list(config.stop_strings)} if config.stop_strings else {}
-    return {**prompt_protocol(config, evaluation_set, entry), CHAT_TEMPLATE: described, **stop}
+    return {**prompt_protocol(config, evaluation_set, entry), CHAT_TEMPLATE: described}
 
 
 def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
@@ -59,6 +58,7 @@ def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
     return {
         **evaluation_set.protocol(),
         **({} if adapter is None else {"adapter": adapter}),
+        **({"stop_strings": list(config.stop_strings)} if config.stop_strings else {}),
         "temperature": config.evaluation_temperature,
         "top_p": config.evaluation_top_p,
         "sampling_seed": config.evaluation_seed,

@@ -128,7 +128,8 @@ async def _play(
     trajectory.success, trajectory.score = now.won, now.score
     trajectory.ended = "terminated" if now.terminated else cut
     if watch is not None:
-        await watch.rate(trajectory)
+        if trajectory.turns:  # else it is not trained
+            await watch.rate(trajectory)
         watch.tell("on_episode_end", trajectory, now)
 
 

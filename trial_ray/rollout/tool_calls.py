@@ -194,7 +194,8 @@ class ToolSet:
         inspect.signature(self._commands[name]).bind(**arguments)
         (schema,) = (each["function"] for each in self.schemas if each["function"]["name"] == name)
         for key, value in arguments.items():
-            kind = schema["parameters"]["properties"].get(key, {}).get("type")
+            known = schema["parameters"]["properties"].get(key, {})
+            kind = "null" if value is None and known.get("nullable") else known.get("type")
             if isinstance(kind, str) and not isinstance(value, _TYPES.get(kind, object)):
                 raise TypeError(f"{key} is {value!r:.{_LONGEST}}, expected a {kind}")
         return arguments
