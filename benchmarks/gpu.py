@@ -327,9 +327,9 @@ def colocate(setup: Setup) -> Result:
             setattr(pool, name, timed(getattr(pool, name), name))
         memory = {"awake": setup.device_bytes()}
         for version in range(1 if setup.small else 5):
-            algorithm.weight_sync.make_room()
+            algorithm.learner_group.make_room(algorithm.engine_pool)
             memory["asleep"] = setup.device_bytes()
-            algorithm.weight_sync.send(1000 + version)
+            algorithm.learner_group.send_weights(algorithm.engine_pool, 1000 + version)
     held = ", ".join(f"{value / 1e9:.1f} GB {state}" for state, value in memory.items())
     note = f"device memory {held}; weights by {config.transfer_backend()}, sleep level {config.sleep_level}"
     measures = [

@@ -44,7 +44,6 @@ from trial_ray.algorithms.inputs import compare_initial_weights, list_tasks, req
 from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampling import GroupSampler, SampledBatch
 from trial_ray.algorithms.timeline import Timeline, collect_timeline
-from trial_ray.algorithms.weight_sync import WeightSync
 from trial_ray.config.renamed import warn_of
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.fault_log import FAULTS
@@ -65,6 +64,7 @@ from trial_ray.rollout.runner_group import TextEnvRunnerGroup
 from trial_ray.rollout.workers import RolloutWorkers
 
 logger = logging.getLogger(__name__)
+REPORT_TIMEOUT_S = 10.0
 
 
 class GRPO(RLlibCalls):
@@ -132,7 +132,6 @@ class GRPO(RLlibCalls):
                 super().setup(config)
             self._set_up_callbacks()
             self.engine_pool.start(config.engine_start_timeout_s)
-            self.weight_sync = WeightSync(config, self.learner_group, self.engine_pool)
             self.workers = RolloutWorkers(config, self.env_runner_group, self.engine_pool, kept, self._call_recreated)
             self.sampler = GroupSampler(config, self.tasks, self.workers, version=lambda: self.weight_version)
             self._sync_weights()
@@ -280,7 +279,7 @@ class GRPO(RLlibCalls):
 
     def _update(self, samples: list[GroupSample]) -> dict[str, int]:
         """Train on the groups; returns the time steps of the learners' schedules."""
-        self.weight_sync.make_room()
+        self.learner_group.make_room(self.engine_pool)
         timesteps = {
             NUM_ENV_STEPS_SAMPLED_LIFETIME: int(
                 peek(self.metrics, f"{ENV_RUNNERS}{NUM_ENV_STEPS_SAMPLED_LIFETIME}") or 0
@@ -298,7 +297,7 @@ class GRPO(RLlibCalls):
     def _sync_weights(self) -> None:
         """Send the learner's weights to every engine, confirmed by version and checksum."""
         self.weight_version += 1
-        self.weights_checksum = self.weight_sync.send(self.weight_version)
+        self.weights_checksum = self.learner_group.send_weights(self.engine_pool, self.weight_version)
 
     def _record_update(self, timesteps: dict[str, int], weights_before: str) -> None:
         """Write the data that a replay of this iteration's update needs besides the trajectories, if it is to be recorded."""
@@ -378,19 +377,19 @@ class GRPO(RLlibCalls):
 
     # -- what it costs ---------------------------------------------------------------------------------------------
 
-    def actor_reports(self, timeout_s: float = 10.0) -> dict[str, dict[str, Any] | None]:
+    def actor_reports(self) -> dict[str, dict[str, Any] | None]:
         """Return the peak memory of every actor by name, with the usage of engines; ``None`` for an actor that does not answer.
 
         The fields are as in ``peak_memory`` and ``EngineUsage``. A learner without a separate actor is part of the driver.
         """
         actors = self.actors()
-        found = answers([actor.handle.report.remote() for actor in actors], timeout_s)
+        found = answers([actor.handle.report.remote() for actor in actors], REPORT_TIMEOUT_S)
         driver = "driver and learner" if self.learner_group.is_local else "driver"
         return {driver: peak_memory(), **{actor.name: each for actor, each in zip(actors, found, strict=True)}}
 
-    def timeline(self, timeout_s: float = 10.0) -> Timeline | None:
+    def timeline(self) -> Timeline | None:
         """Return each actor's events in the last iteration, ``None`` if it does not answer; ``None`` before the first iteration."""
-        return collect_timeline(self.actors(), timeout_s)
+        return collect_timeline(self.actors(), REPORT_TIMEOUT_S)
 
     def matmul_rate(self) -> float:
         """Floating-point operations per second of a large matrix product on a learner's device, while all learners compute."""
@@ -435,12 +434,12 @@ class GRPO(RLlibCalls):
     def _send_set_weights(self) -> None:
         """Send weights that no update made to the engines; groups in flight, played with older weights, start again."""
         self.sampler.set_state(self.sampler.get_state())
-        self.weight_sync.make_room()
+        self.learner_group.make_room(self.engine_pool)
         self._sync_weights()
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Restore, send the restored weights to the engines, which still have the initial weights, and call the callbacks."""
-        self.weight_sync.make_room()
+        self.learner_group.make_room(self.engine_pool)
         self.learner_group.weights_set = None  # they are sent once, after everything is restored
         try:
             super().restore_from_path(path, *args, **kwargs)

@@ -12,7 +12,9 @@ from ray.exceptions import RayActorError, RayError
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from trial_ray.engines.pool import LOAD_TIMEOUT_S
+from trial_ray.engines.pool import LOAD_TIMEOUT_S, EnginePool
+from trial_ray.engines.transfer import merge_offers
+from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, LearnerError, WeightSyncError, refusing
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.learner import ONE_MODULE, GRPOLearner
@@ -78,6 +80,40 @@ class PolicyLearnerGroup(LearnerGroup):
                 except RayError as error:
                     raise _cause(calls, error, timesteps) from error
         return [results[call] for call in calls]
+
+    def make_room(self, engines: EnginePool) -> None:
+        """Put the engines to sleep if they take turns with the learners on the devices (``colocate``)."""
+        if self.config.colocate:
+            engines.sleep(self.config.sleep_level)
+
+    def send_weights(self, engines: EnginePool, version: int) -> str:
+        """Load the weights into every engine, which is awake afterwards; returns their checksum (``weights_checksum``).
+
+        Raises:
+            WeightSyncError: an engine has other weights than were sent, or a learner did not send them in time.
+            EngineError: an engine failed.
+        """
+        config = self.config
+
+        def offer(lasting: bool = False) -> Weights:
+            dtype, handles = config.engine_dtype(), engines.handles
+            return merge_offers(self.ask(lambda learner: learner.export_weights(version, dtype, handles, lasting)))
+
+        if config.colocate:
+            self.ask(lambda learner: learner.free_memory())
+            engines.wake("weights")
+        lasting = config.transfer_backend() == "object_store"
+        weights = offer()
+        engines.sync(
+            weights,
+            transmit=lambda: self.ask(lambda learner: learner.sender.transmit()),
+            send_again=None if lasting else lambda: offer(lasting=True),
+        )
+        self.ask(lambda learner: learner.sender.withdraw())
+        if config.colocate:
+            self.ask(lambda learner: learner.free_memory())
+            engines.wake("cache")
+        return weights.checksum
 
     def get_state(
         self,

@@ -138,7 +138,7 @@ class BatchingEngine(ABC):
         if self._thread is None:
             self._end_requests()
 
-    async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> tuple[int, str]:
+    async def load_weights(self, weights: Weights) -> tuple[int, str]:
         """Replace the weights, drop every cached prefix and adopt the version of the new weights.
 
         Running responses finish first, under the weights they started with; new requests wait. If the load fails, the engine has
@@ -154,7 +154,7 @@ class BatchingEngine(ABC):
             WeightSyncError: the received weights differ from the sent weights, or the engine computes another policy with them.
         """
         await self.ready()
-        async with self._gate.held(drain_timeout_s):
+        async with self._gate.held(DRAIN_TIMEOUT_S):
             self._gate.version = -1
             if "weights" in self._gate.asleep:
                 raise EngineError("The engine's weights are asleep; wake them before new ones are loaded.")
@@ -163,20 +163,19 @@ class BatchingEngine(ABC):
             self._gate.version = weights.version
         return weights.version, checksum
 
-    async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+    async def sleep(self, level: int = 1) -> None:
         """Release the device's memory; requests are rejected until both parts are awake again.
 
         Running responses finish first.
 
         Args:
             level: 1 keeps the weights in host memory; 2 drops the weights and their version.
-            drain_timeout_s: deadline for running responses, in seconds.
 
         Raises:
             EngineError: the running responses did not finish in time.
         """
         self._check_alive()
-        async with self._gate.held(drain_timeout_s):
+        async with self._gate.held(DRAIN_TIMEOUT_S):
             if self._gate.asleep:
                 return
             self._gate.asleep = {"weights", "cache"}

@@ -29,7 +29,7 @@ from trial_ray.engines.arguments import (
     VLLM_CPU_ROWS,
     engine_dtype,
 )
-from trial_ray.engines.batching import DRAIN_TIMEOUT_S, BatchingEngine
+from trial_ray.engines.batching import BatchingEngine
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights, iter_shards
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError, first_line
@@ -278,7 +278,7 @@ class VLLMEngine(BatchingEngine):
         self._check_alive()
         await self._in_thread(self._engine.collective_rpc, "join_transfer", None, (backend, info))
 
-    async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+    async def sleep(self, level: int = 1) -> None:
         """Release the device's memory; see ``BatchingEngine``.
 
         Raises:
@@ -286,7 +286,7 @@ class VLLMEngine(BatchingEngine):
         """
         if not self._arguments["enable_sleep_mode"]:
             raise ConfigError("This vLLM engine cannot sleep: it was started without enable_sleep_mode.")
-        await super().sleep(level, drain_timeout_s)
+        await super().sleep(level)
 
     def _sleep(self, level: int) -> None:
         self._engine.sleep(level)

@@ -208,16 +208,13 @@ def load_method(path: Path) -> str:
         return str(read_json(path)["method"])
 
 
-def load_commands(path: Path, iteration: int | None = None) -> list[dict[str, Any]]:
-    """Read the record of the command that made an iteration from a ``resolved_config.json``; raises as :func:`load_record`.
+def load_commands(path: Path) -> list[dict[str, Any]]:
+    """Read the records of all commands that made a run's iterations, from its ``resolved_config.json``.
 
-    Without ``iteration``, return the records of all commands that made the run's iterations. Each has ``method``, ``settings`` and
-    ``environments``.
+    Each has ``method``, ``settings`` and ``environments``. Raises as :func:`load_record`.
     """
     with checked_content(path):
-        record = read_json(path)
-        found = commands_in_force(record) if iteration is None else [command_of(record, iteration)]
-        return [_whole(command) for command in found]
+        return [_whole(command) for command in commands_in_force(read_json(path))]
 
 
 def _whole(command: Mapping[str, Any]) -> dict[str, Any]:
