@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=207140 \
-  tests=235270 \
+  trial_ray=207590 \
+  tests=236190 \
   benchmarks=26600 \
   words=34490
 

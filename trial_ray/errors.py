@@ -77,6 +77,10 @@ class EngineError(InfrastructureError):
     """An inference engine failed, died, or returned a response that violates its contract."""
 
 
+class CannotServeError(EngineError):
+    """An engine's process is gone, or lives and cannot serve any more; it must be replaced."""
+
+
 class EnvironmentFaultError(InfrastructureError):
     """An environment raised, could not be created, or violated the contract of text environments."""
 

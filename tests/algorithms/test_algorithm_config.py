@@ -31,6 +31,8 @@ def valid_config() -> TRIALConfig:
         ("training", {"max_refills": 2}, "Set drop_zero_variance_groups too"),
         ("training", {"importance_cap": 0.9}, "importance_cap is 0.9.*at least 1"),
         ("training", {"importance_mode": "sequence_mask"}, "importance_cap is None, so no token is weighted"),
+        ("training", {"reward_weights": {"form": 0.5}}, "parts of a reward function, but reward is 'success'"),
+        ("evaluation", {"evaluation_interval": 10}, "evaluation_split is None, so there is nothing to play"),
         ("env_runners", {"temperature": 0.0}, "temperature is 0.0, expected a finite value of at least 0.01: greedy"),
         ("env_runners", {"top_p": 0.9}, "top_p is 0.9, expected 1: .*no correction"),
         ("env_runners", {"max_staleness": 1}, "importance_cap is None.*importance_cap=2.0"),

@@ -358,9 +358,13 @@ def test_what_a_runner_raises_gives_up_what_is_played_and_the_next_iteration_pla
 
 def test_groups_that_never_end_stop_the_run():
     workers = PlayedWorkers(stuck=set(drawn(T * 2)))
+    sampling = sampler(workers, max_staleness=1)
     with pytest.raises(InfrastructureError, match="No group of rollouts survived iteration 1"):
-        sampler(workers, max_staleness=1).sample(1)
+        sampling.sample(1)
     assert len(workers.begun) == (1 + MAX_LOSSES) * 2 * T
+    # The cause may be gone when the caller tries again.
+    workers.stuck = set()
+    assert len(sampling.sample(1).kept) == T
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,30 @@ def test_resume_with_another_method_is_refused(train, capsys):
     assert "--method trial" in capsys.readouterr().err
 
 
+def test_a_run_of_a_method_whose_file_moved_is_continued(train, tmp_path):
+    text = "from trial_ray.algorithms import GRPOConfig\n\n\nclass MyConfig(GRPOConfig):\n    pass\n\n\nCONFIG = MyConfig\n"
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(text)
+    train(1, "--method", tmp_path / "old/mine.py")
+    (tmp_path / "old/mine.py").unlink()
+    train.resume(2, "--method", tmp_path / "new/mine.py")
+    assert iterations(train.out) == [1, 2]
+
+
+def test_a_file_of_one_adapter_leaves_those_of_other_environments(tmp_path):
+    from trial_ray import EnvironmentAdapter, GRPOConfig
+    from trial_ray.cli.train import resolve_config
+
+    file = tmp_path / "adapter.py"
+    file.write_text(
+        "from trial_ray import EnvironmentAdapter\nADAPTER = EnvironmentAdapter('mine/B-v0', max_turns=9)\n"
+    )
+    config = GRPOConfig().environment(adapter=[EnvironmentAdapter("mine/A-v0"), EnvironmentAdapter("mine/B-v0")])
+    found = resolve_config(config, None, None, [], [file]).adapters
+    assert [(each.env_id, each.max_turns) for each in found] == [("mine/A-v0", None), ("mine/B-v0", 9)]
+
+
 def test_ctrl_c_finishes_the_iteration_saves_and_exits_130(train):
     train(5, on_train=interrupting(2), code=130)
     assert iterations(train.out) == [1, 2]
@@ -344,6 +368,16 @@ stop = {"training_iteration": 1}
         ("experiment", "x = 1\nconfig = undefined_name", "line 2: NameError"),
         ("experiment", EXPERIMENT + "stop = {'training_iteration': 'many'}", "dict of finite numbers"),
         ("experiment", EXPERIMENT + "stop = {}", "--iterations"),
+        (
+            "experiment",
+            EXPERIMENT + "stop = {'env_runners/succes_rate': 0.9}",
+            "Did you mean 'env_runners/success_rate'",
+        ),
+        (
+            "experiment",
+            EXPERIMENT + "from ray import tune\nconfig = config.training(lr=tune.grid_search([0.1, 0.2]))",
+            "searches over lr: use `trial-ray sweep`",
+        ),
         ("experiment", FEW_TASKS, "mine/Few-v0 has 3 tasks, but the warm start needs 4 (games=2"),
         ("method", "x = 1", "must define CONFIG"),
     ],

@@ -157,6 +157,16 @@ def test_a_sweep_whose_trials_all_failed_says_why(model_path, tmp_path):
     assert "the disk of the data is gone" in printed
     trials = json.loads((tmp_path / "out" / "sweep.json").read_text())["trials"]
     assert ["the disk of the data is gone" in trial["error"] for trial in trials] == [True, True]
+    # Failed trials go on in their own folders.
+    file.write_text(
+        file.read_text().replace(
+            "        raise RuntimeError", "        return super().training_step()\n        raise RuntimeError"
+        )
+    )
+    folders = sorted(path.parent for path in (tmp_path / "out").glob("*/run.json"))
+    code, printed = finished("sweep", file, "--resume", tmp_path / "out")
+    assert code == 0, printed
+    assert sorted(path.parent for path in (tmp_path / "out").glob("*/run.json")) == folders
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -101,6 +101,16 @@ def test_an_engine_of_other_bits_is_named_and_a_killed_one_replaced_with_the_sam
     assert after.response_ids.tolist() == before.response_ids.tolist()
 
 
+def test_an_engine_that_lives_and_cannot_serve_is_replaced_with_the_next_weights(pool, infos, parameters):
+    ray.get(
+        pool.handles[1].__ray_call__.remote(lambda engine: setattr(engine, "_failure", "a step raised")), timeout=60
+    )
+    survivor, lost = pool.handles
+    pool.sync(pack_weights(halves(parameters), 7))
+    assert (pool.handles[0], versions(pool)) == (survivor, [7, 7])
+    assert pool.handles[1] != lost
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("asks", ["probe_and_restart", "sync"])
 def test_an_engine_that_ray_killed_for_its_memory_is_replaced(pool, infos, parameters, monkeypatch, asks):

@@ -15,7 +15,7 @@ from trial_ray.environments import EnvironmentAdapter, ReportLabels, WarmStartSp
 from trial_ray.environments.adapter import SolutionReader, begin
 from trial_ray.environments.external import GEM, REASONING_GYM, TEXTARENA, AnswerReader
 from trial_ray.environments.registry import PACKAGED
-from trial_ray.environments.templates import PlainTemplate
+from trial_ray.environments.templates import GENERIC, PlainTemplate
 from trial_ray.errors import ConfigError
 
 ENV_ID = RiddleEnv.ENV_ID
@@ -116,6 +116,12 @@ def test_defaults_are_applied_where_the_config_still_has_its_own():
     assert (config.prompt_style, config.lr) == ("plain", 0.5)
     with pytest.raises(ConfigError, match="mine/Riddle-v0 has a default for 'prompt_stile', which is not a setting"):
         GRPOConfig().environment(ENV_ID, adapter=EnvironmentAdapter(ENV_ID, defaults={"prompt_stile": "plain"}))
+
+
+def test_without_a_template_an_action_keeps_its_capitals():
+    for style in ("tagged", "plain", "conversation"):
+        response = "Open Red Door" if style == "plain" else "<think>so</think><action>Open Red Door</action>"
+        assert GENERIC[style].project(response).action == "Open Red Door"
 
 
 def test_keywords_beside_those_of_a_mixture_are_refused():

@@ -56,6 +56,18 @@ class ListingEnv(RiddleEnv):
         return ["first"]
 
 
+class NumberedEnv(RiddleEnv):
+    """Has numbers as tasks."""
+
+    def tasks(self, split: str) -> range:
+        return range(3)
+
+
+def test_tasks_that_are_no_texts_are_refused():
+    with pytest.raises(ConfigError, match=r"tasks\('train'\) has 0 \(int\); expected texts"):
+        entry_of(NumberedEnv).tasks()
+
+
 @pytest.mark.parametrize(
     ("entry", "found"),
     [

@@ -12,6 +12,7 @@ from huggingface_hub import constants
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.inputs import initial_policy, require_initial_policy, warm_start_settings
+from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
 from trial_ray.models.vocabulary import stop_token_ids
@@ -90,5 +91,7 @@ def test_a_warm_start_is_made_with_the_prompts_of_training():
     assert settings.chat_template_date is None, "a cached model would be made again on another day"
     found = (settings.response_style, settings.history_window, settings.max_prompt_tokens, settings.max_response_tokens)
     assert found == ("tagged", 1, 700, config.max_response_tokens)
+    config.environment("trial_envs:trial/ALFWorld-v0", adapter=EnvironmentAdapter("trial/ALFWorld-v0"))
+    assert warm_start_settings(config)[1] == list(config.adapters)
     with pytest.raises(ConfigError, match="response_style is 'plain', but prompt_style is 'tagged'"):
         require_initial_policy(config.rl_module(warm_start={"response_style": "plain"}))

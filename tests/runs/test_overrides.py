@@ -96,6 +96,15 @@ def test_unknown_keys_name_the_nearest_known_one(config, assignment, nearest):
         apply_overrides(config, [assignment])
 
 
+def test_entries_are_added_to_a_dict_and_the_warm_starts_settings_are_known(config):
+    found = apply_overrides(config, ["chat_template_kwargs.a=1", "chat_template_kwargs.b=2"])
+    assert found.chat_template_kwargs == {"a": 1, "b": 2}
+    cloned = found.rl_module(model_path=None, warm_start={"games": 3})
+    assert apply_overrides(cloned, ["warm_start.seed=2"]).warm_start == {"games": 3, "seed": 2}
+    with pytest.raises(ConfigError, match=r"Did you mean 'warm_start\.seed'"):
+        apply_overrides(cloned, ["warm_start.sed=2"])
+
+
 @pytest.mark.parametrize("assignment", ["lr", "=3", ""])
 def test_an_assignment_needs_key_and_value(config, assignment):
     with pytest.raises(ConfigError, match="key=value"):

@@ -113,6 +113,7 @@ def test_trials_are_runs_of_one_group_and_those_that_a_sweep_left_are_interrupte
             config=config,
             path=str(tmp_path / name),
             get_trainable_cls=lambda: TRIAL,
+            latest_checkpoint_result=None,
         )
         for name in "ab"
     )
@@ -123,7 +124,12 @@ def test_trials_are_runs_of_one_group_and_those_that_a_sweep_left_are_interrupte
     callback.on_trial_complete(0, [a, b], a)
     restored = cloudpickle.loads(cloudpickle.dumps(TrialFolders(["sweep"], ["wandb"], "sweep")))
     callback.on_experiment_end([a, b])
+    for iteration in (1, 2):
+        (tmp_path / f"b/trajectories/iteration={iteration:05d}").mkdir(parents=True)
+    b.latest_checkpoint_result = SimpleNamespace(metrics={"training_iteration": 1})
     restored.on_trial_start(0, [a, b], b)
+    # What follows the checkpoint is played once more.
+    assert [path.name for path in (tmp_path / "b/trajectories").iterdir()] == ["iteration=00001"]
     assert calls[:2] == [("sweep-a", "sweep", False, 0.25), ("sweep-a", 1, 1.0)]
     assert calls[4:] == [("sweep-a", "done"), ("sweep-b", "interrupted"), ("sweep-b", "sweep", True, 0.25)]
 

@@ -91,6 +91,20 @@ def test_constants_helpers_and_imports_are_the_files_own(load):
     load("import math\nGAMES = 3\n_size = 2\ndef helper(): pass\nclass Thing: pass\n")
 
 
+def test_draws_with_several_seeds_start_as_many_trials_as_there_is_room_for(load, tmp_path):
+    found = load(DRAWN)
+    assert Sweep(found, tmp_path / "out")._search_alg(2).max_concurrent == 2
+
+
+def test_a_sweep_that_could_not_begin_leaves_no_log(tmp_path):
+    from trial_ray.cli.train import logs_of_nothing_removed
+
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(KeyboardInterrupt), logs_of_nothing_removed(tmp_path):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_population_changes_is_part_of_the_search(load):
     assert "lr" in load(PBT.replace("NAME", "lr")).searched
 
@@ -98,7 +112,7 @@ def test_what_a_population_changes_is_part_of_the_search(load):
 def test_optuna_is_given_the_drawn_values_and_every_suggestion_all_seeds(load, tmp_path):
     found = load(DRAWN + OPTUNA + "num_samples = 2")
     assert (found.seeds, found.num_trials) == ([3, 4], 4)
-    searcher = Sweep(found, tmp_path / "out")._search_alg()
+    searcher = Sweep(found, tmp_path / "out")._search_alg(2)
     assert isinstance(searcher, EverySeed)
     assert searcher.set_search_properties("m", "max", found.config.copy(copy_frozen=False).debugging(seed=3).to_dict())
     drawn = [searcher.suggest(f"t{index}") for index in range(4)]

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice, repeat
 
 import numpy as np
@@ -16,6 +17,7 @@ from chat_tokenizers import published_tokenizer
 from torch.nn.functional import cross_entropy
 
 from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.environments.external import GamePlayer
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import (
@@ -421,7 +423,9 @@ def test_demonstrations_with_tools_are_calls_that_make_the_actions(policy):
 
 def test_every_setting_and_the_adapter_are_part_of_the_key():
     settings = {"seed": 1, "hindsight_fraction": 0.5, "env_config": {"difficulty": "small"}, "optimizer": "adamw"}
+    experts = [partial(GamePlayer, opening) for opening in ("[", "<")]
     specs = [replace(ADAPTER.warm_start, vocabulary=("mug",)), replace(ADAPTER.warm_start, interchangeable=())]
+    specs += [replace(ADAPTER.warm_start, demonstrator=expert) for expert in experts]
     adapters = [{"max_turns": 3}, {"templates": {}}, *({"warm_start": spec} for spec in specs)]
     keys = [module.cache_key(replace(SETTINGS, **{name: value}), HOME) for name, value in settings.items()]
     for changes in adapters:

@@ -232,6 +232,11 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
             raise ConfigError(
                 f"seed is {self.seed!r}, expected an int of at least 0 and at most {LARGEST_SEED}, or None. Set .debugging(seed=0)."
             )
+        if self.evaluation_interval and self.evaluation_split is None and not self.in_evaluation:
+            raise ConfigError(
+                "evaluation_interval is set, but evaluation_split is None, so there is nothing to play. Set "
+                ".evaluation(evaluation_split=...), too."
+            )
         if self.num_learners > (most := self.tasks_per_iteration * self.group_size):
             raise ConfigError(
                 f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "

@@ -136,7 +136,7 @@ def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[En
             f"warm_start: response_style is {settings.response_style!r}, but prompt_style is {config.prompt_style!r}: the policy "
             "would be trained in another format than it has learned. Leave response_style out, or set prompt_style to the same."
         )
-    return settings, [adapter for adapter in config.adapters if adapter.env_id == settings.env]
+    return settings, [adapter for adapter in config.adapters if adapter.env_id == settings.env.rpartition(":")[2]]
 
 
 def policy_folder(model_path: str) -> str:

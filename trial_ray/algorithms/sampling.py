@@ -309,7 +309,9 @@ class GroupSampler:
         finished = [group for group in self._oldest_first() if group.finished][: self._config.tasks_per_iteration]
         samples = [group.sample for group in finished if group.sample is not None]
         if not refill and not any(sample.num_survivors >= MIN_SURVIVORS for sample in samples):
-            raise self._lost_all(samples)
+            error = self._lost_all(samples)
+            self.set_state(self.get_state())  # the next call plays these tasks again
+            raise error
         self._workers.take_losses()
         oldest = self._version() - self._config.max_staleness
         stale = [each for each in finished if each.sample and each.num_rows and each.sample.weight_versions[0] < oldest]

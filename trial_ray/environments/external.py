@@ -84,7 +84,9 @@ class AnswerReader:
 TEXTWORLD = EnvironmentAdapter(
     env_id="trial/TextWorld-v0",
     templates={
-        "tagged": TaggedTemplate("You are an agent who explores rooms described in text and looks for one object."),
+        "tagged": TaggedTemplate(
+            "You are an agent who explores rooms described in text and looks for one object.", keep_case=True
+        ),
     },
     labels=ReportLabels(action_patterns=((r"take ", ACQUISITION), (r"go ", NAVIGATION))),
 )

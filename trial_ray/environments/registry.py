@@ -123,9 +123,15 @@ class EnvironmentEntry:
         try:
             listed = getattr(env.unwrapped, "tasks", None)
             with _split_setting_named():
-                return [str(task) for task in listed(self.split)] if callable(listed) else None
+                found = list(listed(self.split)) if callable(listed) else None
         finally:
             env.close()
+        if other := [task for task in found or () if not isinstance(task, str)]:
+            raise ConfigError(
+                f"{self.env_id}: tasks({self.split!r}) has {other[0]!r} ({type(other[0]).__name__}); expected texts, which "
+                "reset(options={'task': ...}) gets."
+            )
+        return found
 
     def tasks(self) -> list[str]:
         """Task ids of the split in a fixed order: the environment's list, else seeds."""

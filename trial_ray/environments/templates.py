@@ -243,7 +243,7 @@ def _bare_words(text: str) -> str:
 
 
 _GENERIC_TAGGED = TaggedTemplate(
-    "You are an agent who pursues a goal by acting in a text environment, one step at a time."
+    "You are an agent who pursues a goal by acting in a text environment, one step at a time.", keep_case=True
 )
 GENERIC: dict[PromptStyle, PromptTemplate] = {
     "tagged": _GENERIC_TAGGED,

@@ -149,7 +149,8 @@ class MicrobatchPasses:
             self._before_last()
         elif not carried and self._module.sharded is None:
             return
-        found, carried = outputs(), carried or gradients
+        # The empty passes of a sharded model hang on the log-probabilities, which may have no gradient.
+        found, carried = outputs(), gradients if self._module.sharded is not None else carried or gradients
         torch.autograd.backward([found[name] for name in carried], [*carried.values()])
 
     def _loss(self, rows: np.ndarray, outputs: Outputs, weight: float) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.config.declare import (
     PLAIN_TYPES,
     did_you_mean,
+    fields_of,
     is_search,
     may_be_infinite,
     plain_types,
@@ -204,7 +205,9 @@ def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
         return () if known is None else {*known, "split"}
     if name == "engine_kwargs" and config.engine_kwargs:
         return {*ENGINE, *config.engine_kwargs}
-    return getattr(config, name) or ()
+    from trial_ray.warmstart.settings import WarmStartSettings
+
+    return fields_of(WarmStartSettings) if name == "warm_start" else ()
 
 
 def _accepted_types(config_class: type, name: str, current: Any, default: Any) -> frozenset[type]:

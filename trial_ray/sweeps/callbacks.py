@@ -98,6 +98,8 @@ class TrialFolders(tune.Callback):
         """Open the run folder and the trackers of a trial that starts, or continues after a pause, possibly with other settings."""
         config: GRPOConfig = trial.get_trainable_cls().get_default_config().update_from_dict(trial.config)
         folder = RunFolder.of_trial(Path(trial.path), config, self.command)
+        before = trial.latest_checkpoint_result
+        folder.drop_records_after(int(before.metrics["training_iteration"]) if before else 0)
         if trial.trial_id in self._open:
             trackers = self._open[trial.trial_id][1]
         else:

@@ -263,7 +263,7 @@ class Sweep:
                 trainable=self.file.config.algo_class,
                 param_space=self.file.param_space(),
                 resume_unfinished=True,
-                restart_errored=True,
+                resume_errored=True,
             )
         except Exception as error:  # whatever unpickling a damaged file raises
             raise CheckpointError(
@@ -283,7 +283,7 @@ class Sweep:
                 mode=file.mode,
                 num_samples=file.num_samples * max(1, seeds),
                 scheduler=file.scheduler,
-                search_alg=self._search_alg(),
+                search_alg=self._search_alg(at_once),
                 # The members of a population take turns: all start before any has ended.
                 max_concurrent_trials=None if population else at_once,
                 # A trial takes over the actors of one that has ended, where it needs the same.
@@ -305,12 +305,14 @@ class Sweep:
             ),
         )
 
-    def _search_alg(self) -> Any:
+    def _search_alg(self, at_once: int) -> Any:
         searcher, seeds = self.file.search_alg, self.file.seeds
         if searcher is not None:
             return EverySeed(searcher, seeds)
         # Each draw is trained with every seed.
-        return BasicVariantGenerator(constant_grid_search=True) if seeds and self.file.draws_values else None
+        if not (seeds and self.file.draws_values):
+            return None
+        return BasicVariantGenerator(constant_grid_search=True, max_concurrent=at_once)
 
     def _callbacks(self) -> Iterable[tune.Callback]:
         yield SweepReporter()

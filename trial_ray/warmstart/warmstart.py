@@ -191,6 +191,8 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
     Raises:
         CheckpointError: ``model_path`` does not contain a model.
     """
+    spec = entry.adapter.warm_start
+    made = spec.demonstrator
     code = [path for name in CODE for path in PACKAGE.glob(name)] + _environment_files(entry)
     model = None if settings.model_path is None else files_digest(model_files(Path(settings.model_path)))
     return content_key(
@@ -198,6 +200,10 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
             "settings": asdict(settings),
             "adapter": entry.adapter.describe(),
             "demonstrator": type(make_demonstrator(entry)).__qualname__,
+            # Of an object only the address is known: a cache miss.
+            "arguments": repr((getattr(made, "args", ()), getattr(made, "keywords", {}))),
+            "generated": repr(spec.generated and spec.generated(settings.generator_seed, settings.games)),
+            "registered": repr((entry.spec.kwargs, entry.spec.max_episode_steps)),
             "vocabulary": list(entry.adapter.warm_start.vocabulary),
             "interchangeable": [list(group) for group in entry.adapter.warm_start.interchangeable],
             "model": model,
@@ -213,8 +219,11 @@ def _environment_files(entry: EnvironmentEntry) -> list[Path]:
     entry_point = entry.spec.entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     found = {*Path(str(trial_envs.__file__)).parent.rglob("*.py")}
-    for part in (creator, entry.adapter.warm_start.demonstrator):
-        for function in (part, *vars(part).values()) if isinstance(part, type) else (part,):
+    spec = entry.adapter.warm_start
+    for part in (creator, spec.demonstrator, spec.generated, *map(type, entry.adapter.templates.values())):
+        part = getattr(part, "func", part)
+        own = [each for base in part.__mro__ for each in vars(base).values()] if isinstance(part, type) else [part]
+        for function in own:
             if code := getattr(function, "__code__", None):
                 found.add(Path(code.co_filename))
     return [path for path in found if path.is_file()]

@@ -138,7 +138,9 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
     if chosen:
         return Path(chosen).expanduser()
     default = DEFAULT_FOLDER.expanduser()
-    holds_games = (default / PACKED_FILE).is_file() or (default / _TREE).is_dir()
+    holds_games = (default / PACKED_FILE).is_file() or any(
+        (default / tree).is_dir() for tree in (_TREE, *OFFICIAL_SPLITS)
+    )
     return default if holds_games else None
 
 

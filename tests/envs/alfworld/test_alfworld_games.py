@@ -1,6 +1,7 @@
 """The sources of ALFWorld games, and the errors for missing or damaged ones."""
 
 import lzma
+import shutil
 
 import gymnasium
 import pytest
@@ -9,6 +10,7 @@ from packed_games import pack_games
 import trial_envs  # noqa: F401  registers the ids
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.export import write_games
+from trial_envs.alfworld.games import find_data
 from trial_envs.alfworld.generator import generate, task_ids
 from trial_envs.errors import (
     CorruptGameError,
@@ -87,6 +89,14 @@ def test_a_broken_packed_release_is_reported_and_leaves_no_index(tmp_path, damag
     with pytest.raises(CorruptGameError, match=r"games_all\.jsonl\.xz"):
         make(split="train", data=folder)
     assert list((tmp_path / "cache" / "trial_envs").iterdir()) == []
+
+
+def test_games_in_the_default_folder_are_found_with_and_without_the_releases_name(tree, tmp_path):
+    default = tmp_path / "home/.cache/alfworld"
+    for folder in (default, default / "json_2.1.1"):
+        shutil.rmtree(default, ignore_errors=True)
+        shutil.copytree(tree[0], folder)
+        assert find_data(None) == default
 
 
 def test_without_data_and_split_games_are_generated(tmp_path):
