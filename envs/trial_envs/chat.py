@@ -6,7 +6,7 @@ and ``</action>``; :func:`trial_envs.core.projection.project_action` reads it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 
@@ -43,7 +43,8 @@ def make_text_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
 
 def make_chat_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
     """Makes a text environment with a ``step`` that takes a whole response; arguments and errors as for :func:`make_text_env`."""
-    return ActionProjection(make_text_env(env_id, **settings))
+    env = make_text_env(env_id, **settings)
+    return ActionProjection(env, keep_case=cast(TextEnv, env.unwrapped).keeps_case)
 
 
 def user_message(observation: str, info: dict[str, Any]) -> str:

@@ -90,6 +90,8 @@ class ProgramEnv(TextEnv):
         UnknownSplitError: ``tasks`` has no such split.
     """
 
+    keeps_case = True
+
     def __init__(
         self,
         run: Callable[[str, AsyncOpenAI], Awaitable[Result]],

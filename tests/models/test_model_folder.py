@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from nano_model import save_nano_model
 
-from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.inputs import initial_policy, require_initial_policy, warm_start_settings
+from trial_ray.algorithms import GRPOConfig, TRIALConfig
+from trial_ray.algorithms.inputs import initial_policy, require_initial_policy, require_tokens, warm_start_settings
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
@@ -80,6 +81,14 @@ def test_contexts_longer_than_the_model_to_be_made_are_refused_before_it_is_made
     with pytest.raises(ConfigError, match=r"max_response_tokens is 4097, but .* 4096 positions"):
         require_initial_policy(config)
     require_initial_policy(config.env_runners(max_response_tokens=96))
+
+
+def test_the_teacher_context_has_to_fit_into_the_models_positions(tmp_path):
+    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path=str(save_nano_model(tmp_path)))
+    config.env_runners(max_prompt_tokens=3500, max_response_tokens=100)
+    with pytest.raises(ConfigError, match=r"max_model_len is 4112, but .* 4096 positions.* max_outcome_tokens"):
+        require_tokens(config, [])
+    require_tokens(config.training(max_outcome_tokens=496), [])
 
 
 def test_a_warm_start_is_made_with_the_prompts_of_training():

@@ -14,6 +14,7 @@ from trial_ray.algorithms.success_rates import SuccessRateSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.config.declare import did_you_mean, fields_of
 from trial_ray.config.run import RunSettings
+from trial_ray.engines.arguments import check_positions
 from trial_ray.engines.pool import require_engine, require_engine_arguments
 from trial_ray.environments.guarded import StepResult, check_environment
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
@@ -207,6 +208,7 @@ def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[st
         require_first_prompt(prompt_writer(tokenizer, config, entry.adapter), shown, entry.name, task)
     if config.teacher_context is not None:
         require_room(FRAMES[config.teacher_context], tokenizer, config.max_outcome_tokens)
+        check_positions(str(config.model_path), config.row_tokens() + config.max_outcome_tokens)
     return described
 
 

@@ -148,5 +148,6 @@ def check_positions(model_path: str, max_model_len: int) -> None:
     if positions is not None and max_model_len > positions:
         raise ConfigError(
             f"max_model_len is {max_model_len}, but the model in {model_path} has {positions} positions. Lower "
-            "max_prompt_tokens or max_response_tokens (or max_model_len in engine_kwargs), or choose another model."
+            "max_prompt_tokens or max_response_tokens (or max_outcome_tokens, which a teacher context adds, or max_model_len in "
+            "engine_kwargs), or choose another model."
         )

@@ -56,6 +56,8 @@ class TextEnv(gymnasium.Env[str, str]):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
+    keeps_case: ClassVar[bool] = False
+    """Whether capitals of an action matter; otherwise the action in a response is lower-cased."""
     _made_with: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:

@@ -54,6 +54,8 @@ class OpenEnvEnv(TextEnv):
             ``ServerConnectionError``, ``ServerTimeoutError`` and ``ServerAnswerError``.
     """
 
+    keeps_case = True
+
     def __init__(
         self,
         url: str = "http://127.0.0.1:8000",

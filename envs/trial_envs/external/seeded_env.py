@@ -46,6 +46,8 @@ class SeededEnv(TextEnv):
         UnknownSplitError, GeneratorSettingError: see :mod:`trial_envs.errors`.
     """
 
+    keeps_case = True
+
     def __init__(
         self, name: str, split: str, num_games: int, max_turns: int, actions: Sequence[str], render_mode: str | None
     ) -> None:

@@ -84,6 +84,8 @@ class TextWorldEnv(TextEnv):
         UnknownSplitError, GeneratorSettingError, MissingEngineError: see :mod:`trial_envs.errors`.
     """
 
+    keeps_case = True
+
     def __init__(
         self,
         split: str = "train",

@@ -20,17 +20,21 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
         env: an environment with texts as actions.
         style: ``"tagged"`` or ``"plain"``.
         tail: characters kept of a ``"tagged"`` response without action tags.
+        keep_case: whether the action of a ``"tagged"`` response keeps its capitals.
 
     Raises:
         ValueError: unknown ``style``, or ``tail`` below 1.
     """
 
-    def __init__(self, env: gymnasium.Env[str, str], style: ResponseStyle = "tagged", tail: int = 30) -> None:
-        RecordConstructorArgs.__init__(self, style=style, tail=tail)
+    def __init__(
+        self, env: gymnasium.Env[str, str], style: ResponseStyle = "tagged", tail: int = 30, keep_case: bool = False
+    ) -> None:
+        RecordConstructorArgs.__init__(self, style=style, tail=tail, keep_case=keep_case)
         gymnasium.Wrapper.__init__(self, env)
         project_action("", style, tail)  # raises on wrong settings here, not at the first step
         self._style: ResponseStyle = style
         self._tail = tail
+        self._keep_case = keep_case
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Starts an episode."""
@@ -45,7 +49,7 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
         """
         if not isinstance(action, str):
             raise TypeError(f"Expected a response of type str, got {type(action).__name__}.")
-        found = project_action(action, self._style, self._tail)
+        found = project_action(action, self._style, self._tail, self._keep_case)
         observation, reward, terminated, truncated, info = self.env.step(found.action)
         projected = {"action": found.action, "invalid_response": not found.valid}
         return observation, reward, terminated, truncated, info | projected

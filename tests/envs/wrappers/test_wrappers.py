@@ -7,6 +7,8 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from trial_envs.alfworld.env import ALFWorldEnv
+from trial_envs.chat import make_chat_env
 from trial_envs.core import Outcome, TextEnv
 from trial_envs.errors import CorruptTranscriptError, EpisodeOverError
 from trial_envs.wrappers import ActionProjection, Episode, HistoryWindow, Recording, Step, append_episode, read_episodes
@@ -73,6 +75,15 @@ def test_responses_become_actions_and_wrong_ones_are_flagged(response, action, i
     observation, _, terminated, _, info = env.step(response)
     assert (observation, info["action"], info["invalid_response"]) == (f"{action}!", action, invalid)
     assert (terminated, info["invalid_action"]) == (action == "win", action == "")
+
+
+def test_actions_keep_their_capitals_if_these_matter(monkeypatch):
+    for keeps, action in ((True, "LOOK"), (False, "look")):
+        monkeypatch.setattr(ALFWorldEnv, "keeps_case", keeps)
+        env = make_chat_env("trial/ALFWorld-v0", split="generated", difficulty="tiny")
+        env.reset()
+        assert env.step("<think>so</think><action>LOOK</action>")[4]["action"] == action
+        env.close()
 
 
 def test_wrong_settings_are_refused_when_the_wrapper_is_made():
