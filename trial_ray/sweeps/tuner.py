@@ -283,7 +283,7 @@ class Sweep:
                 mode=file.mode,
                 num_samples=file.num_samples * max(1, seeds),
                 scheduler=file.scheduler,
-                search_alg=self._search_alg(at_once),
+                search_alg=self._search_alg(0 if population else at_once),
                 # The members of a population take turns: all start before any has ended.
                 max_concurrent_trials=None if population else at_once,
                 # A trial takes over the actors of one that has ended, where it needs the same.
