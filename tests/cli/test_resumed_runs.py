@@ -17,6 +17,7 @@ from cli_fakes import EXPERIMENT, FakeAlgorithm, interrupting, iterations, read
 
 from trial_ray import cli
 from trial_ray.cli.evaluate import checkpoint_config
+from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import CheckpointError, FolderInUseError, UserInputError
 from trial_ray.reports.groups import group_runs
 from trial_ray.reports.run import RecordedRun
@@ -177,6 +178,10 @@ def test_a_checkpoint_is_evaluated_with_the_settings_that_it_was_trained_with(ch
     first = limits["checkpoints/000001"]
     assert first != 700
     assert list(limits.values()) == [first, first, 700, 700]
+    # What the run has is the config's default, which an adapter would replace in a new config.
+    own = EnvironmentAdapter("trial/ALFWorld-v0", defaults={"max_prompt_tokens": 777})
+    run = str(changed.out / "checkpoints/000001")
+    assert checkpoint_config(run, "trial/ALFWorld-v0", "valid_seen", [], [own])[0].max_prompt_tokens == first
 
 
 def test_environment_and_split_of_an_evaluation_are_the_runs_unless_named(changed):

@@ -101,12 +101,19 @@ def test_an_engine_of_other_bits_is_named_and_a_killed_one_replaced_with_the_sam
     assert after.response_ids.tolist() == before.response_ids.tolist()
 
 
-def test_an_engine_that_lives_and_cannot_serve_is_replaced_with_the_next_weights(pool, infos, parameters):
+def test_an_engine_that_lives_and_cannot_serve_frees_its_memory_and_is_replaced_with_the_next_weights(
+    pool, infos, parameters
+):
     ray.get(
         pool.handles[1].__ray_call__.remote(lambda engine: setattr(engine, "_failure", "a step raised")), timeout=60
     )
     survivor, lost = pool.handles
+    pool.sleep(2)
+    with pytest.raises(ray.exceptions.RayActorError):  # the learner has the device now
+        ray.get(lost.weight_version.remote(), timeout=60)
+    pool.wake("weights")
     pool.sync(pack_weights(halves(parameters), 7))
+    pool.wake("cache")
     assert (pool.handles[0], versions(pool)) == (survivor, [7, 7])
     assert pool.handles[1] != lost
 

@@ -97,10 +97,10 @@ def test_draws_with_several_seeds_start_as_many_trials_as_there_is_room_for(load
 
 
 def test_a_sweep_that_could_not_begin_leaves_no_log(tmp_path):
-    from trial_ray.cli.train import logs_of_nothing_removed
+    from trial_ray.cli.train import logs_removed_unless_begun
 
     (tmp_path / "logs").mkdir()
-    with pytest.raises(KeyboardInterrupt), logs_of_nothing_removed(tmp_path):
+    with pytest.raises(KeyboardInterrupt), logs_removed_unless_begun(tmp_path):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 

@@ -430,6 +430,15 @@ def test_every_setting_and_the_adapter_are_part_of_the_key():
     keys = [module.cache_key(replace(SETTINGS, **{name: value}), HOME) for name, value in settings.items()]
     for changes in adapters:
         keys.append(module.cache_key(SETTINGS, replace(HOME, adapter=replace(ADAPTER, **changes))))
+
+    def registered(hint):
+        def told() -> str:
+            return hint
+
+        return module.cache_key(SETTINGS, replace(HOME, spec=replace(HOME.spec, kwargs={"told": told, "hint": hint})))
+
+    # A function counts by name and file, not by its address, which differs in each process.
+    assert registered("a") == registered("a") != registered("b")
     assert len({*keys, module.cache_key(SETTINGS, HOME)}) == len(keys) + 1
 
 

@@ -65,6 +65,7 @@ from trial_ray.rollout.workers import RolloutWorkers
 
 logger = logging.getLogger(__name__)
 REPORT_TIMEOUT_S = 10.0
+"""Deadline in seconds for the actors' reports and events."""
 
 
 class GRPO(RLlibCalls):

@@ -197,7 +197,7 @@ def checkpoint_config(
             ``None``, but the checkpoint is not in a run with an evaluation set for ``env``.
     """
     from trial_ray.algorithms.methods import new_config, with_method
-    from trial_ray.environments.registry import find_adapter, find_spec
+    from trial_ray.environments.registry import find_spec
     from trial_ray.runs.checkpoints import find_model
     from trial_ray.runs.overrides import apply_overrides
 
@@ -221,11 +221,12 @@ def checkpoint_config(
         split = played.split
     trained = {entry.env_id: entry for entry in reversed(config.environment_entries())} if recorded else {}
     own = [adapter for adapter in adapters if adapter.env_id == env] if recorded else adapters
-    defaults = find_adapter(env, own).defaults if env in trained else {}
-    kept = {name: getattr(config, name) for name in defaults}
-    config.environment(env, adapter=own)
-    for name, value in kept.items():  # the run may have set a class's default again
-        setattr(config, name, value)
+    if (
+        env in trained
+    ):  # environment() would replace settings of the run that equal the class's by the adapter's defaults
+        config.env, config.environments, config.adapters = env, (), tuple(own)
+    else:
+        config.environment(env, adapter=own)
     source = played or trained.get(env)
     config.env_config = {**(source.config if source else {}), "split": split}
     config.rl_module(model_path=str(model) if model else None, warm_start=None)

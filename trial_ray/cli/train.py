@@ -280,7 +280,7 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
     if not verbose:
         terminal.show(f"log: {folder / LOG_FILE} (output of Ray, the engines and other libraries)")
     with (
-        logs_of_nothing_removed(folder),
+        logs_removed_unless_begun(folder),
         interrupts_noted(lambda: [each.parent for each in folder.glob("*/run.json")]),
         nullcontext() if verbose else library_log(folder / LOG_FILE, console),
         ray_session(show=True),
@@ -293,7 +293,7 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
 
 
 @contextmanager
-def logs_of_nothing_removed(folder: Path) -> Iterator[None]:
+def logs_removed_unless_begun(folder: Path) -> Iterator[None]:
     """Remove the logs of a sweep that does not begin, with which the same command would find the folder in use."""
     from trial_ray.runs.terminal import LOG_FILE
     from trial_ray.sweeps.tuner import DEFINITION

@@ -328,10 +328,8 @@ class RunSettings(
         Raises:
             ConfigError: states the value found.
         """
-        if isinstance(self.reward, str) and self.reward.startswith(RECORDED_FUNCTION):
-            return
-        if isinstance(self.reward, str) and self.reward in REWARDS:
-            if self.reward_weights:
+        if isinstance(self.reward, str) and (self.reward in REWARDS or self.reward.startswith(RECORDED_FUNCTION)):
+            if self.reward_weights and self.reward in REWARDS:
                 raise ConfigError(
                     f"reward_weights weighs the parts of a reward function, but reward is {self.reward!r}."
                 )

@@ -284,13 +284,14 @@ class EnginePool:
         return {index: getattr(handle, method).remote(*arguments) for index, handle in self._engines.items()}
 
     def _all(self, refs: dict[int, ObjectRef[Any]], what: str, hint: str = "") -> dict[int, Any]:
-        """Results of calls by engine index, without engines that died."""
+        """Results of calls by engine index, without engines that died or cannot serve, which are killed."""
         results = {}
         for index, ref in refs.items():
             try:
                 results[index] = self._result(ref, index, what, LOAD_TIMEOUT_S, hint)
             except CannotServeError as error:
                 logger.warning("%s; it is replaced, at the latest with the next weights", error)
+                ray.kill(self._engines[index], no_restart=True)  # a process that lives would keep the device's memory
         return results
 
     def probe_and_restart(self) -> list[int]:
@@ -425,9 +426,8 @@ class EnginePool:
         except GetTimeoutError as error:
             raise EngineError(f"Engine {index} did not {what} within {timeout_s:.0f} s.") from error
         except RayTaskError as error:
-            kind = next(
-                (each for each in (WeightSyncError, CannotServeError) if isinstance(error.cause, each)), EngineError
-            )
+            kinds = (WeightSyncError, CannotServeError)
+            kind = next((each for each in kinds if isinstance(error.cause, each)), EngineError)
             raise kind(f"Engine {index} failed to {what}: {error.cause}{hint}") from error
         except RayError as error:  # OutOfMemoryError, with which Ray kills processes itself, is no actor error
             raise CannotServeError(f"engine {index} died before it could {what}: {error}") from error

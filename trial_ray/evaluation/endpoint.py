@@ -178,8 +178,9 @@ class EndpointPlayer:
             "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
         }
         text, ended = await self.endpoint.complete(self.client, self._messages(result, history, step), fields)
-        if found := [end for stop in config.stop_strings if (end := text.find(stop) + len(stop)) >= len(stop)]:
-            text, ended = text[: min(found)], "stop"  # an endpoint that stops there leaves the string out
+        # Not a field of the request: an endpoint that stops there leaves the string out.
+        if ends := [text.index(stop) + len(stop) for stop in config.stop_strings if stop in text]:
+            text, ended = text[: min(ends)], "stop"
         self.conversation.append({"role": "assistant", "content": text})
         projection = self.template.project(text)
         finish_reason = "length" if ended == "length" else "stop"

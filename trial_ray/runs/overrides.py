@@ -205,9 +205,11 @@ def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
         return () if known is None else {*known, "split"}
     if name == "engine_kwargs" and config.engine_kwargs:
         return {*ENGINE, *config.engine_kwargs}
-    from trial_ray.warmstart.settings import WarmStartSettings
+    if name == "warm_start":
+        from trial_ray.warmstart.settings import WarmStartSettings
 
-    return fields_of(WarmStartSettings) if name == "warm_start" else ()
+        return fields_of(WarmStartSettings)
+    return ()
 
 
 def _accepted_types(config_class: type, name: str, current: Any, default: Any) -> frozenset[type]:

@@ -200,10 +200,9 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
             "settings": asdict(settings),
             "adapter": entry.adapter.describe(),
             "demonstrator": type(make_demonstrator(entry)).__qualname__,
-            # Of an object only the address is known: a cache miss.
-            "arguments": repr((getattr(made, "args", ()), getattr(made, "keywords", {}))),
+            "arguments": _named({**dict(enumerate(getattr(made, "args", ()))), **getattr(made, "keywords", {})}),
             "generated": repr(spec.generated and spec.generated(settings.generator_seed, settings.games)),
-            "registered": repr((entry.spec.kwargs, entry.spec.max_episode_steps)),
+            "registered": [_named(entry.spec.kwargs), entry.spec.max_episode_steps],
             "vocabulary": list(entry.adapter.warm_start.vocabulary),
             "interchangeable": [list(group) for group in entry.adapter.warm_start.interchangeable],
             "model": model,
@@ -214,13 +213,19 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
     )
 
 
+def _named(arguments: Mapping[Any, Any]) -> str:
+    """Return arguments as text, functions and classes by name; other objects by their ``repr``, whose address is a cache miss."""
+    return repr({name: getattr(value, "__qualname__", value) for name, value in arguments.items()})
+
+
 def _environment_files(entry: EnvironmentEntry) -> list[Path]:
-    """Return the code of environments: all of ``trial_envs``, and the files of the environment's and the expert's classes."""
+    """Return the code of environments: all of ``trial_envs``, and the files of classes and functions of one's own."""
     entry_point = entry.spec.entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     found = {*Path(str(trial_envs.__file__)).parent.rglob("*.py")}
     spec = entry.adapter.warm_start
-    for part in (creator, spec.demonstrator, spec.generated, *map(type, entry.adapter.templates.values())):
+    given = [each for each in entry.spec.kwargs.values() if callable(each)]
+    for part in (creator, spec.demonstrator, spec.generated, *map(type, entry.adapter.templates.values()), *given):
         part = getattr(part, "func", part)
         own = [each for base in part.__mro__ for each in vars(base).values()] if isinstance(part, type) else [part]
         for function in own:
