@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=207690 \
-  tests=236490 \
+  tests=236580 \
   benchmarks=26600 \
   words=34490
 

@@ -53,6 +53,15 @@ STARTERS = {
 }
 
 
+EXTRAS = ("rapidfuzz", "textworld", "alfworld", "vllm", "peft", "openai", "matplotlib", "optuna", "wandb")
+
+
+def test_runs_are_set_up_without_the_packages_of_the_extras():
+    work = "from trial_ray import TRIALConfig, cli; cli.build_parser()"
+    code = f"import sys; sys.modules |= dict.fromkeys({EXTRAS}); {work}; import trial_ray.environments.registry"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(("work", "heavy"), STARTERS.items())
 def test_nothing_heavy_is_imported_before_it_is_needed(work, heavy):
     code = f"import sys; {work}; print({heavy} & set(sys.modules))"

@@ -277,11 +277,15 @@ def test_groups_that_are_too_old_all_the_same_are_dropped_counted_and_played_aga
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_a_group_with_too_few_survivors_is_drawn_again_then_left_out_and_all_rows_are_counted(max_staleness):
-    """No easier task takes its place."""
-    few, none = drawn(2)
-    workers = PlayedWorkers(
-        play=lambda request, times: FEW if request.task_id == none or (request.task_id, times) == (few, 1) else {}
-    )
+    """No easier task takes its place. Two survivors are enough."""
+    few, none, two = drawn(3)
+
+    def play(request, times):
+        if request.task_id == two:
+            return FEW | {"num_survivors": 2}
+        return FEW if request.task_id == none or (request.task_id, times) == (few, 1) else {}
+
+    workers = PlayedWorkers(play=play)
     overlapping = sampler(workers, max_staleness, {"max_group_redraws": 2})
     kept, left_out, sampled, parts, redrawn = [], [], 0, 0, 0
     for iteration in range(1, 4):
@@ -299,6 +303,8 @@ def test_a_group_with_too_few_survivors_is_drawn_again_then_left_out_and_all_row
     assert few in kept
     assert left_out == [none]
     assert len({request.seed for request in workers.begun if request.task_id == none}) == 3
+    assert two in kept
+    assert tasks_begun(workers)[two] == 1
 
 
 def test_groups_of_dead_runners_are_played_again_with_their_seeds_also_those_that_had_ended():

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import regex
-
+from trial_envs.core.extras import install_command
+from trial_envs.errors import MissingPackageError
 from trial_envs.webshop.porter import stem
+
+try:
+    import regex
+except ImportError as error:
+    raise MissingPackageError(f"Not installed: regex; {install_command('webshop')}") from error
 
 MAX_TOKEN = 255
 """Maximum length of a token in characters; longer tokens are split."""

@@ -6,11 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rapidfuzz.fuzz import token_set_ratio
-from rapidfuzz.utils import default_process
-
+from trial_envs.core.extras import install_command
+from trial_envs.errors import MissingPackageError
 from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.product import Product
+
+try:
+    from rapidfuzz.fuzz import token_set_ratio
+    from rapidfuzz.utils import default_process
+except ImportError as error:
+    raise MissingPackageError(f"Not installed: rapidfuzz; {install_command('webshop')}") from error
 
 MATCH = 85
 """Two texts match if their token-set ratio is greater."""

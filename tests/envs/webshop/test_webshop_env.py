@@ -171,7 +171,8 @@ def test_a_source_folder_is_prepared_once_and_can_be_deleted_during_play(own_cac
 
 
 def test_a_missing_package_is_named_with_its_install_line():
-    code = "import sys, importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'rapidfuzz' else f(n, *a)\n"
-    code += "import gymnasium, trial_envs; gymnasium.make('trial/WebShop-v0')"
+    code = (
+        "import sys; sys.modules['rapidfuzz'] = None; import gymnasium, trial_envs; gymnasium.make('trial/WebShop-v0')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert re.search(r"MissingPackageError: Not installed: rapidfuzz; pip install .*'rapidfuzz>=", done.stderr)
