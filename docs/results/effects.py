@@ -1,7 +1,9 @@
 """Differences of methods in area under the learning curve and final success, by warm start and over warm starts.
 
 python docs/results/effects.py               # effects.json, out of the *_runs.json beside this file
-python docs/results/effects.py NAME DIR      # before, NAME_runs.json out of the folder of a finished `trial-ray reproduce`
+python docs/results/effects.py NAME DIR ...  # before, NAME_runs.json out of the folders of finished `trial-ray reproduce`
+
+The runs of several folders are a study of their own, compared with no others.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import math
 import statistics
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +30,9 @@ RUNS, EFFECTS, VERSION = "trial_ray/study_runs", "trial_ray/effects", 1
 PRIMARY = (("trial", "permuted"), ("trial", "uniform"))
 """Whose difference says whether the profile's shape matters; Holm's adjustment is over them."""
 GATE = (("gated", "grpo"), ("gated", "trial"))
-"""Whose difference says whether the gate protects, and what it costs."""
+"""Whose difference says whether the gate protects, and what it costs; Holm's adjustment is over all environments of a study."""
 PAIRS = (*PRIMARY, ("trial", "grpo"), ("uniform", "grpo"), ("permuted", "grpo"), *GATE)
+PLACE = ("study", "environment", "base_model")
 MEASURES = ("area", "success")
 SUMS = {"rows_sampled": "rows/sampled", "rows_trained": f"{LEARNER}num_module_steps_trained"}
 MEANS = {
@@ -61,7 +65,7 @@ def mixed_interval(differences: np.ndarray) -> dict[str, float]:
     }
 
 
-def runs_of(folder: Path) -> list[dict]:
+def runs_of(folder: Path, study: str | None) -> list[dict]:
     """Area under the learning curve, final success and counts of every run of a finished study.
 
     The iterations that a run lacks because a health check stopped it, and its final success, are 0: its policy no longer acted.
@@ -72,7 +76,8 @@ def runs_of(folder: Path) -> list[dict]:
         chosen, run = trial["parameters"], folder / trial["name"]
         metrics, _ = read_metrics(run / "metrics.jsonl")
         played = [EvaluationResult.load(file).success_rate for file in (run / "evaluations").glob("*.json")]
-        row = {"environment": chosen["environment"], "warm_start": chosen["backbone"], "method": chosen["method"]}
+        row = {"study": study} if study else {}
+        row |= {"environment": chosen["environment"], "warm_start": chosen["backbone"], "method": chosen["method"]}
         settings = json.loads((run / "resolved_config.json").read_text())["settings"]
         row["base_model"] = (settings["warm_start"] or {}).get("model_path")
         row |= {"seed": chosen["seed"], "area": sum(line[TRAINING_SUCCESS] for line in metrics) / iterations}
@@ -89,14 +94,14 @@ def runs_of(folder: Path) -> list[dict]:
 def effects(rows: list[dict]) -> list[dict]:
     """Differences of all :data:`PAIRS`, paired by seed.
 
-    For every environment, base model, pair and measure one entry a warm start that has two seeds, with the t interval over seeds;
-    and, where several warm starts have the same seeds, one of the mixed model (``warm_start`` is ``None``). Warm starts of a
+    For every study, environment, base model, pair and measure one entry a warm start that has two seeds, with the t interval over
+    seeds; and, where several warm starts have the same seeds, one of the mixed model (``warm_start`` is ``None``). Warm starts of a
     language model and of a small one do not vary around one mean.
     """
     found = []
-    for environment, base_model in dict.fromkeys((row["environment"], row.get("base_model")) for row in rows):
-        own = [row for row in rows if (row["environment"], row.get("base_model")) == (environment, base_model)]
-        place = {"environment": environment} | ({} if base_model is None else {"base_model": base_model})
+    for key in dict.fromkeys(map(_place, rows)):
+        own = [row for row in rows if _place(row) == key]
+        place = {name: value for name, value in zip(PLACE, key, strict=True) if value is not None}
         for measure in MEASURES:
             made = [entry for pair in PAIRS for entry in _of_pair(own, *pair, measure)]
             pooled = [
@@ -105,7 +110,16 @@ def effects(rows: list[dict]) -> list[dict]:
             for entry, adjusted in zip(pooled, holm([each["p_value"] for each in pooled]), strict=True):
                 entry["p_holm"] = adjusted
             found += [{**place, "measure": measure, **entry} for entry in made]
+    for study, measure in product({row.get("study") for row in rows} - {None}, MEASURES):
+        family = [each for each in found if (each.get("study"), each["measure"]) == (study, measure)]
+        family = [each for each in family if (each["method"], each["reference"]) in GATE]
+        for entry, adjusted in zip(family, holm([each["p_value"] for each in family]), strict=True):
+            entry["p_holm"] = adjusted
     return found
+
+
+def _place(row: dict) -> tuple:
+    return tuple(row.get(name) for name in PLACE)
 
 
 def _of_pair(rows: list[dict], one: str, other: str, measure: str) -> list[dict]:
@@ -128,8 +142,9 @@ def _of_pair(rows: list[dict], one: str, other: str, measure: str) -> list[dict]
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        name, folder = sys.argv[1:]
-        record = {"schema": RUNS, "schema_version": VERSION, "runs": runs_of(Path(folder))}
+        name, *folders = sys.argv[1:]
+        runs = [row for folder in folders for row in runs_of(Path(folder), name if len(folders) > 1 else None)]
+        record = {"schema": RUNS, "schema_version": VERSION, "runs": runs}
         print(write_json(HERE / f"{name}_runs.json", record))
     every = [row for path in sorted(HERE.glob("*_runs.json")) for row in read_json(path, RUNS, VERSION)["runs"]]
     record = {"schema": EFFECTS, "schema_version": VERSION, "effects": effects(every)}
