@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=207690 \
-  tests=236580 \
+  trial_ray=207710 \
+  tests=236590 \
   benchmarks=26600 \
   words=34490
 

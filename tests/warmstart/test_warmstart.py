@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -422,7 +423,7 @@ def test_demonstrations_with_tools_are_calls_that_make_the_actions(policy):
 
 
 def test_every_setting_and_the_adapter_are_part_of_the_key():
-    settings = {"seed": 1, "hindsight_fraction": 0.5, "env_config": {"difficulty": "small"}, "optimizer": "adamw"}
+    settings = {"seed": 1, "hindsight_fraction": 0.5, "env_config": {"data": Path("games")}, "optimizer": "adamw"}
     experts = [partial(GamePlayer, opening) for opening in ("[", "<")]
     specs = [replace(ADAPTER.warm_start, vocabulary=("mug",)), replace(ADAPTER.warm_start, interchangeable=())]
     specs += [replace(ADAPTER.warm_start, demonstrator=expert) for expert in experts]

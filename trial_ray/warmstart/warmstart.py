@@ -26,6 +26,7 @@ from trial_ray.files import (
     PACKAGE,
     content_key,
     files_digest,
+    finite,
     get_or_build,
     read_json,
     require_new_folder,
@@ -197,7 +198,7 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
     model = None if settings.model_path is None else files_digest(model_files(Path(settings.model_path)))
     return content_key(
         {
-            "settings": asdict(settings),
+            "settings": finite(asdict(settings), default=str),
             "adapter": entry.adapter.describe(),
             "demonstrator": type(make_demonstrator(entry)).__qualname__,
             "arguments": _named({**dict(enumerate(getattr(made, "args", ()))), **getattr(made, "keywords", {})}),
@@ -248,7 +249,7 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
     policy.model.save_pretrained(folder, safe_serialization=True)
     policy.tokenizer.save_pretrained(folder)
     record = {
-        "settings": asdict(settings),
+        "settings": finite(asdict(settings), default=str),
         "steps": steps,
         "examples": len(examples),
         "curve": curve,
