@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=207710 \
-  tests=236590 \
+  trial_ray=208120 \
+  tests=237270 \
   benchmarks=26600 \
-  words=34490
+  words=34710
 
 lint: setup
 	$(BIN)/ruff check .

@@ -6,12 +6,14 @@ An agent that was written for a chat API, with its own loop and tools, can there
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from inspect import Parameter, signature
 from numbers import Real
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_envs.core.extras import install_command
@@ -28,6 +30,8 @@ Message = dict[str, Any]
 Result = float | Mapping[str, Any]
 
 MODEL = "policy"
+SYSTEM = {"role": "system", "content": "Use the tools."}
+"""First message of a conversation whose prompt has none of the system."""
 TAKEN = {"model", "messages", "stream", "n"}
 """Accepted fields of a request. Sampling settings are not among them: the caller of the environment sets these."""
 TAKEN_WITH_TOOLS = TAKEN | {"tools", "tool_choice", "parallel_tool_calls"}
@@ -52,6 +56,8 @@ def _calling(function: Callable[..., Any]) -> Callable[..., str]:
         return command
 
     own = signature(function)
+    if "self" in own.parameters:
+        raise TypeError(f"expected a function or a method of an object, got {function.__qualname__} of a class")
     me = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
     tool.__signature__ = own.replace(parameters=[me, *own.parameters.values()])  # type: ignore[attr-defined]
     return tool
@@ -59,6 +65,61 @@ def _calling(function: Callable[..., Any]) -> Callable[..., str]:
 
 def _said(text: str) -> str:
     return json.dumps({"content": text})
+
+
+def tool_program(
+    factory: Callable[[], Any],
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    reward: Callable[[Any], float] = methodcaller("get_reward"),
+) -> dict[str, Any]:
+    """Returns keyword arguments of :class:`ProgramEnv` that play environments with tools of their own, as TRL plays them.
+
+    An episode makes an environment, calls ``reset(**row)``, whose text follows the row's prompt, and calls the environment's tools
+    until the policy answers without a call. An exception of a tool is its result. Task ids are ``split/number`` of a row.
+
+    Args:
+        factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are the
+            tools, except ``reset`` and ``get_reward``; ``async`` ones are awaited.
+        rows: rows of a data set by split, each with the messages of a system (optional) and a user under ``"prompt"``.
+        reward: called with the environment at the end.
+    """
+    methods = inspect.getmembers(factory(), inspect.ismethod)
+    tools = [_without_object(each) for name, each in methods if name[0] != "_" and name not in ("reset", "get_reward")]
+    offered: Any = [{"type": "function", "function": {"name": each.__name__}} for each in tools]
+
+    async def run(task: str, chat: AsyncOpenAI) -> Result:
+        split, _, number = task.rpartition("/")
+        row = rows[split][int(number)]
+        env = factory()
+        *before, user = row["prompt"]
+        begin = user["content"] + (env.reset(**row) or "")
+        messages: Any = [*(before or [SYSTEM]), {**user, "content": begin}]
+        while True:
+            found = await chat.chat.completions.create(model=MODEL, messages=messages, tools=offered)
+            answer = found.choices[0].message
+            messages.append(answer.model_dump(exclude_none=True))
+            if not answer.tool_calls:
+                return float(reward(env))
+            call: Any = answer.tool_calls[0]
+            try:
+                result = getattr(env, call.function.name)(**json.loads(call.function.arguments))
+                result = await result if inspect.isawaitable(result) else result
+            except Exception as error:  # a tool's, which the policy may correct
+                result = {"error": str(error)}
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
+
+    tasks = {split: [f"{split}/{number}" for number in range(len(each))] for split, each in rows.items()}
+    return {"run": run, "tasks": tasks, "tools": tools}
+
+
+def _without_object(method: Any) -> Callable[..., Any]:
+    """Returns a function with a method's name, signature and docstring, which can be sent without the object."""
+
+    @wraps(method.__func__)
+    def tool(**arguments: Any) -> None: ...
+
+    tool.__signature__ = signature(method)  # type: ignore[attr-defined]
+    return tool
 
 
 class ProgramEnv(TextEnv):

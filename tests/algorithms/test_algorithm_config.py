@@ -8,6 +8,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 from trial_ray.algorithms import GRPOConfig, TRIALConfig, methods
 from trial_ray.algorithms.methods import config_class, method_title, new_config
@@ -41,6 +45,19 @@ def valid_config() -> TRIALConfig:
         ("rl_module", {"model_dtype": "float64", "compute_dtype": "bfloat16"}, r"rl_module\(compute_dtype='float32'\)"),
         ("rl_module", {"warm_start": {}}, "exactly one"),
         ("rl_module", {"model_path": None}, "exactly one"),
+        ("training", {"reward": lambda prompts, completions: 0.0}, "cannot be called with one argument, the episode"),
+        (
+            "training",
+            {"learner_class": TorchLearner},
+            "learner_class is TorchLearner, expected a class derived from GRPO",
+        ),
+        ("env_runners", {"env_runner_cls": SingleAgentEnvRunner}, "env_runner_cls is SingleAgentEnvRunner, expected"),
+        (
+            "rl_module",
+            {"rl_module_spec": RLModuleSpec(module_class=TorchRLModule)},
+            "module_class is TorchRLModule, exp",
+        ),
+        ("multi_agent", {"policies": {"a", "b"}}, r"has the policies \['a', 'b'\], but one policy is trained"),
         ("debugging", {"seed": -1}, "seed is -1, expected an int of at least 0 and at most 4292967296"),
     ],
 )

@@ -15,6 +15,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.core.rl_module import RLModule
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.checkpoints import Checkpointable
@@ -244,6 +245,18 @@ def test_a_call_does_what_its_row_says(run, owner, name, answer, note):
     else:
         told = re.search(r"`([^`]+)`", note)
         assert repr(call(run)) == repr(ast.literal_eval(told[1]))
+
+
+def test_a_part_of_a_checkpoint_is_restored_by_itself_and_a_module_is_made_of_it(run):
+    before, part = weights_of(run), f"learner_group/learner/rl_module/{MODULE}"
+    folder = Path(run.algo.save_to_path(str(run.folder / "parts"))) / part
+    run.algo.train()
+    run.algo.restore_from_path(folder, component=part)
+    assert goes_on(run, run.group, before)
+    made = RLModule.from_checkpoint(folder)
+    assert same({name: tensor.detach().numpy() for name, tensor in made.tensors().items()}, before)
+    with pytest.raises(ConfigError, match=r"writes into a folder, but got 's3://bucket/parts'"):
+        run.algo.save_to_path("s3://bucket/parts")
 
 
 def test_a_function_that_raises_is_told_and_ends_no_env_runner(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 
 import gymnasium
@@ -11,9 +12,10 @@ import numpy as np
 import openai
 import pytest
 from chat_tokenizers import chat_tokenizer
+from ray import cloudpickle
 
 from trial_envs.core.projection import project_action
-from trial_envs.program import ProgramEnv
+from trial_envs.program import ProgramEnv, tool_program
 from trial_envs.tool_env import ToolEpisode
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.environments import EnvironmentAdapter, EnvironmentEntry, program_adapter
@@ -74,7 +76,7 @@ def program(run, **fields) -> EnvironmentEntry:
     return entry(ProgramEnv, program_adapter("test/Program-v0", **fields), run=run, tasks={"train": ["5"]}, max_turns=4)
 
 
-def episode(played: EnvironmentEntry, texts=ANSWERS, style="conversation"):
+def episode(played: EnvironmentEntry, texts=ANSWERS, style="conversation", task="5"):
     tokenizer = chat_tokenizer("qwen3")
     answers = iter(texts)
 
@@ -90,7 +92,7 @@ def episode(played: EnvironmentEntry, texts=ANSWERS, style="conversation"):
     player = PolicyPlayer(writer, SamplingParams(max_tokens=64), generate)
     env = GuardedEnv(played)
     try:
-        return asyncio.run(play_episode(env, "5", player))
+        return asyncio.run(play_episode(env, task, player))
     finally:
         env.close()
 
@@ -403,6 +405,52 @@ def test_an_answer_without_a_call_is_the_programs():
 def program_with_tools(run) -> EnvironmentEntry:
     adapter = program_adapter("test/Program-v0", [guess])
     return entry(ProgramEnv, adapter, run=run, tasks={"train": ["5"]}, max_turns=4, tools=[guess])
+
+
+class Numbers:
+    """Tools with a state of their own, as in TRL."""
+
+    def reset(self, hidden, **columns):
+        self.hidden, self.found = hidden, False
+        return " Which number?"
+
+    def guess(self, number: int) -> str:
+        """Guesses the number.
+
+        Args:
+            number: From 1 to 9.
+        """
+        if number > 8:
+            raise ValueError("too high")
+        self.found = number == self.hidden
+        return hint(str(number), self.hidden)
+
+    async def give_up(self) -> int:
+        """Tells the number."""
+        return self.hidden
+
+    def get_reward(self):
+        return float(self.found)
+
+
+def test_tools_of_an_object_are_called_as_trl_calls_them():
+    """Exceptions are results, async tools are awaited; an answer without a call is the last one."""
+    row = {"prompt": [{"role": "user", "content": "Guess."}], "hidden": 5}
+    kwargs = cloudpickle.loads(cloudpickle.dumps(tool_program(Numbers, {"train": [row]})))
+    played = entry(ProgramEnv, program_adapter("test/Program-v0", kwargs["tools"]), max_turns=9, **kwargs)
+    tell = '<tool_call>\n{"name": "give_up", "arguments": {}}\n</tool_call>'
+    found = episode(played, [CALL.format(2), CALL.format(9), tell, CALL.format(5), "It is 5."], "tools", "train/0")
+    assert (found.ended, found.success, found.score) == ("terminated", True, 1.0)
+    prompt = chat_tokenizer("qwen3").decode(found.turns[-1].prompt_ids)
+    assert re.findall(r"<tool_response>\n(.*)\n</tool_response>", prompt) == [
+        "higher",
+        "{'error': 'too high'}",
+        "5",
+        "found",
+    ]
+    assert "Guess. Which number?" in prompt
+    with pytest.raises(TypeError, match=r"expected a function or a method of an object, got Numbers\.guess of a class"):
+        program_adapter("test/Program-v0", [Numbers.guess])
 
 
 def test_an_action_of_other_tools_is_named():

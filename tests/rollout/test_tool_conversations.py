@@ -336,8 +336,25 @@ class Undescribed(ToolEpisode):
         return self._take(f"ring {times}")
 
 
-def test_tools_without_a_schema_are_refused():
-    for tools, told in ((ToolEpisode, "ToolEpisode has no tools"), (Undescribed, "has no schema.*docstring")):
+class Stateful(ToolEpisode):
+    def ring(self) -> str:
+        """Ring."""
+        return self._take(f"ring {self.bell}")
+
+
+class Awaited(ToolEpisode):
+    async def ring(self) -> str:
+        """Ring."""
+        return self._take("ring")
+
+
+def test_tools_that_cannot_be_called_are_refused():
+    for tools, told in (
+        (ToolEpisode, "ToolEpisode has no tools"),
+        (Undescribed, "has no schema.*docstring"),
+        (Stateful, "Stateful.ring gave .*no attribute 'bell'.*, expected an action as text.*tool_program"),
+        (Awaited, "Awaited.ring gave None, expected an action"),
+    ):
         with pytest.raises(ConfigError, match=told):
             ToolSet(tools)
     with pytest.raises(ConfigError, match="tools = 'act', expected a subclass of"):

@@ -237,6 +237,19 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
                 "evaluation_interval is set, but evaluation_split is None, so there is nothing to play. Set "
                 ".evaluation(evaluation_split=...), too."
             )
+        from trial_ray.learner.learner import GRPOLearner
+        from trial_ray.models.module import CausalLMModule
+        from trial_ray.rollout.env_runner import TextEnvRunner
+
+        if self.is_multi_agent:
+            raise ConfigError(f"multi_agent() has the policies {sorted(self.policies)}, but one policy is trained.")
+        for name, found, base in (
+            ("env_runner_cls", self.env_runner_cls, TextEnvRunner),
+            ("learner_class", self._learner_class, GRPOLearner),
+            ("module_class", getattr(self._rl_module_spec, "module_class", None), CausalLMModule),
+        ):
+            if found and not issubclass(found, base):
+                raise ConfigError(f"{name} is {found.__name__}, expected a class derived from {base.__name__}.")
         if self.num_learners > (most := self.tasks_per_iteration * self.group_size):
             raise ConfigError(
                 f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "

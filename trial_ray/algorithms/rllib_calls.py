@@ -81,11 +81,15 @@ class RLlibCalls(Algorithm):
         """Write a checkpoint of the current state; weights are written to files without passing through this process.
 
         Raises:
-            ConfigError: another state was given.
+            ConfigError: another state or a place that is no folder was given.
             CheckpointError: not every learner can access the folder.
         """
         if state is not None:
             raise ConfigError("save_to_path() writes the present state, but got another state; call set_state() first.")
+        if kwargs.get("filesystem") is not None or "://" in str(path):
+            raise ConfigError(
+                f"save_to_path() writes into a folder, but got {path!r}. Save into one, and copy it with pyarrow.fs.copy_files."
+            )
         folder: str = super().save_to_path(path, state=self.get_state(inference_only=True), **kwargs)
         return folder
 

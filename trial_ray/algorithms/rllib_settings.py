@@ -15,7 +15,8 @@ _REASONS: dict[str, str] = {
         "an iteration is one update of tasks_per_iteration groups; set tasks_per_iteration and group_size"
     ),
     "gamma": "returns are not discounted; methods that discount have their own settings, such as step_discount",
-    "model": "set model_path",
+    "model model_config": "set model_path",
+    "optimizer _torch_lr_scheduler_classes": "AdamW is used; set lr, which may be a schedule, weight_decay and adam_betas",
     "num_gpus": "set num_gpus_per_learner and num_gpus_per_engine",
     "torch_compile_learner torch_compile_learner_what_to_compile torch_compile_learner_dynamo_mode "
     "torch_compile_learner_dynamo_backend": "set compile_layers",
@@ -62,7 +63,9 @@ _REASONS: dict[str, str] = {
     "evaluation_auto_duration_min_env_steps_per_sample evaluation_auto_duration_max_env_steps_per_sample "
     "evaluation_force_reset_envs_before_iteration": "an evaluation plays each of its tasks once, from the reset",
     "custom_evaluation_function": "evaluation_split chooses the evaluation set, and on_evaluate_end is given its result",
-    "policies_to_train algorithm_config_overrides_per_module": "one policy is trained",
+    "policy_mapping_fn policies_to_train count_steps_by observation_fn algorithm_config_overrides_per_module": (
+        "one policy is trained"
+    ),
     "input_ output off_policy_estimation_methods offline_evaluation_interval num_offline_eval_runners": (
         "training and evaluation play episodes; nothing is read from or written as offline data"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
+import inspect
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -339,6 +340,14 @@ class RunSettings(
                 f"reward is {self.reward!r}, expected one of {', '.join(map(repr, REWARDS))}, or a function that is called with "
                 "each episode and returns a number."
             )
+        try:
+            inspect.signature(self.reward).bind(None)
+        except TypeError as error:
+            raise ConfigError(
+                f"The reward function {reward_name(self.reward)} cannot be called with one argument, the episode: {error}."
+            ) from error
+        except ValueError:  # not every callable has a signature
+            pass
         try:
             cloudpickle.dumps(self.reward)
         except Exception as error:  # whatever an object that the function uses raises when it is pickled

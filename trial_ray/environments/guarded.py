@@ -381,7 +381,8 @@ def check_environment(
         start = env.reset(tasks[0], 0)
         solution = env.walkthrough()
         say = text_command(entry.adapter.tools) if style == "tools" else None
-        env.step(say("look") if say else start.admissible_actions[0] if start.admissible_actions else "look")
+        if say or start.admissible_actions or style != "tools":  # else only a tool knows an action
+            env.step(say("look") if say else start.admissible_actions[0] if start.admissible_actions else "look")
     except EnvironmentFaultError as error:
         if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # says by itself what to do
             raise error.__cause__ from None

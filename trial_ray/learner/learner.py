@@ -92,8 +92,7 @@ class GRPOLearner(TorchLearner):
     def _map_module_to_device(self, module: MultiRLModule) -> None:
         """Load the weights to the device, in their final form."""
         policy: CausalLMModule = module[DEFAULT_MODULE_ID].unwrapped()
-        sharded = self.config.sharding == "fsdp"
-        policy.load(torch.device(self.device), sharded=sharded, fsdp_size=self.config.fsdp_size)
+        policy.load(torch.device(self.device), sharded=self.config.sharding == "fsdp", fsdp_size=self.config.fsdp_size)
         super()._map_module_to_device(module)
 
     @property
@@ -117,8 +116,7 @@ class GRPOLearner(TorchLearner):
         )
 
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """Set the iteration (counted from 1) and environment steps for schedules, and the weight version before the update;
-        renew the stale teacher when it is due."""
+        """Set the update's iteration (from 1), environment steps and weight version; renew the stale teacher when it is due."""
         super().before_gradient_based_update(timesteps=timesteps)
         self.iteration = timesteps.get("training_iteration", self.iteration + 1)
         self.env_steps = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
@@ -278,8 +276,7 @@ class GRPOLearner(TorchLearner):
             finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         self.passes.broken = self.passes.broken and not finite  # the weights are about to change
-        counted = int(not finite) if self.exchange.rank == 0 else 0
-        log(self.metrics, f"{LEARNER}skipped_updates", counted)
+        log(self.metrics, f"{LEARNER}skipped_updates", int(not finite and self.exchange.rank == 0))
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
             self._require_finite_weights()
             if any(self.exchange.gather(self.passes.broken)):
@@ -419,6 +416,9 @@ class GRPOLearner(TorchLearner):
         Raises:
             CheckpointError: files are missing, or they have another sharding.
         """
+        if kwargs.get("component"):  # a part of the learner, without the optimizers
+            super().restore_from_path(path, **kwargs)
+            return
         self.env_steps, self.teacher_renewed_in = None, -1  # checkpoints of earlier releases do not say
         super().restore_from_path(path, **kwargs)
         names = None if self.policy_module.sharded is None else self.policy_module.parameter_names()

@@ -242,6 +242,8 @@ class CausalLMModule(TorchRLModule):
             load_tokenizer(str(model)).get_vocab() != self.tokenizer.get_vocab()
         ):
             raise CheckpointError(f"{model} has another vocabulary than the model_path. Set model_path as in the run.")
+        if next(self.lm.parameters()).is_meta:  # made by RLlib's from_checkpoint(), outside a learner
+            self.load(torch.device("cpu"), sharded=False)
         if self.adapter is not None:
             self.adapter.load(model)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ class ToolSet:
         schemas: schemas of the tools, in the order of their names, in the format of ``apply_chat_template``.
 
     Raises:
-        ConfigError: the class has no tools, or a tool has no type hints or no docstring.
+        ConfigError: the class has no tools, a tool has no type hints or no docstring, or it needs more than its arguments.
     """
 
     def __init__(self, tools: type[ToolEpisode]) -> None:
@@ -134,6 +134,24 @@ class ToolSet:
                 f"A tool of {tools.__name__} has no schema: {error}. Give every argument a type hint and a line under Args: in "
                 "the method's docstring."
             ) from error
+        for name, tool in self._commands.items():
+            self._require_command(f"{tools.__name__}.{name}", tool)
+
+    @staticmethod
+    def _require_command(name: str, tool: Callable[..., Any]) -> None:
+        """Reject a tool that makes no action out of its arguments alone."""
+        try:
+            found = None if inspect.iscoroutinefunction(tool) else tool(**_marks(tool))
+        except AttributeError as error:
+            found = error
+        except Exception:  # its arguments need not be texts
+            return
+        if not isinstance(found, str):
+            raise ConfigError(
+                f"The tool {name} gave {found!r:.{_LONGEST}}, expected an action as text. A tool only makes the action of its "
+                "arguments, `return self._take(action)`, which the environment's step carries out. Tools that act on an object's "
+                "state, as in TRL, are trained through trial_envs.program.tool_program."
+            )
 
     @property
     def names(self) -> list[str]:
@@ -167,7 +185,7 @@ class ToolSet:
         Arguments are strings.
         """
         for name, tool in self._commands.items():
-            marks = {each: f"\0{each}\0" for each in self._parameters(name)}
+            marks = _marks(tool)
             pattern = re.escape(tool(**marks))
             for each, mark in marks.items():
                 pattern = pattern.replace(mark, f"(?P<{each}>.+)", 1)
@@ -199,6 +217,11 @@ class ToolSet:
             if isinstance(kind, str) and not isinstance(value, _TYPES.get(kind, object)):
                 raise TypeError(f"{key} is {value!r:.{_LONGEST}}, expected a {kind}")
         return arguments
+
+
+def _marks(tool: Callable[..., Any]) -> dict[str, str]:
+    """Return a text for each argument of a tool, which is found again in the action."""
+    return {name: f"\0{name}\0" for name in inspect.signature(tool).parameters}
 
 
 def read_call(call: Any) -> tuple[str, Any]:
