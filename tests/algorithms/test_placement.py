@@ -13,7 +13,8 @@ from trial_ray.algorithms.actors import (
     reserve_pairs,
     with_fewer_learners,
 )
-from trial_ray.errors import InfrastructureError
+from trial_ray.errors import ConfigError, InfrastructureError
+from trial_ray.rollout.engines import create_engines
 
 
 def on_ray(test):
@@ -62,6 +63,8 @@ def test_a_learner_inside_the_main_process_shares_its_bundle():
     assert (main["CPU"], runner["CPU"]) == (0.75, 0.25)
     assert first_engine_bundle([main, runner], config) == 0
     assert reserve_pairs([main, runner], config) is None
+    with pytest.raises(ConfigError, match=r"colocate in a sweep needs learners of their own: set \.learners"):
+        create_engines(config, offset=0)
 
 
 @on_ray

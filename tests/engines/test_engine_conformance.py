@@ -164,7 +164,9 @@ def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
     for prompt, response, (temperature, top_p) in zip(prompts, engine.ask(prompts, params), kinds, strict=True):
         assert (response.response_ids.dtype, response.logprobs.dtype) == (np.int32, np.float32)
         asked = {"temperature": temperature, "top_p": top_p} if temperature else {}  # greedy: the model as it is
-        assert_logprobs_of(engine.learner, [prompt], [response], **asked)
+        # On CUDA vLLM searches where a nucleus ends, and may keep a token too many if two have nearly the same probability.
+        tolerance = 1e-2 if "CUDA" in engine.name and top_p < 1 else 1e-4
+        assert_logprobs_of(engine.learner, [prompt], [response], tolerance, **asked)
         if not temperature:
             most = reference_logits(engine.learner, prompt, response).log_softmax(-1).max(-1).values
             torch.testing.assert_close(torch.tensor(response.logprobs), most, atol=1e-4, rtol=0)

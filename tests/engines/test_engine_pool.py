@@ -111,7 +111,7 @@ def test_an_engine_that_lives_and_cannot_serve_frees_its_memory_and_is_replaced_
     pool.sleep(2)
     with pytest.raises(ray.exceptions.RayActorError):  # the learner has the device now
         ray.get(lost.weight_version.remote(), timeout=60)
-    pool.wake("weights")
+    assert pool.wake("weights"), "one was lost"
     pool.sync(pack_weights(halves(parameters), 7))
     pool.wake("cache")
     assert (pool.handles[0], versions(pool)) == (survivor, [7, 7])
@@ -175,7 +175,7 @@ def test_engines_that_sleep_refuse_requests_and_serve_dropped_weights_only_after
     for part in ("weights", "cache"):
         with pytest.raises(EngineError, match="asleep"):
             ask(client, [0])
-        pool.wake(part)
+        assert not pool.wake(part)
     if level == 2:
         with pytest.raises(EngineError, match="has no weights"):
             ask(client, [0])

@@ -107,7 +107,8 @@ def test_ipc_brings_the_very_weights_that_the_object_store_brings(pool, learner)
         sender.withdraw()
         pool.wake("cache")
         assert greedy(pool).weight_version == version
-    assert greedy(pool).response_ids.tolist() != other.response_ids.tolist() or other == through_store
+    found = greedy(pool).response_ids.tolist()
+    assert found != other.response_ids.tolist() or found == through_store.response_ids.tolist()
     free = torch.cuda.mem_get_info()[0]
     for version in range(14, 24):
         pool.sync(sender.offer(partial(engine_tensors, learner, torch.bfloat16), version, pool.handles))

@@ -99,11 +99,12 @@ class PolicyLearnerGroup(LearnerGroup):
             dtype, handles = config.engine_dtype(), engines.handles
             return merge_offers(self.ask(lambda learner: learner.export_weights(version, dtype, handles, lasting)))
 
+        lasting = config.transfer_backend() == "object_store"
         if config.colocate:
             self.ask(lambda learner: learner.free_memory())
-            engines.wake("weights")
-        lasting = config.transfer_backend() == "object_store"
-        weights = offer()
+            # CUDA keeps what a learner offers to a dead engine, since nobody opens it.
+            lasting |= engines.wake("weights")
+        weights = offer(lasting)
         engines.sync(
             weights,
             transmit=lambda: self.ask(lambda learner: learner.sender.transmit()),

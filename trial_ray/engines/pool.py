@@ -270,14 +270,14 @@ class EnginePool:
         """
         self._all(self._call("sleep", level), "fall asleep")
 
-    def wake(self, part: EnginePart) -> None:
-        """Make every engine allocate memory again, for ``"weights"`` before a :meth:`sync` or for the ``"cache"`` after it.
+    def wake(self, part: EnginePart) -> bool:
+        """Allocate memory again, for ``"weights"`` before a :meth:`sync` or ``"cache"`` after it; returns whether one was lost.
 
         Raises:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
         hint = " (if the learner left too little memory, lower gpu_memory_utilization or kv_cache_gib in engine_kwargs)"
-        self._all(self._call("wake", part), f"wake its {part}", hint)
+        return len(self._all(self._call("wake", part), f"wake its {part}", hint)) < len(self._engines)
 
     def _call(self, method: str, *arguments: Any) -> dict[int, ObjectRef[Any]]:
         """Call a method of every serving engine; return the calls by engine index."""

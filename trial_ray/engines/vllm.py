@@ -197,6 +197,8 @@ class VLLMEngine(BatchingEngine):
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             "HF_HUB_OFFLINE": "1",  # the model is a folder already
         }
+        if self._arguments["dtype"] == "float32":
+            settings["TRITON_F32_DEFAULT"] = "ieee"  # its attention would multiply in TF32, unlike the learner
         if not self._on_cuda and self._arguments["enforce_eager"]:
             # vLLM compiles parts of its sampler all the same, which takes longer than the first iterations.
             settings["TORCH_COMPILE_DISABLE"] = "1"
@@ -248,6 +250,11 @@ class VLLMEngine(BatchingEngine):
             try:
                 self._engine.collective_rpc("update_weights", args=(update,))
             except (ValueError, KeyError) as error:  # a name that its model does not have
+                if "GPU UUID" in str(error):
+                    raise WeightSyncError(
+                        f"{first_line(error)}: an engine's GPU has no learner. Set num_learners to the number of engines, or "
+                        "weight_transfer='object_store'."
+                    ) from error
                 raise WeightSyncError(
                     f"vLLM rejected the weights of {self._model_path} under their names in transformers: {first_line(error)}. Set "
                     "engine='transformers'."

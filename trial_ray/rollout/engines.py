@@ -9,6 +9,7 @@ from ray.util.placement_group import PlacementGroup
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.pool import EnginePool
+from trial_ray.errors import ConfigError
 
 
 def create_engines(config: RunSettings, group: PlacementGroup | None = None, offset: int | None = None) -> EnginePool:
@@ -18,7 +19,12 @@ def create_engines(config: RunSettings, group: PlacementGroup | None = None, off
         config: config of the run.
         group: placement group of the engines; ``None``: the placement group of this process.
         offset: index of the first engine's bundle in the placement group; ``None``: any bundle.
+
+    Raises:
+        ConfigError: engine and learner would share the process of a Tune trial, which takes its whole bundle.
     """
+    if config.colocate and config.num_learners == 0 and group is None and offset is not None:
+        raise ConfigError("colocate in a sweep needs learners of their own: set .learners(num_learners=1) or more.")
     return EnginePool(**pool_arguments(config), placement_group=group, placement_group_bundle_offset=offset)
 
 
