@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=208120 \
-  tests=237270 \
+  trial_ray=208280 \
+  tests=237380 \
   benchmarks=26600 \
-  words=34710
+  words=34790
 
 lint: setup
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@
 | ``learner`` | model FLOPs utilisation of the learner, SmolLM2-135M's shape and Qwen3-1.7B's, bfloat16 |
 | ``colocate`` | engine and learner on one device: falling asleep, waking, sending weights |
 | ``example`` | an iteration of the example for one GPU: peak memory by phase |
-| ``step`` | Qwen2.5-1.5B's shape in ALFWorld, 16 tasks × 8 rollouts × 50 turns: seconds by phase |
+| ``step`` | Qwen2.5-1.5B's shape in ALFWorld, 8 tasks × 8 rollouts × 50 turns: seconds by phase |
 
 Each part runs in a process of its own and writes ``PART.json`` into the folder; a call without names skips those that are there.
 Nothing is downloaded: models have random weights in the shapes of the real ones. Without CUDA it says so and exits with status 2;
@@ -19,6 +19,7 @@ Nothing is downloaded: models have random weights in the shapes of the real ones
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import os
 import statistics
@@ -212,10 +213,12 @@ def learner(setup: Setup) -> Result:
     peak = 2 * size**3 / setup.seconds(lambda: one @ other, repeats=20)
     measures, details = [], {"matmul_flops": peak}
     for name, tasks in ((SMOLLM2, 8), (QWEN3, 4)):
+        gc.collect()  # the last model is in a cycle
         with tempfile.TemporaryDirectory() as folder:
             bench = BenchLearner(trial_config(setup, setup.save_model(folder, name), "bfloat16"))
         measure, details[name] = utilisation(setup, name, bench, 1 if setup.small else tasks, peak)
         measures.append(measure)
+        del bench
     return measures, details
 
 
@@ -426,17 +429,17 @@ def example(setup: Setup) -> Result:
 
 
 def step(setup: Setup) -> Result:
-    """A step of TRIAL as published ones are, with responses of the mean length that ``trial-ray plan`` assumes.
+    """Half of a step of TRIAL as published ones are, with responses of the mean length that ``trial-ray plan`` assumes.
 
     A moment of the same model before it compiles kernels, which are then read from the caches.
     """
     tokens = round(RESPONSE_SHARE * run_user_file(ONE_GPU, "one_gpu_example")["config"].max_response_tokens)
     with running(setup, QWEN2_5, tasks=2, turns=3, response_tokens=tokens) as algorithm:
         algorithm.train()
-    with running(setup, QWEN2_5, tasks=16, turns=50, response_tokens=tokens) as algorithm:
+    with running(setup, QWEN2_5, tasks=8, turns=50, response_tokens=tokens) as algorithm:
         details = measured_iteration(algorithm, setup)
     shares = ", ".join(f"{name} {value:.1f} s" for name, value in details["seconds"].items())
-    name = f"a step of TRIAL in ALFWorld, {QWEN2_5}'s shape, 16 × 8 × 50"
+    name = f"a step of TRIAL in ALFWorld, {QWEN2_5}'s shape, 8 × 8 × 50"
     return [Measure(name, sum(details["seconds"].values()), "s", note=f"{details['rows']:,} rows; {shares}")], details
 
 
@@ -486,6 +489,8 @@ def main() -> None:
         if failed := run_parts(list(PARTS), arguments, args.json):
             sys.exit(f"failed: {', '.join(failed)}")
     for part in args.parts:
+        if part in ("numerics", "learner"):  # RLlib asks Ray for the device
+            ray.init("local", num_cpus=1, num_gpus=int(args.device == "cuda"), include_dashboard=False)
         measures, details = PARTS[part](Setup(torch.device(args.device), args.small))
         write_report(args.json / f"{part}.json" if args.json else None, measures, details)
 

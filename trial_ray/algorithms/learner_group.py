@@ -130,6 +130,8 @@ class PolicyLearnerGroup(LearnerGroup):
         outside = self._get_subcomponents(COMPONENT_LEARNER, not_components)
 
         def state_of(learner: GRPOLearner) -> dict[str, Any] | None:
+            if learner.exchange.rank and learner.policy_module.sharded is None:
+                return None
             state = learner.get_state(inside, not_components=outside, **kwargs)
             return None if learner.exchange.rank else state
 
@@ -165,18 +167,33 @@ class PolicyLearnerGroup(LearnerGroup):
 
         Raises:
             CheckpointError: not every learner can access the folder.
+            LearnerError: a learner failed, and the checkpoint is incomplete.
         """
         folder: str = super().save_to_path(path, state=state or self.get_state(inference_only=True), **kwargs)
+        if failed := self._num_failed():
+            raise LearnerError(
+                f"{failed} of {len(self)} learners failed while they saved {folder}; the error is logged above"
+            )
         if self.config.sharding != "none":
             inside = Path(folder) / COMPONENT_LEARNER
             self.ask(lambda learner: learner.save_shards(inside))
         return folder
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
-        """Continue from a checkpoint; its weights are sent to the engines."""
+        """Continue from a checkpoint; its weights are sent to the engines.
+
+        Raises:
+            CheckpointError: a learner could not load it.
+        """
         super().restore_from_path(path, **kwargs)
+        if failed := self._num_failed():
+            raise CheckpointError(f"{failed} of {len(self)} learners could not load {path}; the error is logged above.")
         if self.weights_set is not None:
             self.weights_set()
+
+    def _num_failed(self) -> int:
+        """Return the number of learners that RLlib took out of service; it drops what a call raised while it saves or restores."""
+        return 0 if self._worker_manager is None else len(self) - self._worker_manager.num_healthy_actors()
 
 
 def _cause(calls: list[Any], error: RayError, timesteps: dict[str, Any]) -> Exception:

@@ -82,7 +82,9 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
     if not file.is_file():
         raise CheckpointError(f"{file} is missing; the checkpoint is incomplete. Resume from another one.")
     try:
-        saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        # Mapped if it is copied to a device anyway: all learners of a node read it at once.
+        mapped = torch.cuda.is_available()
+        saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         was_sharded, iteration = saved.get("sharded", False), int(saved["iteration"])
         states = {name: saved["optimizers"][name] for name in optimizers}
     except Exception as error:  # whatever a damaged archive makes of torch's reader

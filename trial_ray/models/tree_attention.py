@@ -170,6 +170,8 @@ def flex_attention_in_blocks(
     length = query.shape[2]
     torch._check(mask.seq_lengths[0] == length)
     torch._check(mask.seq_lengths[1] == length)
+    torch._check(key.shape[2] == length)
+    torch._check(value.shape[2] == length)
     torch._check(length % FLEX_BLOCK == 0)
     grouped = query.shape[1] != key.shape[1]
     return flex_attention(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped)

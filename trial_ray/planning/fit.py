@@ -128,8 +128,8 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
             gradient_checkpointing=checkpointing,
             sharding="fsdp" if sharded and arranged.num_learners > 1 else arranged.sharding,
         )
-        if changed.colocate and machine.gpu_bytes:  # the engine takes no more than the learner leaves, in steps of 5 %
-            left = math.floor(20 * (1 - learner_memory(changed).kept / machine.gpu_bytes)) / 20
+        if changed.colocate and machine.gpu_bytes:  # what learner and engine's context leave, in steps of 5 %
+            left = math.floor(20 * (1 - (learner_memory(changed).kept + 2**30) / machine.gpu_bytes)) / 20
             share = min(request.gpu_memory_utilization, max(0.05, left))
             changed = replace(changed, gpu_memory_utilization=share)
         plan = make_plan(changed, machine)
