@@ -30,6 +30,7 @@ setup(
         "verifiers": ["verifiers==0.4.0"],
         "skyrl-gym": ["skyrl-gym==0.4.0"],
         "gem": ["gem-llm==0.1.0"],
+        "endpoint": ["openai>=3.52,<4"],
     },
     entry_points={"gymnasium.envs": ["trial = trial_envs:register_plugin"]},
     classifiers=[

@@ -8,8 +8,6 @@ docs/environments.md says what a reward function is given, and how its parts are
 
 import os
 
-from openai import AsyncOpenAI
-
 from trial_ray import GRPOConfig
 from trial_ray.models.packaged import ALFWORLD_TINY
 
@@ -22,6 +20,8 @@ def concise(episode):
 
 async def judged(episode):
     """Success, and the mark that a model behind an endpoint gives, 0 to 1."""
+    from openai import AsyncOpenAI  # the extra endpoint
+
     said = [f"{turn.observation}\n> {text}" for turn, text in zip(episode.turns, episode.responses, strict=True)]
     question = "\n".join(
         [f"Task: {episode.task}", *said, "Rate the player from 0 to 10. Answer with the number alone."]

@@ -32,7 +32,9 @@ class TaskSampler:
 
     def __init__(self, task_ids: Sequence[Sequence[str]], seed: int, weights: Sequence[float] | None = None) -> None:
         weights = weights or [1.0] * len(task_ids)
-        if not task_ids or not all(listed for listed, weight in zip(task_ids, weights, strict=True) if weight):
+        if not task_ids:
+            raise ConfigError("No environment was chosen; set .environment(...).")
+        if not all(listed for listed, weight in zip(task_ids, weights, strict=True) if weight):
             raise ConfigError("The training split has no tasks; choose another split in .environment(env_config=...).")
         self._task_ids = task_ids
         self._seed = seed

@@ -81,7 +81,7 @@ def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
     with output().status(f"generating {count} games and replaying their solutions"):
         written = write_games(folder, count, seed, difficulty)
     show(f"{len(written)} games: {folder.resolve()} (split train)")
-    show(f"play them with --set env_config.data={folder}")
+    show(f"play them with --set env_config.split=train --set env_config.data={folder}")
 
 
 def import_alfworld(args: Namespace) -> None:

@@ -81,6 +81,7 @@ def doctor(args: Namespace) -> int | None:
 def package_checks() -> Iterator[Check]:
     """Check the packages of each of :data:`EXTRAS`: installed, missing, or not of the required version."""
     in_clone = (CLONE / "Makefile").is_file()  # a wheel has none
+    by_make = in_clone and Path(sys.prefix) == CLONE / ".venv"
     where = "a clone" if in_clone else "an installed package"
     yield Check("Python", f"{sys.version.split()[0]} ({sys.executable}), trial-ray from {where}")
     for extra, purpose in EXTRAS.items():
@@ -93,7 +94,7 @@ def package_checks() -> Iterator[Check]:
         )
         missing = " ".join(f'"{str(each).partition(";")[0]}"' for each in wrong)
         level = OK if not wrong else NOTE if extra else STOPS
-        yield Check(purpose, found, level, "make setup" if in_clone else f"pip install {missing}")
+        yield Check(purpose, found, level, "make setup" if by_make else f"pip install {missing}")
 
 
 def _required(extra: str) -> list[Requirement]:

@@ -101,5 +101,6 @@ def judge(args: Namespace) -> None:
     if args.out:
         data = {**found, "of_turns": list(map(asdict, judgement.turns))}
         path = write_json(args.out / "judgement.json", finite(data))
-        plot_judgement(data, args.out / "judgement.png")
-        show(f"written: {path} and judgement.png")
+        show(f"written: {path}")
+        plot_judgement(data, args.out / "judgement.png")  # needs the extra reports
+        show(f"written: {args.out / 'judgement.png'}")

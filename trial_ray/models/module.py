@@ -14,7 +14,8 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trial_ray.errors import CheckpointError, ConfigError
+from trial_envs.core.extras import install_command
+from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError
 from trial_ray.models.folders import load_tensors, require_same_config, restore_tensors, write_model
 from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
 from trial_ray.models.logprobs import gather_divergence, gather_logprobs, hidden_states, output_head
@@ -322,8 +323,14 @@ def merge_adapter(folder: Path, target: Path) -> None:
 
     Raises:
         CheckpointError: the base model is not at the path that it had when the adapter was trained.
+        MissingDependencyError: peft is not installed.
     """
-    from peft import LoraConfig
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{folder} is an adapter of peft; install it with: {install_command('lora')}"
+        ) from error
 
     config = LoraConfig.from_pretrained(str(folder))
     base = str(config.base_model_name_or_path)

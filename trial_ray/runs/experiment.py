@@ -72,9 +72,9 @@ def load_experiment(path: Path | str) -> Experiment:
     names = run_user_file(path, "trial_ray_experiment")
     config: Any = names.get("config")
     stop = names.get("stop", {})
-    if not hasattr(config, "build_algo"):
+    if not hasattr(config, "environment_entries"):
         raise UserInputError(
-            f"{path} must define `config`, an AlgorithmConfig such as TRIALConfig(), got {type(config).__name__}."
+            f"{path} must define `config`, a GRPOConfig or a config derived from it, got {type(config).__name__}."
         )
     if not isinstance(stop, dict) or not all(
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

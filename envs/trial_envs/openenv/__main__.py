@@ -13,7 +13,7 @@ from typing import Any
 
 from trial_envs import ENTRY_POINTS, NAMESPACE
 from trial_envs.core.extras import install_command
-from trial_envs.errors import MissingPackageError, TrialEnvError
+from trial_envs.errors import TrialEnvError
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -71,11 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until the process is terminated.
-
-    Raises:
-        MissingPackageError: OpenEnv is not installed.
-    """
+    """Serve until the process is terminated."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     if not 0 <= args.port < 1 << 16:
@@ -84,9 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         from trial_envs.openenv.server import ServerLimits, serve
     except ImportError as error:
-        raise MissingPackageError(
-            f"OpenEnv's server cannot be imported ({error}): {install_command('openenv')}"
-        ) from error
+        sys.exit(f"{parser.prog}: OpenEnv's server cannot be imported ({error}): {install_command('openenv')}")
     try:
         names = tuple(args.allow_host), tuple(args.allow_origin)
         limits = ServerLimits(args.max_sessions, args.idle_timeout, args.max_action, *names)
