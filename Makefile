@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=208280 \
-  tests=237380 \
+  trial_ray=208230 \
+  tests=237030 \
   benchmarks=26600 \
-  words=34790
+  words=34770
 
 lint: setup
 	$(BIN)/ruff check .

@@ -122,9 +122,9 @@ _LEARNER = _group(
             "to do with the return, less: it opposes it; absent until two groups have different returns"
         ),
         "trial/agreement_error": "standard error of `trial/agreement` over groups",
-        "trial/recent_gap": r"mean over tokens of $\Delta^{old}$ over the last 10 iterations, nats",
-        "trial/recent_gap_error": "standard error of `trial/recent_gap` over groups",
-        "trial/gate": "iterations since `hindsight_gate` opened; negative: since it closed",
+        "trial/gate": "iterations since `hindsight_gate` closed; 0: it is open",
+        "trial/return_before": "mean return of the last `hindsight_gate` iterations without λ",
+        "trial/return_recent": "mean return of the last `hindsight_gate` iterations with λ",
         "trial/clamp_saturated_fraction": (
             "share of microbatches without dense gradient because of the clamp of Eq. 8; 0 during warm-up"
         ),

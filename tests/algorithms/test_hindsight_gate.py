@@ -1,10 +1,9 @@
-"""The gate: λ is 0 while the dense loss does not agree with returns, over ten iterations and across a checkpoint."""
+"""The agreement over ten iterations; the gate: λ is 0 for good once returns have fallen, also across a checkpoint."""
 
 import math
 
 import method_reference as ref
 import pytest
-import torch
 from method_updates import random_update, scored_rows
 
 from trial_ray.algorithms.methods import new_config
@@ -12,24 +11,19 @@ from trial_ray.algorithms.methods import new_config
 COEFFICIENT = 0.1
 
 
-def gated(gate=0.5):
+def gated(gate=2):
     config = new_config("trial")
-    config.training(hindsight_coeff=COEFFICIENT, hindsight_start_iteration=2, hindsight_gate=gate)
+    config.training(hindsight_coeff=COEFFICIENT, hindsight_start_iteration=3, hindsight_gate=gate)
     return config.method_class(config)
 
 
-def judged(method, iteration, sign=None, confirms=False):
-    """Metrics of an update whose gaps have this sign in successes and the other one elsewhere, or are random.
-
-    The mean gap is positive if hindsight confirms.
-    """
+def updated(method, iteration, won=None):
+    """Metrics and λ of an update, whose rollouts are all won or all lost if ``won`` is given."""
     update = random_update(iteration)
-    rows = scored_rows(update, method.config)
-    if sign is not None:
-        successes = torch.tensor([1.0 if turn.success else -1.0 for turn in update.turns])[rows.turn_ids]
-        gaps = sign * successes
-        rows.hindsight_logprobs = rows.logprobs + torch.where((gaps > 0) == confirms, gaps, gaps / 100)
-    metrics = method.prepare(rows, update.groups, iteration)
+    for group in update.groups if won is not None else ():
+        for trajectory in group.trajectories:
+            trajectory.success = bool(won)
+    metrics = method.prepare(scored_rows(update, method.config), update.groups, iteration)
     return {name: float(value) for name, value in metrics.items()}, method.dense_coefficient(iteration), update
 
 
@@ -59,84 +53,53 @@ def looped(updates):
     return share, math.sqrt(spread) / whole
 
 
-def mean_gap(updates):
-    """Mean gap and its error by loops over groups."""
-    groups = []
-    for update in updates:
-        of_group = {}
-        for turn in update.turns:
-            of_group.setdefault(turn.group, []).extend(turn.tokens)
-        groups += [
-            (sum(max(-2.0, min(2.0, token.teacher - token.old)) for token in tokens), len(tokens))
-            for tokens in of_group.values()
-            if tokens
-        ]
-    whole = sum(number for _, number in groups)
-    mean = sum(gaps for gaps, _ in groups) / whole
-    spread = sum((gaps - mean * number) ** 2 for gaps, number in groups) * len(groups) / (len(groups) - 1)
-    return mean, math.sqrt(spread) / whole
-
-
 def test_the_agreement_is_over_the_groups_of_the_last_ten_iterations():
     method, updates = gated(), []
     for iteration in range(1, 13):
-        metrics, _, update = judged(method, iteration)
+        metrics, _, update = updated(method, iteration)
         updates.append(update)
         found = (metrics["agreement"], metrics["agreement_error"])
         assert found == pytest.approx(looped(updates[-10:]), abs=1e-12)
-        found = (metrics["recent_gap"], metrics["recent_gap_error"])
-        assert found == pytest.approx(mean_gap(updates[-10:]), abs=1e-12)
 
 
-def test_the_gate_opens_where_hindsight_agrees_and_closes_where_it_does_not():
-    method = gated()
-    metrics, coefficient, _ = judged(method, 1, sign=1)
-    assert "gate" not in metrics  # λ does not apply yet
-    assert coefficient == 0
-    for iteration, opened in ((2, 1), (3, 2)):
-        metrics, coefficient, _ = judged(method, iteration, sign=1)
-        assert (metrics["agreement"], metrics["gate"], coefficient) == (1, opened, COEFFICIENT)
-    gates = []
-    for iteration in range(4, 14):
-        metrics, coefficient, _ = judged(method, iteration, sign=-1)
-        assert coefficient == (COEFFICIENT if metrics["agreement"] - metrics["agreement_error"] > 0.5 else 0)
-        gates.append(metrics["gate"])
-    assert metrics["agreement"] == 0
-    closed = gates.index(-1)
-    assert gates == [*range(3, 3 + closed), *range(-1, -11 + closed, -1)]
-    metrics, coefficient, _ = judged(gated(gate=None), 2, sign=-1)
-    assert "gate" not in metrics
-    assert coefficient == COEFFICIENT
+def course(method, wins, first=1):
+    """The gate and whether λ applies, by iteration."""
+    found = [updated(method, iteration, each)[:2] for iteration, each in enumerate(wins, first)]
+    return [(metrics["gate"], coefficient > 0) for metrics, coefficient in found]
 
 
-def test_the_gate_opens_if_hindsight_confirms_the_responses():
-    method = gated()
-    metrics, coefficient, _ = judged(method, 2, sign=-1, confirms=True)
-    assert metrics["recent_gap"] - metrics["recent_gap_error"] > 0
-    assert (metrics["agreement"], metrics["gate"], coefficient) == (0, 1, COEFFICIENT)
+OPEN = [(0, False), (0, False), (0, True), (0, True)]
+"""The third iteration is the first with λ, and is played without it."""
 
 
-def test_without_a_group_of_different_returns_it_is_closed():
-    method, update = gated(), random_update(0)
-    groups = update.groups[2:4]  # all won, none won
-    update.groups, update.turns = groups, [turn for turn in update.turns if turn.group in (2, 3)]
-    rows = scored_rows(update, method.config)
-    metrics = method.prepare(rows, groups, 2)
-    assert "agreement" not in metrics
-    assert (metrics["gate"], method.dense_coefficient(2)) == (-1, 0)
+@pytest.mark.parametrize(
+    ("wins", "after"),
+    [
+        ([1, 0, 0, 0, 0, 0, 0], [(0, True)] * 3),  # the first iteration is too long ago
+        ([0, 1, 1, 0, 1, 1, 1], [(1, False), (2, False), (3, False)]),  # for good
+        ([1, 1, 1, 1, 1, 1, 1], [(0, True)] * 3),
+    ],
+)
+def test_the_gate_closes_for_good_once_returns_have_fallen(wins, after):
+    assert course(gated(), wins) == [*OPEN, *after]
+
+
+def test_without_a_gate_returns_change_nothing():
+    for iteration, wins in enumerate([1, 1, 1, 0, 0, 0], 1):
+        metrics, coefficient, _ = updated(gated(gate=None), iteration, wins)
+        assert "gate" not in metrics
+        assert (coefficient > 0) == (iteration >= 3)
 
 
 def test_a_method_that_is_given_the_state_goes_on_alike():
     whole, resumed = gated(), gated()
-    for iteration in range(1, 4):
-        judged(whole, iteration, sign=1)
+    course(whole, [1, 1, 1, 0])
     resumed.state = dict(whole.state)
-    for iteration in range(4, 8):
-        assert judged(whole, iteration, sign=-1)[:2] == judged(resumed, iteration, sign=-1)[:2]
-
-
-def test_a_run_that_continues_without_a_gate_is_not_held_by_one_that_was_closed():
-    closed, resumed = gated(), gated(gate=None)
-    judged(closed, 2, sign=-1)
-    resumed.state = dict(closed.state)
-    assert (closed.dense_coefficient(3), resumed.dense_coefficient(3)) == (0, COEFFICIENT)
+    rest = course(whole, [1, 1, 1], first=5)
+    assert rest == course(resumed, [1, 1, 1], first=5)
+    assert rest[0] == (1, False)
+    free = gated(gate=None)
+    free.state = dict(whole.state)
+    assert (whole.dense_coefficient(8), free.dense_coefficient(8)) == (0, COEFFICIENT)
+    # A gate that is set after λ has begun has nothing to compare with.
+    assert course(gated(), [0, 0, 0], first=5) == [(0, True)] * 3

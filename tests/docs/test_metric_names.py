@@ -67,8 +67,10 @@ def learner_names(model_path: str) -> set[str]:
     with names_logged() as found:
         for method in method_names():
             config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
-            gate = {"hindsight_gate": 0.5} if hasattr(config, "hindsight_gate") else {}
-            update(build_learner(config.training(max_logprob_diff=100.0, importance_cap=2.0, **gate)), groups)
+            gate = {"hindsight_gate": 4} if hasattr(config, "hindsight_gate") else {}
+            learner = build_learner(config.training(max_logprob_diff=100.0, importance_cap=2.0, **gate))
+            for iteration in (1, 2):
+                update(learner, groups, iteration)
     # RLlib counts over all modules what it counts for each; there is one.
     return {f"{LEARNER_RESULTS}/{name}" for name in found if not name.startswith(ALL_MODULES)}
 

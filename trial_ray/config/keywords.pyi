@@ -72,7 +72,7 @@ class Sections:
         hindsight_start_iteration: int | Search = ...,
         clamp_alpha: float | Search = ...,
         gap_clip: float | Search = ...,
-        hindsight_gate: float | None | Search = ...,
+        hindsight_gate: int | None | Search = ...,
         profile: Literal["relative", "uniform", "permuted"] | Search = ...,
         value_weighting: bool | Search = ...,
         rescaling: float | Search = ...,
@@ -165,8 +165,8 @@ class Sections:
             hindsight_start_iteration: first iteration (from 1) with λ; 25 in the published runs.
             clamp_alpha: α, the bound of the dense term relative to the GRPO loss (Eq. 8).
             gap_clip: c, the bound on each token's hindsight log-ratio, in nats (Eq. 4).
-            hindsight_gate: λ is 0 unless `trial/agreement` is above it, or `trial/recent_gap` above 0, by the standard
-                error; ``None``: never 0 for this reason (the paper).
+            hindsight_gate: λ is 0 for the rest of the run once the mean return of so many iterations with λ is below that
+                of as many before; ``None``: never (the paper).
             profile: turn weights: ``"relative"`` to the turns' hindsight log-ratios (the paper), or as controls
                 ``"uniform"`` or ``"permuted"`` (those of other turns of the trajectory).
             value_weighting: multiply each turn's score by its value, the discounted success rate of the group's rollouts

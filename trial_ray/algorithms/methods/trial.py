@@ -6,6 +6,7 @@ The paper's Algorithm 1; L = L_out + clip_b(λ_g · L_dense) with b = α · |L_G
 from __future__ import annotations
 
 import logging
+import statistics
 from typing import Any
 
 import torch
@@ -34,8 +35,6 @@ logger = logging.getLogger(__name__)
 PROFILES = ("relative", "uniform", "permuted")
 AGREEMENT_ITERATIONS = 10
 """Number of iterations with groups that are evaluated together, since a single iteration has few groups."""
-GATE_PATIENCE = 10
-"""Number of iterations with a closed gate until advice is given."""
 
 
 class TrajectoryRelative(Method["TRIALConfig"]):
@@ -59,15 +58,14 @@ class TrajectoryRelative(Method["TRIALConfig"]):
             "turn_score_mean": scores.mean(),
             "gap_mean": gap.mean(),
             "turn_weight_std": rows.weights.std(correction=0),
-            **self._agreement_metrics(gap, rows, groups, iteration),
+            **self._agreement(gap, rows, groups),
+            **self._gate(groups, iteration),
         }
 
-    def _agreement_metrics(
-        self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int
-    ) -> Metrics:
-        """Agreement of the dense loss with returns and mean log-ratio over the last iterations, and the gate that depends on both.
+    def _agreement(self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup]) -> Metrics:
+        """Agreement of the dense loss with returns over the last iterations.
 
-        The last turn of a rollout does not count for the agreement: its outcome shows how the rollout ended.
+        The last turn of a rollout does not count: its outcome shows how the rollout ended.
         """
         places = [
             (index, place, earned, place + 1 < len(each.turns))
@@ -79,26 +77,32 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         group_ids, positions, returns, counted = torch.tensor(places, dtype=torch.float64).unbind(1)
         gaps = segment_sum(zero_outside(gap.double(), rows.mask), rows.turn_ids, len(rows))
         coefficients = required(rows.weights) * gaps * counted
-        agreeing = self._recent("parts", agreeing_parts(coefficients, returns, group_ids.long(), positions.long()))
-        tokens = segment_sum(rows.mask.double(), rows.turn_ids, len(rows))
-        of_groups = [segment_sum(each, group_ids.long(), len(groups)) for each in (gaps, tokens)]
-        mean = self._recent("gaps", torch.stack([each[of_groups[1] > 0] for each in of_groups], 1))
-        metrics: Metrics = {}
-        for name, found in (("agreement", agreeing), ("recent_gap", mean)):
-            if found is not None:
-                metrics |= {name: found[0], f"{name}_error": found[1]}
-        gate, before = self.config.hindsight_gate, self.state.get("gate", 0)
-        if gate is not None and iteration >= self.config.hindsight_start_iteration:
-            limits = ((agreeing, gate), (mean, 0.0))
-            is_open = any(found is not None and bool(found[0] - found[1] > limit) for found, limit in limits)
-            self.state["gate"] = max(before, 0) + 1 if is_open else min(before, 0) - 1
-            metrics["gate"] = torch.tensor(self.state["gate"])
-        return metrics
+        parts = agreeing_parts(coefficients, returns, group_ids.long(), positions.long())
+        self.state["parts"] = recent = [*self.state.get("parts", ()), parts.tolist()][-AGREEMENT_ITERATIONS:]
+        found = ratio_of_sums(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
+        return {} if found is None else {"agreement": found[0], "agreement_error": found[1]}
 
-    def _recent(self, name: str, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return a ratio of sums over the groups of the last iterations, with its error; ``parts`` are the rows of this one."""
-        self.state[name] = recent = [*self.state.get(name, ()), parts.tolist()][-AGREEMENT_ITERATIONS:]
-        return ratio_of_sums(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
+    def _gate(self, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
+        """Close the gate for the rest of the run when returns have fallen below those without λ.
+
+        The iteration in which λ begins is still played without it.
+        """
+        window, earned = self.config.hindsight_gate, self.config.reward
+        returns = [each.outcome_reward(earned) for group in groups for each in group.survivors]
+        if window is None or not returns:
+            return {}
+        self.state["returns"] = [*self.state.get("returns", ()), (iteration, statistics.fmean(returns))]
+        phases: tuple[list[float], list[float]] = [], []
+        for played, mean in self.state["returns"]:
+            phases[played > self.config.hindsight_start_iteration].append(mean)
+        closed: int = self.state.get("closed", 0)
+        if not all(phases):
+            return {"gate": torch.tensor(closed)}
+        before, recent = (statistics.fmean(means[-window:]) for means in phases)
+        if closed or (recent < before and len(phases[1]) >= window):
+            self.state["closed"] = closed = closed + 1
+        found = {"gate": closed, "return_before": before, "return_recent": recent}
+        return {name: torch.tensor(value) for name, value in found.items()}
 
     def allocate(
         self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
@@ -118,9 +122,9 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         return self.config.clamp_alpha
 
     def dense_coefficient(self, iteration: int) -> float:
-        """Return λ, which is 0 before its first iteration and while the gate is closed."""
+        """Return λ, which is 0 before its first iteration and once the gate is closed."""
         # A run that continues without a gate may have closed it before.
-        closed = self.config.hindsight_gate is not None and self.state.get("gate", 0) < 0
+        closed = self.config.hindsight_gate is not None and self.state.get("closed")
         applies = iteration >= self.config.hindsight_start_iteration and not closed
         return self.config.hindsight_coeff if applies else 0.0
 
@@ -148,11 +152,11 @@ class TRIALConfig(GRPOConfig):
     gap_clip: float = setting(
         2.0, "c, the bound on each token's hindsight log-ratio, in nats (Eq. 4)", above=0, infinite=True
     )
-    hindsight_gate: float | None = setting(
+    hindsight_gate: int | None = setting(
         None,
-        "λ is 0 unless `trial/agreement` is above it, or `trial/recent_gap` above 0, by the standard error; ``None``: never 0 "
-        "for this reason (the paper)",
-        within=(0, 1),
+        "λ is 0 for the rest of the run once the mean return of so many iterations with λ is below that of as many before; "
+        "``None``: never (the paper)",
+        at_least=1,
     )
     profile: str = setting(
         "relative",
@@ -193,9 +197,9 @@ class ValueWeightedConfig(TRIALConfig):
 
 
 class GatedConfig(TRIALConfig):
-    """TRIAL without the dense loss while hindsight neither confirms the responses nor agrees with returns (not in the paper)."""
+    """TRIAL until returns fall below those without the dense loss, then GRPO (not in the paper)."""
 
-    hindsight_gate: float | None = setting(0.6)
+    hindsight_gate: int | None = setting(4)
 
 
 class TRIAL(GRPO):
@@ -209,21 +213,17 @@ class TRIAL(GRPO):
         return TRIALConfig()
 
     def _record_update(self, *arguments: Any) -> None:
-        """Also log that the gate has opened, has closed, or stays closed."""
+        """Also log that the gate has closed."""
         super()._record_update(*arguments)
-        names = ("gate", "agreement", "agreement_error", "recent_gap", "recent_gap_error")
-        gate, found, error, mean, mean_error = (peek(self.metrics, f"{LEARNER}trial/{name}") for name in names)
-        if gate not in (1, -1, -GATE_PATIENCE):
-            return
-        measured = (
-            "not measured, since no two groups had different returns" if found is None else f"{found:.2f} ± {error:.2f}"
+        gate, before, recent = (
+            peek(self.metrics, f"{LEARNER}trial/{name}") for name in ("gate", "return_before", "return_recent")
         )
-        line = f"hindsight gate {'open' if gate > 0 else 'closed, so λ is 0'}: trial/agreement is {measured}"
-        if mean is not None:
-            line += f", trial/recent_gap {mean:.3f} ± {mean_error:.3f}"
-        if gate == -GATE_PATIENCE:
-            line += (
-                f" ({GATE_PATIENCE} iterations closed). Hindsight neither confirms the responses nor agrees with returns, so this "
-                "run equals GRPO. Try a longer warm start, another teacher_context, or GRPOConfig, which is faster"
+        if gate == 1:
+            logger.warning(
+                "iteration %d: the hindsight gate is closed, so λ is 0 for the rest of the run: the mean return of the last %s "
+                "iterations is %.2f, before λ it was %.2f. Try GRPOConfig, a longer warm start, or another teacher_context",
+                self.iteration + 1,
+                self.config.hindsight_gate,
+                recent,
+                before,
             )
-        logger.warning("iteration %d: %s", self.iteration + 1, line)
