@@ -126,7 +126,7 @@ def test_a_state_of_other_environments_is_refused():
         TaskSampler(LISTS, 0).set_state({"seed": 0, "drawn": [3]})
 
 
-@pytest.mark.parametrize("lists", [[], [["a"], []]])
-def test_an_environment_without_tasks_is_refused(lists):
-    with pytest.raises(ConfigError, match="has no tasks"):
+@pytest.mark.parametrize(("lists", "told"), [([], "No environment was chosen"), ([["a"], []], "has no tasks")])
+def test_an_environment_without_tasks_is_refused(lists, told):
+    with pytest.raises(ConfigError, match=told):
         TaskSampler(lists, 0)
