@@ -492,6 +492,7 @@ def main() -> None:
         if part in ("numerics", "learner"):  # RLlib asks Ray for the device
             ray.init("local", num_cpus=1, num_gpus=int(args.device == "cuda"), include_dashboard=False)
         measures, details = PARTS[part](Setup(torch.device(args.device), args.small))
+        ray.shutdown()  # the next part starts its own
         write_report(args.json / f"{part}.json" if args.json else None, measures, details)
 
 

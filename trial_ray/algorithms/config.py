@@ -227,6 +227,10 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
 
     def _check_rllib(self) -> None:
         """Check RLlib's settings that this package's settings replace or restrict."""
+        from trial_ray.learner.learner import GRPOLearner
+        from trial_ray.models.module import CausalLMModule
+        from trial_ray.rollout.env_runner import TextEnvRunner
+
         chosen = self.seed is None or is_search(self.seed)  # Tune has still to choose it
         if not chosen and not (type(self.seed) is int and 0 <= self.seed <= LARGEST_SEED):
             raise ConfigError(
@@ -237,10 +241,6 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
                 "evaluation_interval is set, but evaluation_split is None, so there is nothing to play. Set "
                 ".evaluation(evaluation_split=...), too."
             )
-        from trial_ray.learner.learner import GRPOLearner
-        from trial_ray.models.module import CausalLMModule
-        from trial_ray.rollout.env_runner import TextEnvRunner
-
         if self.is_multi_agent:
             raise ConfigError(f"multi_agent() has the policies {sorted(self.policies)}, but one policy is trained.")
         for name, found, base in (

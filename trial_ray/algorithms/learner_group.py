@@ -102,7 +102,7 @@ class PolicyLearnerGroup(LearnerGroup):
         lasting = config.transfer_backend() == "object_store"
         if config.colocate:
             self.ask(lambda learner: learner.free_memory())
-            # CUDA keeps what a learner offers to a dead engine, since nobody opens it.
+            # Not by IPC if an engine died: CUDA frees exported tensors only after another process has opened them.
             lasting |= engines.wake("weights")
         weights = offer(lasting)
         engines.sync(

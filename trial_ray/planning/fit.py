@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from trial_ray.errors import ConfigError
-from trial_ray.planning.memory import GIB, PROCESS_BYTES, Memory, PlanRequest, engine_memory, learner_memory
+from trial_ray.planning.memory import (
+    DEVICE_CONTEXT_BYTES,
+    GIB,
+    PROCESS_BYTES,
+    Memory,
+    PlanRequest,
+    engine_memory,
+    learner_memory,
+)
 
 GPU_HOST_BYTES = 3 * GIB
 """Host memory of a process that computes on a GPU: Python, torch, CUDA's libraries and their kernels. An assumption; ``cost.json``
@@ -129,7 +137,7 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
             sharding="fsdp" if sharded and arranged.num_learners > 1 else arranged.sharding,
         )
         if changed.colocate and machine.gpu_bytes:  # what learner and engine's context leave, in steps of 5 %
-            left = math.floor(20 * (1 - (learner_memory(changed).kept + 2**30) / machine.gpu_bytes)) / 20
+            left = math.floor(20 * (1 - (learner_memory(changed).kept + DEVICE_CONTEXT_BYTES) / machine.gpu_bytes)) / 20
             share = min(request.gpu_memory_utilization, max(0.05, left))
             changed = replace(changed, gpu_memory_utilization=share)
         plan = make_plan(changed, machine)

@@ -87,22 +87,20 @@ class TrajectoryRelative(Method["TRIALConfig"]):
 
         The iteration in which λ begins is still played without it.
         """
-        window, earned = self.config.hindsight_gate, self.config.reward
-        returns = [each.outcome_reward(earned) for group in groups for each in group.survivors]
+        window = self.config.hindsight_gate
+        returns = [each.outcome_reward(self.config.reward) for group in groups for each in group.survivors]
         if window is None or not returns:
             return {}
-        self.state["returns"] = [*self.state.get("returns", ()), (iteration, statistics.fmean(returns))]
-        phases: tuple[list[float], list[float]] = [], []
-        for played, mean in self.state["returns"]:
-            phases[played > self.config.hindsight_start_iteration].append(mean)
+        phase = "return_recent" if iteration > self.config.hindsight_start_iteration else "return_before"
+        self.state[phase] = [*self.state.get(phase, ()), statistics.fmean(returns)][-window:]
+        before, recent = (self.state.get(name, []) for name in ("return_before", "return_recent"))
         closed: int = self.state.get("closed", 0)
-        if not all(phases):
+        if not (before and recent):
             return {"gate": torch.tensor(closed)}
-        before, recent = (statistics.fmean(means[-window:]) for means in phases)
-        if closed or (recent < before and len(phases[1]) >= window):
+        found = {"return_before": statistics.fmean(before), "return_recent": statistics.fmean(recent)}
+        if closed or (len(recent) == window and found["return_recent"] < found["return_before"]):
             self.state["closed"] = closed = closed + 1
-        found = {"gate": closed, "return_before": before, "return_recent": recent}
-        return {name: torch.tensor(value) for name, value in found.items()}
+        return {name: torch.tensor(value) for name, value in {"gate": closed, **found}.items()}
 
     def allocate(
         self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
