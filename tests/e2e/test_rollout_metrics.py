@@ -73,6 +73,8 @@ def test_rates_are_those_of_the_recorded_turns(max_staleness, algorithm_of, mode
     assert results[-1]["env_runners"]["num_env_steps_sampled_lifetime"] == turns
     episodes = sum(result["env_runners"]["num_episodes"] for result in results)
     assert results[-1]["env_runners"]["num_episodes_lifetime"] == episodes
+    timed = [number for number, result in enumerate(results, start=1) if "evaluation" in result["seconds"]]
+    assert timed == [number for number, result in enumerate(results, start=1) if "evaluation" in result] == [2]
     evaluated = results[1]["evaluation"]["env_runners"]
     assert (evaluated["num_episodes"], evaluated["num_env_steps_sampled"]) == (2, 4)
     assert evaluated["episode_return_mean"] == evaluated["success_rate"] == evaluated["score_mean"]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
-    EVALUATION_RESULTS,
     LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
@@ -217,11 +216,8 @@ class GRPO(RLlibCalls):
 
     def step(self) -> dict[str, Any]:
         """Run RLlib's iteration; if actors were replaced in it, its result describes this under :data:`FAULTS`."""
-        self._evaluated = False
         with event(ITERATION, number=self.iteration + 1):
             result: dict[str, Any] = super().step()
-        if not self._evaluated:
-            result.pop(EVALUATION_RESULTS, None)  # what callbacks in the driver logged in an earlier one
         return {**result, FAULTS: faults} if (faults := self.take_faults()) else result
 
     def take_faults(self) -> str:
@@ -317,7 +313,6 @@ class GRPO(RLlibCalls):
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """RLlib's evaluation hook: play the evaluation sets and return their rates, except of sets that could not be played."""
-        self._evaluated = True
         self._call_back("on_evaluate_start", metrics_logger=self.metrics)
         self.workers.take_logged(in_evaluation=True)  # of evaluation sets that were played by themselves
         with self._phase("evaluation"):

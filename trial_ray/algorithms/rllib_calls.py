@@ -18,7 +18,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_ray.errors import CallbackError, ConfigError, refusing
 from trial_ray.learner.learner import ONE_MODULE
-from trial_ray.metrics import METRICS, table_key
+from trial_ray.metrics import METRICS, peek, table_key
 from trial_ray.models.module import CausalLMModule
 from trial_ray.rollout.callbacks import NEVER_CALLED, hooks_of
 
@@ -141,6 +141,20 @@ class RLlibCalls(Algorithm):
         found = {**in_driver, ENV_RUNNER_RESULTS: {**self._logged_in_evaluation.compile(), **figures}}
         self._call_back("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=found)
         return found
+
+    def _compile_iteration_results(self, *, train_results: Any, eval_results: Any) -> dict[str, Any]:
+        """Return the result of an iteration; the logged metrics in it were taken before its evaluation."""
+        result: dict[str, Any] = super()._compile_iteration_results(
+            train_results=train_results, eval_results=eval_results
+        )
+        seconds = dict(result.get("seconds", {}))
+        seconds.pop("evaluation", None)  # of a call of evaluate()
+        if eval_results:
+            seconds["evaluation"] = peek(self.metrics, "seconds/evaluation")
+            self.metrics.delete("seconds", "evaluation")  # else the next iteration has it, too
+        else:
+            result.pop(EVALUATION_RESULTS, None)  # what callbacks in the driver logged in an earlier one
+        return {**result, "seconds": seconds}
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Restore a checkpoint; ``restore_from_path`` calls ``on_checkpoint_loaded``, also for ``from_checkpoint``."""
