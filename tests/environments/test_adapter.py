@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from riddle_env import Curt, RiddleEnv
@@ -111,6 +112,7 @@ def test_defaults_are_applied_where_the_config_still_has_its_own():
     assert GRPOConfig().environment("trial/WebShop-v0").max_prompt_tokens == 4096
     chosen = GRPOConfig().env_runners(max_prompt_tokens=300).environment("trial/WebShop-v0")
     assert chosen.max_prompt_tokens == 300
+    assert GRPOConfig(algo_class=SimpleNamespace).build_algo(env="trial/WebShop-v0").config.max_prompt_tokens == 4096
     own = EnvironmentAdapter(ENV_ID, defaults={"prompt_style": "plain", "lr": 0.5})
     config = GRPOConfig().environment(ENV_ID, adapter=own)
     assert (config.prompt_style, config.lr) == ("plain", 0.5)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from gymnasium.envs.registration import EnvSpec
+    from ray.rllib.algorithms.algorithm import Algorithm
     from ray.util.placement_group import PlacementGroup
 
     from trial_ray.algorithms.learner_group import PolicyLearnerGroup
@@ -309,6 +310,12 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
         from trial_ray.learner.learner import GRPOLearner
 
         return GRPOLearner
+
+    def build_algo(self, env: str | None = None, use_copy: bool = True) -> Algorithm:
+        """Build the algorithm, as RLlib does; an ``env`` is selected as by :meth:`environment`, with its adapter's defaults."""
+        if env is not None:
+            self.environment(env)
+        return super().build_algo(use_copy=use_copy)
 
     def build_learner_group(
         self,
