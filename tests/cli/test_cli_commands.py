@@ -56,6 +56,7 @@ ALFWORLD = "--env trial/ALFWorld-v0 --split"
         (f"evaluate oracle {ALFWORLD} test", "valid_seen"),
         (f"evaluate oracle {ALFWORLD} valid_seen", "alfworld-download"),
         (f"evaluate oracle {ALFWORLD} generated --episodes 999", "has 256"),
+        (f"evaluate oracle {ALFWORLD} generated --set model_path=m", "Name m in place of oracle"),
         (f"evaluate nowhere {ALFWORLD} generated", "does not exist"),
         ("export nowhere out", "does not exist"),
         ("sweep nowhere.py", "neither a file nor a tuned example"),

@@ -14,9 +14,10 @@ from nano_model import save_nano_model
 from trial_ray.algorithms import GRPOConfig, TRIALConfig
 from trial_ray.algorithms.inputs import initial_policy, require_initial_policy, require_tokens, warm_start_settings
 from trial_ray.environments import EnvironmentAdapter
-from trial_ray.errors import ConfigError
+from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.folders import model_folder
 from trial_ray.models.vocabulary import stop_token_ids
+from trial_ray.runs.checkpoints import find_model
 
 EXTRA_STOP_ID = 11
 NAME = "some-org/tiny"
@@ -51,13 +52,20 @@ def fill(hub_cache: Path, folder: Path, without: str = "") -> Path:
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_a_hub_name_in_the_cache_is_its_folder_with_the_same_stop_tokens(hub_cache, folder, monkeypatch, offline):
+def test_a_hub_name_in_the_cache_is_its_folder_with_the_same_stop_tokens(
+    hub_cache, folder, tmp_path, monkeypatch, offline
+):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     snapshot = fill(hub_cache, folder)
     found = initial_policy(GRPOConfig().rl_module(model_path=NAME))
     assert found == str(snapshot)
     assert EXTRA_STOP_ID in stop_token_ids(found)
     assert stop_token_ids(found) == stop_token_ids(str(folder))
+    assert find_model(NAME) == Path(found)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).parent.mkdir()
+    with pytest.raises(CheckpointError, match="does not exist"):
+        find_model(NAME)
 
 
 @pytest.mark.parametrize("offline", [True, False])

@@ -61,8 +61,9 @@ def _endpoint_arguments(parser: ArgumentParser) -> None:
   trial-ray evaluate --endpoint http://127.0.0.1:8000/v1 --model NAME --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate --endpoint https://HOST/v1 --model NAME --api-key-env OPENAI_API_KEY --env trial/ALFWorld-v0 --split valid_seen
 
-CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, a Hugging Face model folder, the URI of one, or package:NAME. A
-checkpoint inside a run folder is evaluated with the settings that the run had then (prompt, limits, engine); --set replaces them.
+CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, a Hugging Face model folder, the URI of one, a name on the model
+hub, or package:NAME. A checkpoint inside a run folder is evaluated with the settings that the run had then (prompt, limits,
+engine); --set replaces them.
 The game data are found through the environment's own rules, or with --set env_config.data=FOLDER.
 With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
 --endpoint plays with a model behind an OpenAI-compatible chat API; a CHECKPOINT given too only provides the settings.
@@ -113,6 +114,8 @@ def evaluate(args: Namespace) -> None:
         )
         play: Play = partial(evaluate_endpoint, evaluation_set, entry, config, endpoint, args.max_concurrency)
     elif policy == ORACLE:
+        if config.model_path is not None:
+            raise UserInputError(f"The oracle plays without a model. Name {config.model_path} in place of {ORACLE}.")
         protocol, weights, play = (
             oracle_protocol(evaluation_set, entry),
             "",

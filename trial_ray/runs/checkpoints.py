@@ -26,6 +26,7 @@ from trial_ray.runs.ownership import is_signed, signature
 
 MANIFEST = "manifest.json"
 _MERGED = "hf"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """Folder of the merged model (base model and adapter), added to a checkpoint later; it contains no pickles."""
 
 
@@ -234,18 +235,23 @@ def find_checkpoint(path: Path | str) -> Path:
 
 
 def find_model(path: Path | str) -> Path:
-    """Return the Hugging Face model folder for ``path``: a model folder, a checkpoint, a run folder or a packaged model.
+    """Return the model folder for ``path``: a model folder, a checkpoint, a run folder, or a packaged or hub model's name.
 
-    For a checkpoint with an adapter, the merged model is written once, next to the adapter.
+    For a checkpoint with an adapter, the merged model is written once, next to the adapter. ``NAME/NAME`` is of the hub if there is
+    no folder of the first name.
 
     Raises:
         CheckpointError: no model is found, it is incomplete or damaged, or it is an adapter and the base model is missing.
-        ConfigError: no packaged model has this name.
+        ConfigError: there is no packaged model, or no model on the hub, with this name.
     """
     if str(path).startswith("package:"):
         from trial_ray.models.packaged import packaged_folder  # with torch, which folders need not wait for
 
         return packaged_folder(str(path))
+    if _HUB_NAME.fullmatch(str(path)) and not Path(path).parent.exists():
+        from trial_ray.models.folders import model_folder
+
+        return Path(model_folder(str(path)))
     path = Path(path).expanduser().resolve()
     if _is_model(path):
         return path
