@@ -170,8 +170,8 @@ class EnvironmentAdapter:
         score: score in [0, 1] as a function of ``info`` and the return so far; ``None``: ``info["score"]`` or, if it is
             missing, the return clipped to [0, 1].
         max_turns: maximum number of turns of an episode, if the environment does not end it earlier; ``None``: the
-            environment's own limit (its ``max_turns``, or the ``max_episode_steps`` of its registration), or 50 without any
-            limit.
+            environment's own limit (its keyword argument ``max_turns``, or the ``max_episode_steps`` of its registration),
+            or 50 without any limit.
         own_process: whether every instance runs in a separate process, so a hang or crash costs only its rollout. For
             environments that may block: simulators, browsers, network services. The setting ``environment_processes`` takes
             precedence.
