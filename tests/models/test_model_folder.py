@@ -17,7 +17,7 @@ from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.folders import model_folder
 from trial_ray.models.vocabulary import stop_token_ids
-from trial_ray.runs.checkpoints import find_model
+from trial_ray.runs.checkpoints import export_model, find_model
 
 EXTRA_STOP_ID = 11
 NAME = "some-org/tiny"
@@ -42,10 +42,13 @@ def hub_cache(tmp_path, monkeypatch) -> Path:
 
 
 def fill(hub_cache: Path, folder: Path, without: str = "") -> Path:
-    """Put the model into the cache as a download does."""
+    """Put the model into the cache as a download does: a snapshot of links."""
     repository = hub_cache / f"models--{NAME.replace('/', '--')}"
     snapshot = repository / "snapshots" / ("0" * 40)
-    shutil.copytree(folder, snapshot, ignore=shutil.ignore_patterns(without) if without else None)
+    blobs = shutil.copytree(folder, repository / "blobs", ignore=shutil.ignore_patterns(without) if without else None)
+    snapshot.mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(blob)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(snapshot.name)
     return snapshot
@@ -62,6 +65,8 @@ def test_a_hub_name_in_the_cache_is_its_folder_with_the_same_stop_tokens(
     assert EXTRA_STOP_ID in stop_token_ids(found)
     assert stop_token_ids(found) == stop_token_ids(str(folder))
     assert find_model(NAME) == Path(found)
+    file = export_model(NAME, tmp_path / "exported") / "config.json"  # in the cache a link
+    assert file.is_file() and not file.is_symlink()
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).parent.mkdir()
     with pytest.raises(CheckpointError, match="does not exist"):

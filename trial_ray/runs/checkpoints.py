@@ -328,10 +328,10 @@ def export_model(source: Path | str, target: Path | str, *, adapter: bool = Fals
         CheckpointError: ``source`` has no model or no adapter, or is a checkpoint with a link, which could point to any file.
         UserInputError: ``target`` is a file or is not empty.
     """
-    found = find_adapter(source) if adapter else find_model(source)
+    found, given = find_adapter(source) if adapter else find_model(source), Path(source).expanduser()
     # A model folder of the hub's cache consists of links.
     link = next((path for path in found.rglob("*") if path.is_symlink()), None)
-    if link is not None and found != Path(source).expanduser().resolve():
+    if link is not None and given.exists() and found != given.resolve():
         raise CheckpointError(
             f"{link} is a link, which a checkpoint may not contain. Remove it, or replace it with its target."
         )
