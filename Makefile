@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=208230 \
-  tests=237030 \
+  trial_ray=208440 \
+  tests=237670 \
   benchmarks=26600 \
-  words=35410
+  words=35480
 
 lint: setup
 	$(BIN)/ruff check .

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import sys
 import threading
 
 import gymnasium
@@ -15,6 +17,7 @@ from chat_tokenizers import chat_tokenizer
 from ray import cloudpickle
 
 from trial_envs.core.projection import project_action
+from trial_envs.local_endpoint import local_endpoint
 from trial_envs.program import ProgramEnv, tool_program
 from trial_envs.tool_env import ToolEpisode
 from trial_ray.engines.protocol import Response, SamplingParams
@@ -97,9 +100,48 @@ def episode(played: EnvironmentEntry, texts=ANSWERS, style="conversation", task=
         env.close()
 
 
-def test_a_program_and_an_environment_of_the_same_messages_have_the_same_turns():
+AGENT = """
+import json, os, sys, urllib.request
+
+
+def post(key=os.environ["OPENAI_API_KEY"], path="/chat/completions", **fields):
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(fields).encode())
+    request.add_header("Authorization", f"Bearer {key}")
+    try:
+        return json.load(urllib.request.urlopen(request))
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["error"]["message"]
+
+
+prompts, messages = json.load(sys.stdin), []
+assert post(key="other")[0] == 401
+assert post(path="/embeddings") == (400, "/v1/embeddings: the policy answers chat.completions.create only")
+assert "temperature" in post(messages=[], temperature=0.5)[1]
+for prompt in prompts:
+    messages += prompt
+    messages.append(post(model="policy", messages=messages)["choices"][0]["message"])
+"""
+
+
+async def play_elsewhere(task, chat):
+    """The game, played by an agent in another process, which has only the address and the key."""
+    shown = enumerate(["which number?", "higher", "lower"], 1)
+    users = [TEMPLATE.render(PromptContext(TASK, said, (), (), step)) for step, said in shown]
+    prompts = [[{"role": "user", "content": user}] for user in users]
+    prompts[0].insert(0, {"role": "system", "content": TEMPLATE.system(TASK)})
+    async with local_endpoint(chat) as variables:
+        agent = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", AGENT, stdin=asyncio.subprocess.PIPE, env={**os.environ, **variables}
+        )
+        await agent.communicate(json.dumps(prompts).encode())
+    assert agent.returncode == 0
+    return {"reward": 1.0, "outcome": "found", "rewards": {"steps": 3}}
+
+
+@pytest.mark.parametrize("run", [play, play_elsewhere])
+def test_a_program_and_an_environment_of_the_same_messages_have_the_same_turns(run):
     adapter = EnvironmentAdapter("test/Numbers-v0", templates={"conversation": TEMPLATE})
-    expected, found = episode(entry(NumberEnv, adapter)), episode(program(play))
+    expected, found = episode(entry(NumberEnv, adapter)), episode(program(run))
     assert expected.ended == found.ended == "terminated"
     assert len(found.turns) == len(expected.turns) == 3
     for one, other in zip(found.turns, expected.turns, strict=True):
@@ -108,6 +150,34 @@ def test_a_program_and_an_environment_of_the_same_messages_have_the_same_turns()
         assert (one.insert_at, one.reward) == (other.insert_at, other.reward)
     assert found.turns[-1].outcome == "found"
     assert (found.success, found.score, found.rewards) == (True, 1.0, {"steps": 3.0})
+
+
+def test_an_agent_in_another_process_is_told_that_its_episode_has_ended():
+    told = []
+
+    def ask(variables):
+        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+        client = openai.OpenAI(
+            base_url=variables["OPENAI_BASE_URL"], api_key=variables["OPENAI_API_KEY"], max_retries=0
+        )
+        with client, pytest.raises(openai.InternalServerError) as failure:
+            client.chat.completions.create(model="policy", messages=messages)
+        told.append((failure.value.status_code, failure.value.message))
+
+    async def waits(task, chat):
+        async with local_endpoint(chat) as variables:
+            agents.append(threading.Thread(target=ask, args=(variables,)))
+            agents[-1].start()
+            await asyncio.Event().wait()
+
+    agents = []
+    env = ProgramEnv(waits, {"train": ["5"]})
+    assert env.reset(options={"task": "5"})[0] == "u"
+    env.close()
+    agents[0].join(60)
+    ((status, message),) = told
+    assert status == 503
+    assert "the episode has ended" in message
 
 
 async def rewrites(task, chat):
