@@ -1,6 +1,7 @@
 """Loads Python files of the user: errors name file and line, and definitions are pickled by value for actors.
 
-Actors cannot import a user's file or the modules next to it; their classes and functions are sent by value.
+Actors cannot import a user's file, or modules and packages next to it or in folders that it adds to ``sys.path``; their classes
+and functions are sent by value.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -73,7 +75,7 @@ def load_user_module(path: Path, expected: str) -> ModuleType:
 @contextlib.contextmanager
 def _running(path: Path) -> Iterator[None]:
     folder = str(path.resolve().parent)
-    before = set(sys.modules)
+    before, known = set(sys.modules), set(sys.path)
     sys.path.insert(0, folder)
     try:
         yield
@@ -84,7 +86,7 @@ def _running(path: Path) -> Iterator[None]:
         raise UserInputError(f"{path}, line {_line(error, path)}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)
-        _send_by_value(set(sys.modules) - before, Path(folder))
+        _send_by_value(before, {Path(each).resolve() for each in {folder, *sys.path} - known | {folder}})
 
 
 def _line(error: Exception, path: Path) -> int | str:
@@ -93,12 +95,18 @@ def _line(error: Exception, path: Path) -> int | str:
     return (error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None) or "?"
 
 
-def _send_by_value(names: set[str], folder: Path) -> None:
-    """Pickle modules next to a user's file by value."""
+def _send_by_value(before: set[str], folders: set[Path]) -> None:
+    """Pickle modules by value that were imported since ``before``, and whose file or package is in one of the folders."""
     from ray import cloudpickle
 
-    for name in sorted(names):
-        module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
-        if module is not None and file is not None and Path(file).resolve().parent == folder:
-            cloudpickle.register_pickle_by_value(module)
+    installed = None
+    for name in sorted(set(sys.modules) - before):
+        package = name.partition(".")[0]
+        module = sys.modules.get(package)
+        file = next(iter(getattr(module, "__path__", ())), None) or getattr(module, "__file__", None)
+        if package in before or file is None:
+            continue
+        if Path(file).resolve().parent in folders:
+            installed = packages_distributions() if installed is None else installed
+            if package not in installed:  # else actors can import it
+                cloudpickle.register_pickle_by_value(sys.modules[name])

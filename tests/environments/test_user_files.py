@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -10,8 +11,10 @@ import ray
 from ray import cloudpickle
 
 from trial_ray.environments.registry import load_adapters
-from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.errors import ConfigError, InfrastructureError, UserInputError
 from trial_ray.models.tiny import build_tokenizer
+from trial_ray.ray_internals import RestartableGroup
+from trial_ray.rollout.runner_group import TextEnvRunnerGroup
 from trial_ray.rollout.styles import prompt_writer
 from trial_ray.runs.experiment import load_experiment
 
@@ -48,13 +51,13 @@ class Asking:
 """
 EXPERIMENT = """
 import gymnasium
-from beside_an_experiment import Asking, WordsEnv
+from {module} import Asking, WordsEnv
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.environments import EnvironmentAdapter
 
-gymnasium.register("mine/Words-v0", entry_point="beside_an_experiment:WordsEnv")
+gymnasium.register("mine/Words-v0", entry_point="{module}:WordsEnv")
 config = GRPOConfig().environment(
-    "mine/Words-v0", adapter=EnvironmentAdapter("mine/Words-v0", templates={"plain": Asking()})
+    "mine/Words-v0", adapter=EnvironmentAdapter("mine/Words-v0", templates={{"plain": Asking()}})
 ).rl_module(model_path="some/model").env_runners(prompt_style="plain")
 """
 
@@ -113,9 +116,19 @@ def test_a_refused_setting_names_file_and_line(tmp_path):
 
 @pytest.mark.actors
 @pytest.mark.usefixtures("ray_session")
-def test_a_module_beside_an_experiment_file_reaches_actors(tmp_path):
-    file, beside = tmp_path / "experiment.py", tmp_path / "beside_an_experiment.py"
-    file.write_text(EXPERIMENT)
+@pytest.mark.parametrize(
+    ("place", "module", "first"),
+    [
+        (".", "beside_an_experiment", ""),
+        ("beside_an_experiment", "beside_an_experiment.words", ""),
+        ("lib", "beside_an_experiment", "import sys\nsys.path.insert(0, {folder!r})\n"),
+    ],
+)
+def test_a_module_that_actors_cannot_import_reaches_them(place, module, first, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file, beside = tmp_path / "experiment.py", tmp_path / place / f"{module.rpartition('.')[2]}.py"
+    file.write_text(first.format(folder=str(beside.parent)) + EXPERIMENT.format(module=module))
+    beside.parent.mkdir(exist_ok=True)
     beside.write_text(WORDS)
     config = load_experiment(file).config
     assert str(tmp_path) not in sys.path
@@ -133,3 +146,21 @@ def test_a_module_beside_an_experiment_file_reaches_actors(tmp_path):
         return observation, tokenizer.decode(builder.build(task=info["task"], **shown).ids)
 
     assert ray.get(look.remote(config), timeout=120) == ("hello", "<|user|>say it: say<|assistant|>")
+
+
+@pytest.mark.actors
+@pytest.mark.usefixtures("ray_session")
+def test_an_env_runner_that_cannot_start_gives_its_reason(monkeypatch):
+    @ray.remote(num_cpus=0.1)
+    class Runner:
+        def __init__(self):
+            raise ImportError("No module named 'mine'")
+
+        def ping(self): ...
+
+    group = TextEnvRunnerGroup.__new__(TextEnvRunnerGroup)
+    group._worker_manager = SimpleNamespace(actors=lambda: {1: Runner.remote()})
+    # RLlib's answer if no env runner has any.
+    monkeypatch.setattr(RestartableGroup, "get_spaces", lambda self: [][0])
+    with pytest.raises(InfrastructureError, match=r"could start: ImportError: No module named 'mine'$"):
+        group.get_spaces()

@@ -66,7 +66,8 @@ def test_a_hub_name_in_the_cache_is_its_folder_with_the_same_stop_tokens(
     assert stop_token_ids(found) == stop_token_ids(str(folder))
     assert find_model(NAME) == Path(found)
     file = export_model(NAME, tmp_path / "exported") / "config.json"  # in the cache a link
-    assert file.is_file() and not file.is_symlink()
+    assert file.is_file()
+    assert not file.is_symlink()
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).parent.mkdir()
     with pytest.raises(CheckpointError, match="does not exist"):

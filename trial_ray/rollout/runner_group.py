@@ -7,11 +7,16 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import ray
+from ray.exceptions import RayError
+
 from trial_ray.errors import CallbackError, InfrastructureError, UnsupportedError, refusing
-from trial_ray.ray_internals import RestartableGroup
+from trial_ray.ray_internals import RestartableGroup, env_runner_actors
 
 logger = logging.getLogger(__name__)
 
+CAUSE_TIMEOUT_S = 10.0
+"""Deadline in seconds for an env runner's answer why it did not start."""
 _OLD_API_STACK = "it is of RLlib's old API stack; foreach_env_runner() reaches the env runners"
 
 
@@ -46,12 +51,12 @@ class TextEnvRunnerGroup(RestartableGroup):
         """Return RLlib's spaces from one of the env runners.
 
         Raises:
-            InfrastructureError: no env runner has started.
+            InfrastructureError: no env runner has started; the message has the cause.
         """
         try:
             spaces: dict[str, Any] = super().get_spaces()
         except IndexError as error:
-            raise InfrastructureError("No env runner could start; RLlib's lines above give the cause.") from error
+            raise InfrastructureError(f"No env runner could start: {_cause(self)}") from error
         return spaces
 
     def foreach_env_runner(self, func: Any, **options: Any) -> list[Any]:
@@ -78,6 +83,16 @@ class TextEnvRunnerGroup(RestartableGroup):
                 error.add_note(answer.trace)
                 raise error
         return answers
+
+
+def _cause(group: TextEnvRunnerGroup) -> str:
+    """Return what an env runner raised when it was created; RLlib only logs it."""
+    for actor in env_runner_actors(group).values():
+        try:
+            ray.get(actor.ping.remote(), timeout=CAUSE_TIMEOUT_S)
+        except RayError as error:
+            return str(error).rstrip().rpartition("\n")[2]
+    return "the cause is in logs/libraries.log of the run."
 
 
 class _Raised(NamedTuple):
