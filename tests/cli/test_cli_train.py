@@ -309,6 +309,7 @@ def test_an_empty_folder_is_filled_and_never_replaced(train, monkeypatch):
     ("arguments", "words"),
     [
         (["--set", "hindsight_coef=0.1"], "Did you mean 'hindsight_coeff'?"),
+        (["--set", "learning_rate=1e-4"], "It is 'lr' here."),
         (["--set", "group_size=1"], "group_size is 1"),
         (["--seed", "4294967296"], "seed is 4294967296, expected an int of at least 0"),
         (["--method", "trail"], "Did you mean 'trial'?"),

@@ -11,7 +11,7 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.inputs import list_tasks
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.environments.guarded import check_environment
-from trial_ray.errors import ConfigError, EnvironmentFaultError
+from trial_ray.errors import ConfigError
 
 
 def check(entry, style="plain", reward="success", teacher_context=None):
@@ -30,6 +30,11 @@ class ShortStepEnv(RiddleEnv):
 
     def step(self, action):
         return super().step(action)[:4]
+
+
+class BrokenEnv(RiddleEnv):
+    def step(self, action):
+        raise OSError("motor broken")
 
 
 class ListInfoEnv(RiddleEnv):
@@ -59,8 +64,14 @@ class ListInfoEnv(RiddleEnv):
     ids=["key", "solution", "template", "step", "info"],
 )
 def test_what_a_run_needs_and_does_not_get_is_named(entry, needs, told):
-    with pytest.raises((ConfigError, EnvironmentFaultError), match=told):
+    with pytest.raises(ConfigError, match=told):
         check(entry, **needs)
+
+
+def test_an_environment_that_raises_is_the_users_error_with_its_line():
+    with pytest.raises(ConfigError, match="turn 1: OSError: motor broken") as caught:
+        check(entry_of(BrokenEnv))
+    assert caught.value.__notes__ == [f"in {__file__}, line {BrokenEnv.step.__code__.co_firstlineno + 1}"]
 
 
 @registered(RiddleEnv, CountingEnv)

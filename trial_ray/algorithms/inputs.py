@@ -156,8 +156,8 @@ def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
     """Return the tasks to train on, and the first turn of each environment, after playing one turn in it.
 
     Raises:
-        ConfigError: there is no task, or an environment does not provide a feature that the settings need.
-        EnvironmentFaultError: an environment raised, or breaks the contract of text environments.
+        ConfigError: there is no task, an environment raised or breaks the contract of text environments, or it does not provide a
+            feature that the settings need.
     """
     evaluated = {entry.name: entry for entry in config.evaluation_entries()}
     # An environment that is evaluated alone need have no other split.

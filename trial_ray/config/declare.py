@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any, TypeVar
 
-from trial_ray.config.renamed import REMOVED_SETTINGS, RENAMED_SETTINGS, current_name
+from trial_ray.config.renamed import NAMES_ELSEWHERE, REMOVED_SETTINGS, RENAMED_SETTINGS, current_name
 from trial_ray.errors import ConfigError
 
 NoneType = type(None)
@@ -347,6 +347,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if name in REMOVED_SETTINGS:
         return f" It was removed: {REMOVED_SETTINGS[name]}."
     known = list(known)
+    if (here := NAMES_ELSEWHERE.get(name)) in known:
+        return f" It is {here!r} here."
     longer = [each for each in known if each.endswith(f"_{name}")]
     nearest = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -372,9 +373,8 @@ def check_environment(
         Result of ``reset`` for the first task.
 
     Raises:
-        ConfigError: ``info`` lacks a key that the reward needs, the environment has no solution for the teacher context
-            ``"solution"``, or the template drops the task; names the environment and the missing part.
-        EnvironmentFaultError: the environment raised, or breaks the contract of text environments.
+        ConfigError: the environment raised or breaks the contract of text environments, ``info`` lacks a key that the reward needs,
+            there is no solution for the teacher context ``"solution"``, or the template drops the task; names the environment.
     """
     env = GuardedEnv(entry)
     try:
@@ -386,7 +386,11 @@ def check_environment(
     except EnvironmentFaultError as error:
         if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # says by itself what to do
             raise error.__cause__ from None
-        raise
+        wrong, cause = ConfigError(str(error)), error.__cause__
+        if cause and not isinstance(cause, ContractError):
+            frame = traceback.extract_tb(cause.__traceback__)[-1]
+            wrong.add_note(f"in {frame.filename}, line {frame.lineno}")
+        raise wrong from error
     finally:
         env.close()
     if missing := [key for key in required_keys(entry, reward) if key not in env.told]:
