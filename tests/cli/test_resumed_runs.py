@@ -92,6 +92,9 @@ SWEEP = EXPERIMENT + "from ray import tune\nconfig.training(lr=tune.grid_search(
 def test_the_folder_of_many_runs_is_written_by_one_command(tmp_path, capsys, monkeypatch):
     file, out = tmp_path / "sweep.py", tmp_path / "out"
     file.write_text(SWEEP)
+    with folder_lock(out, ["trial-ray", "other"]):
+        assert cli.main(["train", str(file), "--out", str(out)]) == 2
+    assert f"in use by process {os.getpid()} on" in capsys.readouterr().err
     # Both of two new sweeps may have found the folder empty.
     monkeypatch.setattr("trial_ray.sweeps.tuner.Sweep.require_folder", lambda *_, **__: None)
     monkeypatch.setattr("trial_ray.algorithms.inputs.require_inputs", lambda config: None)

@@ -77,17 +77,17 @@ Ctrl-C finishes the current iteration, saves a checkpoint and exits with 130; Ct
 )
 def train(args: Namespace) -> int:
     """Train the experiment of a file, with an evaluation before and after."""
-    from trial_ray.files import require_new_folder
     from trial_ray.runs.experiment import load_experiment
     from trial_ray.runs.folder import RunFolder, interrupts_noted
     from trial_ray.runs.metric_files import check_metric
+    from trial_ray.runs.ownership import require_free_folder
     from trial_ray.runs.stored_run import local_folder, stored_run
     from trial_ray.runs.terminal import say, waiting
     from trial_ray.runs.trackers import require_trackers
 
     require_trackers(args.log_to)
     if isinstance(args.out, Path):
-        require_new_folder(args.out, f", or continue it with --resume {args.out}")
+        require_free_folder(args.out, f", or continue it with --resume {args.out}")
     console = terminal.output()
     with waiting(console, f"reading {args.file}"):  # which imports Ray and torch
         experiment = load_experiment(args.file)

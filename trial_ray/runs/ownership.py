@@ -26,7 +26,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from trial_ray.errors import CheckpointError, FolderInUseError, StorageError, UserInputError
-from trial_ray.files import FULL, cache_root, read_json, redacted, write_json
+from trial_ray.files import FULL, cache_root, read_json, redacted, require_new_folder, write_json
 
 LOCK_FILE = ".lock"
 """Name of the lock file; a file left by a killed process locks nothing."""
@@ -78,6 +78,19 @@ def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
             if made:
                 with suppress(OSError):  # it is not empty
                     folder.rmdir()
+
+
+def require_free_folder(folder: Path, instead: str) -> None:
+    """Reject the name of a new folder that another command writes into, or that :func:`require_new_folder` rejects.
+
+    Raises:
+        FolderInUseError: another command has locked the folder.
+        UserInputError: the folder is not empty, or cannot be created.
+    """
+    if (folder / LOCK_FILE).exists():
+        with folder_lock(folder, ()):
+            pass
+    require_new_folder(folder, instead)
 
 
 def holder(command: Sequence[str]) -> str:

@@ -22,11 +22,11 @@ from rich import get_console
 
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
-from trial_ray.files import checked_content, make_folder, read_json, redacted, require_new_folder, write_json
+from trial_ray.files import checked_content, make_folder, read_json, redacted, write_json
 from trial_ray.planning.fit import Machine, make_plan
 from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.ray_internals import stop_of_tune
-from trial_ray.runs.ownership import require_own_folder, sign_folder
+from trial_ray.runs.ownership import require_free_folder, require_own_folder, sign_folder
 from trial_ray.runs.terminal import say
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialFolders
 from trial_ray.sweeps.file import SweepFile, is_population_based, search_space
@@ -194,7 +194,7 @@ class Sweep:
         if resume:
             self.require_same_file()
         else:
-            require_new_folder(folder, ", or continue with --resume")
+            require_free_folder(folder, ", or continue with --resume")
 
     def require_same_file(self) -> None:
         """Check that the folder's sweep was started with the same definition as the sweep file has.
