@@ -238,7 +238,7 @@ def find_model(path: Path | str) -> Path:
     """Return the model folder for ``path``: a model folder, a checkpoint, a run folder, or a packaged or hub model's name.
 
     For a checkpoint with an adapter, the merged model is written once, next to the adapter. ``NAME/NAME`` is of the hub if there is
-    no folder of the first name.
+    no folder of the first name, which is not ``runs``.
 
     Raises:
         CheckpointError: no model is found, it is incomplete or damaged, or it is an adapter and the base model is missing.
@@ -248,7 +248,7 @@ def find_model(path: Path | str) -> Path:
         from trial_ray.models.packaged import packaged_folder  # with torch, which folders need not wait for
 
         return packaged_folder(str(path))
-    if _HUB_NAME.fullmatch(str(path)) and not Path(path).parent.exists():
+    if _HUB_NAME.fullmatch(str(path)) and not Path(path).parent.exists() and Path(path).parent.name != "runs":
         from trial_ray.models.folders import model_folder
 
         return Path(model_folder(str(path)))

@@ -17,6 +17,7 @@ from trial_envs.alfworld.engine import GameText
 from trial_envs.alfworld.families import family_of, parse_name
 from trial_envs.alfworld.game import Game
 from trial_envs.alfworld.packed import PACKED_FILE, PackedGames
+from trial_envs.core.levels import require_whole
 from trial_envs.errors import CorruptGameError, MissingDataError, UnknownSplitError, UnknownTaskError
 
 OFFICIAL_SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
@@ -49,6 +50,7 @@ class GeneratedGames:
     """Generated games: ``num_games`` ids of one seed are listed, and every well-formed id can be played."""
 
     def __init__(self, difficulty: str, num_games: int, seed: int, families: Sequence[str] | None) -> None:
+        require_whole(1, num_games=num_games)
         self._tasks = generator.task_ids(difficulty, seed, num_games, families)
 
     def tasks(self, split: str) -> Sequence[str]:

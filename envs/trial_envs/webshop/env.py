@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trial_envs.core import Outcome, TextEnv
-from trial_envs.core.levels import level_named
+from trial_envs.core.levels import level_named, require_whole
 from trial_envs.errors import UnknownTaskError
 from trial_envs.webshop.catalogue import Catalogue
 from trial_envs.webshop.difficulty import LEVELS
@@ -65,6 +65,7 @@ class WebShopEnv(TextEnv):
         chosen = check_split(split or ("train" if find_data(data) else GENERATED))
         super().__init__(chosen, max_turns, render_mode)
         self._data = data
+        require_whole(1, num_games=num_games)
         level = level_named(LEVELS, difficulty)
         self._setting = ShopSetting(
             level.products if num_products is None else num_products, num_games, generator_seed, difficulty

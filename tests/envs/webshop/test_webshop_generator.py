@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.errors import GeneratorSettingError
 from trial_envs.webshop.assortment import KINDS
 from trial_envs.webshop.env import WebShopEnv
@@ -62,6 +63,9 @@ def test_goals_are_divided_among_shops_and_are_the_same_however_they_are_reached
     assert (again.catalogue.folder, info["task"]) == played["6"]
     with pytest.raises(GeneratorSettingError, match="Expected num_shops as a whole number from 1, got 0"):
         WebShopEnv("generated", num_shops=0)
+    for kind in (WebShopEnv, ALFWorldEnv):
+        with pytest.raises(GeneratorSettingError, match="Expected num_games as a whole number from 1, got 0"):
+            kind("generated", num_games=0)
 
 
 def test_the_forgetful_explorer_buys_what_is_wanted_and_its_options_tell_its_choices(own_cache):
