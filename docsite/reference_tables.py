@@ -13,7 +13,7 @@ from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.methods import EXAMPLES, METHODS, config_class
 from trial_ray.algorithms.rllib_settings import UNREAD
 from trial_ray.config.declare import declaration, default_of, expected, fields_of, sections_of
-from trial_ray.metrics import GROUPS
+from trial_ray.metrics import COLUMNS, GROUPS
 from trial_ray.warmstart.settings import WarmStartSettings
 
 _BLOCK = re.compile(r"(<!-- ((?:settings|metrics) of \S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -47,9 +47,14 @@ def _tables() -> dict[str, str]:
     tables["settings of rllib"] = listed((", ".join(names), why) for why, names in names_by_reason.items())
     for group in GROUPS:
         if group.name != "evaluation":  # those of rollouts, without a list of their own
-            rows = ((f"`{metric.name}`", metric.meaning) for metric in group.metrics)
+            rows = ((_metric_name(group.prefix, metric.name), metric.meaning) for metric in group.metrics)
             tables[f"metrics of {group.name}"] = listed(rows)
     return tables
+
+
+def _metric_name(prefix: str, name: str) -> str:
+    heading, _ = COLUMNS.get(prefix + name, ("", ""))
+    return f"`{name}` (*{heading}* in the terminal)" if heading else f"`{name}`"
 
 
 def listed(rows: Iterable[tuple[str, str]]) -> str:
