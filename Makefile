@@ -115,6 +115,7 @@ audit: setup
 setup: $(STAMP)
 
 $(STAMP): requirements/torch.txt requirements/cpu.txt setup.py envs/setup.py
+	@echo "Installing 3.7 GB into $(VENV), which takes some minutes."
 	@test -x $(BIN)/python || { $(MAKE_VENV) $(VENV); }
 	$(BIN)/python -m pip install --quiet $(UV) --requirement requirements/torch.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --requirement requirements/cpu.txt
