@@ -255,7 +255,7 @@ def _episode_bar(total: int, journal: EpisodeJournal) -> Iterator[Callable[[Epis
         def on_episode(episode: EpisodeResult) -> None:
             journal.add(episode)
             done = len(journal.episodes)
-            text = f"{done} of {total} episodes, {sum(known.success for known in journal.episodes.values())} solved"
+            text = f"{done} of {total} episodes"  # not how many are won: these end first
             progress.update(task, completed=done, description=text)
             if not console.is_terminal and done * 10 // total > (done - 1) * 10 // total:
                 show(text)
