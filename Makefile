@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=208440 \
-  tests=237670 \
+  trial_ray=208830 \
+  tests=238280 \
   benchmarks=26600 \
-  words=35480
+  words=35900
 
 lint: setup
 	$(BIN)/ruff check .

@@ -122,9 +122,12 @@ _LEARNER = _group(
             "to do with the return, less: it opposes it; absent until two groups have different returns"
         ),
         "trial/agreement_error": "standard error of `trial/agreement` over groups",
-        "trial/gate": "iterations since `hindsight_gate` closed; 0: it is open",
-        "trial/return_before": "mean return of the last `hindsight_gate` iterations without λ",
-        "trial/return_recent": "mean return of the last `hindsight_gate` iterations with λ",
+        "trial/returns_fallen": (
+            "iterations since `trial/return_recent` first was below `trial/return_before`, with `hindsight_gate` those since λ is "
+            "0; 0: it was not"
+        ),
+        "trial/return_before": "mean return of the last 4 iterations without λ, or of `hindsight_gate`",
+        "trial/return_recent": "mean return of the last 4 iterations with λ, or of `hindsight_gate`",
         "trial/clamp_saturated_fraction": (
             "share of microbatches without dense gradient because of the clamp of Eq. 8; 0 during warm-up"
         ),

@@ -1,12 +1,16 @@
-"""The agreement over ten iterations; the gate: λ is 0 for good once returns have fallen, also across a checkpoint."""
+"""The agreement over ten iterations; returns that fall after λ begins are noted, and close a gate for good."""
 
 import math
 
 import method_reference as ref
 import pytest
 from method_updates import random_update, scored_rows
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from trial_ray.algorithms.grpo import GRPO
 from trial_ray.algorithms.methods import new_config
+from trial_ray.algorithms.methods.trial import TRIAL, TRIALConfig
+from trial_ray.metrics import LEARNER
 
 COEFFICIENT = 0.1
 
@@ -65,7 +69,7 @@ def test_the_agreement_is_over_the_groups_of_the_last_ten_iterations():
 def course(method, wins, first=1):
     """The gate and whether λ applies, by iteration."""
     found = [updated(method, iteration, each)[:2] for iteration, each in enumerate(wins, first)]
-    return [(metrics["gate"], coefficient > 0) for metrics, coefficient in found]
+    return [(metrics["returns_fallen"], coefficient > 0) for metrics, coefficient in found]
 
 
 OPEN = [(0, False), (0, False), (0, True), (0, True)]
@@ -84,11 +88,12 @@ def test_the_gate_closes_for_good_once_returns_have_fallen(wins, after):
     assert course(gated(), wins) == [*OPEN, *after]
 
 
-def test_without_a_gate_returns_change_nothing():
-    for iteration, wins in enumerate([1, 1, 1, 0, 0, 0], 1):
-        metrics, coefficient, _ = updated(gated(gate=None), iteration, wins)
-        assert "gate" not in metrics
-        assert (coefficient > 0) == (iteration >= 3)
+def test_without_a_gate_four_iterations_are_compared_and_lambda_stays():
+    found = course(gated(gate=None), [0, 1, 1, 0, 0, 0, 0, 1])
+    assert found == [*OPEN, (0, True), (0, True), (1, True), (2, True)]
+    method = gated(gate=None)
+    method.config.hindsight_coeff = 0.0
+    assert "returns_fallen" not in updated(method, 1, True)[0]
 
 
 def test_a_method_that_is_given_the_state_goes_on_alike():
@@ -103,3 +108,19 @@ def test_a_method_that_is_given_the_state_goes_on_alike():
     assert (whole.dense_coefficient(8), free.dense_coefficient(8)) == (0, COEFFICIENT)
     # A gate that is set after λ has begun has nothing to compare with.
     assert course(gated(), [0, 0, 0], first=5) == [(0, True)] * 3
+
+
+@pytest.mark.parametrize("gate", [None, 4])
+def test_returns_that_have_fallen_are_a_warning_once(gate, monkeypatch, caplog):
+    monkeypatch.setattr(GRPO, "_record_update", lambda *_: None)
+    algo = TRIAL.__new__(TRIAL)
+    algo._iteration, algo.config = 8, TRIALConfig().training(hindsight_gate=gate, hindsight_start_iteration=5)
+    for fallen in (0, 1, 2):
+        algo.metrics = MetricsLogger(root=True)
+        for name, value in {"returns_fallen": fallen, "return_before": 0.5, "return_recent": 0.25}.items():
+            algo.metrics.log_value(tuple(f"{LEARNER}trial/{name}".split("/")), value)
+        algo._record_update()
+    (message,) = caplog.messages
+    assert "iteration 9: with λ the mean return of the last 4 iterations is 0.25, before it was 0.50" in message
+    assert ("λ is 0 for the rest" in message) == (gate is not None)
+    assert "before iteration 5 with hindsight_coeff=0" in message

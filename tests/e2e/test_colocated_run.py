@@ -106,9 +106,9 @@ def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch, capl
         assert second["groups"]["num_trained"] == 2
         hindsight = [result["learners"]["default_policy"]["trial"] for result in (first, second)]
         assert "agreement" not in hindsight[1]  # nothing was won
-        assert [each["gate"] for each in hindsight] == [0, 0]
+        assert [each["returns_fallen"] for each in hindsight] == [0, 0]
         assert hindsight[1]["return_recent"] == hindsight[1]["return_before"] == 0
-        assert "hindsight gate" not in caplog.text
+        assert "with λ the mean return" not in caplog.text
 
         def diverge(learners, **arguments):
             raise TrainingDivergedError("gradients were not finite")

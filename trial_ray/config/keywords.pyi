@@ -166,7 +166,7 @@ class Sections:
             clamp_alpha: α, the bound of the dense term relative to the GRPO loss (Eq. 8).
             gap_clip: c, the bound on each token's hindsight log-ratio, in nats (Eq. 4).
             hindsight_gate: λ is 0 for the rest of the run once the mean return of so many iterations with λ is below that
-                of as many before; ``None``: never (the paper).
+                of as many before; ``None``: never (the paper), but four such iterations give a warning.
             profile: turn weights: ``"relative"`` to the turns' hindsight log-ratios (the paper), or as controls
                 ``"uniform"`` or ``"permuted"`` (those of other turns of the trajectory).
             value_weighting: multiply each turn's score by its value, the discounted success rate of the group's rollouts

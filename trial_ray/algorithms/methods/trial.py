@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 PROFILES = ("relative", "uniform", "permuted")
 AGREEMENT_ITERATIONS = 10
 """Number of iterations with groups that are evaluated together, since a single iteration has few groups."""
+ITERATIONS_COMPARED = 4
+"""Number of iterations with λ, and without it, whose returns are compared if no gate names another number."""
 
 
 class TrajectoryRelative(Method["TRIALConfig"]):
@@ -59,7 +61,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
             "gap_mean": gap.mean(),
             "turn_weight_std": rows.weights.std(correction=0),
             **self._agreement(gap, rows, groups),
-            **self._gate(groups, iteration),
+            **self._compare_returns(groups, iteration),
         }
 
     def _agreement(self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup]) -> Metrics:
@@ -82,25 +84,25 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         found = ratio_of_sums(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
         return {} if found is None else {"agreement": found[0], "agreement_error": found[1]}
 
-    def _gate(self, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Close the gate for the rest of the run when returns have fallen below those without λ.
+    def _compare_returns(self, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
+        """Note whether returns have fallen below those without λ, from which on a gate is closed.
 
         The iteration in which λ begins is still played without it.
         """
-        window = self.config.hindsight_gate
         returns = [each.outcome_reward(self.config.reward) for group in groups for each in group.survivors]
-        if window is None or not returns:
+        if not (returns and self.config.hindsight_coeff):
             return {}
+        window = self.config.hindsight_gate or ITERATIONS_COMPARED
         phase = "return_recent" if iteration > self.config.hindsight_start_iteration else "return_before"
         self.state[phase] = [*self.state.get(phase, ()), statistics.fmean(returns)][-window:]
         before, recent = (self.state.get(name, []) for name in ("return_before", "return_recent"))
-        closed: int = self.state.get("closed", 0)
+        fallen: int = self.state.get("closed", 0)
         if not (before and recent):
-            return {"gate": torch.tensor(closed)}
+            return {"returns_fallen": torch.tensor(fallen)}
         found = {"return_before": statistics.fmean(before), "return_recent": statistics.fmean(recent)}
-        if closed or (len(recent) == window and found["return_recent"] < found["return_before"]):
-            self.state["closed"] = closed = closed + 1
-        return {name: torch.tensor(value) for name, value in {"gate": closed, **found}.items()}
+        if fallen or (len(recent) == window and found["return_recent"] < found["return_before"]):
+            self.state["closed"] = fallen = fallen + 1
+        return {name: torch.tensor(value) for name, value in {"returns_fallen": fallen, **found}.items()}
 
     def allocate(
         self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
@@ -153,7 +155,7 @@ class TRIALConfig(GRPOConfig):
     hindsight_gate: int | None = setting(
         None,
         "λ is 0 for the rest of the run once the mean return of so many iterations with λ is below that of as many before; "
-        "``None``: never (the paper)",
+        "``None``: never (the paper), but four such iterations give a warning",
         at_least=1,
     )
     profile: str = setting(
@@ -211,17 +213,21 @@ class TRIAL(GRPO):
         return TRIALConfig()
 
     def _record_update(self, *arguments: Any) -> None:
-        """Also log that the gate has closed."""
+        """Also warn once if returns have fallen since λ began."""
         super()._record_update(*arguments)
-        gate, before, recent = (
-            peek(self.metrics, f"{LEARNER}trial/{name}") for name in ("gate", "return_before", "return_recent")
+        fallen, before, recent = (
+            peek(self.metrics, f"{LEARNER}trial/{name}")
+            for name in ("returns_fallen", "return_before", "return_recent")
         )
-        if gate == 1:
+        if fallen == 1:
+            gate = self.config.hindsight_gate
             logger.warning(
-                "iteration %d: the hindsight gate is closed, so λ is 0 for the rest of the run: the mean return of the last %s "
-                "iterations is %.2f, before λ it was %.2f. Try GRPOConfig, a longer warm start, or another teacher_context",
+                "iteration %d: with λ the mean return of the last %d iterations is %.2f, before it was %.2f%s. Compare with GRPO, "
+                "or continue from a checkpoint before iteration %d with hindsight_coeff=0",
                 self.iteration + 1,
-                self.config.hindsight_gate,
+                gate or ITERATIONS_COMPARED,
                 recent,
                 before,
+                "; λ is 0 for the rest of the run, which does not undo its updates" if gate else "",
+                self.config.hindsight_start_iteration,
             )
