@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from types import SimpleNamespace
+
 import pytest
 
 from trial_ray import cli
@@ -167,3 +171,24 @@ def test_a_sweep_continues_as_it_was_started(tmp_path, capsys):
     assert "leave out --iterations and --set" in capsys.readouterr().err
     assert cli.main(arguments) == 2
     assert "has no sweep to continue" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("interrupted", "status"), [(False, "done"), (True, "unfinished")])
+def test_a_trial_that_was_ended_while_it_paused_is_done(interrupted, status, load, tmp_path, monkeypatch):
+    """As HyperBand ends trials."""
+    paused = SimpleNamespace(
+        error=None,
+        metrics={"done": False, "training_iteration": 1},
+        path="folder/trial",
+        metrics_dataframe=None,
+        config=None,
+    )
+
+    def fit():
+        if interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+        return [paused]
+
+    monkeypatch.setattr(Sweep, "_new", lambda *_: SimpleNamespace(fit=fit))
+    (trial,) = Sweep(load(), tmp_path, (), ()).fit(1).trials
+    assert trial.status == status

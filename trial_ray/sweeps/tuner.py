@@ -250,7 +250,7 @@ class Sweep:
         return SweepResult(
             self.file.metric,
             self.file.mode,
-            [_record(results[index], self.file) for index in range(len(results))],
+            [_record(results[index], self.file, interrupt.requested) for index in range(len(results))],
             self.file.repeats,
             # A searcher may end before it has made all of them.
             not_started=max(0, self.file.num_trials - len(results)) if interrupt.requested else 0,
@@ -384,9 +384,11 @@ class EverySeed(Repeater):
         return suggested
 
 
-def _record(result: Any, file: SweepFile) -> TrialRecord:
+def _record(result: Any, file: SweepFile, interrupted: bool) -> TrialRecord:
     metrics = result.metrics or {}  # absent in a trial that never started
-    status = FAILED if result.error else DONE if metrics.get("done") else UNFINISHED
+    # HyperBand ends paused trials, which do not report that they are done.
+    done = metrics.get("done") or (metrics and not interrupted)
+    status = FAILED if result.error else DONE if done else UNFINISHED
     return TrialRecord(
         name=Path(result.path).name if file.trial_name else metrics.get("trial_id") or Path(result.path).name,
         parameters=file.parameters(result),
