@@ -88,6 +88,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
+    timeout = 600.0
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")

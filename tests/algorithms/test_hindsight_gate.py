@@ -89,9 +89,11 @@ def test_the_gate_closes_for_good_once_returns_have_fallen(wins, after):
 
 
 def test_without_a_gate_four_iterations_are_compared_and_lambda_stays():
-    found = course(gated(gate=None), [0, 1, 1, 0, 0, 0, 0, 1])
-    assert found == [*OPEN, (0, True), (0, True), (1, True), (2, True)]
     method = gated(gate=None)
+    method.config.hindsight_start_iteration = 4
+    found = course(method, [0, 1, 1, 0, 0, 0, 0, 0, 1])
+    assert found == [(0, False)] * 3 + [(0, True)] * 4 + [(1, True), (2, True)]
+    assert course(gated(gate=None), [0, 1, 1, 0, 0, 0, 0, 0])[-1] == (0, True), "three iterations are too few"
     method.config.hindsight_coeff = 0.0
     assert "returns_fallen" not in updated(method, 1, True)[0]
 

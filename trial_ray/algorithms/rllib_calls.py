@@ -147,13 +147,13 @@ class RLlibCalls(Algorithm):
         result: dict[str, Any] = super()._compile_iteration_results(
             train_results=train_results, eval_results=eval_results
         )
+        if not eval_results:
+            result.pop(EVALUATION_RESULTS, None)  # what callbacks in the driver logged in an earlier one
         seconds = dict(result.get("seconds", {}))
         seconds.pop("evaluation", None)  # of a call of evaluate()
-        if eval_results:
-            seconds["evaluation"] = peek(self.metrics, "seconds/evaluation")
-            self.metrics.delete("seconds", "evaluation")  # else the next iteration has it, too
-        else:
-            result.pop(EVALUATION_RESULTS, None)  # what callbacks in the driver logged in an earlier one
+        if eval_results and (found := peek(self.metrics, "seconds/evaluation")) is not None:
+            seconds["evaluation"] = found
+        self.metrics.delete("seconds", "evaluation", key_error=False)  # else the next iteration has it, too
         return {**result, "seconds": seconds}
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:

@@ -100,7 +100,9 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         if not (before and recent):
             return {"returns_fallen": torch.tensor(fallen)}
         found = {"return_before": statistics.fmean(before), "return_recent": statistics.fmean(recent)}
-        if fallen or (len(recent) == window and found["return_recent"] < found["return_before"]):
+        # One iteration before λ is too few to warn of, but enough for a gate that was asked for.
+        comparable = len(recent) == window and (self.config.hindsight_gate or len(before) == window)
+        if fallen or (comparable and found["return_recent"] < found["return_before"]):
             self.state["closed"] = fallen = fallen + 1
         return {name: torch.tensor(value) for name, value in {"returns_fallen": fallen, **found}.items()}
 
