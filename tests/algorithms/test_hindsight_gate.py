@@ -125,4 +125,4 @@ def test_returns_that_have_fallen_are_a_warning_once(gate, monkeypatch, caplog):
     (message,) = caplog.messages
     assert "iteration 9: with λ the mean return of the last 4 iterations is 0.25, before it was 0.50" in message
     assert ("λ is 0 for the rest" in message) == (gate is not None)
-    assert "before iteration 5 with hindsight_coeff=0" in message
+    assert "hindsight_coeff=0 from a checkpoint before iteration 5" in message

@@ -225,7 +225,7 @@ class TRIAL(GRPO):
             gate = self.config.hindsight_gate
             logger.warning(
                 "iteration %d: with λ the mean return of the last %d iterations is %.2f, before it was %.2f%s. Compare with GRPO, "
-                "or continue from a checkpoint before iteration %d with hindsight_coeff=0",
+                "or continue with hindsight_coeff=0 from a checkpoint before iteration %d, if one is kept",
                 self.iteration + 1,
                 gate or ITERATIONS_COMPARED,
                 recent,
