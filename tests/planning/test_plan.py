@@ -127,6 +127,36 @@ def test_too_few_gpus_are_reported_and_shared_in_the_proposal(qwen3):
     assert not make_plan(qwen3, gpus(16)).complaints
 
 
+@pytest.mark.parametrize(
+    "fixed", [{"max_staleness": 1}, {"weight_transfer": "nccl"}, {"sharding": "fsdp", "fsdp_size": 4}]
+)
+def test_what_excludes_colocation_on_all_gpus_is_not_proposed_with_it(fixed, qwen3):
+    assert nearest_fit(replace(qwen3, **fixed), gpus(6)) is None
+
+
+def test_adapters_are_not_proposed_to_a_run_with_a_lagged_teacher(qwen3):
+    request = replace(qwen3, num_learners=1, num_engines=1)
+    assert "lora_rank=32" in nearest_fit(request, gpus(1, 24))[1]
+    assert nearest_fit(replace(request, teacher_sync_iterations=1), gpus(1, 24)) is None
+
+
+def test_what_settings_keep_on_the_host_is_planned(qwen3):
+    def planned(actor, **settings):
+        found = make_plan(replace(qwen3, **settings), gpus(16)).actors
+        return next(each.total for each in found if each.actor == actor)
+
+    more = planned("env runner", environment_processes=True) - planned("env runner", environment_processes=False)
+    assert more == 56 * 2**20 * qwen3.max_episodes_in_flight
+    awake, asleep = (planned("engine's host part", colocate=True, sleep_level=level) for level in (2, 1))
+    assert asleep - awake == qwen3.shape.parameters * qwen3.engine_bytes
+
+
+def test_the_engine_has_requests_of_evaluations_and_of_groups_in_flight(qwen3):
+    request = replace(qwen3, num_engines=1, trajectories=64, max_staleness=1, evaluated=100)
+    assert request.requests_per_engine == 128
+    assert replace(request, evaluated=256).requests_per_engine == 256
+
+
 def test_the_engine_beside_a_learner_gets_what_the_learner_leaves(qwen3):
     fitting, _ = nearest_fit(qwen3, gpus(1))
     share = fitting.request.gpu_memory_utilization

@@ -26,6 +26,8 @@ SLEEPING_ENGINE_BYTES = 2 * GIB
 memory, which is offloaded. An assumption; vLLM logs the measured number whenever an engine goes to sleep."""
 EPISODE_BYTES = 4 * 2**20
 """Memory of one environment in an env runner, including its loaded game."""
+ENVIRONMENT_PROCESS_BYTES = 60 * 2**20
+"""Memory of the process of one environment that another one does not share; 57 MiB in ALFWorld's level ``tiny``."""
 LORA_RANK = 32
 """Rank of the LoRA adapters that are proposed if training all weights does not fit."""
 
@@ -70,7 +72,8 @@ def make_plan(request: PlanRequest, machine: Machine) -> Plan:
             free *= request.gpu_memory_utilization
         elif request.colocate:
             free -= learner.kept
-    episodes = EPISODE_BYTES * request.max_episodes_in_flight
+    of_one = ENVIRONMENT_PROCESS_BYTES if request.environment_processes else EPISODE_BYTES
+    episodes = of_one * request.max_episodes_in_flight
     actors = (
         learner,
         engine_memory(request, free),
@@ -91,7 +94,12 @@ def _beside_gpus(request: PlanRequest) -> Iterator[Memory]:
         yield Memory("learner's host part", request.num_learners, False, items)
     if request.num_gpus_per_engine:
         number = request.num_engines * request.tensor_parallel_size
-        yield Memory("engine's host part", number, False, {"process": GPU_HOST_BYTES})
+        kept: dict[str, float] = {"process": GPU_HOST_BYTES}
+        if request.colocate and request.sleep_level == 1:
+            kept["weights while it sleeps"] = (
+                request.shape.parameters * request.engine_bytes / request.tensor_parallel_size
+            )
+        yield Memory("engine's host part", number, False, kept)
 
 
 def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ...]) -> Iterator[str]:
@@ -122,7 +130,8 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
     while limits[-1] // 2 >= request.row_tokens:
         limits.append(limits[-1] // 2)
     for rank, limit, checkpointing, sharded, arranged in itertools.product(
-        dict.fromkeys((request.lora_rank, request.lora_rank or LORA_RANK)),
+        # A lagged copy of adapters is not kept.
+        dict.fromkeys((request.lora_rank, request.lora_rank or LORA_RANK * (request.teacher_sync_iterations is None))),
         limits,
         dict.fromkeys((request.gradient_checkpointing, True)),
         (False, True),
@@ -150,10 +159,12 @@ def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanReques
     """Yield placements of learners and engines on the GPUs: as requested, or colocated on all of them."""
     if machine.gpus is None or request.gpus <= machine.gpus:
         yield request
-    if machine.gpus and request.num_gpus_per_learner and request.num_gpus_per_engine:
+    taking_turns = not request.max_staleness and request.weight_transfer != "nccl"
+    if machine.gpus and request.num_gpus_per_learner and request.num_gpus_per_engine and taking_turns:
         pairs = min(machine.gpus, request.trajectories)
         turns = replace(request, num_gpus_per_learner=0.5, num_gpus_per_engine=0.5, colocate=True)
-        yield replace(turns, num_learners=pairs, num_engines=pairs, tensor_parallel_size=1)
+        if pairs % (request.fsdp_size or 1) == 0:
+            yield replace(turns, num_learners=pairs, num_engines=pairs, tensor_parallel_size=1)
 
 
 def _changes(before: PlanRequest, after: PlanRequest) -> list[str]:

@@ -59,6 +59,8 @@ class PlanRequest:
         kv_cache_gib: size of an engine's key-value cache; ``None``: follows from free memory or rows.
         max_batch: maximum number of requests that an engine decodes at a time; ``None``: the engine's own limit.
         trajectories: number of rollouts of an iteration.
+        evaluated: maximum number of rollouts of an evaluation that are played at a time.
+        environment_processes: whether environments run in processes of their own.
     """
 
     shape: ModelShape
@@ -91,6 +93,12 @@ class PlanRequest:
     max_episodes_in_flight: int
     trajectories: int
     max_turns: int
+    evaluated: int
+    environment_processes: bool
+    max_staleness: int
+    sleep_level: int
+    weight_transfer: str
+    teacher_sync_iterations: int | None
 
     @classmethod
     def of(cls, config: RunSettings) -> PlanRequest:
@@ -105,6 +113,9 @@ class PlanRequest:
             cache = VLLM_CPU_CACHE_GIB
         # The policy with its adapters switched off is its own reference.
         reference = config.ref_kl_coeff > 0 and not config.lora_rank
+        entries, chosen = config.environment_entries(), config.environment_processes
+        num_env_runners = max(1, fewest_and_most(config.num_env_runners)[1])
+        evaluated = num_env_runners * config.max_episodes_in_flight if config.evaluation_split else 0
         sizes: dict[str, Any] = {each.name: getattr(config, each.name, None) for each in fields(cls)}
         sizes |= {
             "shape": _shape(config),
@@ -119,9 +130,11 @@ class PlanRequest:
             "gpu_memory_utilization": engine.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION),
             "max_batch": engine.get("max_batch") or engine.get("max_num_seqs"),
             "num_engines": fewest_and_most(config.num_engines)[1],
-            "num_env_runners": max(1, fewest_and_most(config.num_env_runners)[1]),
+            "num_env_runners": num_env_runners,
             "trajectories": config.group_size * config.tasks_per_iteration,
-            "max_turns": max(entry.max_turns for entry in config.environment_entries()),
+            "max_turns": max(entry.max_turns for entry in entries),
+            "evaluated": min(evaluated, config.evaluation_num_tasks or evaluated),
+            "environment_processes": any(entry.adapter.own_process if chosen is None else chosen for entry in entries),
         }
         return cls(**sizes)
 
@@ -139,7 +152,7 @@ class PlanRequest:
     @property
     def requests_per_engine(self) -> int:
         """Maximum number of requests that an engine has at a time: each rollout sends one request at a time."""
-        return math.ceil(self.trajectories / self.num_engines)
+        return math.ceil(max(self.trajectories * (1 + self.max_staleness), self.evaluated) / self.num_engines)
 
     @property
     def shards(self) -> int:
