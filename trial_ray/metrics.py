@@ -153,7 +153,7 @@ _LEARNER = _group(
         "engine/ratio_max": ("max", "the largest of these ratios"),
         "engine/kl": r"mean of $r - 1 - \log r$, an estimate of $\mathrm{KL}(\pi_{engine} \| \pi_{old})$",
         "engine/effective_sample_size": r"$(\sum r)^2 / (T \sum r^2)$, in (0, 1]",
-        "engine/bounded_fraction": "share of tokens whose weight was truncated to `importance_cap` or masked",
+        "engine/bounded_fraction": "share of tokens whose weight is `importance_cap` or masked",
         "num_module_steps_trained": ("sum", "trained turn rows, counted by the learners"),
         "num_module_steps_trained_lifetime": ("lifetime_sum", "the same of the run so far"),
         "rows/skipped": ("sum", "turn rows of steps skipped for non-finite gradients"),
@@ -171,7 +171,8 @@ _LEARNER = _group(
         ),
         "update/tokens_forwarded": (
             "sum",
-            "model inputs of the passes with gradients ([scaling.md](scaling.md#shared-prefixes))",
+            "model inputs of the update's passes, two of a row whose microbatch is split for memory "
+            "([scaling.md](scaling.md#shared-prefixes))",
         ),
         "update/tokens_distinct": ("sum", "distinct prefixes of the rows of these passes"),
         "update/seconds": ("max", "time of the iteration's optimizer steps, slowest learner"),

@@ -10,6 +10,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from trial_ray.algorithms.grpo import GRPO
 from trial_ray.algorithms.methods import new_config
 from trial_ray.algorithms.methods.trial import TRIAL, TRIALConfig
+from trial_ray.errors import ConfigError
 from trial_ray.metrics import LEARNER
 
 COEFFICIENT = 0.1
@@ -93,7 +94,9 @@ def test_without_a_gate_four_iterations_are_compared_and_lambda_stays():
     method.config.hindsight_start_iteration = 4
     found = course(method, [0, 1, 1, 0, 0, 0, 0, 0, 1])
     assert found == [(0, False)] * 3 + [(0, True)] * 4 + [(1, True), (2, True)]
-    assert course(gated(gate=None), [0, 1, 1, 0, 0, 0, 0, 0])[-1] == (0, True), "three iterations are too few"
+    early = gated(gate=None)
+    early.config.hindsight_start_iteration = 1
+    assert course(early, [1, 0, 0, 0, 0, 0])[-1] == (0, True), "one iteration without λ is too few"
     method.config.hindsight_coeff = 0.0
     assert "returns_fallen" not in updated(method, 1, True)[0]
 
@@ -110,6 +113,21 @@ def test_a_method_that_is_given_the_state_goes_on_alike():
     assert (whole.dense_coefficient(8), free.dense_coefficient(8)) == (0, COEFFICIENT)
     # A gate that is set after λ has begun has nothing to compare with.
     assert course(gated(), [0, 0, 0], first=5) == [(0, True)] * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"hindsight_start_iteration": 1}, "at least half as many"),
+        ({"drop_zero_variance_groups": True}, "leaves some out"),
+    ],
+)
+def test_a_gate_that_cannot_compare_returns_is_refused(settings, told):
+    with pytest.raises(ConfigError, match=told):
+        new_config("gated").training(**settings).check_update()
+    method = gated(gate=None)
+    method.config.drop_zero_variance_groups = True
+    assert "returns_fallen" not in updated(method, 1, True)[0]
 
 
 @pytest.mark.parametrize("gate", [None, 4])

@@ -119,6 +119,8 @@ def test_success_rates_resume_where_they_ended_also_in_a_run_that_was_uniform():
     assert resumed.metrics() == sampler.metrics()
     resumed.set_state(TaskSampler([TASKS], 0).get_state())
     assert resumed.metrics()["tasks/seen_fraction"] == 0.0
+    evaluated_alone = SuccessRateSampler([TASKS, []], 0, [1.0, 0.0])
+    evaluated_alone.set_state(evaluated_alone.get_state())
 
 
 def test_a_state_of_other_environments_is_refused():

@@ -77,7 +77,9 @@ class SuccessRateSampler(TaskSampler):
         super().set_state(state)
         played = state.get("success_counts", [{} for _ in self._places])
         for places, counts, known in zip(self._places, self._counts, played, strict=True):
-            counts[:] = [known.get(task, (0.0, 0.0)) for task in places]
+            counts[:] = 0
+            for task, place in places.items():
+                counts[place] = known.get(task, (0.0, 0.0))
 
     def _chances(self, environment: int) -> np.ndarray:
         rates = _rates(self._counts[environment])

@@ -119,8 +119,9 @@ class Sections:
             drop_zero_variance_groups: drop groups whose rollouts all earned the same, up to rounding.
             max_refills: with ``drop_zero_variance_groups``: times per iteration that tasks are drawn to replace dropped
                 groups (dynamic sampling).
-            invalid_action_penalty: subtracted from the scaled reward, and at most as much from the advantage, of a turn
-                whose response lacks the required form.
+            invalid_action_penalty: subtracted from the scaled reward, and at most as much from the advantage (with
+                ``advantage_statistics="rows"`` before it is normalised), of a turn whose response lacks the required
+                form.
             mask_truncated: leave responses that were cut at ``max_response_tokens`` out of the loss (DAPO; TRL:
                 ``mask_truncated_completions``); their rollouts stay in the group's statistics.
             clip_low: lower clip of the probability ratio is ``1 - clip_low``.
@@ -166,7 +167,8 @@ class Sections:
             clamp_alpha: α, the bound of the dense term relative to the GRPO loss (Eq. 8).
             gap_clip: c, the bound on each token's hindsight log-ratio, in nats (Eq. 4).
             hindsight_gate: λ is 0 for the rest of the run once the mean return of so many iterations with λ is below that
-                of as many before; ``None``: never (the paper), but four such iterations give a warning.
+                of as many before, or of half as many; ``None``: never (the paper), but four such iterations give a
+                warning.
             profile: turn weights: ``"relative"`` to the turns' hindsight log-ratios (the paper), or as controls
                 ``"uniform"`` or ``"permuted"`` (those of other turns of the trajectory).
             value_weighting: multiply each turn's score by its value, the discounted success rate of the group's rollouts
@@ -437,7 +439,7 @@ class Sections:
             min_response_tokens: lower limit on the mean length of a response, stop token included; checked once it has
                 been twice as large.
             max_cut_response_rate: share of responses cut at ``max_response_tokens`` that is a violation; checked once it
-                has been 0.5 or less.
+                has been at most half of this.
             min_valid_rate: lower limit on the share of valid turns (response well-formed, action understood); checked
                 once it has been ten times as large.
         """

@@ -107,8 +107,8 @@ class TrainingSettings(Settings):
     )
     invalid_action_penalty: float = setting(
         0.1,
-        "subtracted from the scaled reward, and at most as much from the advantage, of a turn whose response lacks the "
-        "required form",
+        'subtracted from the scaled reward, and at most as much from the advantage (with ``advantage_statistics="rows"`` before '
+        "it is normalised), of a turn whose response lacks the required form",
         at_least=0,
     )
     mask_truncated: bool = setting(
@@ -232,7 +232,7 @@ class HealthCheckSettings(Settings):
     )
     max_cut_response_rate: float | None = setting(
         1.0,
-        "share of responses cut at ``max_response_tokens`` that is a violation; checked once it has been 0.5 or less",
+        "share of responses cut at ``max_response_tokens`` that is a violation; checked once it has been at most half of this",
         above=0.5,
     )
     min_valid_rate: float | None = setting(

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -136,7 +137,14 @@ class EnvironmentEntry:
     def tasks(self) -> list[str]:
         """Task ids of the split in a fixed order: the environment's list, else seeds."""
         listed = self.listed_tasks()
-        return seed_tasks(self.split, self.adapter.num_seeds) if listed is None else listed
+        if listed is None:
+            return seed_tasks(self.split, self.adapter.num_seeds)
+        if len(listed) > len(set(listed)):
+            twice, _ = Counter(listed).most_common(1)[0]
+            raise ConfigError(
+                f"{self.env_id} lists the task {twice!r:.200} twice in the split {self.split!r}, expected every task once."
+            )
+        return listed
 
     def describe(self) -> dict[str, Any]:
         """Fields that determine the environment's tasks and prompts, as plain values, without secrets."""

@@ -14,6 +14,7 @@ import torch
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.grpo import GRPO
 from trial_ray.config.declare import setting
+from trial_ray.errors import ConfigError
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
 from trial_ray.metrics import LEARNER, peek
@@ -90,8 +91,8 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         The iteration in which λ begins is still played without it.
         """
         returns = [each.outcome_reward(self.config.reward) for group in groups for each in group.survivors]
-        if not (returns and self.config.hindsight_coeff):
-            return {}
+        if not (returns and self.config.hindsight_coeff) or self.config.drop_zero_variance_groups:
+            return {}  # nothing to compare: the groups that are left out are those of the best and worst returns
         window = self.config.hindsight_gate or ITERATIONS_COMPARED
         phase = "return_recent" if iteration > self.config.hindsight_start_iteration else "return_before"
         self.state[phase] = [*self.state.get(phase, ()), statistics.fmean(returns)][-window:]
@@ -100,8 +101,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         if not (before and recent):
             return {"returns_fallen": torch.tensor(fallen)}
         found = {"return_before": statistics.fmean(before), "return_recent": statistics.fmean(recent)}
-        # One iteration before λ is too few to warn of, but enough for a gate that was asked for.
-        comparable = len(recent) == window and (self.config.hindsight_gate or len(before) == window)
+        comparable = len(recent) == window and 2 * len(before) >= window
         if fallen or (comparable and found["return_recent"] < found["return_before"]):
             self.state["closed"] = fallen = fallen + 1
         return {name: torch.tensor(value) for name, value in {"returns_fallen": fallen, **found}.items()}
@@ -156,8 +156,8 @@ class TRIALConfig(GRPOConfig):
     )
     hindsight_gate: int | None = setting(
         None,
-        "λ is 0 for the rest of the run once the mean return of so many iterations with λ is below that of as many before; "
-        "``None``: never (the paper), but four such iterations give a warning",
+        "λ is 0 for the rest of the run once the mean return of so many iterations with λ is below that of as many before, or of "
+        "half as many; ``None``: never (the paper), but four such iterations give a warning",
         at_least=1,
     )
     profile: str = setting(
@@ -174,6 +174,21 @@ class TRIALConfig(GRPOConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or TRIAL)
+
+    def check_update(self) -> None:
+        """Also reject a gate that cannot compare returns."""
+        super().check_update()
+        if self.hindsight_gate is None:
+            return
+        if self.drop_zero_variance_groups:
+            raise ConfigError(
+                "hindsight_gate compares the returns of all groups, but drop_zero_variance_groups leaves some out. Set one of them."
+            )
+        if 2 * self.hindsight_start_iteration < self.hindsight_gate:
+            raise ConfigError(
+                f"hindsight_gate is {self.hindsight_gate}, but λ begins in iteration {self.hindsight_start_iteration}; expected at "
+                "least half as many iterations before. Set hindsight_start_iteration."
+            )
 
     def schedules(self) -> dict[str, int]:
         """Return λ's first iteration, unless λ is always 0."""
@@ -201,6 +216,7 @@ class ValueWeightedConfig(TRIALConfig):
 class GatedConfig(TRIALConfig):
     """TRIAL until returns fall below those without the dense loss, then GRPO (not in the paper)."""
 
+    hindsight_start_iteration: int = setting(4)
     hindsight_gate: int | None = setting(4)
 
 
