@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=208830 \
-  tests=238280 \
+  trial_ray=209400 \
+  tests=239300 \
   benchmarks=26600 \
-  words=35900
+  words=36010
 
 lint: setup
 	$(BIN)/ruff check .

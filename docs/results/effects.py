@@ -58,7 +58,7 @@ def mixed_interval(differences: np.ndarray) -> dict[str, float]:
         "mean": mean,
         "low": mean - half,
         "high": mean + half,
-        "p_value": float(2 * stats.t.sf(abs(mean) / error, degrees)),
+        "p_value": float(2 * stats.t.sf(abs(mean) / error, degrees)) if error else float(mean == 0),
         "degrees": degrees,
         "between_std": math.sqrt((between - within) / seeds) if differing else 0.0,
         "within_std": math.sqrt(within if differing else variance),

@@ -189,7 +189,9 @@ def test_a_checkpoint_is_evaluated_with_the_settings_that_it_was_trained_with(ch
 
 def test_environment_and_split_of_an_evaluation_are_the_runs_unless_named(changed):
     for split, played in (("train", "train"), (None, "valid_seen")):
-        config, _ = checkpoint_config(str(changed.out), None, split, [])
+        config, labels = checkpoint_config(str(changed.out), None, split, [])
+        assert labels["method"] == "trial"
+        assert checkpoint_config(str(changed.out), None, split, ["model_path=package:alfworld-tiny"])[1] == {}
         assert (config.env, config.env_config["split"]) == ("trial/ALFWorld-v0", played)
     config, _ = checkpoint_config("oracle", "trial/ALFWorld-v0", "generated", ['env_config={"difficulty": "tiny"}'])
     assert config.env_config == {"split": "generated", "difficulty": "tiny"}

@@ -14,6 +14,7 @@ from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.algorithms.inputs import compare_initial_weights
 from trial_ray.errors import CheckpointError, EnvironmentFaultError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet, EvaluationSetError
+from trial_ray.evaluation.player import oracle_protocol
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.rollout.trajectory import EpisodeResult
 
@@ -97,6 +98,13 @@ def test_evaluation_set_does_not_depend_on_listing_order_and_nests():
     assert EvaluationSet.choose("e", "s", TASKS, 10, seed=1).task_ids == large.task_ids[:10]
     assert EvaluationSet.choose("e", "s", TASKS, 40, seed=2).digest != large.digest
     assert EvaluationSet.choose("e", "s", TASKS) == EvaluationSet.choose("e", "s", TASKS, 100)
+
+
+def test_keyword_arguments_of_the_environment_are_part_of_a_protocol():
+    config = GRPOConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny"})
+    (entry,) = config.environment_entries()
+    found = oracle_protocol(EvaluationSet.from_entry(entry, 2, 0), entry)
+    assert found["env_config"] == {"difficulty": "tiny"}
 
 
 def test_evaluation_set_choice_is_frozen():

@@ -88,6 +88,13 @@ DIGESTS = {"digest": "aa", "kwargs": {}}, {"digest": "bb", "kwargs": {}}
     ("given", "words"),
     [
         (beside(temperature=1.0), "temperature is 0.4 in one and 1.0"),
+        (
+            [
+                row(evaluation([True, False], env_config={"lives": 3})),
+                row(evaluation([True, False], env_config={"lives": 1}), 1),
+            ],
+            "env_config is .*3.* in one and .*1",
+        ),
         (beside(panel_sha256="other"), "evaluation sets.*panel_sha256"),
         (templates("small", *DIGESTS), "chat_template is .*'aa'.* in one and .*'bb'"),
         (beside(families=FAMILIES[::-1]), "do not match the digest"),
@@ -104,7 +111,16 @@ def test_what_does_not_belong_together_is_refused(given, words):
         ResultTable(given)
 
 
+def test_environments_of_one_name_have_columns_of_their_own_and_files_keep_their_name(tmp_path):
+    table = ResultTable([row(evaluation([True, False], env=env)) for env in ("x/Foo-v0", "y/Foo-v0")])
+    assert [block for block, _ in table.frame().columns][::2] == ["Foo valid_seen", "y/Foo-v0 valid_seen"]
+    names = ["qwen2.5-3b.csv", "qwen2.5-3b_differences.csv", "qwen2.5-3b.tex"]
+    assert [path.name for path in table.write(tmp_path / "qwen2.5-3b")] == names
+
+
 def test_what_belongs_together_is_not_refused():
+    # An earlier version did not record the keyword arguments.
+    ResultTable([row(evaluation([True, False], env_config={"lives": 3})), row(evaluation([True, False]), 1)])
     # Each model has a chat template of its own; of one model it is known by what it writes, else by its variables.
     assert len(ResultTable(templates("large", *DIGESTS)).frame()) == 2
     ResultTable(templates("small", DIGESTS[0], {"digest": "aa", "kwargs": {"unused": 1}}))

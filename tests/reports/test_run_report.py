@@ -74,6 +74,16 @@ def test_runs_that_differ_by_seed_alone_are_one_curve_with_an_interval(runs):
     assert chart["warm_up"] == [START]
 
 
+def test_runs_of_two_days_are_one_group(runs, tmp_path):
+    copies = [Path(shutil.copytree(run, tmp_path / run.name)) for run in runs[2:]]
+    for day, copy in enumerate(copies, 1):
+        file = copy / "resolved_config.json"
+        record = json.loads(file.read_text())
+        record["settings"]["chat_template_date"] = f"2026-01-0{day}"
+        file.write_text(json.dumps(record))
+    assert [group.title for group in load_groups(copies)] == ["TRIAL (2 seeds)"]
+
+
 def test_the_summary_gives_every_interval(runs, tmp_path):
     assert report(*runs, "--out", tmp_path / "page.html") == 0
     said = text_of(tmp_path / "page.html")

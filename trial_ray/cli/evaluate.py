@@ -125,7 +125,9 @@ def evaluate(args: Namespace) -> None:
         protocol, weights, play = _checkpoint_player(config, evaluation_set, entry, policy, args.verbose)
     with EpisodeJournal(args.json, protocol, weights) as journal:
         result = journal.result
-        if result is None:
+        if result is not None:
+            show(f"nothing was played: {args.json} has this evaluation")
+        else:
             with _episode_bar(len(evaluation_set), journal) as on_episode:
                 result = play(journal.episodes, on_episode)
             result.weights, result.labels = weights, labels
@@ -209,12 +211,19 @@ def checkpoint_config(
     recorded, labels = recorded_config(model, adapters) if model else (None, {})
     config = with_method(recorded or new_config("grpo"), "grpo")  # nothing is trained, so no method needs anything
     sets = config.evaluation_entries()
-    known = {entry.env_id: entry for entry in reversed(sets or config.environment_entries())}
+    entries = sets or config.environment_entries()
+    known = {entry.env_id: entry for entry in reversed(entries)}
     if env is None:
         if len(known) != 1:
             found = f"its run plays {', '.join(sorted(known))}" if known else "it is not part of a run"
             raise UserInputError(f"Choose the environment of {checkpoint} with --env ID: {found}.")
         (env,) = known
+    if sum(entry.env_id == env for entry in entries) > 1 and not any(
+        each.startswith("env_config") for each in overrides
+    ):
+        raise UserInputError(
+            f"The run of {checkpoint} plays {env} with several keyword arguments. Choose them with --set env_config={{...}}."
+        )
     played = known.get(env)
     if split is None:
         if played is None or not sets:
@@ -238,7 +247,8 @@ def checkpoint_config(
     config.training(teacher_context=None, teacher_sync_iterations=None)
     config = apply_overrides(config, overrides)
     config.env_config = {"split": split, **config.env_config}  # --set env_config={…} replaces all of it
-    return config, labels
+    # Another model than the run's is no method's result.
+    return config, labels if model is None or config.model_path == str(model) else {}
 
 
 @contextmanager

@@ -50,7 +50,8 @@ def _study(name: str) -> str:
   FILE.py   your own scale; the scales above are tuned_examples/reproduce/*.py
 
 DIR is the folder of a sweep: a run folder for each environment, backbone, method and seed, NAME.csv and NAME.tex, and in
-figures/ every curve and the paper's Figures 2 and 3. After Ctrl-C the same command continues.
+figures/ every curve and the paper's Figure 3, and Figure 2 if the runs are evaluated while they train. After Ctrl-C the same
+command continues.
 """,
     option("name", f"one of {', '.join(NAMES)}", "NAME", _study, choices=NAMES),
     option(

@@ -25,7 +25,8 @@ from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError, UserInputError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
-from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult
+from trial_ray.evaluation.results import CHAT_TEMPLATE, ENV_CONFIG, EvaluationResult
+from trial_ray.files import without_secrets
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tensors import engine_tensors
 from trial_ray.rollout.chat_template import describe_chat_template
@@ -57,6 +58,7 @@ def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
     adapter = entry.describe().get("adapter")
     return {
         **evaluation_set.protocol(),
+        ENV_CONFIG: _determining(entry),
         **({} if adapter is None else {"adapter": adapter}),
         **({"stop_strings": list(config.stop_strings)} if config.stop_strings else {}),
         "temperature": config.evaluation_temperature,
@@ -262,4 +264,15 @@ def evaluate_oracle(
 
 def oracle_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
     """Return the protocol of the oracle's evaluation on ``evaluation_set``."""
-    return {**evaluation_set.protocol(), "max_turns": entry.max_turns}
+    adapter = entry.describe().get("adapter")
+    return {
+        **evaluation_set.protocol(),
+        ENV_CONFIG: _determining(entry),
+        **({} if adapter is None else {"adapter": adapter}),
+        "max_turns": entry.max_turns,
+    }
+
+
+def _determining(entry: EnvironmentEntry) -> dict[str, Any]:
+    """Return the environment's keyword arguments without the split, which a protocol has already, and the place of the data."""
+    return {name: value for name, value in without_secrets(entry.config).items() if name not in ("split", "data")}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from trial_ray.rollout.groups import RolloutCounts
 
-CHAT_TEMPLATE = "chat_template"
+CHAT_TEMPLATE, ENV_CONFIG = "chat_template", "env_config"
 """Protocol key for the chat template: digest of its output, its arguments, and the date that it shows, if any."""
 SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
@@ -226,6 +226,8 @@ def protocol_difference(
     """Return the alphabetically first entry that differs between two protocols, with both values; empty if they are equal."""
     for key in sorted(first.keys() | second.keys()):
         one, other = first.get(key), second.get(key)
+        if key == ENV_CONFIG and None in (one, other):
+            continue  # earlier versions did not record it
         if key == CHAT_TEMPLATE and one and other:
             one, other = _compared_templates(one, other)
         if one != other:

@@ -185,9 +185,15 @@ def differ(values: Sequence[float] | np.ndarray) -> bool:
 
 
 def seed_interval(means: np.ndarray) -> SeedInterval | None:
-    """Return the t interval over the means of the seeds, float ``[S]``; ``None`` for a single seed."""
+    """Return the t interval over the means of the seeds, float ``[S]``; ``None`` for a single seed.
+
+    Raises:
+        ValueError: a mean is not finite.
+    """
     from scipy import stats
 
+    if not np.isfinite(means).all():
+        raise ValueError(f"expected finite means of seeds, got {means}")
     if means.size < 2:
         return None
     if not differ(means):

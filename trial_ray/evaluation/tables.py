@@ -111,6 +111,8 @@ class ResultTable:
         for env, split in sorted({entry.place for entry in entries}):
             adapter = find_adapter(env)
             block = adapter.labels.split_titles.get(split, f"{adapter.name} {split}")
+            if block in {known for known, _ in self._values}:  # of an environment with the same name
+                block = f"{env} {split}"
             titles = adapter.labels.family_titles
             played = [entry for entry in entries if entry.place == (env, split)]
             _require_complete(block, played)
@@ -207,9 +209,9 @@ class ResultTable:
         """
         latex = self.frame(title).to_latex(escape=True, caption=CAPTION, position="t", multicolumn_format="c")
         return [
-            write_text(path.with_suffix(".csv"), self.cells.to_csv(index=False)),
+            write_text(path.with_name(f"{path.name}.csv"), self.cells.to_csv(index=False)),
             write_text(path.with_name(f"{path.name}_differences.csv"), self.differences.to_csv(index=False)),
-            write_text(path.with_suffix(".tex"), latex),
+            write_text(path.with_name(f"{path.name}.tex"), latex),
         ]
 
 

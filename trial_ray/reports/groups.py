@@ -12,8 +12,8 @@ from trial_ray.runs.config_record import OF_THE_RECORDING
 if TYPE_CHECKING:
     from trial_ray.reports.run import RecordedRun
 
-OF_A_RUN = OF_THE_RECORDING | {"seed"}
-"""Settings that may differ between the runs of one group."""
+OF_A_RUN = OF_THE_RECORDING | {"seed", "chat_template_date"}
+"""Settings that may differ between the runs of one group; the date is the day on which a run started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from trial_ray.runs.metric_files import read_metrics, read_name
 SWEEP_TABLE = "sweep.json"
 UNFINISHED = {
     "running": "The {0} has not ended, or was killed.",
-    "interrupted": "The {0} was interrupted; `trial-ray {1} --resume` continues it.",
+    "interrupted": "The {0} was interrupted; {1} continues it.",
     "failed": "The {0} failed; {2} in its folder has the cause.",
 }
 """Notes on unfinished runs, by state."""
@@ -121,7 +121,9 @@ class RecordedRun:
         """Content of ``run.json``: state, versions, machine, times."""
         found = self._read("about", RUN_FILE, read_json) or {}
         if (state := str(found.get("state", ""))) in UNFINISHED:
-            words = ("trial", "sweep", "error.txt") if found.get("trial") else ("run", "train", "error.log")
+            words = ("run", "`trial-ray train FILE --resume RUN`", "error.log")
+            if found.get("trial"):
+                words = ("trial", "the same command, for a sweep with `--resume DIR`,", "error.txt")
             self._say("about", UNFINISHED[state].format(*words))
         return found
 

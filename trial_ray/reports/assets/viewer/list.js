@@ -30,7 +30,7 @@
     const { rows, about } = viewer;
     for (const field of ["iteration", "family"]) {
       const values = [...new Set(rows.map((row) => row[field]))];
-      values.sort((a, b) => (a < b ? -1 : 1)).forEach((value) => option(form.elements[field], value, value || "(none)"));
+      values.sort((a, b) => (a < b ? -1 : 1)).filter((value) => value !== "").forEach((value) => option(form.elements[field], value, value));
     }
     const classes = rows.reduce((bits, row) => bits | row.classes, 0);
     about.classes.forEach((name, index) => { if (classes >> index & 1) option(form.elements.class, index, name); });
