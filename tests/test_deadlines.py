@@ -44,6 +44,7 @@ ALLOWED = {
     ("alfworld/engine.py", "__init__", "LIBRARIES.acquire"): "takes a copy of a library, and waits for nothing",
     ("program.py", "_in_loop", "(...).result"): "the caller's own program, inside the time of one step",
     ("program.py", "_next", "self._call.result"): "of a future that is done",
+    ("local_endpoint.py", "answer", "call.result"): "of a call that the end of the episode cancels",
     ("program.py", "_next", "self._program.result"): "of a task that is done",
     ("warmstart/policy.py", "play", "free.get"): "freed by episodes of this process, which end or raise",
     ("learner/exchange.py", "finish", "each.wait"): "a collective, which the process group's own timeout ends",

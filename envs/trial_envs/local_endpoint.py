@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 2**26
 """Maximum size of a request."""
-POLL_S = 0.05
-"""Seconds after which the server sees that it has to end."""
+POLL_S, JOIN_TIMEOUT_S = 0.05, 10.0
+"""Seconds after which the server sees that it has to end, and within which it ends."""
 
 
 @asynccontextmanager
@@ -42,7 +42,7 @@ async def local_endpoint(chat: AsyncOpenAI) -> AsyncIterator[dict[str, str]]:
         yield {"OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1", "OPENAI_API_KEY": server.key}
     finally:
         server.shutdown()
-        thread.join()
+        thread.join(JOIN_TIMEOUT_S)
         server.server_close()
         for call in tuple(server.calls):
             call.cancel()

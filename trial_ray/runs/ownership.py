@@ -81,7 +81,7 @@ def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
 
 
 def require_free_folder(folder: Path, instead: str) -> None:
-    """Reject the name of a new folder that another command writes into, or that :func:`require_new_folder` rejects.
+    """Reject the name of a new folder that another command writes into, or that ``files.require_new_folder`` rejects.
 
     Raises:
         FolderInUseError: another command has locked the folder.
