@@ -233,9 +233,8 @@ def checkpoint_config(
         split = played.split
     trained = {entry.env_id: entry for entry in reversed(config.environment_entries())} if recorded else {}
     own = [adapter for adapter in adapters if adapter.env_id == env] if recorded else adapters
-    if (
-        env in trained
-    ):  # environment() would replace settings of the run that equal the class's by the adapter's defaults
+    if env in trained:
+        # environment() would replace settings of the run that equal the class's by the adapter's defaults.
         config.env, config.environments, config.adapters = env, (), tuple(own)
     else:
         config.environment(env, adapter=own)

@@ -26,7 +26,7 @@ from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError, UserInputError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.results import CHAT_TEMPLATE, ENV_CONFIG, EvaluationResult
-from trial_ray.files import without_secrets
+from trial_ray.files import finite, without_secrets
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tensors import engine_tensors
 from trial_ray.rollout.chat_template import describe_chat_template
@@ -55,11 +55,8 @@ def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
 
 def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
     """Return the protocol for a policy with an unknown chat template."""
-    adapter = entry.describe().get("adapter")
     return {
-        **evaluation_set.protocol(),
-        ENV_CONFIG: _determining(entry),
-        **({} if adapter is None else {"adapter": adapter}),
+        **oracle_protocol(evaluation_set, entry),
         **({"stop_strings": list(config.stop_strings)} if config.stop_strings else {}),
         "temperature": config.evaluation_temperature,
         "top_p": config.evaluation_top_p,
@@ -68,7 +65,6 @@ def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
         "max_response_tokens": config.max_response_tokens,
         "history_window": config.history_window,
         "prompt_style": config.prompt_style,
-        "max_turns": entry.max_turns,
         CHAT_TEMPLATE: {"kwargs": dict(config.chat_template_kwargs)},
     }
 
@@ -265,14 +261,11 @@ def evaluate_oracle(
 def oracle_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
     """Return the protocol of the oracle's evaluation on ``evaluation_set``."""
     adapter = entry.describe().get("adapter")
+    # The set has the split already, and the same data may be elsewhere.
+    config = {name: value for name, value in without_secrets(entry.config).items() if name not in ("split", "data")}
     return {
         **evaluation_set.protocol(),
-        ENV_CONFIG: _determining(entry),
+        ENV_CONFIG: finite(config, default=str),  # as it is read from a file
         **({} if adapter is None else {"adapter": adapter}),
         "max_turns": entry.max_turns,
     }
-
-
-def _determining(entry: EnvironmentEntry) -> dict[str, Any]:
-    """Return the environment's keyword arguments without the split, which a protocol has already, and the place of the data."""
-    return {name: value for name, value in without_secrets(entry.config).items() if name not in ("split", "data")}

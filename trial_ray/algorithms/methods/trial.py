@@ -97,13 +97,13 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         phase = "return_recent" if iteration > self.config.hindsight_start_iteration else "return_before"
         self.state[phase] = [*self.state.get(phase, ()), statistics.fmean(returns)][-window:]
         before, recent = (self.state.get(name, []) for name in ("return_before", "return_recent"))
-        fallen: int = self.state.get("closed", 0)
+        fallen: int = self.state.get("returns_fallen", 0)
         if not (before and recent):
             return {"returns_fallen": torch.tensor(fallen)}
         found = {"return_before": statistics.fmean(before), "return_recent": statistics.fmean(recent)}
         comparable = len(recent) == window and 2 * len(before) >= window
         if fallen or (comparable and found["return_recent"] < found["return_before"]):
-            self.state["closed"] = fallen = fallen + 1
+            self.state["returns_fallen"] = fallen = fallen + 1
         return {name: torch.tensor(value) for name, value in {"returns_fallen": fallen, **found}.items()}
 
     def allocate(
@@ -125,8 +125,8 @@ class TrajectoryRelative(Method["TRIALConfig"]):
 
     def dense_coefficient(self, iteration: int) -> float:
         """Return λ, which is 0 before its first iteration and once the gate is closed."""
-        # A run that continues without a gate may have closed it before.
-        closed = self.config.hindsight_gate is not None and self.state.get("closed")
+        # Without a gate it is only noted that returns have fallen.
+        closed = self.config.hindsight_gate is not None and self.state.get("returns_fallen")
         applies = iteration >= self.config.hindsight_start_iteration and not closed
         return self.config.hindsight_coeff if applies else 0.0
 
