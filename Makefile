@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=209400 \
-  tests=239300 \
+  tests=239310 \
   benchmarks=26600 \
   words=36220
 

@@ -103,7 +103,7 @@ def test_evaluation_set_does_not_depend_on_listing_order_and_nests():
 def test_keyword_arguments_of_the_environment_are_part_of_a_protocol():
     settings = {"split": "generated", "families": ("pick_and_place_simple",)}
     (entry,) = GRPOConfig().environment("trial/ALFWorld-v0", env_config=settings).environment_entries()
-    found = oracle_protocol(EvaluationSet.from_entry(entry, 2, 0), entry)
+    found = oracle_protocol(EvaluationSet("e", "s", ("a",)), entry)
     assert found["env_config"] == {"families": ["pick_and_place_simple"]}
 
 
