@@ -14,10 +14,10 @@ from ray import tune
 
 from trial_ray.algorithms.methods import with_method
 
-quickstart = runpy.run_path(str(Path(__file__).parents[1] / "alfworld_quickstart.py"))["config"]
+_quickstart = runpy.run_path(str(Path(__file__).parents[1] / "alfworld_quickstart.py"))["config"]
 config = (
-    with_method(quickstart, "grpo")
-    .environment(env_config={**quickstart.env_config, "num_games": 256})
+    with_method(_quickstart, "grpo")
+    .environment(env_config={**_quickstart.env_config, "num_games": 256})
     .training(task_sampling=tune.grid_search(["uniform", "success_rate"]))
     # The driver plays and learns: one process fewer a trial.
     .env_runners(num_env_runners=0)
