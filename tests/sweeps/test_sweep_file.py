@@ -11,6 +11,7 @@ import pytest
 from trial_ray import cli
 from trial_ray.algorithms.methods import new_config
 from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError, UserInputError
+from trial_ray.files import examples_folder
 from trial_ray.runs.metric_files import check_metric, check_reported
 from trial_ray.sweeps import file as sweep_file
 from trial_ray.sweeps.file import SweepFile
@@ -93,6 +94,12 @@ def test_what_a_sweep_would_ignore_or_fail_at_is_refused(load, extra, words):
 
 def test_constants_helpers_and_imports_are_the_files_own(load):
     load("import math\nGAMES = 3\n_size = 2\ndef helper(): pass\nclass Thing: pass\n")
+
+
+@pytest.mark.parametrize("path", sorted((examples_folder() / "sweeps").glob("*.py")), ids=lambda path: path.stem)
+def test_every_sweep_of_the_examples_can_be_read(path):
+    for config in SweepFile.load(path).configs():
+        config.validate()
 
 
 def test_draws_with_several_seeds_start_as_many_trials_as_there_is_room_for(load, tmp_path):
