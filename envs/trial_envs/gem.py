@@ -60,6 +60,10 @@ class TextGame(gem.Env):
 
     def sample_random_action(self) -> str:
         """Returns a response with a random admissible action, drawn by Python's global generator (seeded by ``reset``)."""
+        if not self._offered:
+            raise ValueError(
+                "No actions are listed to draw from: call reset(), or choose an environment that lists actions."
+            )
         return f"<think></think><action>{random.choice(self._offered)}</action>"
 
     def spawn(self, same_state: bool = False, **settings: Any) -> TextGame:

@@ -27,7 +27,8 @@ async def local_endpoint(chat: AsyncOpenAI) -> AsyncIterator[dict[str, str]]:
     """Serve the client of a :class:`~trial_envs.program.ProgramEnv`'s program over HTTP while the context is open.
 
     The endpoint is bound to 127.0.0.1 and accepts requests with its own key alone. They are answered as the client's calls, with
-    the same rules, and those that have no answer yet when the context closes get the status 503.
+    the same rules. Those that have no answer yet when the context closes get the status 503, and so do later ones on a connection
+    that is open; new connections are refused.
 
     Args:
         chat: the client that the program was given.
@@ -41,6 +42,7 @@ async def local_endpoint(chat: AsyncOpenAI) -> AsyncIterator[dict[str, str]]:
     try:
         yield {"OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1", "OPENAI_API_KEY": server.key}
     finally:
+        server.ended = True
         server.shutdown()
         thread.join(JOIN_TIMEOUT_S)
         server.server_close()
@@ -55,16 +57,19 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.key = secrets.token_hex(16)
         self.calls: set[Future[tuple[int, bytes]]] = set()
+        self.ended = False
         self._chat, self._loop = chat, loop
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of the answer to a request."""
+        if self.ended:  # a client keeps its connection
+            return _ENDED
         call = asyncio.run_coroutine_threadsafe(self._answer(path, body), self._loop)
         self.calls.add(call)
         try:
             return call.result()  # until the episode ends; then it is cancelled
         except CancelledError:
-            return 503, _error("the episode has ended")
+            return _ENDED
         finally:
             self.calls.discard(call)
 
@@ -72,6 +77,8 @@ class _Server(ThreadingHTTPServer):
         import httpx2
         import openai
 
+        if self.ended:
+            return _ENDED
         try:
             fields = dict(json.loads(body))
         except (ValueError, TypeError):
@@ -114,3 +121,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _error(message: str) -> bytes:
     return json.dumps({"error": {"message": message}}).encode()
+
+
+_ENDED = 503, _error("the episode has ended")

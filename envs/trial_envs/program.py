@@ -81,10 +81,12 @@ def tool_program(
         factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are the
             tools, except ``reset`` and ``get_reward``; ``async`` ones are awaited.
         rows: rows of a data set by split, each with the messages of a system (optional) and a user under ``"prompt"``.
-        reward: called with the environment at the end.
+        reward: called with the environment at the end; awaited if it is ``async``.
     """
-    methods = inspect.getmembers(factory(), inspect.ismethod)
-    tools = [_without_object(each) for name, each in methods if name[0] != "_" and name not in ("reset", "get_reward")]
+    made = factory()
+    # Looked for in the class: a property of an object may need its reset.
+    names = [name for name, _ in inspect.getmembers(type(made), inspect.isfunction) if name[0] != "_"]
+    tools = [_without_object(getattr(made, name)) for name in names if name not in ("reset", "get_reward")]
     offered: Any = [{"type": "function", "function": {"name": each.__name__}} for each in tools]
 
     async def run(task: str, chat: AsyncOpenAI) -> Result:
@@ -92,14 +94,18 @@ def tool_program(
         row = rows[split][int(number)]
         env = factory()
         *before, user = row["prompt"]
-        begin = user["content"] + (env.reset(**row) or "")
-        messages: Any = [*(before or [SYSTEM]), {**user, "content": begin}]
+        asked = _text(user["content"])
+        begin = asked + _text(env.reset(**row) or "")
+        # A conversation over the limit starts again with the system message, so that it holds the task.
+        system = {**SYSTEM, "content": f"{SYSTEM['content']}\n\n{asked}"}
+        messages: Any = [*(before or [system]), {**user, "content": begin}]
         while True:
             found = await chat.chat.completions.create(model=MODEL, messages=messages, tools=offered)
             answer = found.choices[0].message
             messages.append(answer.model_dump(exclude_none=True))
             if not answer.tool_calls:
-                return float(reward(env))
+                rated: Any = reward(env)
+                return float(await rated if inspect.isawaitable(rated) else rated)
             call: Any = answer.tool_calls[0]
             try:
                 result = getattr(env, call.function.name)(**json.loads(call.function.arguments))
@@ -115,7 +121,7 @@ def tool_program(
 def _without_object(method: Any) -> Callable[..., Any]:
     """Returns a function with a method's name, signature and docstring, which can be sent without the object."""
 
-    @wraps(method.__func__)
+    @wraps(getattr(method, "__func__", method))
     def tool(**arguments: Any) -> None: ...
 
     tool.__signature__ = signature(method)  # type: ignore[attr-defined]
@@ -365,16 +371,21 @@ def _plain(message: Mapping[str, Any]) -> Message:
     Raises:
         ValueError: the content is not a text, or a call is not a function call.
     """
-    content, calls = message.get("content"), message.get("tool_calls") or []
+    content, calls = _text(message.get("content")), message.get("tool_calls") or []
     if calls and content is None:
         content = ""
-    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
-        content = "".join(part["text"] for part in content)
     if not isinstance(content, str) or any("function" not in call for call in calls):
         raise ValueError(f"expected a message with a text as its content, got {json.dumps(message):.200}")
     plain = {"role": message.get("role"), "content": content}
     functions = [(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
     return {**plain, "calls": functions} if calls else plain
+
+
+def _text(content: Any) -> Any:
+    """Returns the text of a list of text parts; any other content as it is."""
+    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+        return "".join(part["text"] for part in content)
+    return content
 
 
 async def _result(running: Awaitable[Result]) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import re
@@ -178,6 +179,34 @@ def test_an_agent_in_another_process_is_told_that_its_episode_has_ended():
     ((status, message),) = told
     assert status == 503
     assert "the episode has ended" in message
+
+
+def test_a_request_after_the_endpoint_closed_is_no_turn():
+    """Clients keep a connection, which a closed listener does not end."""
+    statuses = []
+
+    def post(connection, key, messages):
+        body = json.dumps({"model": "policy", "messages": messages})
+        connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {key}"})
+        answer = connection.getresponse()
+        answer.read()
+        statuses.append(answer.status)
+
+    async def late(task, chat):
+        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+        async with local_endpoint(chat) as variables:
+            host, key = variables["OPENAI_BASE_URL"].split("/")[2], variables["OPENAI_API_KEY"]
+            connection = http.client.HTTPConnection(host, timeout=60)
+            await asyncio.to_thread(post, connection, key, messages)
+        await asyncio.to_thread(post, connection, key, messages)
+        connection.close()
+        return 1.0
+
+    env = ProgramEnv(late, {"train": ["5"]})
+    env.reset()
+    assert env.step("x")[2], "the program has returned"
+    env.close()
+    assert statuses == [200, 503]
 
 
 async def rewrites(task, chat):
@@ -480,6 +509,21 @@ def program_with_tools(run) -> EnvironmentEntry:
 class Numbers:
     """Tools with a state of their own, as in TRL."""
 
+    hidden: int | None = None
+
+    @property
+    def doubled(self):
+        return 2 * self.hidden  # not before reset
+
+    @classmethod
+    def made(cls):
+        """TRL offers no class's methods."""
+
+    @staticmethod
+    def range() -> str:
+        """Tells the range."""
+        return "1 to 9"
+
     def reset(self, hidden, **columns):
         self.hidden, self.found = hidden, False
         return " Which number?"
@@ -499,13 +543,13 @@ class Numbers:
         """Tells the number."""
         return self.hidden
 
-    def get_reward(self):
+    async def get_reward(self):
         return float(self.found)
 
 
 def test_tools_of_an_object_are_called_as_trl_calls_them():
     """Exceptions are results, async tools are awaited; an answer without a call is the last one."""
-    row = {"prompt": [{"role": "user", "content": "Guess."}], "hidden": 5}
+    row = {"prompt": [{"role": "user", "content": [{"type": "text", "text": "Guess."}]}], "hidden": 5}
     kwargs = cloudpickle.loads(cloudpickle.dumps(tool_program(Numbers, {"train": [row]})))
     played = entry(ProgramEnv, program_adapter("test/Program-v0", kwargs["tools"]), max_turns=9, **kwargs)
     tell = '<tool_call>\n{"name": "give_up", "arguments": {}}\n</tool_call>'
@@ -519,6 +563,8 @@ def test_tools_of_an_object_are_called_as_trl_calls_them():
         "found",
     ]
     assert "Guess. Which number?" in prompt
+    assert "Use the tools.\n\nGuess." in prompt, "in the message that a conversation over the limit keeps"
+    assert [each.__name__ for each in kwargs["tools"]] == ["give_up", "guess", "range"]
     with pytest.raises(TypeError, match=r"expected a function or a method of an object, got Numbers\.guess of a class"):
         program_adapter("test/Program-v0", [Numbers.guess])
 

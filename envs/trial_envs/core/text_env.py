@@ -69,7 +69,7 @@ class TextEnv(gymnasium.Env[str, str]):
     def __init__(self, split: str, max_turns: int, render_mode: str | None = None) -> None:
         require_whole(1, max_turns=max_turns)
         self.split = split
-        self.max_turns = max_turns
+        self.max_turns = int(max_turns)
         self.render_mode = render_mode
         self.observation_space = AnyText()
         self.action_space = AnyText()

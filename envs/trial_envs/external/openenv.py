@@ -14,6 +14,7 @@ from trial_envs.core.levels import require_whole
 from trial_envs.errors import (
     GeneratorSettingError,
     ServerAnswerError,
+    ServerConnectionError,
     TrialEnvError,
     UnknownSplitError,
     UnknownTaskError,
@@ -112,6 +113,8 @@ class OpenEnvEnv(TextEnv):
 
     def _advance(self, action: str) -> Outcome:
         assert self._connection is not None
+        if not self._connection.belongs_here:
+            raise ServerConnectionError("The connection belongs to the process that started the episode; call reset().")
         try:
             answer = self._connection.step({self._action_field: action})
             return self._outcome(answer, self._fields(answer))

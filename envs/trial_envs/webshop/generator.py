@@ -58,6 +58,8 @@ class ShopSetting:
         most = level_named(LEVELS, self.difficulty).most_products
         require_whole(0, seed=self.seed)
         require_whole(1, num_products=self.num_products, num_goals=self.num_goals)
+        for name in ("num_products", "num_goals", "seed"):  # integers of NumPy cannot be part of the cache's key
+            object.__setattr__(self, name, int(getattr(self, name)))
         if self.num_products > most:
             raise GeneratorSettingError(
                 f"Expected 1 to {most} products at the level {self.difficulty}, got {self.num_products}."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_envs.core.cache import cache_folder
-from trial_envs.errors import CorruptCatalogueError
+from trial_envs.errors import CorruptCatalogueError, MissingDataError
 from trial_envs.webshop import sources
 from trial_envs.webshop.catalogue import FORMAT, MANIFEST
 from trial_envs.webshop.goal import Goal, Wish, build_goals, draw_prices, read_goal
@@ -89,6 +89,8 @@ def prepare(
     """
     files = files or sources.inspect_source(folder)
     paths = sources.require_files(files, folder)
+    if human_goals and "human" not in paths:
+        raise MissingDataError(f"{folder} lacks items_human_ins.json, which human_goals=True needs. {sources.ORIGIN}")
     digests = {file.path.name: file.sha256 for file in files if file.path is not None}
     origin = {"files": digests, "seed": seed, "human_goals": human_goals}
     cached = cache_folder() / f"webshop-{content_key(origin)}"
@@ -114,7 +116,7 @@ class _SourceData:
         self._paths = paths
         self._tagger = tagger
         self._attributes = _mapping(paths["attributes"])
-        self._human = _mapping(paths["human"]) if human_goals and "human" in paths else {} if human_goals else None
+        self._human = _mapping(paths["human"]) if human_goals else None
 
     def products(self) -> Iterator[Product]:
         """The products of the catalogue: the first of every asin, without malformed asins, as in the published engine."""

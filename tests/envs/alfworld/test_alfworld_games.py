@@ -99,7 +99,9 @@ def test_games_in_the_default_folder_are_found_with_and_without_the_releases_nam
         assert find_data(None) == default
 
 
-def test_without_data_and_split_games_are_generated(tmp_path):
+def test_without_data_and_split_games_are_generated(tmp_path, monkeypatch):
+    # As the package alfworld sets it when it is imported.
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "home/.cache/alfworld"))
     env = ALFWorldEnv()
     assert env.split == "generated"
     env.close()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from webshop_source import NOUNS, write_source
@@ -121,6 +122,16 @@ def test_actions_are_read_as_the_published_pattern_reads_them():
 def test_unknown_tasks_are_refused(env, task):
     with pytest.raises(UnknownTaskError):
         env.reset(options={"task": task})
+
+
+def test_integers_of_numpy_are_integers(own_cache):
+    one, other = (
+        WebShopEnv("generated", num_products=make(8), generator_seed=make(3), max_turns=make(1))
+        for make in (int, np.int64)
+    )
+    assert one.catalogue.product(0) == other.catalogue.product(0)
+    other.reset()
+    assert other.step("search[lamp]")[3] is True
 
 
 def test_other_wrong_settings_are_refused(own_cache, env):

@@ -44,6 +44,9 @@ def test_human_goals_are_built_on_request(tmp_path):
     goal = shop.goal(0)
     assert (goal.asin, goal.attributes, goal.wanted, goal.weight) == (asin, ("bright",), ("green",), 1)
     assert goal.instruction.startswith("a bright lamp, and price lower than ")
+    with pytest.raises(MissingDataError, match=r"lacks items_human_ins\.json, which human_goals=True needs"):
+        prepare(write_source(tmp_path / "other"), tmp_path / "index", human_goals=True, tagger=tag)
+    assert open_catalogue(tmp_path / "index").num_goals == 1
 
 
 def test_an_imported_shop_with_the_original_names_is_found_without_being_named(tmp_path, own_cache):
