@@ -48,6 +48,11 @@ def valid_config() -> TRIALConfig:
         ("training", {"reward": lambda prompts, completions: 0.0}, "cannot be called with one argument, the episode"),
         (
             "training",
+            {"reward": type("Größe", (), {"__call__": lambda self, episode: 0.0})()},
+            "function is called 'Größe'",
+        ),
+        (
+            "training",
             {"learner_class": TorchLearner},
             "learner_class is TorchLearner, expected a class derived from GRPO",
         ),

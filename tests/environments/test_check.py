@@ -68,6 +68,10 @@ def test_what_a_run_needs_and_does_not_get_is_named(entry, needs, told):
         check(entry, **needs)
 
 
+def test_an_environment_whose_actions_only_its_tools_know_is_not_asked_for_keys_of_later_turns():
+    check(entry_of(RiddleEnv, {"told": ("task",)}), style="tools")
+
+
 def test_an_environment_that_raises_is_the_users_error_with_its_line():
     with pytest.raises(ConfigError, match="turn 1: OSError: motor broken") as caught:
         check(entry_of(BrokenEnv))

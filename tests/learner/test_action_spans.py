@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from chat_tokenizers import chat_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from trial_envs.core.projection import project_action
 from trial_ray.learner.rows import action_mask
@@ -81,6 +83,14 @@ def test_a_plain_response_is_the_action_without_its_stop_token(model):
     ids = np.append(words, tokenizer.eos_token_id)
     assert action_mask([ids], tokenizer, "plain").tolist() == [True] * len(words) + [False]
     assert not action_mask([ids], tokenizer, "tagged").any()
+
+
+def test_a_stop_token_without_a_role_in_the_tokenizer_is_no_action():
+    """As Gemma's <end_of_turn>, which only the model's generation settings name."""
+    tokenizer = copy.deepcopy(chat_tokenizer("qwen3"))
+    tokenizer.add_tokens([AddedToken("<end_of_turn>", special=True)])
+    words = ids_of(tokenizer, "look<end_of_turn>")
+    assert action_mask([words], tokenizer, "plain").tolist() == [True] * (len(words) - 1) + [False]
 
 
 pieces = st.lists(

@@ -48,6 +48,15 @@ def test_a_folder_without_weights_is_refused(model_path, tmp_path):
         load_causal_lm(str(tmp_path), "float32")
 
 
+@pytest.mark.parametrize("weights", [True, False])
+def test_quantised_weights_are_refused_before_they_are_read_as_numbers(weights, tmp_path):
+    config = config_of("llama")
+    config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"are quantised.*Use the model's unquantised weights"):
+        load_causal_lm(str(tmp_path), "float32", weights=weights)
+
+
 LOADERS = {
     "tokenizer": load_tokenizer,
     "model": lambda folder: load_causal_lm(folder, "float32"),

@@ -282,6 +282,12 @@ def test_a_reward_function_sees_the_episode_and_is_trained_on_logged_and_recorde
     assert [each.function_reward for each in read_trajectories(tmp_path)] == [10.0 + seed for seed in seeds]
 
 
+def test_a_reward_may_have_as_many_parts_as_are_allowed(runner_of):
+    config = GRPOConfig().training(reward=lambda episode: {f"part{number}": 1.0 for number in range(32)})
+    (sample,) = play(runner_of(config), groups=1)
+    assert [each.function_reward for each in sample.group.trajectories] == [32.0, 32.0]
+
+
 RELEASED = threading.Event()
 
 

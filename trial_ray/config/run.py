@@ -32,6 +32,7 @@ from trial_ray.engines.admission import MIN_TEMPERATURE
 from trial_ray.engines.arguments import NO_SLEEP
 from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, is_whole
 from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.guarded import REWARD_NAME
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import ConfigError, MissingDependencyError
 
@@ -348,6 +349,11 @@ class RunSettings(
             ) from error
         except ValueError:  # not every callable has a signature
             pass
+        if not REWARD_NAME.fullmatch(name := reward_name(self.reward)):
+            raise ConfigError(
+                f"The reward function is called {name!r:.100}, and its reward is logged by that name; expected at most 64 ASCII "
+                "letters, digits and '_'."
+            )
         try:
             cloudpickle.dumps(self.reward)
         except Exception as error:  # whatever an object that the function uses raises when it is pickled

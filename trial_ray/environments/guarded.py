@@ -381,7 +381,9 @@ def check_environment(
         start = env.reset(tasks[0], 0)
         solution = env.walkthrough()
         say = text_command(entry.adapter.tools) if style == "tools" else None
-        if say or start.admissible_actions or style != "tools":  # else only a tool knows an action
+        # Else only a tool knows an action.
+        stepped = bool(say or start.admissible_actions or style != "tools")
+        if stepped:
             env.step(say("look") if say else start.admissible_actions[0] if start.admissible_actions else "look")
     except EnvironmentFaultError as error:
         if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # says by itself what to do
@@ -393,7 +395,7 @@ def check_environment(
         raise wrong from error
     finally:
         env.close()
-    if missing := [key for key in required_keys(entry, reward) if key not in env.told]:
+    if stepped and (missing := [key for key in required_keys(entry, reward) if key not in env.told]):
         raise ConfigError(
             f"The info of {entry.env_id} lacks {', '.join(map(repr, missing))}, which reward={reward!r} needs (found "
             f"{', '.join(sorted(env.told)) or 'no keys'}). Add it to info, define when an episode is won with "

@@ -19,6 +19,7 @@ from trial_ray.environments.templates import PromptStyle
 from trial_ray.errors import MethodError, TrainingDivergedError
 from trial_ray.learner.packing import scored_turn
 from trial_ray.models.prefix_tree import ScoredSequence
+from trial_ray.models.vocabulary import special_token_ids
 from trial_ray.objectives.advantages import (
     discounted_returns,
     group_means,
@@ -313,7 +314,8 @@ def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptSt
         style: style of the prompts, which determines the form of the responses.
     """
     if style == "plain":
-        masks = [~np.isin(ids, tokenizer.all_special_ids) for ids in responses]
+        special = list(special_token_ids(tokenizer))
+        masks = [~np.isin(ids, special) for ids in responses]
     elif style == "tools":
         require_response_template(tokenizer)
         masks = [last_call(tokenizer, ids) for ids in responses]

@@ -34,7 +34,8 @@ def write_model(lm: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]]
     folder.mkdir(parents=True, exist_ok=True)
     lm.config.save_pretrained(folder)
     if lm.generation_config is not None:
-        lm.generation_config.save_pretrained(folder)
+        # save_pretrained rejects values that loading accepts, such as a temperature without do_sample.
+        lm.generation_config.to_json_file(folder / "generation_config.json")
     written: list[list[str]] = []
     total = 0
     for part in _parts(weights):

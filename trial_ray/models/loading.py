@@ -43,13 +43,17 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
         weights: ``False`` allocates no memory for them (torch's ``meta`` device) until :func:`fill`.
 
     Raises:
-        ConfigError: no causal LM at ``model_path``.
+        ConfigError: no causal LM at ``model_path``, or its weights are quantised.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     folder = model_folder(model_path)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if getattr(config, "quantization_config", None):
+            raise ConfigError(
+                f"The weights in {model_path!r} are quantised, so they cannot be trained. Use the model's unquantised weights."
+            )
         layout = measured_layout(config)
         settings = {"dtype": getattr(torch, dtype), "attn_implementation": layout.attention, "trust_remote_code": False}
         lm: PreTrainedModel

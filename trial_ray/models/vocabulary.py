@@ -57,6 +57,12 @@ def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: 
     return sorted(found)
 
 
+def special_token_ids(tokenizer: Any) -> frozenset[int]:
+    """Return the ids of all special tokens; ``all_special_ids`` of transformers has only those with a role, as ``eos_token``."""
+    added = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(added | set(tokenizer.all_special_ids))
+
+
 def spell_unknown(token_id: int) -> str:
     """Return the text for a token id that the tokenizer does not have.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.models.vocabulary import spell_unknown
+from trial_ray.models.vocabulary import special_token_ids, spell_unknown
 from trial_ray.rollout.hindsight import REASONING_TAGS
 
 # What chat templates of reasoning models write behind the role of a response that has still to be sampled.
@@ -30,9 +30,8 @@ class ResponseTexts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._size = len(tokenizer)
-        special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         tags = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if str(token) in REASONING_TAGS}
-        self._dropped = (special | set(tokenizer.all_special_ids)) - tags
+        self._dropped = special_token_ids(tokenizer) - tags
         self._opened: dict[bytes, str] = {}
 
     def text(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> str:

@@ -59,7 +59,7 @@ class RewardFunction:
                     f"reward_weights names {', '.join(sorted(unknown))}; the reward function returned {', '.join(parts) or 'none'}"
                 )
             total = sum(self.weights.get(part, 1.0) * value for part, value in parts.items())
-            episode.rewards |= named_rewards({**parts, name: total}, "the weighted sum")
+            episode.rewards |= {**parts, **named_rewards({name: total}, "the weighted sum")}
             episode.function_reward = float(total)
         except (Exception, SystemExit) as error:
             cause = str(error) if isinstance(error, ContractError) else first_line(error)

@@ -12,6 +12,7 @@ import numpy as np
 from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEpisode, command_tools, text_command
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError, first_line
+from trial_ray.models.vocabulary import special_token_ids
 
 _TYPES: Mapping[str, Any] = {
     "string": str,
@@ -90,7 +91,7 @@ def last_call(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
     mask = np.zeros(len(ids), bool)
     for start in range(len(ids) - 1, -1, -1):
         if _has_call(tokenizer, ids[start:]):
-            mask[start:] = ~np.isin(ids[start:], tokenizer.all_special_ids)
+            mask[start:] = ~np.isin(ids[start:], list(special_token_ids(tokenizer)))
             break
     return mask
 
