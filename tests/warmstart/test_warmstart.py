@@ -35,7 +35,15 @@ from trial_ray.rollout.prompts import Prompt, PromptBuilder
 from trial_ray.rollout.tool_conversation import ToolConversationBuilder
 from trial_ray.warmstart import WarmStartSettings, cloning, warm_start
 from trial_ray.warmstart import warmstart as module
-from trial_ray.warmstart.cloning import Example, Renamer, cloning_loss, collate, updates
+from trial_ray.warmstart.cloning import (
+    Example,
+    Renamer,
+    cloning_loss,
+    collate,
+    conversation_batches,
+    shared_prefix_loss,
+    updates,
+)
 from trial_ray.warmstart.demonstrations import collect, encode_response, to_examples
 from trial_ray.warmstart.policy import HeldOutGames, Policy, load_policy
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, task_set
@@ -156,11 +164,13 @@ def evidence(demonstration, tokenizer) -> str:
 
 
 @pytest.mark.parametrize("prompt_weight", [0.0, 0.3])
-def test_padding_changes_no_loss(prompt_weight, tokenizer):
+def test_padding_and_shared_prefixes_change_no_loss(prompt_weight, tokenizer):
     """The loss of a ragged batch is the token-weighted mean over its rows alone, computed one by one."""
     model = build_tiny_model(tokenizer, "nano")
     rows = [Example(_ids(4), _ids(2)), Example(_ids(9), _ids(3)), Example(_ids(6), _ids(5))]
+    rows.append(Example(np.concatenate((rows[1].prompt_ids, rows[1].response_ids, _ids(2))), _ids(4)))
     together, _ = cloning_loss(model, collate(rows), prompt_weight)
+    shared, _ = shared_prefix_loss(model, rows, prompt_weight)
     prompts, responses = [], []
     for row in rows:
         ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
@@ -169,6 +179,22 @@ def test_padding_changes_no_loss(prompt_weight, tokenizer):
         responses.append(nll[len(row.prompt_ids) - 1 :])
     expected = torch.cat(responses).mean() + prompt_weight * torch.cat(prompts).mean()
     torch.testing.assert_close(together.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(shared.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_batches_of_conversations_have_every_decision_once_an_epoch_and_next_to_its_prefixes():
+    conversations = [np.cumsum(np.arange(9) + first).astype(np.int32) for first in range(5)]
+    # Turn by turn, so that the decisions of a conversation are far from each other.
+    examples = [Example(ids[:end], ids[end : end + 1]) for end in range(2, 8) for ids in conversations]
+    drawn = islice(conversation_batches(examples, 6, Renamer({}, (), 0.0), np.random.default_rng(0)), 12)
+    epoch, held = [], 0
+    for batch in drawn:
+        epoch += [(*each.prompt_ids, *each.response_ids) for each in batch]
+        assert len({int(each.prompt_ids[0]) for each in batch}) <= 2
+        held += len(batch)
+        if held >= len(examples):
+            break
+    assert len(set(epoch)) == len(epoch) == len(examples)
 
 
 @pytest.mark.parametrize(
@@ -397,8 +423,8 @@ def test_of_two_builders_the_first_wins(own_cache):
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
 
 
-def test_demonstrations_with_tools_are_calls_that_make_the_actions(policy):
-    """Later prompts hold the calls of what was carried out, of which noise makes half."""
+def test_demonstrations_with_tools_are_calls_that_make_the_actions(policy, monkeypatch):
+    """Later prompts hold the calls of what was carried out, of which noise makes half; prefixes are computed once."""
     tokenizer, settings = published_tokenizer("qwen3"), {"action_noise": 0.5, "max_prompt_tokens": 100_000}
     writer = ToolConversationBuilder(tokenizer, ADAPTER.template("tools"), ADAPTER.tools, 100_000)
     demonstrator = replace(policy(**settings), tokenizer=tokenizer, builder=writer)
@@ -416,6 +442,12 @@ def test_demonstrations_with_tools_are_calls_that_make_the_actions(policy):
     assert all(each.valid for each in said)
     assert {each.action.split()[0] for each in said} >= {"go", "take"}
     assert 0 < disturbed < len(found)
+    monkeypatch.delattr(cloning, "cloning_loss")
+    monkeypatch.setattr(cloning, "WARMUP", 1)
+    settings = replace(demonstrator.settings, prompt_weight=0.0)
+    pupil = replace(demonstrator, model=build_tiny_model(tokenizer, "nano"), settings=settings)
+    losses = [loss for loss, _ in islice(updates(pupil, [each.ordinary for each in found[:6]]), 6)]
+    assert losses[-1] < 0.9 * losses[0]
     with pytest.raises(ConfigError, match=r"'help' cannot be expressed as a call of clean, close"):
         writer.encode_action(prompt, "help")
     with pytest.raises(ConfigError, match=r"response_style is 'tools'.*set model_path"):

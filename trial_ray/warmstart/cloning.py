@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
+from trial_ray.learner.packing import lay_out
+from trial_ray.models.logprobs import sequence_logprobs
+from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
 from trial_ray.process import advance
+from trial_ray.rollout.tool_conversation import ToolConversationBuilder
 from trial_ray.warmstart.policy import Policy
 from trial_ray.warmstart.settings import WarmStartSettings
 
@@ -180,6 +185,7 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
     Returns:
         The loss, and the share of responses in which every token is the most likely token (detached); both scalars.
     """
+    batch = Batch(*(part.to(model.device) for part in batch))
     response, prompt = batch.response[:, 1:], batch.prompt[:, 1:]
     # The head of a pretrained model costs as much as its layers; rows of like length have their responses in the same columns.
     columns = (response | prompt if prompt_weight else response).any(0).nonzero().squeeze(-1)
@@ -191,6 +197,50 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
         loss = loss + prompt_weight * nll[prompt].mean()
     right = (logits.detach().argmax(-1) == targets) | ~response
     return loss, right.all(-1).float().mean()
+
+
+def conversation_batches(
+    examples: Sequence[Example], size: int, renamer: Renamer, generator: np.random.Generator
+) -> Iterator[list[Example]]:
+    """Yield batches indefinitely whose prompts have most tokens in common: the decisions of a conversation, and its next ones.
+
+    Names are exchanged in all examples of a batch or in none, and alike.
+    """
+    order = PrefixOrder([_scored(each) for each in examples]).order
+    while True:
+        # Conversations are cut in other places in every epoch.
+        first = int(generator.integers(min(size, len(order))))
+        groups = [group for group in np.split(order, range(first, len(order), size)) if len(group)]
+        for index in generator.permutation(len(groups)):
+            seed = int(generator.integers(2**63))
+            yield [renamer.apply(examples[each], np.random.default_rng(seed)) for each in groups[index]]
+
+
+def shared_prefix_loss(
+    model: PreTrainedModel, examples: Sequence[Example], prompt_weight: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of :func:`cloning_loss`, with every common prefix of the examples computed once.
+
+    Returns:
+        The loss, and the share of responses in which every token has a probability above one half (detached); both scalars.
+    """
+    sequences = [_scored(each, with_prompt=prompt_weight > 0) for each in examples]
+    order = PrefixOrder(sequences)
+    logprobs = sequence_logprobs(model, lay_out(model, order, order.num_distinct)).split(
+        [each.num_targets for each in sequences]
+    )
+    responses = [each[-len(example.response_ids) :] for each, example in zip(logprobs, examples, strict=True)]
+    loss = -torch.cat(responses).mean()
+    if prompt_weight:
+        prompts = [each[: -len(example.response_ids)] for each, example in zip(logprobs, examples, strict=True)]
+        loss = loss - prompt_weight * torch.cat(prompts).mean()
+    return loss, torch.stack([(each.detach().exp() > 0.5).all() for each in responses]).float().mean()
+
+
+def _scored(example: Example, with_prompt: bool = False) -> ScoredSequence:
+    """The example's sequence; the response is scored, or all tokens but the first."""
+    ids = np.concatenate((example.prompt_ids, example.response_ids))
+    return ScoredSequence(ids, len(ids) - 1 if with_prompt else len(example.response_ids))
 
 
 def make_optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list[torch.optim.Optimizer]:
@@ -226,11 +276,17 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
         for each in optimizers
     ]
     generator = np.random.default_rng([settings.seed, 2])
-    for each in batches(examples, settings.batch_size, renamer, generator):
+    losses: Iterator[Callable[[], tuple[torch.Tensor, torch.Tensor]]]
+    if isinstance(policy.builder, ToolConversationBuilder):
+        groups = conversation_batches(examples, settings.batch_size, renamer, generator)
+        losses = (partial(shared_prefix_loss, model, group, settings.prompt_weight) for group in groups)
+    else:
+        padded = batches(examples, settings.batch_size, renamer, generator)
+        losses = (partial(cloning_loss, model, batch, settings.prompt_weight) for batch in padded)
+    for compute in losses:
         model.train()  # a check may have been played meanwhile
-        batch = Batch(*(part.to(model.device) for part in each))
         with torch.autocast(model.device.type, torch.bfloat16, enabled=settings.compute_dtype == "bfloat16"):
-            loss, right = cloning_loss(model, batch, settings.prompt_weight)
+            loss, right = compute()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, scheduler in zip(optimizers, schedulers, strict=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from trial_ray.config.recorded import require_data
 from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
@@ -24,6 +24,7 @@ from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.environments.templates import ConversationPrompt, PromptContext
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
+from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.models.vocabulary import stop_tokens_of
 from trial_ray.rollout.chat_template import TemplateOptions
@@ -111,11 +112,7 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
         model = build_tiny_model(tokenizer, settings.size, settings.seed)
     else:
         model_files(Path(path))
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} has no causal LM that transformers can load: {error}") from error
+        tokenizer, model = load_tokenizer(path), load_causal_lm(path, "float32")
         if tokenizer.eos_token_id is None:
             raise ChatTemplateError(f"The tokenizer in {path} has no end token; set its eos_token.")
     options = TemplateOptions(settings.chat_template_kwargs, settings.chat_template_date)

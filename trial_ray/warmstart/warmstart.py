@@ -33,6 +33,8 @@ from trial_ray.files import (
     write_folder,
     write_json,
 )
+from trial_ray.models.folders import write_model
+from trial_ray.models.tensors import stored_tensors
 from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.warmstart.cloning import Example, updates
 from trial_ray.warmstart.demonstrations import collect, kept_examples, to_examples
@@ -246,7 +248,7 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
         shown.update(shown.collecting, completed=settings.games)  # also where an earlier warm start played them
         steps, curve = _clone(policy, examples, shown)
     policy.model.to("cpu")  # type: ignore[arg-type]
-    policy.model.save_pretrained(folder, safe_serialization=True)
+    write_model(policy.model, stored_tensors(policy.model).items(), folder)
     policy.tokenizer.save_pretrained(folder)
     record = {
         "settings": finite(asdict(settings), default=str),
