@@ -171,6 +171,9 @@ def test_the_resume_of_a_finished_run_says_that_nothing_is_left(train, capsys):
     train.resume(2)
     assert "nothing to train: `stop` was reached after iteration 2; --iterations N continues" in capsys.readouterr().out
     assert iterations(train.out) == [1, 2]
+    train.file.write_text(train.file.read_text() + "stop['env_runners/success_rate'] = 0.1\n")
+    train.resume(3)
+    assert "to continue, raise or remove env_runners/success_rate in `stop`" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_evaluated_with_the_settings_that_it_was_trained_with(changed):

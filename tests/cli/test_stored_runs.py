@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from cli_fakes import iterations, read
@@ -11,7 +12,12 @@ from failing_storage import failing_storage
 
 from trial_ray import cli
 from trial_ray.files import CACHE_VARIABLE
-from trial_ray.runs.checkpoints import list_checkpoints
+from trial_ray.runs.checkpoints import (
+    ADAPTER_INSIDE_CHECKPOINT,
+    ADAPTER_MARK,
+    MODEL_INSIDE_CHECKPOINT,
+    list_checkpoints,
+)
 from trial_ray.runs.storage import StoredCopy
 from trial_ray.runs.stored_run import local_folder
 
@@ -69,6 +75,27 @@ def test_a_copy_follows_the_run_and_has_the_checkpoints_that_a_command_reads(sto
     one = StoredCopy(f"{stored}/checkpoints/000003", 0).fetch()
     assert json.loads((one / "state.json").read_text()) == {"iteration": 3}
     assert (one.parents[1] / "run.json").exists()
+
+
+def test_a_copy_keeps_the_model_that_a_command_merged_until_its_adapter_is_another(
+    stored, there, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "reader"))
+    inside = Path("checkpoints", "000003")
+    adapter = there / inside / ADAPTER_INSIDE_CHECKPOINT / ADAPTER_MARK
+    adapter.parent.mkdir(parents=True)
+    adapter.write_text("{}")
+    merged = StoredCopy(stored, None).fetch() / inside / MODEL_INSIDE_CHECKPOINT / "model.safetensors"
+    merging = merged.parents[1] / ".hf.1.partial" / "model.safetensors"
+    for path in (merged, merging):
+        path.parent.mkdir(parents=True)
+        path.write_text("made here")
+    StoredCopy(stored, None).fetch()
+    assert merged.exists()
+    adapter.write_text('{"r": 8}')
+    StoredCopy(stored, None).fetch()
+    assert not merged.exists()
+    assert merging.exists()
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_a_report_without_classes_of_actions_names_none(tmp_path):
 
 
 DAMAGES = {
-    "half a line": ("metrics.jsonl", lambda text: text[: len(text) - 40], "1 line is of metrics.jsonl cut off"),
+    "half a line": ("metrics.jsonl", lambda text: text[: len(text) - 40], "1 line of metrics.jsonl is cut off"),
     "no cost": ("cost.json", None, "cost.json is missing"),
     "cost of another kind": (
         "cost.json",
@@ -253,6 +253,13 @@ def test_a_sweep_is_one_curve_a_trial(tmp_path, capsys):
         ("TRIAL, clamp_alpha 1.0 (seed 1)", 2),
     ]
     assert report(folder) == 0
+    trials = json.loads((folder / "sweep.json").read_text())["trials"]
+    (folder / "TRIAL_env_abc_00000_0").rename(folder / "mine-seed10")
+    names = ["mine-seed1", "mine-seed10"]
+    renamed = [{**trial, "name": name} for trial, name in zip(trials, names, strict=True)]
+    (folder / "sweep.json").write_text(json.dumps({"metric": "x", "mode": "max", "trials": renamed}))
+    # The first has no folder, and gets none of another.
+    assert [run.path.name for group in load_groups([folder]) for run in group.runs].count("mine-seed10") == 1
 
 
 def test_iterations_that_a_trial_made_again_are_counted_once_and_a_change_of_its_settings_is_named(tmp_path):

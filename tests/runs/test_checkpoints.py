@@ -21,6 +21,7 @@ from trial_ray.runs.checkpoints import (
     MANIFEST,
     MODEL_INSIDE_CHECKPOINT,
     export_model,
+    find_checkpoint,
     find_model,
     list_checkpoints,
     newest_whole_checkpoint,
@@ -50,6 +51,16 @@ def test_a_folder_that_is_missing_names_the_nearest(read, tmp_path):
     for name, meant in (("my-rum", "my-run"), ("1af7c_00000", trial)):
         with pytest.raises(UserInputError, match=rf"does not exist.* Did you mean {tmp_path / meant}\?"):
             read(tmp_path / name)
+
+
+def test_a_trials_checkpoint_keeps_the_name_that_is_its_iteration(tmp_path):
+    """Tune names its own folders otherwise."""
+    (tmp_path / "checkpoint_000003").mkdir()
+    (tmp_path / "checkpoint_000003" / CHECKPOINT_MARK).write_text("{}")
+    (tmp_path / "checkpoints").mkdir()
+    link = tmp_path / "checkpoints" / "000020"
+    link.symlink_to("../checkpoint_000003")
+    assert find_checkpoint(link) == find_checkpoint(tmp_path) == link
 
 
 class Program:

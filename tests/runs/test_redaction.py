@@ -14,11 +14,12 @@ from user_env import registered
 
 from trial_ray import cli, secret
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.errors import ConfigError
+from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import redacted
 from trial_ray.runs.config_record import from_record, to_record, with_command
 from trial_ray.runs.experiment_copy import code_without_secrets
+from trial_ray.runs.watchdog import record_restart
 
 PLANTED = {
     "WANDB_API_KEY": "planted-wandb-0123456789",
@@ -50,6 +51,13 @@ def planted(monkeypatch):
 )
 def test_what_looks_like_a_secret_is_hidden(text, expected):
     assert redacted(text) == expected
+
+
+def test_the_reason_of_a_restart_has_no_secret(planted, tmp_path):
+    error = InfrastructureError(f"{PLANTED['HF_TOKEN']} was refused by {IN_ADDRESS}")
+    written = record_restart(tmp_path, f"restarting: {error}", error).read_text()
+    assert "was refused by" in written
+    assert not [value for value in (*PLANTED.values(), "planted-pw") if value in written]
 
 
 FORMS = [

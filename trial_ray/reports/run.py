@@ -105,8 +105,8 @@ class RecordedRun:
         """Flat metrics, one mapping per iteration, in order."""
         lines, damaged = self._read("metrics", "metrics.jsonl", read_metrics) or ([], 0)
         if damaged:
-            several = "s are" if damaged > 1 else " is"
-            self._say("metrics", f"{damaged} line{several} of metrics.jsonl cut off or damaged, and skipped.")
+            lines_are = "lines of metrics.jsonl are" if damaged > 1 else "line of metrics.jsonl is"
+            self._say("metrics", f"{damaged} {lines_are} cut off or damaged, and skipped.")
         if not lines and not self._reasons.get("metrics"):
             self._say("metrics", "metrics.jsonl has no iteration.")
         return lines
@@ -309,11 +309,15 @@ def _trials(folder: Path, trials: list[Path]) -> list[RecordedRun]:
     table = RecordedRun(folder)
 
     def read(path: Path) -> list[RecordedRun]:
-        runs = []
-        for number, row in enumerate(read_json(path)["trials"]):
+        runs, rows = [], read_json(path)["trials"]
+        by_name = {trial.name: trial for trial in trials}
+        named = {str(row["name"]) for row in rows}
+        for number, row in enumerate(rows):
             name = str(row["name"])
+            # The id of a trial is a part of the folder's name, as a shorter name of another trial may be.
+            parts = (trial for trial in trials if name in trial.name and trial.name not in named)
             # A trial without a folder of its own keeps its row; its name is never a path.
-            own = next((trial for trial in trials if name in trial.name), folder / f"missing-trial-{number}")
+            own = by_name.get(name) or next(parts, folder / f"missing-trial-{number}")
             runs.append(RecordedRun(own, name, row))
         return runs
 

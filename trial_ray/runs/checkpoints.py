@@ -216,13 +216,19 @@ def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path 
     return None, damages
 
 
+def _absolute(path: Path | str) -> Path:
+    """The path without links. The checkpoint of a trial keeps its name, the iteration: it is a link to a folder of Tune's."""
+    path = Path(path).expanduser()
+    return path.parent.resolve() / path.name if path.name.isdecimal() else path.resolve()
+
+
 def find_checkpoint(path: Path | str) -> Path:
     """Return the checkpoint at ``path``, or the newest checkpoint of the run folder at ``path``.
 
     Raises:
         CheckpointError: no checkpoint is found.
     """
-    path = Path(path).expanduser().resolve()
+    path = _absolute(path)
     if not path.is_dir():
         found = "is a file" if path.exists() else "does not exist"
         raise CheckpointError(f"{path} {found}.{nearest_folder(path)} Name a checkpoint, or a run folder that has one.")
@@ -252,7 +258,7 @@ def find_model(path: Path | str) -> Path:
         from trial_ray.models.folders import model_folder
 
         return Path(model_folder(str(path)))
-    path = Path(path).expanduser().resolve()
+    path = _absolute(path)
     if _is_model(path):
         return path
     checkpoint = find_checkpoint(path)

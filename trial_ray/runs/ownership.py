@@ -99,19 +99,21 @@ def holder(command: Sequence[str]) -> str:
     return f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%dT%H:%M:%S%z')} ({words})"
 
 
-def storage_error(error: BaseException, folder: Path) -> StorageError | None:
+def storage_error(error: BaseException, folder: Path, address: str = "") -> StorageError | None:
     """Return the typed error for a full file system; ``None`` for any other cause.
 
     Args:
         error: the error that reached the run, with its causes.
         folder: the run's folder.
+        address: path or URI by which the run is continued; empty: the folder.
     """
     # Causes are of other processes, too, and libraries in other languages raise errors of their own with the system's words.
     text = "".join(traceback.format_exception(error))
     for words in map(os.strerror, FULL):
         if words in text:
             return StorageError(
-                f"There is no space left for the run in {folder} ({words}). Free some, then continue with --resume {folder}."
+                f"There is no space left for the run in {folder} ({words}). Free some, then continue with "
+                f"--resume {address or folder}."
             )
     return None
 

@@ -144,7 +144,7 @@ class TrainingSession:
             self._tell(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
             raise
         except Exception as error:
-            full = storage_error(error, self.folder.path)
+            full = storage_error(error, self.folder.path, self.folder.address)
             self._record_failure(full or error)
             if full is not None:
                 raise full from error
@@ -291,13 +291,16 @@ class TrainingSession:
         from tensorboardX import SummaryWriter
 
         last = recorded_metrics(self.folder.metrics, self.iteration) if self.resume else {}
-        finished = reached(self.stop, {**last, "training_iteration": self.iteration})
+        last = {**last, "training_iteration": self.iteration}
+        met = [name for name, value in self.stop.items() if reached({name: value}, last)]
+        finished = bool(met)
         records = NodeRecords(self.folder.path, self.folder.path)
         records.drop()
         if finished:
-            self._tell(
-                f"nothing to train: `stop` was reached after iteration {self.iteration}; --iterations N continues"
-            )
+            advice = "--iterations N continues"
+            if met != ["training_iteration"]:
+                advice = f"to continue, raise or remove {', '.join(met)} in `stop`"
+            self._tell(f"nothing to train: `stop` was reached after iteration {self.iteration}; {advice}")
         with (
             contextlib.closing(SummaryWriter(str(self.folder.tensorboard), purge_step=self.iteration + 1)) as events,
             TrainingProgress(self.console, self.iteration, self.total) as progress,

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from trial_ray.errors import TrialRayError, UserInputError, first_line
 from trial_ray.files import SECRET, cache_root, content_key, partial_of
-from trial_ray.runs.checkpoints import CHECKPOINT_MARK, RUN_FILE
+from trial_ray.runs.checkpoints import ADAPTER_INSIDE_CHECKPOINT, CHECKPOINT_MARK, MODEL_INSIDE_CHECKPOINT, RUN_FILE
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _RESERVED = ":/?#[]@!$&'()*+,;=%"
@@ -193,13 +193,26 @@ class StoredCopy:
             whole = whole_checkpoints(files)
             older = 0 if self.checkpoints is None else max(0, len(whole) - self.checkpoints)
             kept = {*whole[older:], *inside.parts[1:2]}
-            download(storage, copy, {name: info for name, info in files.items() if _is_wanted(name, kept)})
+            wanted = {name: info for name, info in files.items() if _is_wanted(name, kept)}
+            # Another command may play with the model that was merged here, unless its adapter is another one now.
+            adapters = [name for name in wanted if f"/{ADAPTER_INSIDE_CHECKPOINT.as_posix()}/" in name]
+            changed = {_checkpoint_of(name) for name in adapters if not _is_here(copy / name, wanted[name])}
+            merged = {_checkpoint_of(name) for name in adapters} - changed
+            download(storage, copy, wanted)
         for path in copy.rglob("*"):
             name = path.relative_to(copy).as_posix()
-            written_here = "/" not in name or name.startswith("viewer/") or name.endswith(".partial")
+            written_here = "/" not in name or name.startswith("viewer/") or ".partial" in name
+            written_here = written_here or (
+                f"/{MODEL_INSIDE_CHECKPOINT.as_posix()}/" in name and _checkpoint_of(name) in merged
+            )
             if path.is_file() and not written_here and name not in files:
                 path.unlink(missing_ok=True)
         return copy / inside
+
+
+def _checkpoint_of(name: str) -> str:
+    """The folder of the checkpoint that has a file, ``checkpoints/<iteration>``."""
+    return "/".join(name.split("/")[:2])
 
 
 def _is_wanted(name: str, checkpoints: set[str]) -> bool:
@@ -223,8 +236,8 @@ def download(storage: Storage, folder: Path, files: Mapping[str, Any]) -> None:
     """Copy the files that ``folder`` does not have with the same size and time; each file appears complete or not at all."""
 
     def copy(name: str) -> None:
-        target, stamp = folder / name, (files[name].size, files[name].mtime_ns or 0)
-        if target.is_file() and stamp_of(target) == stamp:
+        target, stamp = folder / name, _stamp_of(files[name])
+        if _is_here(target, files[name]):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = partial_of(target)
@@ -239,6 +252,15 @@ def download(storage: Storage, folder: Path, files: Mapping[str, Any]) -> None:
 
     with ThreadPoolExecutor(COPIES) as pool:
         list(pool.map(copy, files))
+
+
+def _is_here(path: Path, info: Any) -> bool:
+    """Return True if the copy of a file has its size and time."""
+    return path.is_file() and stamp_of(path) == _stamp_of(info)
+
+
+def _stamp_of(info: Any) -> Stamp:
+    return info.size, info.mtime_ns or 0
 
 
 def stamp_of(path: Path) -> Stamp:

@@ -23,7 +23,7 @@ from trial_ray.errors import (
     is_user_error,
     root_cause,
 )
-from trial_ray.files import write_text
+from trial_ray.files import redacted, write_text
 from trial_ray.process import STDERR, own_count
 
 if TYPE_CHECKING:
@@ -125,4 +125,5 @@ def is_recoverable(error: Exception) -> bool:
 def record_restart(folder: Path, line: str, error: Exception) -> Path:
     """Write the reason of a restart into ``folder``: the line that was printed, and the traceback."""
     number = len(list(folder.glob("restart-*.log"))) + 1
-    return write_text(folder / f"restart-{number}.log", f"{line}\n\n{''.join(traceback.format_exception(error))}")
+    text = redacted(f"{line}\n\n{''.join(traceback.format_exception(error))}")
+    return write_text(folder / f"restart-{number}.log", text)

@@ -396,7 +396,7 @@ def _record(result: Any, file: SweepFile, interrupted: bool) -> TrialRecord:
         iterations=int(metrics.get("training_iteration", 0)),
         metric=_last_value(result, metrics, file.metric),
         seconds=float(metrics.get("time_total_s", 0.0)),
-        error=first_line(result.error)[:300] if result.error else "",
+        error=redacted(first_line(result.error))[:300] if result.error else "",
     )
 
 

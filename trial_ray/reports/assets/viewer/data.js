@@ -22,7 +22,12 @@ const viewer = {};
     },
   });
 
-  viewer.receive = (kind, number, text) => waiting.get(`${kind}-${number}`)(JSON.parse(text));
+  viewer.receive = (kind, number, text) => {
+    const name = `${kind}-${number}`;
+    const resolve = waiting.get(name);
+    waiting.delete(name);
+    resolve(JSON.parse(text));
+  };
 
   // The content of data/KIND-NUMBER.js, read once.
   viewer.load = (kind, number) => {
@@ -39,7 +44,8 @@ const viewer = {};
       const done = () => { waiting.delete(name); script.remove(); };
       waiting.set(name, resolve);
       script.nonce = nonce;
-      script.onload = done;
+      // A script that was cut off is loaded, and receives nothing.
+      script.onload = () => (waiting.has(name) ? script.onerror() : done());
       script.onerror = () => { done(); files.delete(name); reject(new Error(`${url} is missing or cut off; write the page again`)); };
       script.src = policy ? policy.createScriptURL(url) : url;
       document.head.append(script);
