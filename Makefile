@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=209400 \
-  tests=239310 \
+  trial_ray=210300 \
+  tests=240950 \
   benchmarks=26600 \
-  words=36220
+  words=36480
 
 lint: setup
 	$(BIN)/ruff check .
