@@ -274,6 +274,7 @@ def test_a_second_warm_start_comes_from_the_cache_and_another_setting_does_not(o
     second = warm_start(SETTINGS, out=tmp_path / "copy", progress=False)
     assert second.cached
     assert second.success_rate == first.success_rate
+    assert json.loads((first.path / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
     for name in ("model.safetensors", "tokenizer.json", "generation_config.json"):
         assert (tmp_path / "copy" / name).read_bytes() == (first.path / name).read_bytes()
     for taken, found in (("copy", "copy is not empty"), ("copy/config.json", "config.json is a file")):

@@ -248,6 +248,7 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
         shown.update(shown.collecting, completed=settings.games)  # also where an earlier warm start played them
         steps, curve = _clone(policy, examples, shown)
     policy.model.to("cpu")  # type: ignore[arg-type]
+    policy.model.config.architectures = [type(policy.model).__name__]  # vLLM needs it; a new config has none
     write_model(policy.model, stored_tensors(policy.model).items(), folder)
     policy.tokenizer.save_pretrained(folder)
     record = {
