@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=210300 \
-  tests=240950 \
+  tests=241100 \
   benchmarks=26600 \
   words=36480
 

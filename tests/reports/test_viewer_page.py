@@ -120,6 +120,15 @@ def test_nothing_recorded_runs(browser, tmp_path, tokenizer):
         assert one in everything
 
 
+def test_a_file_that_was_cut_off_is_named(browser, tmp_path, tokenizer):
+    """A script with a syntax error is loaded like any other, and runs nothing."""
+    page = write_viewer([hostile_run(tmp_path, tokenizer)], tmp_path / "viewer").page
+    cut = page.parent / "data" / "detail-0.js"
+    cut.write_bytes(cut.read_bytes()[:-20])
+    browser.open(page.as_uri(), "true")
+    browser.wait("document.body.textContent.includes('data/detail-0.js is missing or cut off')")
+
+
 def test_the_policy_lets_no_other_script_run(opened):
     tried = """(code => { try { return String(code()); } catch (error) { return error.name; } })"""
     script = "() => { const s = document.createElement('script'); s.text = 'window.ran = 1'; document.head.append(s); }"
