@@ -94,9 +94,10 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
     """Load the policy for cloning or for judgement.
 
     Raises:
-        CheckpointError: ``model_path`` does not contain a causal LM with a tokenizer.
+        CheckpointError: ``model_path`` does not contain a model.
         ChatTemplateError: the tokenizer has no chat template or no end token.
-        ConfigError: ``response_style`` is ``tools``, but ``model_path`` is ``None``.
+        ConfigError: the model or its tokenizer cannot be loaded or trained; or ``response_style`` is ``tools``, but ``model_path``
+            is ``None``.
     """
     if settings.response_style == "tools" and settings.model_path is None:
         raise ConfigError(

@@ -136,10 +136,12 @@ def _solvable(path: Path) -> bool:
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
     """Returns the folder given by argument or variable, else the default folder if it has games, else ``None``."""
+    if data:
+        return Path(data).expanduser()
     default = DEFAULT_FOLDER.expanduser()
-    # The package alfworld sets the variable to its default folder on import, whether there are games or not.
-    if (chosen := data or os.environ.get(DATA_VARIABLE)) and (data or Path(chosen).expanduser() != default):
-        return Path(chosen).expanduser()
+    named = Path(os.environ.get(DATA_VARIABLE) or default).expanduser()
+    if named != default:  # which the package alfworld sets the variable to on import, with games or without
+        return named
     holds_games = (default / PACKED_FILE).is_file() or any(
         (default / tree).is_dir() for tree in (_TREE, *OFFICIAL_SPLITS)
     )
