@@ -112,7 +112,6 @@ setup(
     },
     entry_points={
         "console_scripts": ["trial-ray = trial_ray.cli:main"],
-        "gymnasium.envs": ["trial = trial_envs:register_plugin"],
     },
     classifiers=[
         "Development Status :: 4 - Beta",

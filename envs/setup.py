@@ -32,7 +32,6 @@ setup(
         "gem": ["gem-llm==0.1.0"],
         "endpoint": ["openai>=3.52,<4"],
     },
-    entry_points={"gymnasium.envs": ["trial = trial_envs:register_plugin"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

@@ -27,8 +27,9 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Text that refers to the value of an environment variable (:func:`trial_ray.secrets.secret`)."""
 NAMED: set[str] = set()
 """Environment variables that references have named in this process."""
-LEAST_SECRET = 8
-"""Minimum number of characters of a secret environment variable for its value to be searched for in texts."""
+LEAST_SECRET, LEAST_NAMED = 8, 4
+"""Minimum number of characters of a secret environment variable, and of one that a reference names, for its value to be searched
+for in texts: shorter ones are parts of words."""
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _ASSIGNED = re.compile(rf"(?i)(?<![a-z])({_NAME}['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s'\",;)}}\]]+)")
 
@@ -45,7 +46,8 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cleaned(name: object, value: Any) -> Any:
-    if SECRET.search(str(name)) and value is not None and not (isinstance(value, str) and REFERENCE.fullmatch(value)):
+    refers = isinstance(value, str) and REFERENCE.fullmatch(value)
+    if SECRET.search(str(name)) and not (refers or value is None or isinstance(value, bool)):
         return HIDDEN
     if isinstance(value, Mapping):
         return without_secrets(value)
@@ -65,14 +67,16 @@ def redacted(text: str, *, code: bool = False) -> str:
     def hide(found: re.Match[str]) -> str:
         quote = found[2][0] if found[2][0] in "'\"" else ""
         names_variable = REFERENCE.match(found.string, found.start(2) + len(quote))
-        return found[0] if names_variable or (code and not quote) else f"{found[1]}{quote}{HIDDEN}{quote}"
+        flag = found[2].lower() in ("true", "false", "none")
+        return found[0] if names_variable or flag or (code and not quote) else f"{found[1]}{quote}{HIDDEN}{quote}"
 
     return _ASSIGNED.sub(hide, _without_known(text))
 
 
 def _without_known(text: str) -> str:
     for name, secret in os.environ.items():
-        if (SECRET.search(name) or name in NAMED) and len(secret) >= LEAST_SECRET:
+        least = LEAST_NAMED if name in NAMED else LEAST_SECRET
+        if (SECRET.search(name) or name in NAMED) and len(secret) >= least:
             text = text.replace(secret, HIDDEN)
     return _IN_ADDRESS.sub(HIDDEN, text)
 

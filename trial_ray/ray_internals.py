@@ -51,6 +51,11 @@ class RestartableGroup(EnvRunnerGroup):
         return super()._make_worker(worker_index=worker_index, config=held, **arguments)
 
 
+def container_memory() -> int:
+    """Memory in bytes that this process's container, or else the machine, has left; Ray has no public function for it."""
+    return int(utils.estimate_available_memory())
+
+
 def env_runner_actors(runners: EnvRunnerGroup | None) -> dict[int, ActorHandle[Any]]:
     """Return the remote env runners by index. RLlib's own calls end an env runner that raises, and lose its error."""
     return {} if runners is None else dict(runners._worker_manager.actors())

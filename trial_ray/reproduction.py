@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from ray.rllib.utils import force_list
 
 from trial_ray.algorithms.config import NAMED_CONFIG
 from trial_ray.algorithms.methods import method_title, with_method
-from trial_ray.errors import UserInputError
+from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.tables import ResultTable, TableEntry
@@ -73,7 +74,18 @@ class Scale:
 
 def scale_names() -> list[str]:
     """Return the names of the scales in this package, the smallest first."""
-    return ["tiny", "study", "shape", "guessing", "key_rooms", "webshop", "pretrained", "small", "paper"]
+    return [
+        "tiny",
+        "study",
+        "shape",
+        "guessing",
+        "key_rooms",
+        "webshop",
+        "pretrained",
+        "pretrained_tools",
+        "small",
+        "paper",
+    ]
 
 
 def scale_file(name: str) -> Path:
@@ -186,8 +198,9 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
-        return f"{self.environment}-{self.backbone}-{self.method}-seed{self.seed}".lower()
+        """Name of its folder, without characters that Tune replaces in the names of folders."""
+        name = f"{self.environment}-{self.backbone}-{self.method}-seed{self.seed}".lower()
+        return re.sub(r'[/()<>:"\\|?*]', "_", name)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -220,10 +233,15 @@ class StudySweep(SweepFile):
             overrides: ``key=value`` for every run, applied to TRIAL's config; other methods take over the settings that they share.
 
         Raises:
-            ConfigError: a config is wrong, or a method's schedule is longer than the run.
+            ConfigError: a config is wrong, a method's schedule is longer than the run, or two runs have one name.
         """
         steps = iterations or scale.iterations
-        runs = {run.name: run for run in _planned(study, scale, seeds, steps, overrides)}
+        planned = list(_planned(study, scale, seeds, steps, overrides))
+        runs = {run.name: run for run in planned}
+        if len(runs) < len(planned):
+            raise ConfigError(
+                f"Two runs would have the same folder; {path} needs names that differ: {', '.join(scale.backbones)}."
+            )
         return cls(
             path=path,
             config=next(iter(runs.values())).config,

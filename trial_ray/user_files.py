@@ -92,7 +92,9 @@ def _running(path: Path) -> Iterator[None]:
 def _line(error: Exception, path: Path) -> int | str:
     """Return the line of the file at which it failed."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return (error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None) or "?"
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or "?"
+    return (frames[-1].lineno if frames else None) or "?"
 
 
 def _send_by_value(before: set[str], folders: set[Path]) -> None:

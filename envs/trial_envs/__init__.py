@@ -2,13 +2,12 @@
 
 Importing this package registers the environment ids, as Gymnasium 1.x expects of third-party packages. Engines are
 imported only when an environment is made, so the import is fast. ``gymnasium.make("trial_envs:trial/ALFWorld-v0")``
-imports the package and makes the environment. Gymnasium before 1.0 also finds the ids through the entry point ``trial``
-in the group ``gymnasium.envs``; later versions do not read entry points.
+imports the package and makes the environment.
 """
 
 from gymnasium.envs import registration
 
-__all__ = ["NAMESPACE", "register", "register_plugin"]
+__all__ = ["NAMESPACE", "register"]
 
 NAMESPACE = "trial"
 
@@ -30,11 +29,6 @@ def register() -> None:
     for name, entry_point in ENTRY_POINTS.items():
         if f"{NAMESPACE}/{name}" not in registration.registry:
             registration.register(id=f"{NAMESPACE}/{name}", entry_point=entry_point)
-
-
-def register_plugin() -> None:
-    """Registers the environments; target of the entry point ``trial``."""
-    register()
 
 
 register()

@@ -19,7 +19,7 @@ SYSTEM_PROMPT = (
     "that you can take. Begin every response with your reasoning, enclosed in <think> and </think>. Then give exactly one "
     "action, enclosed in <action> and </action>."
 )
-"""System prompt with the response format. The task is in the first observation, or in ``info["task"]``."""
+"""System prompt with the response format. The task is in the first user message."""
 
 
 def make_text_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
@@ -47,9 +47,16 @@ def make_chat_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
     return ActionProjection(env, keep_case=cast(TextEnv, env.unwrapped).keeps_case)
 
 
+def first_user_message(observation: str, info: dict[str, Any]) -> str:
+    """Returns the user message that starts an episode: the task, unless the observation contains it, and :func:`user_message`."""
+    task = info["task"]
+    return user_message(observation if task in observation else f"{task}\n\n{observation}", info)
+
+
 def user_message(observation: str, info: dict[str, Any]) -> str:
-    """Returns a user message with an observation and the admissible actions after it."""
-    return f"{observation}\n\nActions: {', '.join(info['admissible_actions'])}"
+    """Returns a user message with an observation and, where actions are listed, the admissible actions after it."""
+    actions = info["admissible_actions"]
+    return f"{observation}\n\nActions: {', '.join(actions)}" if actions else observation
 
 
 def episode_metrics(total_reward: float, turns: int, invalid: int, info: dict[str, Any]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trial_envs import ENTRY_POINTS, NAMESPACE
-from trial_envs.chat import SYSTEM_PROMPT, episode_metrics, make_chat_env, user_message
+from trial_envs.chat import SYSTEM_PROMPT, episode_metrics, first_user_message, make_chat_env, user_message
 from trial_envs.core.extras import install_command
 from trial_envs.errors import MissingPackageError
 
@@ -56,12 +56,13 @@ class TextConversation(BaseTextEnv):
             prompt: the dataset's messages, such as a system message; if empty, :data:`trial_envs.chat.SYSTEM_PROMPT`.
 
         Returns:
-            The prompt followed by the first observation as a user message, and ``info``.
+            The prompt followed by the task and the first observation as a user message, and ``info``.
         """
         observation, self._info = self._env.reset(options={"task": self._task})
         self.turns, self._total, self._invalid = 0, 0.0, 0
         opening = list(prompt) or [{"role": "system", "content": SYSTEM_PROMPT}]
-        return [*opening, {"role": "user", "content": user_message(observation, self._info)}], self._info
+        first = {"role": "user", "content": first_user_message(observation, self._info)}
+        return [*opening, first], self._info
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         """Carries out the action of a response. The last observation of an episode is only in ``metadata``."""

@@ -12,7 +12,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from trial_envs.chat import make_text_env, user_message
+from trial_envs.chat import first_user_message, make_text_env, user_message
+
+Message = Callable[[str, dict[str, Any]], str]
+"""Function from an observation and ``info`` to a user message."""
 
 
 class ToolEpisode:
@@ -38,7 +41,7 @@ class ToolEpisode:
         self._total = 0.0
 
     def reset(self, task: str | int | None = None, **columns: object) -> str:
-        """Starts an episode and returns its first observation and the admissible actions.
+        """Starts an episode and returns its task, its first observation and the admissible actions.
 
         Args:
             task: task id or index; ``None`` draws one. TRL passes the dataset's column of this name.
@@ -47,7 +50,7 @@ class ToolEpisode:
         self._over, self._total = True, 0.0
         observation, info = self._env.reset(options={"task": task})
         self._over = False
-        return self._show(observation, info)
+        return self._show(observation, info, first_user_message)
 
     def get_reward(self) -> float:
         """Returns the sum of the rewards of the episode so far."""
@@ -64,8 +67,8 @@ class ToolEpisode:
             return f"{observation}\n\nThe episode is over."
         return self._show(observation, info)
 
-    def _show(self, observation: str, info: dict[str, Any]) -> str:
-        return user_message(observation, info)
+    def _show(self, observation: str, info: dict[str, Any], message: Message = user_message) -> str:
+        return message(observation, info)
 
 
 class ToolEnv(ToolEpisode):

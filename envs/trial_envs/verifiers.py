@@ -9,7 +9,14 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from trial_envs.chat import SYSTEM_PROMPT, episode_metrics, make_chat_env, make_text_env, user_message
+from trial_envs.chat import (
+    SYSTEM_PROMPT,
+    episode_metrics,
+    first_user_message,
+    make_chat_env,
+    make_text_env,
+    user_message,
+)
 from trial_envs.core.extras import install_command
 from trial_envs.errors import MissingPackageError
 
@@ -125,14 +132,16 @@ class TextEnvironment(vf.Env[TextEnvironmentConfig]):
         total, turns, invalid, over = 0.0, 0, 0, False
         try:
             observation, info = await asyncio.to_thread(env.reset, options={"task": data.task_id})
+            message = first_user_message(observation, info)
             async with agents.agent.interaction(task) as interaction:
                 while not over:
-                    segment = await interaction.turn(user_message(observation, info))
+                    segment = await interaction.turn(message)
                     if segment.terminated:
                         break
                     observation, reward, terminated, truncated, info = await asyncio.to_thread(
                         env.step, segment.last_reply
                     )
+                    message = user_message(observation, info)
                     total, turns, over = total + float(reward), turns + 1, terminated or truncated
                     interaction.trace.state.total_reward = total
                     invalid += info["invalid_response"]

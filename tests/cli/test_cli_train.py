@@ -342,10 +342,19 @@ def test_inputs_that_are_not_there_are_named_before_ray_starts(
 ):
     monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", None)
     settings = ("warm_start=None", f"model_path={model_path}", "engine=transformers", changed)
+    refuses("alfworld_quickstart", settings, tmp_path / "run", words, capsys)
+
+
+def test_engine_arguments_are_checked_before_a_policy_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", None)
+    refuses("own_environment", ("engine_kwargs.max_bach=8",), tmp_path / "run", "max_bach", capsys)
+
+
+def refuses(experiment, settings, folder, words, capsys):
     overrides = [part for setting in settings for part in ("--set", setting)]
-    assert cli.main(["train", "alfworld_quickstart", "--out", str(tmp_path / "run"), *overrides]) == 2
+    assert cli.main(["train", experiment, "--out", str(folder), *overrides]) == 2
     assert words in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    assert not folder.exists()
 
 
 FEW_TASKS = """

@@ -32,6 +32,8 @@ def create(engine, **engine_kwargs):
         ("transformers", {"max_batches": 8}, "transformers engine has no argument 'max_batches'.*'max_batch'"),
         ("transformers", {"dtype": "bf16"}, "expected dtype as one of float32, bfloat16, float16, got 'bf16'"),
         ("transformers", {"max_batch": 0}, "expected max_batch as a whole number of at least 1, got 0"),
+        pytest.param("vllm", {"tensor_parallel_size": 2}, "is 2, but an engine has 0 GPUs; set num_gpus", marks=VLLM),
+        pytest.param("vllm", {"enable_sleep_mode": True}, "sleep mode needs CUDA", marks=VLLM),
         pytest.param("vllm", {"seed": "7"}, "expected seed as a whole number or None, got '7'", marks=VLLM),
         pytest.param("vllm", {"log_level": "LOUD"}, "expected log_level as one of DEBUG, INFO.*got 'LOUD'", marks=VLLM),
         pytest.param("vllm", {"logprobs_mode": "raw_logprobs"}, "'logprobs_mode' cannot be set: .*sampled", marks=VLLM),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,13 +76,14 @@ def test_a_forward_pass_that_fails_fails_what_waits_and_nothing_later(model, mon
 def test_a_request_that_is_wrong_is_refused_alone(model):
     engine = LocalEngine(model, frozenset())
 
-    async def all_three():
-        wrong = np.array([5, 300], np.int32), np.full(510, 5, np.int32)
-        asked = [engine.generate(prompt, PARAMS) for prompt in (*wrong, prompts(1)[0])]
-        return await asyncio.gather(*asked, return_exceptions=True)
+    async def all_of_them():
+        stopped, seeded = replace(PARAMS, stop=("x",)), replace(PARAMS, seed=np.int64(1))
+        asked = [(np.array([5, 300], np.int32), PARAMS), (np.full(510, 5, np.int32), PARAMS)]
+        asked += [(prompts(1)[0], stopped), (prompts(1)[0], seeded)]
+        return await asyncio.gather(*[engine.generate(*each) for each in asked], return_exceptions=True)
 
-    *refusals, response = asyncio.run(all_three())
-    for refusal, message in zip(refusals, ("outside", "max_model_len=512"), strict=True):
+    *refusals, response = asyncio.run(all_of_them())
+    for refusal, message in zip(refusals, ("outside", "max_model_len=512", "stop: expected"), strict=True):
         assert isinstance(refusal, InvalidRequestError)
         assert message in str(refusal)
-    assert len(response.response_ids) == 12
+    assert [response.response_ids.tolist()] == served(engine, 1)

@@ -8,6 +8,7 @@ from transformers.utils import get_json_schema
 
 from trial_envs.alfworld.families import FAMILIES
 from trial_envs.alfworld.tool_env import ALFWorldToolEnv
+from trial_envs.chat import first_user_message
 from trial_envs.webshop.tool_env import WebShopToolEnv
 from trial_envs.wrappers import Recording, read_episodes
 
@@ -45,7 +46,7 @@ def test_every_family_is_won_by_tool_calls(tmp_path):
     env._env = Recording(env._env, tmp_path / "episodes.jsonl")
     for task in range(len(FAMILIES)):
         first = env.reset(task=task, prompt=[])
-        assert "Your task is to: " in first
+        assert first.count("Your task is to: ") == 1
         assert "inventory" in first.split("Actions: ")[1].split(", ")
         assert "help" not in first.split("Actions: ")[1].split(", ")
         walkthrough = env._env.unwrapped.walkthrough
@@ -56,6 +57,13 @@ def test_every_family_is_won_by_tool_calls(tmp_path):
         assert env.look() == "The episode is over."
         *_, episode = read_episodes(tmp_path / "episodes.jsonl")
         assert [step.action for step in episode.steps] == [None, *walkthrough]
+
+
+def test_the_first_message_has_the_task_once():
+    """ScienceWorld and boards of TextArena have it only in ``info``."""
+    info = {"task": "Boil water.", "admissible_actions": []}
+    assert first_user_message("A kitchen.", info) == "Boil water.\n\nA kitchen."
+    assert first_user_message("A kitchen. Boil water.", info) == "A kitchen. Boil water."
 
 
 def test_every_admissible_command_has_a_tool():

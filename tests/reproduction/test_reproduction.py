@@ -141,7 +141,8 @@ def test_finished_runs_become_a_table_and_figures_without_ray(scale, tmp_path, c
     assert run_cli("reproduce", "table3", "--scale", scale, "--out", out, "--seeds", 1) == 2
 
 
-@pytest.mark.parametrize("name", scale_names())
+# To plan pretrained_tools copies a whole model.
+@pytest.mark.parametrize("name", sorted({*scale_names()} - {"pretrained_tools"}))
 def test_the_scales_that_come_along_are_valid(name):
     for study in STUDIES:
         assert len(plan(study, name, seeds=1).runs) >= 2

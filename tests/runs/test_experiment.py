@@ -50,7 +50,14 @@ def test_the_nearest_file_is_named(name, meant, tmp_path):
         load_experiment(experiment_file(name))
 
 
-@pytest.mark.parametrize("value", ["float('inf')", "True", "'3'"])
+def test_an_error_names_the_line_of_the_file_that_is_run(tmp_path):
+    (tmp_path / "broken_helper.py").write_text("\n\n\nx = = 1\n")
+    (tmp_path / "mine.py").write_text("import broken_helper\n")
+    with pytest.raises(UserInputError, match=r"mine\.py, line 1: SyntaxError: .*broken_helper\.py, line 4"):
+        load_experiment(tmp_path / "mine.py")
+
+
+@pytest.mark.parametrize("value", ["float('inf')", "True"])
 def test_a_stop_that_is_no_finite_number_is_refused(tmp_path, value):
     file = tmp_path / "mine.py"
     file.write_text(

@@ -46,6 +46,7 @@ def planted(monkeypatch):
         ("https://me:pw@host/x https://host:80/@y", "https://<hidden>@host/x https://host:80/@y"),
         ("redis://:pw@host", "redis://<hidden>@host"),
         ("--set env_config.api_key=${MY_KEY} {'token': '${MY_KEY}'}",) * 2,
+        ("--set env_config.use_auth=True",) * 2,
         ("author: me, tokens=3, tokenizer=x", "author: me, tokens=3, tokenizer=x"),
     ],
 )
@@ -179,6 +180,12 @@ def test_a_plain_value_under_the_name_of_a_secret_is_refused_before_anything_wri
         with pytest.raises(ConfigError, match="looks like a secret") as error:
             use()
         assert "planted" not in str(error.value)
+
+
+def test_a_short_value_that_a_reference_names_is_hidden(monkeypatch):
+    monkeypatch.setenv("JUDGE_LOGIN", "hunter2")
+    secret("JUDGE_LOGIN")
+    assert redacted("refused: hunter2") == "refused: <hidden>"
 
 
 def test_words_that_hold_no_secret_are_taken():

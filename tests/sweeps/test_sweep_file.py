@@ -78,6 +78,24 @@ def test_every_value_of_a_grid_is_checked_before_anything_starts(load):
             "from ray.tune.schedulers import ASHAScheduler\nscheduler = ASHAScheduler(metric='x', mode='max')",
             "its own metric",
         ),
+        (
+            "from ray.tune.schedulers import ASHAScheduler\nscheduler = ASHAScheduler(mode='max')",
+            "its own metric or mode",
+        ),
+        (PBT.replace("NAME", "lr") + OPTUNA, "gives a population a search_alg"),
+        (
+            "from ray.tune.search import BasicVariantGenerator\nsearch_alg = BasicVariantGenerator()",
+            "such as OptunaSearch",
+        ),
+        (
+            OPTUNA + "from ray.tune.search import ConcurrencyLimiter\nsearch_alg = ConcurrencyLimiter(search_alg, 2)",
+            "wraps search_alg in ConcurrencyLimiter",
+        ),
+        (
+            "from ray.tune.schedulers import HyperBandScheduler\nscheduler = HyperBandScheduler()\n"
+            "metric = 'evaluation/env_runners/success_rate'\nconfig.evaluation(evaluation_interval=2)",
+            "reported in every iteration",
+        ),
         (PBT.replace("NAME", "learning_rate"), "'learning_rate', which is not a setting"),
         (PBT.replace("NAME", "lr") + "config.debugging(seed=tune.grid_search([1, 2]))", "Leave seed out"),
         (OPTUNA, r"env_config.difficulty is a tune.grid_search.*tune.choice\(\['tiny', 'small'\]\)"),
@@ -114,6 +132,21 @@ def test_a_sweep_that_could_not_begin_leaves_no_log(tmp_path):
     with pytest.raises(KeyboardInterrupt), logs_removed_unless_begun(tmp_path):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_secret_in_an_override_is_refused(load):
+    with pytest.raises(ConfigError, match=r"env_config.data=http://<hidden>@host .*\$\{NAME\}"):
+        load(overrides=["env_config.data=http://user:word@host"])
+
+
+def test_trials_that_wait_for_others_all_start(load, tmp_path, monkeypatch):
+    """HyperBand compares nothing while trials that it paused keep others from the start."""
+    made = {}
+    monkeypatch.setattr("ray.tune.Tuner", lambda trainable, tune_config, **_: made.update(vars(tune_config)))
+    Sweep(load("from ray.tune.schedulers import HyperBandScheduler\nscheduler = HyperBandScheduler()"), tmp_path)._new(
+        1
+    )
+    assert made["max_concurrent_trials"] is None
 
 
 def test_what_a_population_changes_is_part_of_the_search(load):

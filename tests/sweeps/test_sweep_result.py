@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from trial_ray.errors import CheckpointError, ConfigError, first_line
+from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
 from trial_ray.files import examples_folder
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import load_experiment
@@ -124,6 +124,26 @@ def test_the_best_of_a_file_with_objects_keeps_overrides_and_finds_modules_besid
     sys.modules.pop("played_beside")
     written = load_experiment(tmp_path / "out" / "best.py").config
     assert (written.lr, written.hindsight_coeff) == (0.002, 0.02)
+    source.write_text(source.read_text() + "config.training(group_size=16)\n")
+    with pytest.raises(UserInputError, match="defines another sweep than the one whose best point"):
+        load_experiment(tmp_path / "out" / "best.py")
+
+
+def test_an_object_as_the_best_value_is_said_to_have_no_file(tmp_path):
+    source = tmp_path / "search.py"
+    source.write_text(
+        "from ray import tune\nimport runpy\n"
+        f"config = runpy.run_path({str(EXAMPLES / 'own_environment.py')!r})['config']\n"
+        "config.training(reward=tune.grid_search([lambda episode: 1.0, lambda episode: 0.0]))\n"
+        'stop = {"training_iteration": 20}\n'
+    )
+    file = SweepFile.load(source)
+    chosen = {"reward": file.searched["reward"]["grid_search"][0]}
+    lines = list(
+        write_outputs(file, SweepResult(METRIC, "max", [TrialRecord("a", chosen, "done", 2, 0.5, 9.0)]), tmp_path)
+    )
+    assert "no best.py: the value of reward is an object" in lines[-1]
+    assert not (tmp_path / "best.py").exists()
 
 
 # -- what fits ---------------------------------------------------------------------------------------------------------

@@ -62,9 +62,8 @@ def require_inputs(config: RunSettings) -> None:
     for entry in config.evaluation_entries():
         EvaluationSet.choose(entry.env_id, entry.split, entry.tasks(), config.evaluation_num_tasks)
     path = config.model_path if config.warm_start is None else config.warm_start.get("model_path")
-    if path is not None:
-        arguments = pool_arguments(config)["engine_kwargs"]
-        require_engine_arguments(config.engine, policy_folder(str(path)), arguments, config.num_gpus_per_engine)
+    folder = None if path is None else policy_folder(str(path))
+    require_engine_arguments(config.engine, folder, pool_arguments(config)["engine_kwargs"], config.num_gpus_per_engine)
 
 
 # -- the first policy --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,11 @@ def _machine(args: Namespace, request: PlanRequest) -> tuple[Machine, Device]:
     from trial_ray.planning.fit import Machine
     from trial_ray.planning.time import HOST_BANDWIDTH, Device, gpu_like, installed_gpus
 
+    if args.gpu_memory and not request.gpus:
+        raise ConfigError(
+            "--gpu-memory is the memory of each GPU, and the experiment requests none: leave it out, or give "
+            "--set num_gpus_per_learner=1 --set num_gpus_per_engine=1."
+        )
     if not request.gpus:
         memory, rate = psutil.virtual_memory().total, matmul_rate("cpu", torch.float32)
         cpu = Device(f"this CPU ({rate / 1e9:,.0f} GFLOP/s, measured)", rate, HOST_BANDWIDTH, memory / 2**30)
@@ -89,7 +95,7 @@ def _machine(args: Namespace, request: PlanRequest) -> tuple[Machine, Device]:
     gpus = [] if args.gpu_memory else installed_gpus()[0]
     smallest = min(gpus, key=lambda gpu: gpu.mib, default=None)
     gib = smallest.mib / 1024 if smallest else args.gpu_memory or DEFAULT_GPU_GIB
-    return Machine(args.gpus, gib * 2**30), gpu_like(gib, smallest.name if smallest else "")
+    return Machine(args.gpus or math.ceil(request.gpus), gib * 2**30), gpu_like(gib, smallest.name if smallest else "")
 
 
 def _show(plan: Plan, machine: Machine, device: Device) -> None:

@@ -45,6 +45,7 @@ def _study(name: str) -> str:
   key_rooms  the rooms of tuned_examples/key_rooms.py, where TRIAL opposes learning
   webshop   the profiles of table3 in generated shops, as `study` in size; 2 CPU cores
   pretrained  SmolLM2-135M on 2 CPU cores, ALFWorld on generated games; an hour or two a run
+  pretrained_tools  the same with tool calls; about an hour for `pair`
   small     SmolLM2-135M on one GPU, both environments on generated games
   paper     Qwen2.5-3B-Instruct and Qwen3-1.7B, official data, 150 iterations; a GPU cluster
   FILE.py   your own scale; the scales above are tuned_examples/reproduce/*.py
@@ -56,7 +57,7 @@ command continues.
     option("name", f"one of {', '.join(NAMES)}", "NAME", _study, choices=NAMES),
     option(
         "--scale",
-        "tiny, study, shape, guessing, key_rooms, webshop, pretrained, small, paper, or FILE.py, see below",
+        "tiny, study, shape, guessing, key_rooms, webshop, pretrained, pretrained_tools, small, paper, or FILE.py, see below",
         "S",
         required=True,
     ),

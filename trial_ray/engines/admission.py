@@ -56,7 +56,7 @@ class Request:
     @cached_property
     def random(self) -> Random:
         """Random number generator of this request."""
-        return Random(self.params.seed)
+        return Random(None if self.params.seed is None else int(self.params.seed))
 
     def take(self, token: int, logprob: float, stop_ids: frozenset[int]) -> None:
         """Append one sampled token and set ``finish_reason`` if the token ends the response."""

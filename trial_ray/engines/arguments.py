@@ -130,6 +130,33 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
         raise ConfigError(f"engine_kwargs: expected log_level as one of {', '.join(LOG_LEVELS)}, got {level!r}.")
 
 
+def check_device(arguments: Mapping[str, Any], num_gpus: float) -> None:
+    """Reject vLLM's arguments that need a device which the engine does not have.
+
+    Args:
+        arguments: arguments of the engine's constructor.
+        num_gpus: GPUs of the engine.
+
+    Raises:
+        ConfigError: there is such an argument.
+    """
+    if (workers := arguments.get("tensor_parallel_size", 1)) > max(1, num_gpus):
+        raise ConfigError(
+            f"engine_kwargs: tensor_parallel_size is {workers}, but an engine has {num_gpus:g} GPUs; set "
+            f"num_gpus_per_engine={workers}."
+        )
+    if num_gpus:
+        return
+    if arguments.get("enable_sleep_mode"):
+        raise ConfigError(NO_SLEEP)
+    if arguments.get("batch_invariant"):
+        raise ConfigError(NO_BATCH_INVARIANCE)
+    if arguments.get("enable_chunked_prefill"):
+        raise ConfigError(
+            "engine_kwargs: expected enable_chunked_prefill=False, because vLLM's CPU kernels cannot combine it with seeds."
+        )
+
+
 def check_positions(model_path: str, max_model_len: int) -> None:
     """Reject contexts longer than the model's number of positions: the model would fail there, or generate nonsense.
 

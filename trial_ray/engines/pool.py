@@ -21,7 +21,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trial_envs.core.extras import install_command
-from trial_ray.engines.arguments import LOG_LEVEL, NO_BATCH_INVARIANCE, check_engine_arguments, check_positions
+from trial_ray.engines.arguments import LOG_LEVEL, check_device, check_engine_arguments, check_positions
 from trial_ray.engines.fault_log import FaultLog
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights
@@ -72,12 +72,15 @@ def require_engine(name: str, num_gpus: float) -> None:
         )
 
 
-def require_engine_arguments(engine: str, model_path: str, arguments: Mapping[str, Any], num_gpus: float) -> type:
+def require_engine_arguments(
+    engine: str, model_path: str | None, arguments: Mapping[str, Any], num_gpus: float
+) -> type:
     """Check that an engine can be started with these arguments, and return its actor class.
 
     Args:
         engine: name of the engine.
-        model_path: folder of the model; if this machine cannot read it, the check is left to the engine that loads the model.
+        model_path: folder of the model, ``None`` if there is none yet; if this machine cannot read it, the check is left to the
+            engine that loads the model.
         arguments: arguments of the engine's constructor, including ``max_model_len``.
         num_gpus: GPUs of one engine.
 
@@ -88,9 +91,9 @@ def require_engine_arguments(engine: str, model_path: str, arguments: Mapping[st
     require_engine(engine, num_gpus)
     actor_class = engine_class(engine)
     check_engine_arguments(engine, actor_class, arguments)
-    if arguments.get("batch_invariant") and not num_gpus:
-        raise ConfigError(NO_BATCH_INVARIANCE)
-    check_positions(model_path, arguments["max_model_len"])
+    check_device(arguments, num_gpus)
+    if model_path is not None:
+        check_positions(model_path, arguments["max_model_len"])
     return actor_class
 
 
@@ -128,7 +131,6 @@ class EnginePool:
 
     Attributes:
         faults: log of the engines and env runners that were lost.
-        replacements: number of lost engines that were requested again so far.
         vocab_size: vocabulary size of the engines' model, once they have started.
 
     Raises:
@@ -176,7 +178,6 @@ class EnginePool:
         self._starts = itertools.count()
         self._weights: Weights | None = None
         self.faults = FaultLog()
-        self.replacements = 0
         self.vocab_size: int | None = None
         self._engines = {index: self._spawn(index) for index in range(num_engines)}
         self._coming: dict[int, tuple[ActorHandle[Any], ObjectRef[Any]]] = {}
@@ -356,7 +357,6 @@ class EnginePool:
                 for index in lost:
                     ray.kill(self._engines.pop(index), no_restart=True)
                     self._ask(index)
-                    self.replacements += 1
                 taken, lost = self._take_in(), []
                 if taken and self._weights is not None:
                     sent = self._send_again()

@@ -16,13 +16,21 @@ from trial_ray.engines.admission import Request, check_request
 from trial_ray.engines.arguments import MEMORY_SHARE, MOST_ROWS, SLACK, check_positions, engine_dtype
 from trial_ray.engines.batching import BatchingEngine
 from trial_ray.engines.decoding import Batch
-from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, EnginePart, Response, SamplingParams
+from trial_ray.engines.protocol import (
+    FLOAT32_GAP,
+    LOW_PRECISION_GAP,
+    EnginePart,
+    InvalidRequestError,
+    Response,
+    SamplingParams,
+)
 from trial_ray.engines.weights import Weights, WeightsChecksum, iter_weights, own_logprobs
 from trial_ray.errors import ConfigError, EngineError
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.models.model_shape import max_positions
 from trial_ray.models.tensors import stored_tensors
 from trial_ray.models.vocabulary import stop_token_ids, vocabulary_size
+from trial_ray.ray_internals import container_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -117,10 +125,10 @@ def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Free memory in bytes of a CUDA device, or of this machine."""
+    """Free memory in bytes of a CUDA device, or of this machine and, in a container, within its limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return min(int(psutil.virtual_memory().available), container_memory())
 
 
 JOINING_SHARE = 2 / 3
@@ -297,6 +305,8 @@ class LocalEngine:
         """
         config = self._model.config
         check_request(prompt_ids, params, max_model_len=max_positions(config), vocab_size=vocabulary_size(config))
+        if params.stop:
+            raise InvalidRequestError(f"stop: expected (), because this engine reads no text, got {params.stop!r:.80}.")
         request = Request(prompt_ids, params)
         done = self._done[request] = asyncio.get_running_loop().create_future()
         self._joining.append(request)

@@ -23,7 +23,6 @@ from trial_ray.engines.arguments import (
     LOG_LEVEL,
     MOST_ROWS,
     NO_BATCH_INVARIANCE,
-    NO_SLEEP,
     PREFILL_TOKENS,
     VLLM_CPU_CACHE_GIB,
     VLLM_CPU_ROWS,
@@ -118,16 +117,8 @@ class VLLMEngine(BatchingEngine):
             LOG_LEVEL: log_level,
         }
         self._on_cuda = torch.cuda.is_available()
-        if tensor_parallel_size > 1 and not self._on_cuda:
-            raise ConfigError(f"tensor_parallel_size: expected 1 without a CUDA device, got {tensor_parallel_size}.")
-        if enable_sleep_mode and not self._on_cuda:
-            raise ConfigError(NO_SLEEP)
-        if batch_invariant and not (self._on_cuda and torch.cuda.get_device_capability() >= (8, 0)):
+        if batch_invariant and self._on_cuda and torch.cuda.get_device_capability() < (8, 0):
             raise ConfigError(NO_BATCH_INVARIANCE)
-        if engine_args.get("enable_chunked_prefill") and not self._on_cuda:
-            raise ConfigError(
-                "enable_chunked_prefill: expected False, because vLLM's CPU kernels cannot combine it with seeds, got True."
-            )
         if kv_cache_gib is None and not self._on_cuda:
             kv_cache_gib = VLLM_CPU_CACHE_GIB
         self._arguments: dict[str, Any] = {

@@ -168,7 +168,6 @@ class PopulationCheckpoints(tune.Callback):
             path = str(result.checkpoint.path)
             if path not in needed:
                 shutil.rmtree(Path(path), ignore_errors=True)
-                written.remove(result)
 
 
 def trial_name(trial: Any) -> str:

@@ -16,7 +16,7 @@ from trial_envs.core.extras import install_command
 from trial_ray.algorithms.config import plain
 from trial_ray.config.declare import did_you_mean, is_search
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
-from trial_ray.files import finite
+from trial_ray.files import content_key, finite, redacted
 from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
 from trial_ray.runs.config_record import is_json, to_record
 from trial_ray.runs.experiment import load_experiment
@@ -167,6 +167,12 @@ class SweepFile:
         stop = {**experiment.stop, "training_iteration": iterations} if iterations else experiment.stop
         if not stop:
             raise ConfigError(f"{file} defines no `stop`; define it, or give --iterations N.")
+        for each in overrides or []:
+            if redacted(each) != each:
+                raise ConfigError(
+                    f"--set {redacted(each)} has a value that looks like a secret, and a sweep records its settings. Put it "
+                    "into an environment variable, and name that: ${NAME}."
+                )
         config = apply_overrides(experiment.config, overrides or [])
         searched: dict[str, Any] = dict(search_space(vars(config)))
         scheduler = names.get("scheduler")
@@ -263,9 +269,14 @@ class SweepFile:
         described: dict[str, Any] = finite(found, default=_as_json)
         return described
 
+    @property
+    def key(self) -> str:
+        """Digest of :meth:`description`."""
+        return content_key(self.description())
+
     def _check_search(self) -> None:
         from ray.tune.schedulers import TrialScheduler
-        from ray.tune.search import SearchAlgorithm, Searcher
+        from ray.tune.search import ConcurrencyLimiter, Repeater, Searcher
 
         if self.mode not in ("min", "max"):
             raise ConfigError(f"{self.path} defines mode = {self.mode!r}; expected 'max' or 'min'.")
@@ -274,7 +285,16 @@ class SweepFile:
                 f"{self.path} defines metric = {self.metric!r}; expected a result key such as {TRAINING_SUCCESS}."
             )
         _check_kind(self.path, "scheduler", self.scheduler, (TrialScheduler,), "ASHAScheduler(max_t=30)")
-        _check_kind(self.path, "search_alg", self.search_alg, (Searcher, SearchAlgorithm), "OptunaSearch(seed=0)")
+        _check_kind(self.path, "search_alg", self.search_alg, (Searcher,), "OptunaSearch(seed=0)")
+        if isinstance(self.search_alg, ConcurrencyLimiter | Repeater):
+            raise ConfigError(
+                f"{self.path} wraps search_alg in {type(self.search_alg).__name__}, which Tune could not restore. Give the "
+                "searcher itself, with max_concurrent_trials or a grid of seeds."
+            )
+        if is_population_based(self.scheduler) and self.search_alg is not None:
+            raise ConfigError(
+                f"{self.path} gives a population a search_alg; its members change their settings themselves."
+            )
         if self.search_alg is not None:
             self._check_searcher()
         if is_population_based(self.scheduler) and self.seeds:
@@ -282,7 +302,8 @@ class SweepFile:
                 f"{self.path} gives a population several seeds, but its trials copy each other's weights, so seeds are not "
                 "repetitions. Leave seed out of the search."
             )
-        every_iteration = self.search_alg is not None or is_population_based(self.scheduler)
+        # ASHA and the median rule skip iterations without the metric.
+        every_iteration = self.search_alg is not None or takes_turns(self.scheduler)
         if every_iteration and self.metric.startswith(EVALUATION) and self.config.evaluation_interval != 1:
             raise ConfigError(
                 f"{self.metric} must be reported in every iteration for this search: set "
@@ -343,6 +364,13 @@ def is_population_based(scheduler: Any) -> bool:
     return isinstance(scheduler, PopulationBasedTraining)
 
 
+def takes_turns(scheduler: Any) -> bool:
+    """Return True if trials pause until others have caught up, so that all of them start before any has ended."""
+    from ray.tune.schedulers import HyperBandScheduler
+
+    return is_population_based(scheduler) or isinstance(scheduler, HyperBandScheduler)
+
+
 def mutations(scheduler: Any) -> Iterator[str]:
     """Yield the dotted paths of the settings that a population-based scheduler changes."""
     if is_population_based(scheduler):
@@ -383,9 +411,11 @@ def _check_kind(file: Path, name: str, value: Any, kinds: tuple[Any, ...], examp
         return
     if not isinstance(value, kinds):
         raise ConfigError(f"{file} defines {name} = {value!r:.100}; expected one of Ray Tune's, such as {example}.")
-    if getattr(value, "metric", None):
+    # A scheduler's metric is public and its mode is not; a searcher has both.
+    own = getattr(value, "metric", None) or getattr(value, "mode", None) or getattr(value, "_mode", None)
+    if own:
         raise ConfigError(
-            f"{file} gives {type(value).__name__} its own metric ({value.metric!r}); write `metric` and `mode` only in the file, "
+            f"{file} gives {type(value).__name__} its own metric or mode ({own!r}); write `metric` and `mode` only in the file, "
             "so that search and table agree."
         )
 

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_ray.errors import first_line
-from trial_ray.files import write_text
+from trial_ray.algorithms.config import plain
+from trial_ray.errors import ConfigError, first_line
+from trial_ray.files import examples_folder, write_text
 from trial_ray.reports.plots import drawing, picture_files
+from trial_ray.runs.config_record import is_json
+from trial_ray.runs.experiment import experiment_file
 from trial_ray.sweeps.file import SweepFile
 from trial_ray.sweeps.result import SweepResult
 
@@ -61,24 +64,54 @@ def _best(file: SweepFile, result: SweepResult, folder: Path) -> Iterator[str]:
 def write_best(file: SweepFile, parameters: Mapping[str, Any], summary: str, path: Path) -> None:
     """Write an experiment file with the sweep file's config at one point, and the sweep's overrides and ``stop``.
 
+    The written file reads the sweep file again, and refuses it if it defines another sweep by then.
+
     Args:
         file: the sweep file, which the written file loads.
         parameters: values of the point, by dotted path.
         summary: docstring of the written file.
         path: path of the written file.
+
+    Raises:
+        ConfigError: a value of the point cannot be written as Python.
     """
     chosen = {name: parameters[name] for name in file.searched}
+    if objects := [name for name, value in chosen.items() if not is_json(plain(value))]:
+        raise ConfigError(f"the value of {objects[0]} is an object of the sweep file: {chosen[objects[0]]!r:.200}")
     docstring = textwrap.fill(summary.replace("\\", "\\\\").replace('"', "'"), WIDTH - 6)
-    text = f"""from trial_ray.runs.experiment import load_experiment
-from trial_ray.runs.overrides import apply_overrides
-from trial_ray.sweeps.file import at_point
+    path_or_name, examples = file.path.resolve(), examples_folder().resolve()
+    if path_or_name.is_relative_to(examples):  # found wherever the package is
+        path_or_name = path_or_name.relative_to(examples).with_suffix("")
+    text = f"""from trial_ray.sweeps.file import at_point
+from trial_ray.sweeps.outputs import load_unchanged
 
-searched = load_experiment({_literal(str(file.path.resolve()))}).config
-config = at_point(apply_overrides(searched, {_literal(list(file.overrides))}), {_literal(chosen)})
+sweep = load_unchanged({str(path_or_name)!r}, {file.iterations}, {_literal(list(file.overrides))}, {file.key!r})
+config = at_point(sweep.config, {_literal(plain(chosen))})
 stop = {_literal(file.stop)}
 """
     numbers = "from math import inf\n\n" if re.search(r"\binf\b", text) else ""
     write_text(path, f'"""{docstring}"""\n\n{numbers}{text}')
+
+
+def load_unchanged(name: str, iterations: int | None, overrides: list[str], key: str) -> SweepFile:
+    """Read the file of an earlier sweep, as :func:`write_best` names it.
+
+    Args:
+        name: path of the file, or its name among the tuned examples.
+        iterations: as for :meth:`SweepFile.load`.
+        overrides: as for :meth:`SweepFile.load`.
+        key: :attr:`SweepFile.key` at the time of the sweep.
+
+    Raises:
+        ConfigError: the file defines another sweep than it did then.
+    """
+    file = SweepFile.load(experiment_file(name), iterations, overrides)
+    if file.key != key:
+        raise ConfigError(
+            f"{file.path} defines another sweep than the one whose best point this is. Restore the file, or give its path as it "
+            "was then."
+        )
+    return file
 
 
 def _literal(value: Any) -> str:

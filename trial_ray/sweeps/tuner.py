@@ -29,7 +29,7 @@ from trial_ray.ray_internals import stop_of_tune
 from trial_ray.runs.ownership import require_free_folder, require_own_folder, sign_folder
 from trial_ray.runs.terminal import say
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialFolders
-from trial_ray.sweeps.file import SweepFile, is_population_based, search_space
+from trial_ray.sweeps.file import SweepFile, is_population_based, search_space, takes_turns
 from trial_ray.sweeps.result import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
 from trial_ray.termination import GracefulInterrupt
 
@@ -273,7 +273,7 @@ class Sweep:
 
     def _new(self, at_once: int) -> tune.Tuner:
         file = self.file
-        population = is_population_based(file.scheduler)
+        population, turns = is_population_based(file.scheduler), takes_turns(file.scheduler)
         seeds = len(file.seeds) if file.search_alg is not None else 1
         return tune.Tuner(
             file.config.algo_class,
@@ -283,9 +283,9 @@ class Sweep:
                 mode=file.mode,
                 num_samples=file.num_samples * max(1, seeds),
                 scheduler=file.scheduler,
-                search_alg=self._search_alg(0 if population else at_once),
-                # The members of a population take turns: all start before any has ended.
-                max_concurrent_trials=None if population else at_once,
+                search_alg=self._search_alg(0 if turns else at_once),
+                # Trials that wait for others count as running.
+                max_concurrent_trials=None if turns else at_once,
                 # A trial takes over the actors of one that has ended, where it needs the same.
                 reuse_actors=True,
                 trial_name_creator=file.trial_name,

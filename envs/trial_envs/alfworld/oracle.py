@@ -1,4 +1,4 @@
-"""Scripted policies: one replays the solution, the others use only the information that a player sees."""
+"""Scripted policies that use only the information that a player sees."""
 
 from __future__ import annotations
 
@@ -20,18 +20,6 @@ _TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _HOLDERS: dict[str, frozenset[str]] = {
     receptacle.lower(): frozenset(kind.lower() for kind in kinds) for receptacle, kinds in CONTAINS.items()
 }
-
-
-class WalkthroughOracle:
-    """Replays a game's solution, ``env.unwrapped.walkthrough``."""
-
-    def reset(self, walkthrough: Sequence[str]) -> None:
-        """Starts at the first command of the solution."""
-        self._remaining = list(walkthrough)
-
-    def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """Returns the next command; ``look`` after the last command."""
-        return self._remaining.pop(0) if self._remaining else "look"
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from trial_envs.errors import CorruptCatalogueError
 from trial_envs.webshop.analyser import index_terms
 from trial_envs.webshop.catalogue import FORMAT, MANIFEST, Groups, Manifest, file_digest
 from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.indexing import IndexBuilder
 from trial_envs.webshop.product import Product
-from trial_envs.webshop.records import RecordWriter, save_array, write_records
+from trial_envs.webshop.records import REBUILD, RecordWriter, save_array, write_records
 
 
 def write_index(
@@ -45,6 +46,7 @@ def write_index(
 
     Raises:
         FileExistsError: the folder to replace is not an index.
+        CorruptCatalogueError: the folder to keep is not an index; it may have been deleted in part.
     """
     if replace and _is_foreign(target):
         raise FileExistsError(f"{target} exists and is not the index of a shop; choose another folder.")
@@ -80,8 +82,12 @@ def _rename(building: Path, target: Path, replace: bool) -> None:
             os.rename(building, target)
             return
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or _is_foreign(target):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+            if _is_foreign(target):
+                if replace:
+                    raise
+                raise CorruptCatalogueError(f"{target} has files and no {MANIFEST}. {REBUILD}") from error
         if not replace:
             shutil.rmtree(building)
             return

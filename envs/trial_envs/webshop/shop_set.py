@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from trial_envs.core.levels import require_whole
 from trial_envs.webshop.catalogue import Catalogue
@@ -12,6 +13,8 @@ from trial_envs.webshop.generator import ShopSetting, open_generated
 
 SEED_STEP = 10_000_019
 """Difference between the seeds of one environment's shops; environments with neighbouring seeds share no shop."""
+MOST_OPEN = 256
+"""Maximum number of open shops: each maps its files into memory, and a process may have 65,530 mappings on Linux."""
 
 
 class ShopSet:
@@ -26,15 +29,13 @@ class ShopSet:
 
     def __init__(self, openers: Sequence[Callable[[], Catalogue]], num_goals: int) -> None:
         self.num_goals = num_goals
-        self._openers = openers
-        self._open: dict[int, Catalogue] = {}
+        self._num_shops = len(openers)
+        self._open = lru_cache(MOST_OPEN)(lambda shop: openers[shop]())
 
     def locate(self, number: int) -> tuple[Catalogue, int]:
         """Returns the shop of a goal, and the goal's number in this shop."""
-        goal, shop = divmod(number, len(self._openers))
-        if shop not in self._open:
-            self._open[shop] = self._openers[shop]()
-        return self._open[shop], goal
+        goal, shop = divmod(number, self._num_shops)
+        return self._open(shop), goal
 
 
 def imported(catalogue: Catalogue) -> ShopSet:

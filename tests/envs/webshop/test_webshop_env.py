@@ -148,8 +148,16 @@ def test_other_wrong_settings_are_refused(own_cache, env):
         WebShopEnv("train", data=own_cache / "nowhere")
 
 
-@pytest.mark.parametrize("name", ["products.bin", "terms.offsets.npy", "posting_products.npy", "goals.bin", MANIFEST])
-@pytest.mark.parametrize("damage", ["missing", "short", "changed"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("products.bin", "missing"),
+        ("products.bin", "short"),
+        ("products.bin", "changed"),
+        (MANIFEST, "missing"),
+        (MANIFEST, "short"),
+    ],
+)
 def test_a_damaged_index_is_refused(own_shop, tmp_path, name, damage):
     folder = shutil.copytree(own_shop, tmp_path / "index")
     path = folder / name
@@ -160,6 +168,14 @@ def test_a_damaged_index_is_refused(own_shop, tmp_path, name, damage):
     expected = MissingDataError if (name, damage) == (MANIFEST, "missing") else CorruptCatalogueError
     with pytest.raises(expected):
         WebShopEnv("all", data=folder)
+
+
+def test_a_generated_shop_that_was_deleted_in_part_is_refused(own_cache):
+    setting = {"split": "generated", "num_games": 3, "difficulty": "tiny", "generator_seed": 99}
+    env = WebShopEnv(**setting)
+    (env.catalogue.folder / MANIFEST).unlink()
+    with pytest.raises(CorruptCatalogueError, match=r"has files and no .* Delete the index folder"):
+        WebShopEnv(**setting)
 
 
 def test_a_source_folder_is_prepared_once_and_can_be_deleted_during_play(own_cache, tmp_path, monkeypatch):

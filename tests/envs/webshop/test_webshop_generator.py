@@ -6,6 +6,7 @@ import pytest
 
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.errors import GeneratorSettingError
+from trial_envs.webshop import shop_set
 from trial_envs.webshop.assortment import KINDS
 from trial_envs.webshop.env import WebShopEnv
 from trial_envs.webshop.forgetful import ForgetfulExplorer
@@ -47,7 +48,7 @@ def test_every_goal_is_won_by_its_walkthrough_within_the_turns(own_cache, seed, 
     env.close()
 
 
-def test_goals_are_divided_among_shops_and_are_the_same_however_they_are_reached(own_cache):
+def test_goals_are_divided_among_shops_and_are_the_same_however_they_are_reached(own_cache, monkeypatch):
     env = WebShopEnv("generated", num_games=10, difficulty="tiny", num_shops=4)
     assert list(env.tasks()) == [str(number) for number in range(10)]
     played = {}
@@ -58,7 +59,14 @@ def test_goals_are_divided_among_shops_and_are_the_same_however_they_are_reached
             *_, info = env.step(action)
         assert info["won"]
     assert len({folder for folder, _ in played.values()}) == 4
+    monkeypatch.setattr(
+        shop_set, "MOST_OPEN", 2
+    )  # each open shop takes memory mappings, of which a process has so many
     again = pickle.loads(pickle.dumps(env))
+    assert {task: again.reset(options={"task": task})[1]["task"] for task in played} == {
+        task: wanted for task, (_, wanted) in played.items()
+    }
+    assert again._shops._open.cache_info().currsize == 2
     _, info = again.reset(options={"task": 6})
     assert (again.catalogue.folder, info["task"]) == played["6"]
     with pytest.raises(GeneratorSettingError, match="Expected num_shops as a whole number from 1, got 0"):
