@@ -154,9 +154,10 @@ def open_official(data: str | os.PathLike[str] | None) -> GameSource:
     Raises:
         MissingDataError: the folder does not exist or has no games.
     """
-    chosen = data or os.environ.get(DATA_VARIABLE)
-    folder = Path(chosen or DEFAULT_FOLDER).expanduser()
-    origin = "the argument data" if data else DATA_VARIABLE if chosen else "the default folder"
+    default = DEFAULT_FOLDER.expanduser()
+    folder = Path(data or os.environ.get(DATA_VARIABLE) or default).expanduser()
+    # The package alfworld sets the variable to the default folder.
+    origin = "the argument data" if data else "the default folder" if folder == default else DATA_VARIABLE
     if not folder.is_dir():
         raise MissingDataError(f"ALFWorld's games were not found: {folder} ({origin}) is not a folder. {_HELP}")
     if (folder / PACKED_FILE).is_file():
