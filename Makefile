@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=210800 \
-  tests=241710 \
+  trial_ray=211350 \
+  tests=242160 \
   benchmarks=26600 \
-  words=36490
+  words=36495
 
 lint: setup
 	$(BIN)/ruff check .

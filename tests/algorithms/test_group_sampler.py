@@ -362,6 +362,26 @@ def test_what_a_runner_raises_gives_up_what_is_played_and_the_next_iteration_pla
     assert {(request.task_id, request.seed) for request in workers.begun} == first
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_rows_of_groups_that_are_given_up_are_counted(resumed):
+    """By weights that a user sets, or by the end of the driver."""
+    workers = PlayedWorkers(seed=3)  # some have ended
+    sampling = sampler(workers, max_staleness=1)
+    first = sampling.sample(1)
+    if resumed:
+        state, sampling = sampling.get_state(), sampler(workers, max_staleness=1)
+        sampling.set_state(state)
+    else:
+        sampling.finish()
+        sampling.restart()
+    batches = [first, sampling.sample(2)]
+    rows = [{name: count for name, count in each.metrics().items() if name.startswith("rows/")} for each in batches]
+    sampled, in_flight = sum(each.pop("rows/sampled") for each in rows), [each.pop("rows/in_flight") for each in rows]
+    assert sampled == workers.rows_handed_out == sum(sum(each.values()) for each in rows) + in_flight[-1]
+    assert sum(each.counts[0].turns for each in batches) == sampled
+    assert rows[1]["rows/redrawn"] >= in_flight[0] > 0
+
+
 def test_groups_that_never_end_stop_the_run():
     workers = PlayedWorkers(stuck=set(drawn(T * 2)))
     sampling = sampler(workers, max_staleness=1)

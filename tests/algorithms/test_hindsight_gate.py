@@ -101,6 +101,12 @@ def test_without_a_gate_four_iterations_are_compared_and_lambda_stays():
     assert "returns_fallen" not in updated(method, 1, True)[0]
 
 
+def test_iterations_that_were_begun_before_lambda_are_not_compared_with_those_before_it():
+    method = gated()
+    method.config.max_staleness = 2
+    assert course(method, [0, 1, 1, 0, 0, 1, 1, 0])[-4:] == [*[(0, True)] * 3, (1, False)]
+
+
 def test_a_method_that_is_given_the_state_goes_on_alike():
     whole, resumed = gated(), gated()
     course(whole, [1, 1, 1, 0])
@@ -120,9 +126,10 @@ def test_a_method_that_is_given_the_state_goes_on_alike():
     [
         ({"hindsight_start_iteration": 1}, "at least half as many"),
         ({"drop_zero_variance_groups": True}, "leaves some out"),
+        ({"value_weighting": True, "profile": "uniform"}, "gives every turn one weight"),
     ],
 )
-def test_a_gate_that_cannot_compare_returns_is_refused(settings, told):
+def test_settings_that_cannot_act_together_are_refused(settings, told):
     with pytest.raises(ConfigError, match=told):
         new_config("gated").training(**settings).check_update()
     method = gated(gate=None)

@@ -14,6 +14,7 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import ConfigError
 from trial_ray.rollout.recording import read_trajectories
+from trial_ray.runs.overrides import apply_overrides
 
 RIDDLE, COUNTING = "Riddle-v0", "Counting-v0"
 
@@ -80,3 +81,17 @@ def test_evaluation_sets_are_of_environments_of_the_run(tmp_path):
     assert [entry.name for entry in config.evaluation_entries()] == [COUNTING]
     with pytest.raises(ConfigError, match="names 'Chess-v0', expected environments of the run"):
         config.evaluation(evaluation_split={"Chess-v0": "test"}).evaluation_entries()
+
+
+def test_environments_replace_those_of_before_with_their_arguments():
+    first, other = ("trial/ALFWorld-v0", {"difficulty": "tiny"}, 1.0), ("trial/WebShop-v0", {}, 1.0)
+    config = GRPOConfig().environment(first[0], env_config={"split": "generated"}).rl_module(model_path="m")
+    config.environment(environments=[first, other]).validate()
+    config.environment(environments=[(first[0], {"num_games": 8}, 1.0), other]).validate()
+    assert config.env_config == {"num_games": 8}
+    apply_overrides(config, ["environments=[('trial/ALFWorld-v0', {'num_games': 9}, 1.0)]"]).validate()
+    config.environment("trial/WebShop-v0").validate()
+    assert (config.env, config.env_config) == ("trial/WebShop-v0", {})
+    config.environment(environments=[first, other]).env_config = {"num_games": 3}
+    with pytest.raises(ConfigError, match="env or env_config was changed"):
+        config.validate()

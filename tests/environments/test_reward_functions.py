@@ -17,7 +17,7 @@ from snippets import snippets
 from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.errors import ConfigError
+from trial_ray.errors import ConfigError, RewardError
 from trial_ray.rollout.rewards import RewardFunction
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.runs.config_record import from_record, setting_changes, to_record, with_command
@@ -127,6 +127,12 @@ def test_the_examples_penalise_length_and_ask_a_judge(judge, monkeypatch):
     episode = rated(load_experiment(EXAMPLE).config)
     assert episode.function_reward == pytest.approx(1 - 0.01 * 10)
     assert episode.rewards == pytest.approx({"solved": 1.0, "length": -10.0, "concise": 0.9})
+
+
+def test_a_part_with_the_name_of_the_environments_reward_is_refused():
+    episode = SimpleNamespace(rewards={"form": 7.0}, environment="e", task_id="0")
+    with pytest.raises(RewardError, match="the environment has another reward named form"):
+        asyncio.run(RewardFunction.of(config_of(lambda _: {"form": 1.5})).rate(episode))
 
 
 def test_the_page_shows_the_functions_of_the_example():

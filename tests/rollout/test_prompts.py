@@ -7,7 +7,8 @@ from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.guarded import StepResult
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.rollout.chat_template import TemplateOptions
-from trial_ray.rollout.prompts import CUT_MARK, PromptBuilder
+from trial_ray.rollout.hindsight import CUT_MARK
+from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.response_texts import ResponseTexts
 from trial_ray.rollout.styles import prompt_writer
 
@@ -156,7 +157,6 @@ def test_variables_that_this_package_decides_are_refused(name):
         (None, "no chat template"),
         (LOOP.replace("BODY", "message.content | upper"), "occurs 0 times"),
         (LOOP.replace("BODY", "message.content ~ message.content"), "occurs 2 times"),
-        ("User: {{ messages[0].content }}\nBot:", "special token"),
         ("{{ raise_exception('no users here') }}", "no users here"),
     ],
 )

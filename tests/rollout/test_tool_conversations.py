@@ -348,6 +348,28 @@ class Awaited(ToolEpisode):
         return self._take("ring")
 
 
+class Counted(ToolEpisode):
+    def a_wait(self, turns: int) -> str:
+        """Wait.
+
+        Args:
+            turns: How long.
+        """
+        return self._take(f"wait {turns + 1}")
+
+    def look(self) -> str:
+        """Look."""
+        return self._take("look")
+
+
+def test_a_tool_that_takes_no_texts_leaves_the_calls_of_others():
+    tools = ToolSet(Counted)
+    assert tools.call_of("look") == ("look", {})
+    assert tools.call_of("wait 3") is None
+    call = {"type": "function", "function": {"name": "a_wait", "arguments": {"turns": 2}}}
+    assert tools.project([call]).action == "wait 3"
+
+
 def test_tools_that_cannot_be_called_are_refused():
     for tools, told in (
         (ToolEpisode, "ToolEpisode has no tools"),

@@ -94,6 +94,11 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
 
     def __setattr__(self, key: str, value: Any) -> None:
         super().__setattr__(current_name(key), plain(value))
+        if key == "environments" and value and isinstance(value, list | tuple):
+            with contextlib.suppress(ConfigError):  # validate() raises it
+                env, env_config, _ = _environment(value[0])
+                super().__setattr__("env", env)
+                super().__setattr__("env_config", env_config)
 
     def guards(self, **settings: Any) -> Self:
         """Former name of ``.health_checks()``."""
@@ -154,6 +159,8 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
             self.environments = tuple(_environment(each) for each in environments)
             env, env_config = self.environments[0][:2]
         elif env is not NotProvided:
+            if self.environments:
+                self.env_config = {}
             self.environments = ()
         if adapter is not NotProvided:
             self.adapters = _adapters(adapter)

@@ -429,7 +429,7 @@ class GRPO(RLlibCalls):
 
     def _send_set_weights(self) -> None:
         """Send weights that no update made to the engines; groups in flight, played with older weights, start again."""
-        self.sampler.set_state(self.sampler.get_state())
+        self.sampler.restart()
         self.learner_group.make_room(self.engine_pool)
         self._sync_weights()
 

@@ -238,16 +238,25 @@ class GroupSampler:
         """Return the position in the task list, the requests of the groups in flight, which are played again from the start,
         and whether the next iteration is restricted to the current weights."""
         state = self._tasks.get_state(in_flight=[group.request for group in self._oldest_first()])
-        return {**state, "on_policy_next": self._on_policy_next}
+        return {**state, "on_policy_next": self._on_policy_next, "rows_in_flight": self._rows_in_flight}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Drop the groups in flight and continue from a state of :meth:`get_state`; errors as in ``TaskSampler.set_state``."""
         self._workers.abandon_groups()
         self._in_flight = {}
-        self._rows_in_flight = self._redrawn_rows = 0
+        # Logged as in flight, and dropped; checkpoints of earlier releases do not say it.
+        self._rows_in_flight = self._redrawn_rows = state.get("rows_in_flight", 0)
         self._on_policy_next = state.get("on_policy_next", False)  # checkpoints of earlier releases do not say
         self._counts.clear()
         self._tasks.set_state(state)
+
+    def restart(self) -> None:
+        """Drop the groups in flight and draw them again, and count what they have sampled."""
+        counts, logged = dict(self._counts), self._rows_in_flight
+        rows = self._redrawn_rows + sum(group.num_rows for group in self._in_flight.values())
+        self.set_state(self.get_state())
+        self._counts.update(counts)
+        self._rows_in_flight, self._redrawn_rows = logged, rows
 
     # -- groups in flight --------------------------------------------------------------------------------------------
 
@@ -310,7 +319,7 @@ class GroupSampler:
         samples = [group.sample for group in finished if group.sample is not None]
         if not refill and not any(sample.num_survivors >= MIN_SURVIVORS for sample in samples):
             error = self._lost_all(samples)
-            self.set_state(self.get_state())  # the next call plays these tasks again
+            self.restart()  # the next call plays these tasks again
             raise error
         self._workers.take_losses()
         oldest = self._version() - self._config.max_staleness
@@ -360,7 +369,7 @@ class GroupSampler:
             try:
                 samples, dead = self._workers.take_groups(runners, self._iteration, wait_s, together)
             except Exception:  # of callbacks, the configuration or this code; what is played is drawn again
-                self.set_state(self.get_state())
+                self.restart()
                 raise
             lost = [group for group in self._in_flight.values() if group.runner in dead]
             failed = [group for each in samples if (group := self._take_in(each)) is not None]

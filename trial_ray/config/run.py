@@ -6,12 +6,13 @@ import datetime
 import importlib.util
 import inspect
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ray import cloudpickle
 
 from trial_envs.core.extras import install_command
-from trial_ray.config.declare import RLlibSettings
+from trial_ray.config.declare import RLlibSettings, is_search
 from trial_ray.config.sampling import (
     EngineSettings,
     PolicySettings,
@@ -41,6 +42,34 @@ if TYPE_CHECKING:
 
 EARLIER_CHAT_TEMPLATE_KWARGS = {"enable_thinking": False}
 """Chat template variables of earlier versions, whose records do not contain them."""
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _rates(lr: Any) -> list[Any]:
+    """Learning rates of a number or of RLlib's schedule, pairs of a number of steps and a rate."""
+    return [pair[-1] for pair in lr] if isinstance(lr, list | tuple) else [lr]
+
+
+VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "lr": (
+        "a finite number of at least 0, or a schedule of such",
+        lambda lr: all(_finite(each) and each >= 0 for each in _rates(lr)),
+    ),
+    "grad_clip": ("a finite number above 0, or None", lambda clip: clip is None or (_finite(clip) and clip > 0)),
+    "grad_clip_by": ("'value', 'norm' or 'global_norm'", lambda kind: kind in ("value", "norm", "global_norm")),
+    "adam_betas": (
+        "two numbers in [0, 1)",
+        lambda betas: len(betas) == 2 and all(_finite(b) and 0 <= b < 1 for b in betas),
+    ),
+    "reward_weights": ("finite numbers by name", lambda weights: all(map(_finite, weights.values()))),
+    "num_learners": ("a whole number of at least 0", lambda number: is_whole(number) and number >= 0),
+    "sample_timeout_s": ("a finite number of seconds above 0", lambda seconds: _finite(seconds) and seconds > 0),
+}
+"""Values of settings that are RLlib's, or of several parts, with a description. A negative rate or clip would reverse
+the steps."""
 
 
 class Attributes(RLlibSettings):
@@ -296,11 +325,14 @@ class RunSettings(
             )
 
     def check_update(self) -> None:
-        """Reject settings of the update that contradict each other.
+        """Reject settings of the update that contradict each other, and values that RLlib and torch check late or never.
 
         Raises:
-            ConfigError: names both settings.
+            ConfigError: names the settings.
         """
+        for name, (values, fits) in VALUES.items():
+            if not (is_search(value := getattr(self, name)) or fits(value)):
+                raise ConfigError(f"{name} is {value!r}, expected {values}.")
         if self.minibatch_rows < self.microbatch_rows:
             raise ConfigError(
                 f"minibatch_rows is {self.minibatch_rows}, below microbatch_rows, which is {self.microbatch_rows}. A minibatch is "

@@ -120,7 +120,7 @@ class Method(Generic[Config]):
         """
         config = self.config
         clips = (config.clip_low, config.clip_high, config.dual_clip)
-        if _is_token_mean(config):
+        if _is_token_mean(config) and type(self).log_ratios is Method.log_ratios:
             return clipped_surrogate(logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask, *clips)
         losses = clipped_losses(self.log_ratios(tokens, logprobs), tokens.advantages, tokens.mask, *clips)
         unit = (tokens.turn_ids, tokens.num_turns)

@@ -160,7 +160,8 @@ class MicrobatchPasses:
             return outputs["logprobs"].sum() * torch.nan
         tokens = TokenBatch.from_rows(self._table, rows, outputs["logprobs"].device)
         loss, logged = microbatch_loss(self._method, self._config, tokens, outputs, self._iteration)
-        self._means.add(logged, weight)
+        # Without a token to learn from there is nothing to measure.
+        self._means.add(logged, weight if bool(tokens.mask.any()) else 0.0)
         return loss
 
     # -- what is computed together -----------------------------------------------------------------------------------

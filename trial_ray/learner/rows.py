@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trial_envs.core.projection import ACTION_CLOSE, ACTION_OPEN
 from trial_ray.config.run import RunSettings
 from trial_ray.config.training import Reward, reward_name
 from trial_ray.environments.templates import PromptStyle
@@ -296,10 +296,6 @@ def _rewards(trajectory: Trajectory, reward: Reward) -> list[float]:
     return [0.0] * (len(trajectory.turns) - 1) + [trajectory.outcome_reward(reward)]
 
 
-# As the projection finds them: in any case, of ASCII letters.
-_OPEN, _CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
-
-
 def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptStyle = "tagged") -> torch.Tensor:
     """Mask of the action's tokens in concatenated responses, bool ``[T]``.
 
@@ -327,7 +323,7 @@ def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptSt
 def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
     mask = np.zeros(len(ids), bool)
     text = _decode(ids, tokenizer)
-    opening, closing = _OPEN.search(text), _CLOSE.search(text)
+    opening, closing = ACTION_OPEN.search(text), ACTION_CLOSE.search(text)
     if opening and closing and opening.end() < closing.start():
         first = _tokens_within(ids, opening.end(), tokenizer)
         # The action's last character may share its token with the closing tag, or take several tokens.

@@ -81,10 +81,15 @@ class Scoring:
         Raises:
             PolicyBrokenError: the learner's weights give log-probabilities that are not finite.
             WeightSyncError: engine and learner disagree on the sampled tokens.
-            MethodError: the method gave the rows a field of the wrong shape.
+            MethodError: the method gave the rows a field of the wrong shape, or has a divergence without a teacher context.
             TrainingDivergedError: rewards, advantages or weights of turns are not finite.
         """
         config, tokenizer, rank = self._config, self._module.tokenizer, self._exchange.rank
+        if self._method.divergence is not None and config.teacher_context is None:
+            raise MethodError(
+                f"{type(self._method).__name__} has a divergence, which needs a teacher context: set needs_teacher_context = True, "
+                "and teacher_context in the config."
+            )
         rows, plan = group_turn_rows(groups, config), plan_rows(groups, config, iteration)
         share = plan.scoring[rank]
         if config.teacher_context is not None:

@@ -38,7 +38,7 @@ _MARKER = {"stored_as": HF_FOLDER}
 class CausalLMModule(TorchRLModule):
     """Causal LM with a ``forward_train`` that returns log-probabilities and entropies of given response tokens.
 
-    Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``, ``compute_dtype``,
+    Settings come from ``self.model_config`` (see ``GRPOConfig.rl_module``): ``model_path``, ``model_dtype``, ``compute_dtype``,
     ``gradient_checkpointing``, ``compile_layers``, ``lora``, ``with_reference``, ``with_teacher``. Checkpoints are folders of a
     Hugging Face model or of an adapter. Engines get their weights from the learner; a state that contains the weights is made
     only if a user requests it.

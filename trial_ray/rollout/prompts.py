@@ -14,10 +14,9 @@ from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import PromptTooLongError
 from trial_ray.rollout.chat_template import DEFAULT_OPTIONS, TemplateOptions, split_user_message
+from trial_ray.rollout.hindsight import CUT_MARK
 from trial_ray.rollout.response_texts import ResponseTexts
 from trial_ray.rollout.trajectory import PromptCut, Turn
-
-CUT_MARK = " [cut] "
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,10 @@ class RewardFunction:
                 raise ContractError(
                     f"reward_weights names {', '.join(sorted(unknown))}; the reward function returned {', '.join(parts) or 'none'}"
                 )
+            if changed := [part for part, value in parts.items() if episode.rewards.get(part, value) != value]:
+                raise ContractError(
+                    f"the environment has another reward named {', '.join(changed)}; name the part differently"
+                )
             total = sum(self.weights.get(part, 1.0) * value for part, value in parts.items())
             episode.rewards |= {**parts, **named_rewards({name: total}, "the weighted sum")}
             episode.function_reward = float(total)

@@ -183,11 +183,14 @@ class ToolSet:
     def call_of(self, action: str) -> tuple[str, dict[str, str]] | None:
         """Return name and arguments of the call for an action, the inverse of :meth:`project`; ``None`` if no tool has this action.
 
-        Arguments are strings.
+        Arguments are strings; tools that refuse strings have no such action.
         """
         for name, tool in self._commands.items():
             marks = _marks(tool)
-            pattern = re.escape(tool(**marks))
+            try:
+                pattern = re.escape(tool(**marks))
+            except Exception:  # its arguments are no texts
+                continue
             for each, mark in marks.items():
                 pattern = pattern.replace(mark, f"(?P<{each}>.+)", 1)
             if found := re.fullmatch(pattern, action, re.DOTALL):

@@ -8,7 +8,8 @@ from typing import Literal
 
 ResponseStyle = Literal["tagged", "plain"]
 
-_OPEN, _CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
+ACTION_OPEN, ACTION_CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
+"""Tags around the action of a tagged response: in any case, of ASCII letters."""
 # Ideographs only (unified, extensions, compatibility): they show that a response is not in the language of the task.
 _CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 
@@ -59,7 +60,7 @@ def project_action(
     lowered = response.lower()
     # Lower-casing changes the length of a few characters, so tags are found in the text that is kept.
     kept = response if keep_case else lowered
-    start, end = (found.start() if (found := tag.search(kept)) else -1 for tag in (_OPEN, _CLOSE))
+    start, end = (found.start() if (found := tag.search(kept)) else -1 for tag in (ACTION_OPEN, ACTION_CLOSE))
     if start < 0 or end < start:
         return Projection(kept[-tail:], False)
     action = kept[start + len("<action>") : end].strip()

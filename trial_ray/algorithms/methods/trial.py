@@ -88,14 +88,16 @@ class TrajectoryRelative(Method["TRIALConfig"]):
     def _compare_returns(self, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Note whether returns have fallen below those without λ, from which on a gate is closed.
 
-        The iteration in which λ begins is still played without it.
+        The iteration in which λ begins is still played without it, and of the ``max_staleness`` after it a part.
         """
         returns = [each.outcome_reward(self.config.reward) for group in groups for each in group.survivors]
         if not (returns and self.config.hindsight_coeff) or self.config.drop_zero_variance_groups:
             return {}  # nothing to compare: the groups that are left out are those of the best and worst returns
         window = self.config.hindsight_gate or ITERATIONS_COMPARED
-        phase = "return_recent" if iteration > self.config.hindsight_start_iteration else "return_before"
-        self.state[phase] = [*self.state.get(phase, ()), statistics.fmean(returns)][-window:]
+        first = self.config.hindsight_start_iteration
+        if not first < iteration <= first + self.config.max_staleness:
+            phase = "return_recent" if iteration > first else "return_before"
+            self.state[phase] = [*self.state.get(phase, ()), statistics.fmean(returns)][-window:]
         before, recent = (self.state.get(name, []) for name in ("return_before", "return_recent"))
         fallen: int = self.state.get("returns_fallen", 0)
         if not (before and recent):
@@ -176,8 +178,12 @@ class TRIALConfig(GRPOConfig):
         super().__init__(algo_class or TRIAL)
 
     def check_update(self) -> None:
-        """Also reject a gate that cannot compare returns."""
+        """Also reject a gate that cannot compare returns, and two ways to weigh turns."""
         super().check_update()
+        if self.value_weighting and self.profile == "uniform":
+            raise ConfigError(
+                "value_weighting is True, but profile is 'uniform', which gives every turn one weight. Set one of them."
+            )
         if self.hindsight_gate is None:
             return
         if self.drop_zero_variance_groups:
