@@ -105,6 +105,15 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The tokenizer of tiny models, which no test may change."""
+    from trial_ray.environments.alfworld import ADAPTER
+    from trial_ray.models.tiny import build_tokenizer
+
+    return build_tokenizer(ADAPTER.warm_start.vocabulary)
+
+
+@pytest.fixture(scope="session")
 def exact_model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a model whose float64 gradients are exact; see ``nano_model.save_exact_model``."""
     from nano_model import save_exact_model

@@ -8,10 +8,8 @@ import inspect
 from pathlib import Path
 
 import pytest
-import ray
 from ray._private import ray_constants, services, utils, worker
 from ray.rllib.algorithms import algorithm
-from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 
@@ -47,10 +45,6 @@ def test_the_manager_of_env_runners_answers_as_expected(ray_session):
     assert {"actor_id", "healthy"} <= inspect.signature(manager.set_actor_state).parameters.keys()
 
 
-def test_learners_are_held_in_a_list_of_a_group():
-    assert "self._workers" in inspect.getsource(LearnerGroup.__init__)
-
-
 @pytest.mark.actors
 def test_a_group_is_kept_by_the_next_setup_and_not_by_the_one_after(ray_session):
     made, group = algorithm.EnvRunnerGroup, EnvRunnerGroup(config=GRPOConfig(), _setup=False)
@@ -69,17 +63,6 @@ def test_a_group_is_kept_by_the_next_setup_and_not_by_the_one_after(ray_session)
 def test_no_node_drains_here(ray_session):
     """tests/faults/test_elastic.py drains one."""
     assert ray_internals.draining_nodes() == set()
-
-
-@pytest.mark.actors
-def test_the_id_of_an_actor_is_that_which_its_process_knows(ray_session):
-    @ray.remote(num_cpus=0)
-    class Asked:
-        def id(self) -> str:
-            return ray.get_runtime_context().get_actor_id()
-
-    handle = Asked.remote()
-    assert ray.get(handle.id.remote(), timeout=60) == ray_internals.actor_id(handle)
 
 
 def test_what_the_start_of_ray_leaves_out_is_what_it_looks_up():

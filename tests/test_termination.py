@@ -62,7 +62,7 @@ def test_a_signal_is_a_request_and_a_closed_terminal_never_the_second_one(number
     assert requested == ["request", "went on"]
 
 
-def test_handlers_are_as_before_and_what_nohup_ignores_stays_ignored(monkeypatch):
+def test_handlers_are_as_before_and_what_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with termination_as_interrupt(), interrupts_deferred():

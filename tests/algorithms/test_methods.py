@@ -76,7 +76,7 @@ def agentopsd_cases():
 
 def stepopsd_cases():
     """λ of the first iteration is a step below 0.2, as released."""
-    for iteration, strength in ((1, 0.196), (25, 0.1), (50, 0.0), (150, 0.0)):
+    for iteration, strength in ((1, 0.196), (25, 0.1), (150, 0.0)):
         factors = weigh(partial(ref.step_factors, strength=strength))
         yield Case("stepopsd", partial(ref.stepopsd, strength=strength), iteration, prepare=factors)
 
@@ -107,15 +107,15 @@ class Case:
         return "-".join([self.method, str(self.iteration), *(f"{key}={value}" for key, value in self.training.items())])
 
 
-def trial_cases(method, prepare):
+def trial_cases():
     """λ = 0.01 from iteration 25 on, as published; larger ones so that the clamp is met on both sides of its bound."""
-    uniform = {"method": method, "prepare": prepare}
-    for iteration, coefficient in ((1, 0.0), (24, 0.0), (25, 0.01), (150, 0.01)):
-        yield Case(loss=lambda turns, c=coefficient: ref.trial(turns, c)[0], iteration=iteration, **uniform)
+    prepare = weigh(ref.relative_weights)
+    for iteration, coefficient in ((24, 0.0), (25, 0.01)):
+        yield Case("trial", lambda turns, c=coefficient: ref.trial(turns, c)[0], iteration, prepare=prepare)
     for coefficient, alpha in ((0.3, 1.0), (2.0, 0.5), (2.0, 1e9)):
         training = {"hindsight_coeff": coefficient, "clamp_alpha": alpha}
         loss = lambda turns, c=coefficient, a=alpha: ref.trial(turns, c, a)[0]  # noqa: E731
-        yield Case(loss=loss, training=training, **uniform)
+        yield Case("trial", loss, training=training, prepare=prepare)
 
 
 def response_cases():
@@ -137,8 +137,13 @@ CASES = [
     ),
     Case("grpo", training={"importance_cap": 2.0}, prepare=weigh_tokens),
     *response_cases(),
-    *trial_cases("trial", weigh(ref.relative_weights)),
-    *trial_cases("uniform", weigh(lambda turns: [1.0] * len(turns))),
+    *trial_cases(),
+    Case(
+        "uniform",
+        lambda turns: ref.trial(turns, 0.3)[0],
+        training={"hindsight_coeff": 0.3},
+        prepare=weigh(lambda turns: [1.0] * len(turns)),
+    ),
     Case(
         "trial",
         lambda turns: ref.trial(turns, 0.3)[0],
@@ -147,11 +152,11 @@ CASES = [
     ),
     *[
         Case("rlsd", lambda turns, s=strength: ref.rlsd(turns, s), iteration)
-        for iteration, strength in ((1, 0.495), (50, 0.25), (99, 0.005), (100, 0.0), (150, 0.0))
+        for iteration, strength in ((1, 0.495), (50, 0.25), (99, 0.005), (150, 0.0))
     ],
     *[
         Case("serl", lambda turns, s=strength: ref.serl(turns, s), iteration)
-        for iteration, strength in ((1, 0.5), (26, 0.25), (50, 0.01), (51, 0.0), (150, 0.0))
+        for iteration, strength in ((1, 0.5), (26, 0.25), (50, 0.01), (150, 0.0))
     ],
     Case("sdar", ref.sdar),
     Case("grpo_opsd", ref.grpo_opsd),

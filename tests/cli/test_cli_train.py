@@ -310,12 +310,10 @@ def test_an_empty_folder_is_filled_and_never_replaced(train, monkeypatch):
     [
         (["--set", "hindsight_coef=0.1"], "Did you mean 'hindsight_coeff'?"),
         (["--set", "learning_rate=1e-4"], "It is 'lr' here."),
-        (["--set", "group_size=1"], "group_size is 1"),
         (["--seed", "4294967296"], "seed is 4294967296, expected an int of at least 0"),
         (["--method", "trail"], "Did you mean 'trial'?"),
         (["--method", "nowhere.py"], "nowhere.py; give the path of a Python file that defines CONFIG"),
         (["--method", "rlsd"], "rescaling_iterations is 100, but training ends after iteration 3"),
-        (["--method", "grpo", "--set", "teacher_sync_iterations=5"], "teacher_context is None"),
         (["--resume", "/nonexistent"], "not a run folder"),
     ],
 )

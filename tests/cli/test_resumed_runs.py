@@ -255,7 +255,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(train, capsys, olde
     assert contents(train.out) == before
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(train, monkeypatch):
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(train):
     def die(iteration):
         if iteration == 3:
             raise SystemExit(9)  # nothing is recorded of it

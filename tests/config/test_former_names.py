@@ -30,11 +30,6 @@ def test_a_method_by_its_former_name_is_refused_with_the_new_one(former, now):
         getattr(base(), former)(split="valid_seen")
 
 
-def test_the_new_names_take_rllibs_keywords_too():
-    config = base().env_runners(num_env_runners=3, max_prompt_tokens=99).evaluation(evaluation_interval=2)
-    assert (config.num_env_runners, config.max_prompt_tokens, config.evaluation_interval) == (3, 99, 2)
-
-
 def test_a_keyword_without_its_prefix_and_rllibs_number_of_episodes_are_refused_with_what_to_write():
     with pytest.raises(ConfigError, match=r"no setting 'split'\. Did you mean 'evaluation_split'"):
         base().evaluation(split="valid_seen")

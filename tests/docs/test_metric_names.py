@@ -17,7 +17,7 @@ from small_learners import build_learner, update
 from synthetic_groups import synthetic_groups
 
 import trial_ray
-from trial_ray.algorithms import GRPO, GRPOConfig
+from trial_ray.algorithms import GRPO, GRPOConfig, TRIALConfig
 from trial_ray.algorithms.health_checks import HealthChecks
 from trial_ray.algorithms.methods import method_names, new_config
 from trial_ray.algorithms.sampling import SampledBatch
@@ -61,12 +61,14 @@ def names_logged() -> Iterator[set[str]]:
 
 
 def learner_names(model_path: str) -> set[str]:
-    """Of one update of every method."""
+    """Of two updates of every method; those of TRIAL's class log what it does."""
     groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=3, seed=2, most_turns=2)
     assert all(len({each.success for each in group.trajectories}) == 2 for group in groups), "no agreement to log"
     with names_logged() as found:
-        for method in method_names():
-            config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
+        for config in map(new_config, method_names()):
+            if isinstance(config, TRIALConfig) and type(config) is not TRIALConfig:
+                continue
+            config.environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
             gate = {"hindsight_gate": 4} if hasattr(config, "hindsight_gate") else {}
             learner = build_learner(config.training(max_logprob_diff=100.0, importance_cap=2.0, **gate))
             for iteration in (1, 2):

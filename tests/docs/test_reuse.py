@@ -37,7 +37,7 @@ def test_a_tool_env_plays_episodes_one_after_the_other():
 
 
 @pytest.mark.actors
-def test_the_stock_configuration_trains(ray_session, capsys):
+def test_the_stock_configuration_trains(ray_session):
     (code,) = snippets("environments.md", "rllib")
     scope = {"__name__": "__main__"}
     exec(compile(code, "docs/environments.md, RLlib", "exec"), scope)

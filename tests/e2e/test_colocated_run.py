@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import ray
@@ -13,7 +14,7 @@ from trial_ray.algorithms import TRIALConfig
 from trial_ray.algorithms.learner_group import PolicyLearnerGroup
 from trial_ray.engines import pool
 from trial_ray.engines.transformers import TransformersEngine
-from trial_ray.errors import TrainingDivergedError
+from trial_ray.errors import CheckpointError, LearnerError, TrainingDivergedError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
 
@@ -117,6 +118,15 @@ def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch, capl
         with pytest.raises(TrainingDivergedError, match="not finite"):
             algo.train()
         assert happened() == ["generate", "sleep 2"]
+
+        file = Path(algo.learner_group.save_to_path(str(tmp_path / "saved"))) / "learner" / "optimizer.pt"
+        file.unlink()
+        with pytest.raises(CheckpointError, match=r"1 of 1 learners could not load .*the error is logged above"):
+            algo.learner_group.restore_from_path(str(tmp_path / "saved"))
+        algo.learner_group._worker_manager.set_actor_state(0, healthy=True)
+        file.mkdir()  # cannot be written
+        with pytest.raises(LearnerError, match="1 of 1 learners failed while they saved"):
+            algo.learner_group.save_to_path(str(tmp_path / "saved"))
         group = algo.pairs
     finally:
         algo.stop()

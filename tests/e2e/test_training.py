@@ -180,14 +180,19 @@ def test_a_reset_algorithm_trains_as_a_new_one_with_the_actors_of_the_last(unint
 
 def test_a_killed_env_runner_and_a_killed_engine_are_replaced_and_lose_no_group(uninterrupted, model_path):
     """Those of a reset algorithm: Ray makes an env runner again with the settings that it was made with first."""
-    algo = uninterrupted.algo
-    algo.reset_config(small_config(model_path, group_size=4).to_dict())
-    os.kill(pids(algo)["env runner 1"], signal.SIGKILL)
+    algo, recreated = uninterrupted.algo, []
+
+    def note(env_runner_indices, is_evaluation, **others):
+        recreated.append((env_runner_indices, is_evaluation, sorted(others)))
+
+    algo.reset_config(small_config(model_path, group_size=4).callbacks(on_env_runners_recreated=note).to_dict())
+    os.kill(next(actor for actor in algo.actors() if actor.name == "env runner 1").progress().pid, signal.SIGKILL)
     ray.kill(algo.engine_pool.handles[0])
     result = algo.train()
     assert result["groups"]["num_trained"] == 2
     assert result["env_runners"]["num_episodes"] == 8
     assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+    assert recreated == [([1], False, ["algorithm", "env_runner_group"])]
     assert ray.get(algo.engine_pool.handles[0].weight_version.remote(), timeout=60) == algo.weight_version
     algo.reset_config(small_config(model_path).to_dict())
     assert algo.train()["fault_tolerance"]["num_remote_worker_restarts"] == 0

@@ -44,3 +44,11 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def model(tiny_qwen3: Path) -> torch.nn.Module:
+    """The model of that folder, which no test may change."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval()

@@ -24,13 +24,6 @@ from trial_ray.engines.transformers import (
 from trial_ray.errors import EngineError
 
 
-@pytest.fixture(scope="module")
-def model(tiny_qwen3):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval()
-
-
 def make_requests(count, seed=0, longest=120):
     rng = np.random.default_rng(seed)
     return [

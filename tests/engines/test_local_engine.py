@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from fake_engines import passes
 
 from trial_ray.engines.decoding import Batch
@@ -15,13 +14,6 @@ from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
 from trial_ray.engines.transformers import LocalEngine
 
 PARAMS = SamplingParams(max_tokens=12, seed=1)
-
-
-@pytest.fixture
-def model(tiny_qwen3):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval()
 
 
 def prompts(count):

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_engines import sums
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.engines import transfer as senders
 from trial_ray.engines.transfer import ObjectStoreSender, merge_offers, weight_sender
-from trial_ray.engines.weights import Weights, WeightsChecksum
+from trial_ray.engines.weights import Weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 
 GPUS = {"engine": "vllm", "num_gpus_per_engine": 0.5}
@@ -104,13 +105,6 @@ def test_learners_that_hold_different_weights_are_told_apart():
 
 
 WEIGHTS = {"a": torch.arange(24.0).reshape(4, 6).bfloat16().t(), "b": torch.arange(3.0), "n": torch.arange(2)}
-
-
-def sums(named_tensors):
-    found = WeightsChecksum()
-    for name, tensor in named_tensors:
-        found.add(name, tensor)
-    return found.hexdigest, found.arrangement
 
 
 def named_weights():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_engines import sums
 from safetensors.torch import save_file
 
 from trial_ray.engines.weights import WeightsChecksum
@@ -73,13 +74,6 @@ def summed(monkeypatch):
 
     monkeypatch.setattr(WeightsChecksum, "add", noted)
     return sizes
-
-
-def sums(named_tensors):
-    found = WeightsChecksum()
-    for name, tensor in named_tensors:
-        found.add(name, tensor)
-    return found.hexdigest, found.arrangement
 
 
 def load(worker, files):

@@ -59,7 +59,7 @@ def test_settings_that_were_changed_act_from_the_first_update_after_a_checkpoint
     assert optimizer_settings(other) == [(pytest.approx(2e-2 * 0.6), (0.5, 0.6), 0.3)]
 
 
-def test_checkpoint_without_weights_is_refused(model_path, groups, tmp_path):
+def test_checkpoint_without_weights_is_refused(model_path, tmp_path):
     learner = learner_of(model_path)
     learner.save_to_path(tmp_path / "checkpoint")
     for file in (tmp_path / "checkpoint").rglob("*.safetensors"):
@@ -121,7 +121,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted_then_stop_the_run_a
         update(resumed, groups)
 
 
-@pytest.mark.parametrize("damage", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("damage", [float("nan"), 1e30])
 def test_weights_that_give_no_probabilities_are_not_trained_on(damage, model_path, groups):
     learner = learner_of(model_path)
     with torch.no_grad():

@@ -19,12 +19,7 @@ from trial_ray.learner.update_plan import Microbatch
 TRAINING = {"lr": 1e-2, "ref_kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8}
 
 
-@pytest.fixture(scope="module")
-def groups():
-    return synthetic_groups(vocab_size=VOCABULARY, num_groups=2, group_size=4, seed=11)
-
-
-def test_a_reference_in_the_compute_dtype_scores_as_one_in_full_precision(model_path, groups):
+def test_a_reference_in_the_compute_dtype_scores_as_one_in_full_precision(model_path):
     learner = learner_of("grpo", model_path, **TRAINING, compute_dtype="bfloat16", gradient_checkpointing=True)
     assert learner.policy_module.lm.is_gradient_checkpointing
     reference, policy = learner.policy_module.reference, learner.policy_module.lm

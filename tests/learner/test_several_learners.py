@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.engines.weights import iter_weights, weights_checksum
-from trial_ray.errors import CheckpointError, ConfigError, LearnerError
+from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import read_training
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
@@ -236,20 +236,6 @@ def test_two_sharded_copies_are_one_learner(ray_session, model_path, groups):
     assert (trained - weights(alone)).norm() < 1e-10 * trained.norm()
     assert sum(optimizer_elements(sharded)) == 2 * trained.numel()
     sharded.shutdown()
-
-
-@pytest.mark.actors
-def test_what_a_learner_raises_in_its_process_fails_the_restore_and_the_save(ray_session, model_path, tmp_path):
-    learners = group_of(config_of(model_path, 1))
-    file = Path(learners.save_to_path(str(tmp_path))) / "learner" / "optimizer.pt"
-    file.unlink()
-    with pytest.raises(CheckpointError, match=r"1 of 1 learners could not load .*the error is logged above"):
-        learners.restore_from_path(str(tmp_path))
-    learners._worker_manager.set_actor_state(0, healthy=True)
-    file.mkdir()  # cannot be written
-    with pytest.raises(LearnerError, match="1 of 1 learners failed while they saved"):
-        learners.save_to_path(str(tmp_path))
-    learners.shutdown()
 
 
 def test_what_cannot_be_sharded_is_refused(model_path):

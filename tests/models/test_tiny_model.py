@@ -6,7 +6,6 @@ import hashlib
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trial_envs.alfworld.household import CONTAINS, LAMPS, ROOMS
 from trial_ray.environments.alfworld import ADAPTER, VERBS
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(ADAPTER.warm_start.vocabulary)
 
 
 def test_every_type_and_verb_is_one_token(tokenizer):

@@ -53,10 +53,6 @@ def test_only_a_turn_that_ended_the_episode_is_its_completion():
     assert HOME.turn_classes([], terminated=True) == []
 
 
-def test_actions_of_an_environment_without_patterns_have_no_class():
-    assert EnvironmentAdapter("other/Env-v0").turn_classes(["take x", "go"], terminated=True) == ["", ""]
-
-
 def trace(*turns):
     recorded = [RecordedTurn(None, name, turn_score=0.1, turn_weight=weight) for name, weight in turns]
     return RecordedTrajectory(1, 1, 0, None, recorded)
@@ -96,9 +92,3 @@ def test_metrics_are_read_line_by_line(tmp_path):
     assert curve(read_metrics(path)[0], "loss") == dict.fromkeys(range(1, 13), 1.0)
     with pytest.raises(UserInputError, match=r"absent\.jsonl"):
         read_metrics(tmp_path / "absent.jsonl")
-
-
-@pytest.mark.parametrize("iteration", ["true", '"3"', "2.5", "null", "1e400"])
-def test_a_line_of_metrics_without_a_whole_iteration_is_damaged(tmp_path, iteration):
-    (tmp_path / "metrics.jsonl").write_text(f'{{"iteration": 1, "a": 2}}\n{{"iteration": {iteration}, "a": 3}}\n')
-    assert read_metrics(tmp_path / "metrics.jsonl") == ([{"iteration": 1, "a": 2}], 1)

@@ -46,6 +46,12 @@ def run(runs, tmp_path):
     return Path(shutil.copytree(runs[2], tmp_path / "damaged", ignore=shutil.ignore_patterns("report.html")))
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Charts are in the page, but not drawn: of what a test reads alone."""
+    monkeypatch.setattr("trial_ray.reports.report.chart_svg", lambda chart: "<svg/>")
+
+
 def report(*arguments) -> int:
     return cli.main(["report", *map(str, arguments)])
 
@@ -84,7 +90,7 @@ def test_runs_of_two_days_are_one_group(runs, tmp_path):
     assert [group.title for group in load_groups(copies)] == ["TRIAL (2 seeds)"]
 
 
-def test_the_summary_gives_every_interval(runs, tmp_path):
+def test_the_summary_gives_every_interval(runs, tmp_path, undrawn):
     assert report(*runs, "--out", tmp_path / "page.html") == 0
     said = text_of(tmp_path / "page.html")
     results = [after(run) for run in runs]
@@ -139,7 +145,7 @@ def test_groups_are_looked_for_as_far_back_as_the_run_lets_them_wait(tmp_path):
     assert "has none of the groups" in found.reasons()[-1]
 
 
-def test_an_environment_is_called_by_the_title_that_its_user_gave(tmp_path):
+def test_an_environment_is_called_by_the_title_that_its_user_gave(tmp_path, undrawn):
     adapter = EnvironmentAdapter(
         "trial/ALFWorld-v0",
         title="My <b>Kitchen</b>",
@@ -194,7 +200,7 @@ def test_a_partial_run_says_what_is_missing(run, damage):
     assert expected in " ".join(RecordedRun(run).reasons())
 
 
-def test_what_is_missing_stands_on_the_page_and_in_the_terminal(run, capsys):
+def test_what_is_missing_stands_on_the_page_and_in_the_terminal(run, capsys, undrawn):
     (run / "cost.json").unlink()
     assert report(run) == 0
     assert "missing: damaged: cost.json is missing" in capsys.readouterr().out
@@ -245,7 +251,7 @@ def make_sweep(folder: Path, failed: bool) -> Path:
     return folder
 
 
-def test_a_sweep_is_one_curve_a_trial(tmp_path, capsys):
+def test_a_sweep_is_one_curve_a_trial(tmp_path):
     folder = make_sweep(tmp_path / "sweep", failed=False)
     groups = load_groups([folder])
     assert [(group.title, group.runs[0].iterations) for group in groups] == [

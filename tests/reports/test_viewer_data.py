@@ -13,10 +13,8 @@ from hostile_texts import HOSTILE
 from rewritten_parquet import rewrite
 from synthetic_run import make_run, recorded_run, save_tokenizer
 
-from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import UserInputError
 from trial_ray.files import visible
-from trial_ray.models.tiny import build_tokenizer
 from trial_ray.reports.recorded import RecordedTrajectory, RecordedTurn, TokenTexts
 from trial_ray.reports.run import open_run
 from trial_ray.reports.viewer import script, write_viewer
@@ -24,11 +22,6 @@ from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 CALL = re.compile(r"viewer\.receive\('(\w+)',(\d+),'(.*)'\);\n")
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(ADAPTER.warm_start.vocabulary)
 
 
 def read(path):
@@ -116,7 +109,7 @@ def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenize
     assert action == last.trajectory.turns[-1].action
 
 
-def test_what_is_missing_is_said(run_folder, tmp_path, tokenizer):
+def test_what_is_missing_is_said(tmp_path, tokenizer):
     bare = make_run(tmp_path / "bare", tokenizer, 16, iterations=1)
     for file in (bare / "training").rglob("*.parquet"):
         file.unlink()
@@ -142,7 +135,7 @@ def test_an_iteration_that_cannot_be_read_is_named_and_the_rest_is_shown(tmp_pat
     assert not (tmp_path / "none").exists()
 
 
-def test_training_records_of_another_run_are_refused(tmp_path, run_folder, tokenizer):
+def test_training_records_of_another_run_are_refused(tmp_path, run_folder):
     shutil.copytree(run_folder, tmp_path / "run")
     (other,) = (tmp_path / "run" / "training" / "iteration=00001").glob("*.parquet")
     table = pq.read_table(other, partitioning=None)

@@ -10,8 +10,6 @@ import pytest
 from hostile_texts import HOSTILE
 from synthetic_run import make_run, recorded_run, save_tokenizer
 
-from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.models.tiny import build_tokenizer
 from trial_ray.reports.recorded import TokenTexts
 from trial_ray.reports.run import open_run
 from trial_ray.reports.viewer import write_viewer
@@ -28,11 +26,6 @@ def browser():
     with chromium.Chromium() as browser:
         browser.look(1300, 900)
         yield browser
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(ADAPTER.warm_start.vocabulary)
 
 
 @pytest.fixture(scope="module")

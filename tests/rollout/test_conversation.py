@@ -108,7 +108,6 @@ LOOP = (
 @pytest.mark.parametrize(
     ("template", "found"),
     [
-        (None, "no chat template"),
         ("{{ raise_exception('no users here') }}", "messages of user: no users here"),
         (LOOP.replace("<|im_end|>", "{{ '.' if message.role == 'assistant' else '<|im_end|>' }}"), "close a response"),
         (

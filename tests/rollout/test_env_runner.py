@@ -238,15 +238,6 @@ def test_a_callback_that_raises_is_named_and_ends_nothing_but_the_call(runner_of
         play(runner)
 
 
-def test_an_environment_in_a_process_of_its_own_is_shown_by_its_stand_in(runner_of):
-    config = GRPOConfig().env_runners(environment_processes=True)
-    found = []
-    runner = runner_of(config.callbacks(on_environment_created=lambda env, **kwargs: found.append(env)))
-    (sample,) = play(runner, size=1, groups=1)
-    assert sample.num_survivors == 1
-    assert [env.name for env in found] == ["Counting-v0"]
-
-
 # --- a reward function of the user's
 
 
@@ -262,14 +253,20 @@ async def parts_from_elsewhere(episode):
     return parts_of(episode)
 
 
-@pytest.mark.parametrize("function", [parts_of, parts_from_elsewhere])
-@pytest.mark.parametrize("process", [False, True], ids=["here", "in a process of its own"])
+@pytest.mark.parametrize(
+    ("function", "process"),
+    [(parts_of, False), (parts_from_elsewhere, True)],
+    ids=["here", "asynchronous, with environments in processes of their own"],
+)
 def test_a_reward_function_sees_the_episode_and_is_trained_on_logged_and_recorded(
     runner_of, tmp_path, function, process
 ):
     config = GRPOConfig().training(reward=function, reward_weights={"solved": 10.0, "turns": 0.0})
     config.env_runners(environment_processes=process).recording(trajectories_folder=str(tmp_path))
+    shown = []
+    config.callbacks(on_environment_created=lambda env, **kwargs: shown.append(isinstance(env, CountingEnv)))
     (sample,) = play(runner_of(config), groups=1)
+    assert shown == [not process] * 2
     group, seeds = sample.group, [each.seed % 1000 for each in sample.group.trajectories]
     assert [each.function_reward for each in group.trajectories] == [10.0 + seed for seed in seeds]
     named = {"solved": 1.0, "seed": sum(seeds) / 2, "turns": TURNS, function.__name__: 10.0 + sum(seeds) / 2}

@@ -88,6 +88,9 @@ def test_metrics_of_a_resumed_run_lose_their_damaged_lines_alone(tmp_path):
     damaged = [
         b'{"iteration": "2"}',
         b'{"iteration": null}',
+        b'{"iteration": true}',
+        b'{"iteration": 1.5}',
+        b'{"iteration": -1e400}',
         b"[1]",
         b"\xff\x00\xfe",
         DEEP.encode(),

@@ -109,13 +109,7 @@ def delete(path):
     path.unlink()
 
 
-# Without its mark a folder is no checkpoint, without a manifest one of an older version.
-DAMAGES = [
-    (name, damage)
-    for name in [*FILES, MANIFEST]
-    for damage in (truncate, change, delete)
-    if damage is not delete or name not in (CHECKPOINT_MARK, MANIFEST)
-]
+DAMAGES = [*((name, truncate) for name in [*FILES, MANIFEST]), (WEIGHTS, change), (WEIGHTS, delete)]
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)

@@ -111,7 +111,7 @@ def test_a_bound_that_is_switched_off_is_read_back():
     assert (read.clamp_alpha, read.gap_clip) == (math.inf, math.inf)
 
 
-def test_a_keyword_that_json_cannot_hold_is_shown(tmp_path):
+def test_a_keyword_that_json_cannot_hold_is_shown():
     record = recorded("trial/ALFWorld-v0", env_config={"split": "train", "data": object()})
     assert "object" in record["environments"][0]["config"]["data"]
     assert record["settings"]["env_config"] == {"split": "train", "data": None}

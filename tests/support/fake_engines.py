@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from trial_ray.engines.batching import BatchingEngine
+from trial_ray.engines.weights import WeightsChecksum
 
 
 class CountingEngine(BatchingEngine):
@@ -121,3 +122,11 @@ def run(handles, coroutine):
                     await handle.engine.shutdown()
 
     return asyncio.run(main())
+
+
+def sums(named_tensors):
+    """Both checksums with which an engine answers."""
+    found = WeightsChecksum()
+    for name, tensor in named_tensors:
+        found.add(name, tensor)
+    return found.hexdigest, found.arrangement

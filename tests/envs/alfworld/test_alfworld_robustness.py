@@ -49,16 +49,7 @@ def test_vectors_play_by_seed_by_task_and_in_a_row(env, mode):
     envs.close()
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        "",
-        "look\x00",
-        "\ud800",
-        "日本",
-        "go to " * 200_000,
-    ],
-)
+@pytest.mark.parametrize("action", ["\ud800", "go to " * 200_000])
 def test_any_text_is_answered_and_changes_nothing(env, action):
     _, before = env.reset(seed=0)
     observation, reward, terminated, truncated, info = env.step(action)
@@ -67,7 +58,7 @@ def test_any_text_is_answered_and_changes_nothing(env, action):
     assert not env.step("look")[-1]["invalid_action"]
 
 
-@pytest.mark.parametrize("task", ["", "x" * 1_000_000, "\ud800", "../..", 256, -1, 0.5])
+@pytest.mark.parametrize("task", ["x" * 1_000_000, "../.."])
 def test_unknown_tasks_of_every_source(env, tmp_path, task):
     write_games(tmp_path / "tree", n=1, seed=0, difficulty="tiny")
     for source in (env, ALFWorldEnv("train", data=tmp_path / "tree")):

@@ -26,8 +26,16 @@ from trial_envs.webshop.catalogue import MANIFEST
 from trial_envs.webshop.env import WebShopEnv
 
 
+@pytest.fixture(scope="module", autouse=True)
+def module_cache(tmp_path_factory):
+    """A cache folder for this module, in which the shop of ``env`` is made once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
-def env(own_cache):
+def env():
     env = WebShopEnv("generated", num_products=60, num_games=40)
     yield env
     env.close()
@@ -92,8 +100,7 @@ def test_options_are_kept_on_sub_pages_and_forgotten_on_the_way_back(env):
 
 
 NONSENSE = [
-    *("", "\n", "buy now", "search[]", "click", "[x]", "search[a", "Search[red shirt]", "]["),
-    *("click[buy now]", "click[x [y]]", "\nsearch[a]", "search[<r>]", "search[<a> x]", "search[<c>]", "search[\n]"),
+    *("", "Search[red shirt]", "click[buy now]", "click[x [y]]", "search[<r>]", "search[<a> x]", "search[<c>]"),
     *("think[hm]", "[" * 10**6, "click[" * 10**5, "\x00\x1b[31m\ud800", f"search[{list(range(5000))}]"),
 ]
 
@@ -118,7 +125,7 @@ def test_actions_are_read_as_the_published_pattern_reads_them():
         assert parse_action(text) == ((match[1], match[2].lower()) if match else (text, "")), text
 
 
-@pytest.mark.parametrize("task", ["40", "-1", "abc", "", "1.0", "٣", "9" * 5000, "../1"])
+@pytest.mark.parametrize("task", ["40", "abc", "", "٣", "9" * 5000])
 def test_unknown_tasks_are_refused(env, task):
     with pytest.raises(UnknownTaskError):
         env.reset(options={"task": task})

@@ -32,7 +32,7 @@ def test_every_value_that_goals_can_want_matches_itself_and_no_label_has_two_mea
 
 @pytest.mark.parametrize(
     ("seed", "products", "difficulty"),
-    [(0, 40, "official"), (1, 200, "official"), (2, 3, "official"), (3, None, "tiny")],
+    [(1, 200, "official"), (2, 3, "official"), (3, None, "tiny")],
 )
 def test_every_goal_is_won_by_its_walkthrough_within_the_turns(own_cache, seed, products, difficulty):
     env = WebShopEnv(

@@ -49,7 +49,7 @@ def test_human_goals_are_built_on_request(tmp_path):
     assert open_catalogue(tmp_path / "index").num_goals == 1
 
 
-def test_an_imported_shop_with_the_original_names_is_found_without_being_named(tmp_path, own_cache):
+def test_an_imported_shop_with_the_original_names_is_found_without_being_named(own_cache):
     folder = write_source(own_cache / "source")
     import_shop(folder, tagger=tag)
     shutil.rmtree(folder)
