@@ -55,9 +55,9 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=211350 \
-  tests=242235 \
+  tests=242310 \
   benchmarks=26600 \
-  words=36495
+  words=36745
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,17 +1,20 @@
 """Task sampling by success rate against uniform task sampling: the trials of tuned_examples/sweeps/task_sampling.py.
 
 python docs/results/task_sampling.py DIR     # writes task_sampling.json, out of the folder of the finished sweep
-python docs/results/task_sampling.py         # prints the table
+python docs/results/task_sampling.py         # prints the table, and what the page says below it
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import pandas
 
+from trial_ray.algorithms.success_rates import DECAY, PRIOR
 from trial_ray.evaluation.statistics import holm, seed_interval
 from trial_ray.files import read_json, write_json
 from trial_ray.metrics import EVALUATION, LEARNER
@@ -19,6 +22,7 @@ from trial_ray.runs.metric_files import read_metrics
 
 FILE = Path(__file__).with_suffix(".json")
 SCHEMA, VERSION = "trial_ray/task_sampling_runs", 1
+BINS = (0.0, 0.1, 0.16, 0.21, 0.24, 1.0)
 PRIMARY = ("area", "success")
 TITLES = {
     "area": "mean success of the evaluations, %",
@@ -40,9 +44,54 @@ def row_of(trial: Path) -> dict:
         "area": fmean(played),
         "success": played[-1],
         "with_variance": 1 - fmean(line["groups/zero_variance_fraction"] for line in metrics),
+        "train_success_by_quarter": _quarters(metrics, "env_runners/success_rate"),
+        "zero_variance_by_quarter": _quarters(metrics, "groups/zero_variance_fraction"),
+        "effective_fraction": metrics[-1].get("tasks/effective_fraction"),
+        "next_groups": next_groups(trial),
         "rows_sampled": sum(line["rows/sampled"] for line in metrics),
         "rows_trained": sum(line[f"{LEARNER}num_module_steps_trained"] for line in metrics),
     }
+
+
+def _quarters(metrics: list[dict], name: str) -> list[float]:
+    size = len(metrics) // 4
+    return [fmean(line[name] for line in metrics[start : start + size]) for start in range(0, 4 * size, size)]
+
+
+def next_groups(trial: Path) -> list[list[int]]:
+    """Of groups of tasks with earlier groups, by BINS of the sampler's p (1 − p) before them: how many there are and differ."""
+    counts: dict[str, np.ndarray] = {}
+    found = np.zeros((len(BINS) - 1, 2), int)
+    for folder in sorted((trial / "trajectories").iterdir(), key=lambda path: int(path.name.partition("=")[2])):
+        columns = ["group_id", "task_id", "rollout_index", "success"]
+        frame = pandas.concat(
+            pandas.read_parquet(file, columns=columns, partitioning=None) for file in folder.iterdir()
+        )
+        groups = frame.drop_duplicates(["group_id", "rollout_index"]).groupby(["group_id", "task_id"])["success"]
+        for (_, task), won in groups:
+            if task in counts:
+                successes, failures = counts[task] + PRIOR
+                place = np.searchsorted(BINS, successes * failures / (successes + failures) ** 2, "right") - 1
+                found[place] += (1, won.nunique() > 1)
+            counts[task] = DECAY * counts.get(task, np.zeros(2)) + (won.sum(), (~won).sum())
+    return found.tolist()
+
+
+def details(rows: list[dict]) -> Iterator[str]:
+    """Means over seeds that the page gives below the table."""
+    for name in ("uniform", "success_rate"):
+        own = [row for row in rows if row["task_sampling"] == name]
+        for key in ("train_success_by_quarter", "zero_variance_by_quarter"):
+            yield f"{name}, {key}: {np.round(np.mean([row[key] for row in own], 0), 3).tolist()}"
+        groups = np.sum([row["next_groups"] for row in own], 0)
+        shares = ", ".join(
+            f"from {low}: {part / size:.0%} of {size}" for low, (size, part) in zip(BINS, groups, strict=False)
+        )
+        yield f"{name}, groups that differ by p(1 - p): {shares}"
+        if name != "uniform":
+            yield f"{name}, effective fraction: {fmean(row['effective_fraction'] for row in own):.3f}"
+    counts = sorted(row["rows_sampled"] for row in rows)
+    yield f"rows sampled: {counts[0]} to {counts[-1]}, all trained: {all(r['rows_sampled'] == r['rows_trained'] for r in rows)}"
 
 
 def table(rows: list[dict]) -> list[str]:
@@ -54,12 +103,13 @@ def table(rows: list[dict]) -> list[str]:
         pairs = np.array([[values[name, seed] for name in ("uniform", "success_rate")] for seed in seeds])
         found[measure] = (*pairs.mean(0), seed_interval(pairs[:, 1] - pairs[:, 0]))
     adjusted = dict(zip(PRIMARY, holm([found[measure][2].p_value for measure in PRIMARY]), strict=True))
-    return [
+    lines = [
         f"| {title} | {uniform:.1f} | {by_rate:.1f} | {by_rate - uniform:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}] | "
-        f"{interval.p_value:.2g} | {f'{adjusted[measure]:.2g}' if measure in adjusted else ''} |"
+        f"{interval.p_value:.2g} | {f'{adjusted[measure]:.2g}' if measure in adjusted else '–'} |"
         for measure, title in TITLES.items()
         for uniform, by_rate, interval in [found[measure]]
     ]
+    return [line.replace("-", "−") for line in lines]
 
 
 if __name__ == "__main__":
@@ -67,4 +117,5 @@ if __name__ == "__main__":
         trials = sorted(path.parent for path in Path(sys.argv[1]).glob("*/metrics.jsonl"))
         runs = sorted(map(row_of, trials), key=lambda row: (row["seed"], row["task_sampling"]))
         print(write_json(FILE, {"schema": SCHEMA, "schema_version": VERSION, "runs": runs}))
-    print("\n".join(table(read_json(FILE, SCHEMA, VERSION)["runs"])))
+    rows = read_json(FILE, SCHEMA, VERSION)["runs"]
+    print("\n".join([*table(rows), *details(rows)]))

@@ -35,6 +35,14 @@ def test_the_quickstarts_table_is_made_of_its_runs():
     assert "\n".join(map(table_row, runs)) in page
 
 
+def test_the_table_of_task_sampling_is_made_of_its_runs():
+    runs = read("task_sampling")["runs"]
+    assert len(runs) == 16
+    assert all(run["rows_sampled"] == run["rows_trained"] for run in runs)
+    lines = runpy.run_path(str(DOCS / "results" / "task_sampling.py"))["table"](runs)
+    assert "\n".join(lines) in (DOCS / "results.md").read_text(encoding="utf-8")
+
+
 DIFFERING = np.array([[1.0, 2.5, 0.5, 3.0], [2.0, 4.5, 3.5, 5.0], [-1.0, 0.5, 1.5, 0.0]])
 
 

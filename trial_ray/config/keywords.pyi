@@ -92,7 +92,7 @@ class Sections:
             group_size: rollouts G per task.
             tasks_per_iteration: tasks drawn per iteration.
             task_sampling: which tasks are drawn: ``"uniform"``, shuffled passes, or ``"success_rate"``: more often those
-                that the policy solves sometimes (no study has compared it yet).
+                that the policy solves sometimes (no better than uniform in the one study).
             minibatch_rows: most turn rows in an optimizer step, over all learners; each row is in one step per epoch.
             microbatch_rows: most turn rows over which a token mean and the dense clamp are computed, at any number of
                 learners.

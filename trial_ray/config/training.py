@@ -40,7 +40,7 @@ class TrainingSettings(Settings):
     task_sampling: str = setting(
         "uniform",
         'which tasks are drawn: ``"uniform"``, shuffled passes, or ``"success_rate"``: more often those that the policy solves '
-        "sometimes (no study has compared it yet)",
+        "sometimes (no better than uniform in the one study)",
         one_of=TASK_SAMPLINGS,
     )
     minibatch_rows: int = setting(
