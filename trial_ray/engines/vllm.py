@@ -117,7 +117,7 @@ class VLLMEngine(BatchingEngine):
             LOG_LEVEL: log_level,
         }
         self._on_cuda = torch.cuda.is_available()
-        if batch_invariant and self._on_cuda and torch.cuda.get_device_capability() < (8, 0):
+        if batch_invariant and not (self._on_cuda and torch.cuda.get_device_capability() >= (8, 0)):
             raise ConfigError(NO_BATCH_INVARIANCE)
         if kv_cache_gib is None and not self._on_cuda:
             kv_cache_gib = VLLM_CPU_CACHE_GIB
