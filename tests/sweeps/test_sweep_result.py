@@ -101,6 +101,7 @@ def test_the_best_point_becomes_a_file_that_training_accepts(tmp_path):
     file = SweepFile.load(EXAMPLES / "sweeps" / "lambda_alpha_seeds.py")
     chosen = {"hindsight_coeff": 0.02, "clamp_alpha": 0.5, "seed": 1}
     outcome = SweepResult(METRIC, "max", [TrialRecord("a", chosen, "done", 2, 0.5, 9.0)])
+    file.scheduler.set_search_properties(METRIC, "max")  # as Tune does
     lines = list(write_outputs(file, outcome, tmp_path))
     assert f"trial-ray train {tmp_path / 'best.py'}" in lines[-1]
     written = load_experiment(tmp_path / "best.py")

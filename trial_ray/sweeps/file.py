@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.util import find_spec
 from operator import getitem
@@ -132,6 +132,7 @@ class SweepFile:
         max_concurrent_trials: maximum number of trials at a time; ``None``: limited only by the cluster's resources.
         iterations: value that replaced ``stop["training_iteration"]``.
         overrides: ``key=value`` settings that were applied to the config.
+        key: digest of :meth:`description` when the file was read; Tune writes into the scheduler and the searcher.
     """
 
     path: Path
@@ -146,6 +147,7 @@ class SweepFile:
     max_concurrent_trials: int | None
     iterations: int | None = None
     overrides: tuple[str, ...] = ()
+    key: str = ""
 
     @classmethod
     def load(cls, file: Path, iterations: int | None = None, overrides: list[str] | None = None) -> SweepFile:
@@ -201,7 +203,7 @@ class SweepFile:
                 chosen.require_schedules_within(stop["training_iteration"])
             for name, role in ((found.metric, "metric"), *((name, "a key of stop") for name in stop)):
                 check_metric(name, role, chosen)
-        return found
+        return replace(found, key=content_key(found.description()))
 
     @property
     def chosen_by_tune(self) -> dict[str, Any]:
@@ -268,11 +270,6 @@ class SweepFile:
         }
         described: dict[str, Any] = finite(found, default=_as_json)
         return described
-
-    @property
-    def key(self) -> str:
-        """Digest of :meth:`description`."""
-        return content_key(self.description())
 
     def _check_search(self) -> None:
         from ray.tune.schedulers import TrialScheduler
