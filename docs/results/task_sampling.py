@@ -7,6 +7,7 @@ python docs/results/task_sampling.py         # prints the table, and what the pa
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -47,7 +48,7 @@ def row_of(trial: Path) -> dict:
         "train_success_by_quarter": _quarters(metrics, "env_runners/success_rate"),
         "zero_variance_by_quarter": _quarters(metrics, "groups/zero_variance_fraction"),
         "effective_fraction": metrics[-1].get("tasks/effective_fraction"),
-        "next_groups": next_groups(trial),
+        **draws(trial),
         "rows_sampled": sum(line["rows/sampled"] for line in metrics),
         "rows_trained": sum(line[f"{LEARNER}num_module_steps_trained"] for line in metrics),
     }
@@ -58,8 +59,9 @@ def _quarters(metrics: list[dict], name: str) -> list[float]:
     return [fmean(line[name] for line in metrics[start : start + size]) for start in range(0, 4 * size, size)]
 
 
-def next_groups(trial: Path) -> list[list[int]]:
-    """Of groups of tasks with earlier groups, by BINS of the sampler's p (1 − p) before them: how many there are and differ."""
+def draws(trial: Path) -> dict:
+    """Tasks drawn and the most draws of one; by BINS of the sampler's p (1 − p), the next groups and those that differ."""
+    drawn: Counter[str] = Counter()
     counts: dict[str, np.ndarray] = {}
     found = np.zeros((len(BINS) - 1, 2), int)
     for folder in sorted((trial / "trajectories").iterdir(), key=lambda path: int(path.name.partition("=")[2])):
@@ -69,12 +71,13 @@ def next_groups(trial: Path) -> list[list[int]]:
         )
         groups = frame.drop_duplicates(["group_id", "rollout_index"]).groupby(["group_id", "task_id"])["success"]
         for (_, task), won in groups:
+            drawn[task] += 1
             if task in counts:
                 successes, failures = counts[task] + PRIOR
                 place = np.searchsorted(BINS, successes * failures / (successes + failures) ** 2, "right") - 1
                 found[place] += (1, won.nunique() > 1)
             counts[task] = DECAY * counts.get(task, np.zeros(2)) + (won.sum(), (~won).sum())
-    return found.tolist()
+    return {"tasks_drawn": len(drawn), "most_draws": max(drawn.values()), "next_groups": found.tolist()}
 
 
 def details(rows: list[dict]) -> Iterator[str]:
@@ -88,6 +91,8 @@ def details(rows: list[dict]) -> Iterator[str]:
             f"from {low}: {part / size:.0%} of {size}" for low, (size, part) in zip(BINS, groups, strict=False)
         )
         yield f"{name}, groups that differ by p(1 - p): {shares}"
+        most = max(row["most_draws"] for row in own)
+        yield f"{name}, tasks drawn: {fmean(row['tasks_drawn'] for row in own):.1f}, at most {most} times"
         if name != "uniform":
             yield f"{name}, effective fraction: {fmean(row['effective_fraction'] for row in own):.3f}"
     counts = sorted(row["rows_sampled"] for row in rows)
