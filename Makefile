@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=211350 \
-  tests=242320 \
+  tests=242327 \
   benchmarks=26600 \
   words=36745
 

@@ -47,10 +47,10 @@ def make_chat_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
     return ActionProjection(env, keep_case=cast(TextEnv, env.unwrapped).keeps_case)
 
 
-def first_user_message(observation: str, info: dict[str, Any]) -> str:
-    """Returns the user message that starts an episode: the task, unless the observation contains it, and :func:`user_message`."""
+def with_task(observation: str, info: dict[str, Any]) -> str:
+    """Returns the first observation of an episode, after the task if it does not contain the task."""
     task = info["task"]
-    return user_message(observation if task in observation else f"{task}\n\n{observation}", info)
+    return observation if task in observation else f"{task}\n\n{observation}"
 
 
 def user_message(observation: str, info: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from trial_envs import ENTRY_POINTS, NAMESPACE
-from trial_envs.chat import SYSTEM_PROMPT, first_user_message, make_chat_env, user_message
+from trial_envs.chat import SYSTEM_PROMPT, make_chat_env, user_message, with_task
 from trial_envs.core.extras import install_command
 from trial_envs.errors import MissingPackageError
 
@@ -50,7 +50,7 @@ class TextGame(gem.Env):
         first, self._seed = self._seed if seed is None else seed, None
         observation, info = self._env.reset(seed=first, options={"task": task})
         self._offered = info["admissible_actions"]
-        return f"{SYSTEM_PROMPT}\n\n{first_user_message(observation, info)}", info
+        return f"{SYSTEM_PROMPT}\n\n{user_message(with_task(observation, info), info)}", info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Carries out the action of a response."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trial_envs import ENTRY_POINTS, NAMESPACE
-from trial_envs.chat import SYSTEM_PROMPT, episode_metrics, first_user_message, make_chat_env, user_message
+from trial_envs.chat import SYSTEM_PROMPT, episode_metrics, make_chat_env, user_message, with_task
 from trial_envs.core.extras import install_command
 from trial_envs.errors import MissingPackageError
 
@@ -61,7 +61,7 @@ class TextConversation(BaseTextEnv):
         observation, self._info = self._env.reset(options={"task": self._task})
         self.turns, self._total, self._invalid = 0, 0.0, 0
         opening = list(prompt) or [{"role": "system", "content": SYSTEM_PROMPT}]
-        first = {"role": "user", "content": first_user_message(observation, self._info)}
+        first = {"role": "user", "content": user_message(with_task(observation, self._info), self._info)}
         return [*opening, first], self._info
 
     def step(self, action: str) -> BaseTextEnvStepOutput:

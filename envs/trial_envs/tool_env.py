@@ -12,10 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from trial_envs.chat import first_user_message, make_text_env, user_message
-
-Message = Callable[[str, dict[str, Any]], str]
-"""Function from an observation and ``info`` to a user message."""
+from trial_envs.chat import make_text_env, user_message, with_task
 
 
 class ToolEpisode:
@@ -50,7 +47,7 @@ class ToolEpisode:
         self._over, self._total = True, 0.0
         observation, info = self._env.reset(options={"task": task})
         self._over = False
-        return self._show(observation, info, first_user_message)
+        return self._show(with_task(observation, info), info)
 
     def get_reward(self) -> float:
         """Returns the sum of the rewards of the episode so far."""
@@ -67,8 +64,8 @@ class ToolEpisode:
             return f"{observation}\n\nThe episode is over."
         return self._show(observation, info)
 
-    def _show(self, observation: str, info: dict[str, Any], message: Message = user_message) -> str:
-        return message(observation, info)
+    def _show(self, observation: str, info: dict[str, Any]) -> str:
+        return user_message(observation, info)
 
 
 class ToolEnv(ToolEpisode):

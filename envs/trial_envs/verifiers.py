@@ -12,10 +12,10 @@ from typing import Any
 from trial_envs.chat import (
     SYSTEM_PROMPT,
     episode_metrics,
-    first_user_message,
     make_chat_env,
     make_text_env,
     user_message,
+    with_task,
 )
 from trial_envs.core.extras import install_command
 from trial_envs.errors import MissingPackageError
@@ -132,16 +132,15 @@ class TextEnvironment(vf.Env[TextEnvironmentConfig]):
         total, turns, invalid, over = 0.0, 0, 0, False
         try:
             observation, info = await asyncio.to_thread(env.reset, options={"task": data.task_id})
-            message = first_user_message(observation, info)
+            observation = with_task(observation, info)
             async with agents.agent.interaction(task) as interaction:
                 while not over:
-                    segment = await interaction.turn(message)
+                    segment = await interaction.turn(user_message(observation, info))
                     if segment.terminated:
                         break
                     observation, reward, terminated, truncated, info = await asyncio.to_thread(
                         env.step, segment.last_reply
                     )
-                    message = user_message(observation, info)
                     total, turns, over = total + float(reward), turns + 1, terminated or truncated
                     interaction.trace.state.total_reward = total
                     invalid += info["invalid_response"]

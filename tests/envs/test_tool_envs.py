@@ -8,7 +8,7 @@ from transformers.utils import get_json_schema
 
 from trial_envs.alfworld.families import FAMILIES
 from trial_envs.alfworld.tool_env import ALFWorldToolEnv
-from trial_envs.chat import first_user_message
+from trial_envs.chat import user_message, with_task
 from trial_envs.webshop.tool_env import WebShopToolEnv
 from trial_envs.wrappers import Recording, read_episodes
 
@@ -62,8 +62,8 @@ def test_every_family_is_won_by_tool_calls(tmp_path):
 def test_the_first_message_has_the_task_once():
     """ScienceWorld and boards of TextArena have it only in ``info``."""
     info = {"task": "Boil water.", "admissible_actions": []}
-    assert first_user_message("A kitchen.", info) == "Boil water.\n\nA kitchen."
-    assert first_user_message("A kitchen. Boil water.", info) == "A kitchen. Boil water."
+    assert user_message(with_task("A kitchen.", info), info) == "Boil water.\n\nA kitchen."
+    assert with_task("A kitchen. Boil water.", info) == "A kitchen. Boil water."
 
 
 def test_every_admissible_command_has_a_tool():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trial_envs.chat import user_message
-from trial_envs.tool_env import Message, ToolEpisode
+from trial_envs.tool_env import ToolEpisode
 
 
 class ALFWorldToolEnv(ToolEpisode):
@@ -178,7 +177,7 @@ class ALFWorldToolEnv(ToolEpisode):
         """
         return self._take("inventory")
 
-    def _show(self, observation: str, info: dict[str, Any], message: Message = user_message) -> str:
+    def _show(self, observation: str, info: dict[str, Any]) -> str:
         """``help`` lists commands as sentences of the game and has no tool."""
         offered = [command for command in info["admissible_actions"] if command != "help"]
-        return super()._show(observation, info | {"admissible_actions": offered}, message)
+        return super()._show(observation, info | {"admissible_actions": offered})
