@@ -12,7 +12,7 @@ from tiny_run import with_small_actors, with_small_games
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.algorithms.learner_group import PolicyLearnerGroup
-from trial_ray.engines import pool
+from trial_ray.engines import requirements
 from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.errors import CheckpointError, LearnerError, TrainingDivergedError
 
@@ -64,7 +64,7 @@ def recording_engine() -> type:
 
 
 def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(pool, "engine_class", lambda name: recording_engine())
+    monkeypatch.setattr(requirements, "engine_class", lambda name: recording_engine())
     config = colocated_config(str(save_nano_model(tmp_path / "nano"))).training(hindsight_gate=1)
     algo = config.build_algo()
     learning, made_update = [], PolicyLearnerGroup.update

@@ -84,6 +84,26 @@ def test_episodes_that_start_one_after_the_other_ask_in_few_messages():
     assert run(handles, start) <= 8
 
 
+def test_only_requests_that_were_sent_and_not_answered_are_abandoned():
+    handles = [Handle(CountingEngine(steps=0))]
+    client = EngineClient(handles)
+
+    async def abandon():
+        sent = [asyncio.create_task(client.generate(PROMPT, PARAMS, 0)) for _ in range(3)]
+        await until(lambda: len(handles[0].served) == 3)
+        unsent = asyncio.create_task(client.generate(PROMPT, PARAMS, 0))
+        await asyncio.sleep(0)
+        for task in (sent[1], unsent):
+            task.cancel()
+        await asyncio.wait([sent[1], unsent])
+        handles[0].engine.go_on()
+        return await asyncio.gather(sent[0], sent[2])
+
+    assert len(run(handles, abandon)) == 2
+    assert handles[0].abandoned == [1]
+    assert client.counts.requests_failed == 2
+
+
 def test_a_dead_engine_is_passed_over():
     handles = [Handle(error=RayActorError()), *healthy(), Handle(error=RayActorError())]
     responses = ask(handles, range(20))
@@ -98,6 +118,7 @@ def test_a_dead_engine_is_passed_over():
         (np.array([2**40]), PARAMS, "expected values in [0, "),
         (np.array([1]), None, "expected SamplingParams, got NoneType"),
         (np.array([1]), SamplingParams(2, temperature=float("nan")), "temperature=nan"),
+        (np.array([1]), SamplingParams(2, temperature=2.1), "temperature=2.1"),
     ],
 )
 def test_a_malformed_request_is_refused_at_once_and_holds_back_no_other(prompt, params, message):

@@ -272,6 +272,30 @@ def test_an_update_amid_responses_never_mixes_two_versions_in_one(engine, tiny_q
     assert responses[-1].weight_version == new
 
 
+def test_abandoned_requests_are_sampled_no_further(engine):
+    """They would hold back new weights, and take the place of requests that are waited for."""
+    [handle] = engine.pool.handles
+    engine.send(engine.learner)
+    before = ray.get(handle.report.remote(), timeout=60)["response_tokens"]
+    long = SamplingParams(max_tokens=60, seed=1, temperature=2.0)
+
+    async def abandon_all_but_one():
+        requests = [asyncio.ensure_future(engine.client.generate(p, long, 0)) for p in make_prompts(20, seed=8)]
+        await engine.client.generate(make_prompts(1, seed=9)[0], dataclasses.replace(long, max_tokens=1), 0)
+        for request in requests[1:]:
+            request.cancel()
+        await asyncio.wait(requests)
+        return requests[0].result()
+
+    response = asyncio.run(abandon_all_but_one())
+    version = engine.send(engine.learner)  # waits for running responses
+    tokens = ray.get(handle.report.remote(), timeout=60)["response_tokens"] - before
+    assert tokens == 1 + len(response.response_ids)
+    [again] = engine.ask(make_prompts(1, seed=8), [long])
+    assert again.response_ids.tolist() == response.response_ids.tolist()
+    assert again.weight_version == version
+
+
 OVERFLOWING = 11
 
 

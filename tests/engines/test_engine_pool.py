@@ -166,6 +166,21 @@ def test_a_replacement_that_dies_with_its_node_is_started_once_more(pool, infos,
     assert versions(pool) == [10, 10]
 
 
+def test_a_pool_whose_replacement_failed_is_restored_by_the_next_call(pool, infos, parameters, monkeypatch):
+    pool.sync(pack_weights(halves(parameters), 12))
+    kill(infos[1]["pid"])
+    with monkeypatch.context() as failing:
+        failing.setattr(pool_module, "LOAD_TIMEOUT_S", 0.0)
+        with pytest.raises(EngineError):
+            pool.probe_and_restart()
+    assert len(pool.handles) == 1
+    pool.restore()
+    assert versions(pool) == [12, 12]
+    ray.get(pool.handles[0].__ray_call__.remote(lambda engine: setattr(engine._gate, "version", -1)), timeout=60)
+    assert pool.probe_and_restart() == [0], "it answers, and serves nothing"
+    assert versions(pool) == [12, 12]
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_engines_that_sleep_refuse_requests_and_serve_dropped_weights_only_after_a_whole_load(
     pool, infos, parameters, level

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -46,6 +47,9 @@ class CountingEngine(BatchingEngine):
             request.finish_reason = "length"
         return finished
 
+    def _abort(self, requests):
+        self.running = [request for request in self.running if request not in requests]
+
     def _replace_weights(self, weights):
         return weights.checksum, weights.arrangement
 
@@ -66,7 +70,11 @@ class CountingEngine(BatchingEngine):
 
 
 class Handle:
-    """Stands in for an actor handle: ``exchange.remote`` goes to an engine of this process, fails or hangs."""
+    """Stands in for an actor handle: ``exchange.remote`` goes to an engine of this process, fails or hangs.
+
+    Attributes:
+        abandoned: numbers of the requests for which ``abandon.remote`` was called.
+    """
 
     def __init__(self, engine=None, error=None):
         self.engine = engine
@@ -74,6 +82,14 @@ class Handle:
         self.served = []
         self.calls = 0
         self.exchange = self
+        self.abandoned = []
+        self.calls_of_abandon = []
+        self.abandon = SimpleNamespace(remote=self._abandon)
+
+    def _abandon(self, client, numbers):
+        self.abandoned += numbers
+        if self.engine is not None:
+            self.calls_of_abandon.append(asyncio.ensure_future(self.engine.abandon(client, numbers)))
 
     def remote(self, client, batch):
         self.calls += 1

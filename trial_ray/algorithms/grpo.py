@@ -43,10 +43,10 @@ from trial_ray.algorithms.inputs import compare_initial_weights, list_tasks, req
 from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampling import GroupSampler, SampledBatch
 from trial_ray.algorithms.timeline import Timeline, collect_timeline
-from trial_ray.config.renamed import warn_of
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.fault_log import FAULTS
-from trial_ray.engines.pool import answers, require_engine
+from trial_ray.engines.pool import answers
+from trial_ray.engines.requirements import require_engine
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
@@ -97,7 +97,7 @@ class GRPO(RLlibCalls):
 
     def setup(self, config: Any) -> None:
         """Check the configuration before any actor starts; then start engines, env runners and learners."""
-        config = self.config
+        config, self.is_stopped = self.config, False
         require_engine(config.engine, config.num_gpus_per_engine)
         self.tasks, first_turns = list_tasks(config)
         self.evaluation_sets = {
@@ -200,6 +200,7 @@ class GRPO(RLlibCalls):
 
     def cleanup(self) -> None:
         """Stop every actor; actors that do not answer within seconds are killed, and all actors after a keyboard interrupt."""
+        self.is_stopped = True
         if "workers" in vars(self):  # RLlib's class has a method of that name
             self.workers.abandon_groups()
             self.workers.withdraw()
@@ -216,6 +217,7 @@ class GRPO(RLlibCalls):
 
     def step(self) -> dict[str, Any]:
         """Run RLlib's iteration; if actors were replaced in it, its result describes this under :data:`FAULTS`."""
+        self._require_running("train")
         with event(ITERATION, number=self.iteration + 1):
             result: dict[str, Any] = super().step()
         return {**result, FAULTS: faults} if (faults := self.take_faults()) else result
@@ -312,7 +314,12 @@ class GRPO(RLlibCalls):
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """RLlib's evaluation hook: play the evaluation sets and return their rates, except of sets that could not be played."""
+        """RLlib's evaluation hook: play the evaluation sets and return their rates, except of sets that could not be played.
+
+        Raises:
+            UnsupportedError: the algorithm was stopped.
+        """
+        self._require_running("evaluate")
         self._call_back("on_evaluate_start", metrics_logger=self.metrics)
         self.workers.take_logged(in_evaluation=True)  # of evaluation sets that were played by themselves
         with self._phase("evaluation"):
@@ -334,10 +341,11 @@ class GRPO(RLlibCalls):
 
         Raises:
             ConfigError: no evaluation set is configured.
-            InfrastructureError: episodes could not be played.
+            InfrastructureError: episodes could not be played, or groups that are in flight for training could not be finished.
         """
         if not self.evaluation_sets:
             raise ConfigError("There is no evaluation set; choose one with .evaluation(evaluation_split=...).")
+        self.sampler.finish()  # An error in it is none of the evaluation, and is not skipped.
         results = {}
         for name, evaluation_set in self.evaluation_sets.items():
             try:
@@ -349,11 +357,6 @@ class GRPO(RLlibCalls):
                 logger.warning("iteration %d: no evaluation in %s: %s", self.iteration + 1, name, error)
         return results
 
-    def evaluate_panels(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:
-        """Former name of :meth:`evaluate_sets`."""
-        warn_of("evaluate_panels()", "evaluate_sets()")
-        return self.evaluate_sets(skip_failed=skip_failed)
-
     def evaluate_set(self, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> EvaluationResult:
         """Play one rollout of every task of an evaluation set with the current weights, without changing any training state.
 
@@ -364,6 +367,7 @@ class GRPO(RLlibCalls):
         Raises:
             InfrastructureError: episodes could not be played.
         """
+        self._require_running("evaluate_set")
         self.sampler.finish()
         return EvaluationPlayer(self.config, self.workers).play(evaluation_set, entry)
 

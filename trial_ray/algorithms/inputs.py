@@ -15,7 +15,7 @@ from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.config.declare import did_you_mean, fields_of
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.arguments import check_positions
-from trial_ray.engines.pool import require_engine, require_engine_arguments
+from trial_ray.engines.requirements import require_engine, require_engine_arguments
 from trial_ray.environments.guarded import StepResult, check_environment
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import CheckpointError, ConfigError

@@ -16,7 +16,7 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.errors import CallbackError, ConfigError, refusing
+from trial_ray.errors import CallbackError, ConfigError, UnsupportedError, refusing
 from trial_ray.learner.learner import ONE_MODULE
 from trial_ray.metrics import METRICS, peek, table_key
 from trial_ray.models.module import CausalLMModule
@@ -51,7 +51,13 @@ _EXPORT = "trial-ray export writes the model of a checkpoint as a Hugging Face f
     }
 )
 class RLlibCalls(Algorithm):
-    """Base class of :class:`~trial_ray.algorithms.grpo.GRPO` that implements RLlib's contract for callbacks and calls."""
+    """Base class of :class:`~trial_ray.algorithms.grpo.GRPO` that implements RLlib's contract for callbacks and calls.
+
+    Attributes:
+        is_stopped: whether ``stop`` has ended the actors.
+    """
+
+    is_stopped = False
 
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> RLModule | None:
         """Return a copy of the learner's module on the CPU, with gathered weights; ``None`` if there is no module with this id."""
@@ -101,6 +107,14 @@ class RLlibCalls(Algorithm):
         self._logged_in_evaluation = MetricsLogger(root=True, stats_cls_lookup=self.config.stats_cls_lookup)
         for hook in hooks_of(force_list(self.callbacks), self.config, NEVER_CALLED):
             logger.warning("the callback %s is never called: %s", hook, NEVER_CALLED[hook])
+
+    def _require_running(self, call: str) -> None:
+        """Reject a call that needs the actors if :meth:`stop` has ended them."""
+        if self.is_stopped:
+            raise UnsupportedError(
+                f"{type(self).__name__}.{call}() was called after stop(), which has ended all actors. Build another algorithm with "
+                "config.build_algo(), and restore a checkpoint with restore_from_path()."
+            )
 
     def _call_back(self, hook: str, **arguments: Any) -> None:
         """Call one of the user's callbacks in this process; what it raises is raised."""

@@ -142,7 +142,7 @@ def _checkpoint_player(
 ) -> tuple[dict[str, Any], str, Play]:
     """Load a model; return the protocol, the checksum of the weights, and the function that plays the evaluation set."""
     from trial_ray.algorithms.inputs import initial_policy
-    from trial_ray.engines.pool import require_engine
+    from trial_ray.engines.requirements import require_engine
     from trial_ray.evaluation.player import Evaluator, policy_protocol
     from trial_ray.runs.ray_session import ray_session
 

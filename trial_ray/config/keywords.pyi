@@ -298,7 +298,7 @@ class Sections:
                 room for.
             max_prompt_tokens: longest prompt, without hindsight context.
             max_response_tokens: longest response, stop token included.
-            temperature: of training rollouts, above 0; the learner divides logits by it, too.
+            temperature: of training rollouts, 0.01 to 2; the learner divides logits by it, too.
             top_p: nucleus mass of training rollouts; must be 1, since no correction is implemented.
             stop_strings: texts that end a response, such as ``</action>`` (vLLM's ``stop``); they stay in it, and no stop
                 token follows.

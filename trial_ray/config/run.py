@@ -29,7 +29,7 @@ from trial_ray.config.training import (
     TrainingSettings,
     reward_name,
 )
-from trial_ray.engines.admission import MIN_TEMPERATURE
+from trial_ray.engines.admission import MAX_TEMPERATURE, MIN_TEMPERATURE
 from trial_ray.engines.arguments import NO_SLEEP
 from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, is_whole
 from trial_ray.environments.adapter import EnvironmentAdapter
@@ -234,10 +234,10 @@ class RunSettings(
                 be greedy, or sampled from a nucleus.
         """
         check_number("num_env_runners", self.num_env_runners)
-        if not (self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature)):
+        if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise ConfigError(
-                f"temperature is {self.temperature}, expected a finite value of at least {MIN_TEMPERATURE}: greedy responses have "
-                "no distribution to take a gradient of. For greedy evaluation set .evaluation(evaluation_temperature=0)."
+                f"temperature is {self.temperature}, expected a value in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]: greedy responses "
+                "have no distribution to take a gradient of. For greedy evaluation set .evaluation(evaluation_temperature=0)."
             )
         if not all(isinstance(each, str) and each for each in self.stop_strings):
             raise ConfigError(f"stop_strings is {self.stop_strings!r}, expected a list of texts, none of them empty.")
@@ -251,11 +251,12 @@ class RunSettings(
         """Reject temperatures that engines would change without a warning.
 
         Raises:
-            ConfigError: the temperature is neither 0 nor large enough.
+            ConfigError: the temperature is neither 0 nor one that every engine samples with.
         """
-        if self.evaluation_temperature and not self.evaluation_temperature >= MIN_TEMPERATURE:
+        if self.evaluation_temperature and not MIN_TEMPERATURE <= self.evaluation_temperature <= MAX_TEMPERATURE:
             raise ConfigError(
-                f"evaluation_temperature is {self.evaluation_temperature}, expected 0 (greedy) or at least {MIN_TEMPERATURE}."
+                f"evaluation_temperature is {self.evaluation_temperature}, expected 0 (greedy) or a value in [{MIN_TEMPERATURE}, "
+                f"{MAX_TEMPERATURE}]."
             )
 
     def check_engines(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from trial_ray.config.declare import Section, Settings, setting
 from trial_ray.engines.arguments import engine_dtype
-from trial_ray.engines.pool import ENGINES
 from trial_ray.engines.protocol import is_whole
+from trial_ray.engines.requirements import ENGINES
 from trial_ray.engines.transfer import BACKENDS
 from trial_ray.environments.templates import GENERIC, PromptStyle
 from trial_ray.errors import ConfigError
@@ -209,7 +209,7 @@ class RolloutSettings(Settings):
     max_response_tokens: int = setting(512, "longest response, stop token included", at_least=1)
     temperature: float = setting(
         1.0,
-        "of training rollouts, above 0; the learner divides logits by it, too",
+        "of training rollouts, 0.01 to 2; the learner divides logits by it, too",
     )
     top_p: float = setting(1.0, "nucleus mass of training rollouts; must be 1, since no correction is implemented")
     stop_strings: list[str] = setting(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +26,8 @@ from trial_ray.errors import EngineError
 
 #: vLLM raises any lower temperature than this, 0 apart, without saying so in its response.
 MIN_TEMPERATURE = 0.01
+#: vLLM rejects any higher temperature, in a step that would fail with all of its requests.
+MAX_TEMPERATURE = 2.0
 MOST_SEEDS = 2**63
 """Exclusive upper bound of seeds; torch's generators accept no larger values."""
 
@@ -42,6 +44,7 @@ class Request:
         response_ids: tokens sampled so far; ``logprobs`` has one entry for each.
         finish_reason: ``""`` while the request runs.
         cached_tokens: number of prompt tokens that the engine had computed before; ``None`` if the engine does not report it.
+        abandoned: whether the client no longer waits for the response.
     """
 
     prompt_ids: np.ndarray
@@ -52,6 +55,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
     cached_tokens: int | None = None
+    abandoned: bool = False
 
     @cached_property
     def random(self) -> Random:
@@ -91,6 +95,25 @@ class Request:
             weight_version=self.weight_version,
             finish_reason=self.finish_reason,
         )
+
+
+def overflow_error(request: Request, version_answers: bool) -> EngineError:
+    """Return the error of a request with a :attr:`Request.fault`.
+
+    Args:
+        request: the request.
+        version_answers: whether the same weights have answered another prompt.
+    """
+    fault, version = request.fault, request.weight_version
+    wider = "set a dtype of wider range in engine_kwargs ('bfloat16', 'float32')"
+    if version_answers:
+        return EngineError(
+            f"{fault}: the prompt overflows, because weights of version {version} answered other prompts; {wider}"
+        )
+    return EngineError(
+        f"{fault}, and weights of version {version} have answered no other prompt yet. If every prompt fails, the weights are "
+        f"broken: lower lr and continue from the last checkpoint. If others are answered, the prompt overflows: {wider}"
+    )
 
 
 @dataclass
@@ -204,10 +227,10 @@ def check_request(
     known = all(
         isinstance(value, (int, float)) and math.isfinite(value) for value in (params.temperature, params.top_p)
     )
-    tempered = known and (params.temperature == 0 or params.temperature >= MIN_TEMPERATURE)
+    tempered = known and (params.temperature == 0 or MIN_TEMPERATURE <= params.temperature <= MAX_TEMPERATURE)
     if not tempered or not 0 < params.top_p <= 1:
         raise InvalidRequestError(
-            f"Expected a temperature of 0 or at least {MIN_TEMPERATURE}, and top_p in (0, 1]; got "
+            f"Expected a temperature of 0 or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}], and top_p in (0, 1]; got "
             f"temperature={params.temperature!r}, top_p={params.top_p!r}."
         )
     if not isinstance(prompt_ids, np.ndarray) or prompt_ids.ndim != 1:
@@ -233,20 +256,26 @@ FORGET_AFTER_S = 600.0
 
 
 class Outbox:
-    """Answers to one client, kept from the step in which a response finishes until the client's next call."""
+    """Answers to one client, kept from the step in which a response finishes until the client's next call.
+
+    Attributes:
+        running: requests without an answer, by their numbers.
+    """
 
     def __init__(self) -> None:
+        self.running: dict[int, Request] = {}
         self._answers: list[SentAnswer] = []
         self._waiting: asyncio.Future[None] | None = None
         self._asked_at = time.monotonic()
 
     @property
-    def abandoned(self) -> bool:
+    def is_abandoned(self) -> bool:
         """True if the client has not called for more than :data:`FORGET_AFTER_S` seconds."""
         return self._waiting is None and time.monotonic() - self._asked_at > FORGET_AFTER_S
 
     def put(self, number: int, answer: Response | EngineError) -> None:
         """Add the answer to request ``number``: the response, or the error that replaces it."""
+        self.running.pop(number, None)
         self._answers.append((number, answer))
         self._wake()
 
@@ -268,3 +297,26 @@ class Outbox:
         if self._waiting is not None:
             self._waiting.set_result(None)
             self._waiting = None
+
+
+class Outboxes(dict[str, Outbox]):
+    """The outboxes of an engine's clients, by the clients' names."""
+
+    def of(self, client: str) -> Outbox:
+        """Return the outbox of a client; a new client replaces the clients that are gone."""
+        if client not in self:
+            for name in [name for name, outbox in self.items() if outbox.is_abandoned]:
+                del self[name]
+            self[client] = Outbox()
+        return self[client]
+
+    def abandon(self, client: str, numbers: Collection[int] | None) -> list[Request]:
+        """Mark requests as abandoned and return them; arguments as in ``BatchingEngine.abandon``."""
+        abandoned = []
+        for name, outbox in self.items():
+            if name.startswith(client):
+                chosen = list(outbox.running) if numbers is None else numbers
+                abandoned += [outbox.running.pop(number) for number in chosen if number in outbox.running]
+        for request in abandoned:
+            request.abandoned = True
+        return abandoned

@@ -18,7 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.engines.admission import AdmissionGate, EngineUsage, Outbox, Request, check_request
+from trial_ray.engines.admission import (
+    AdmissionGate,
+    EngineUsage,
+    Outbox,
+    Outboxes,
+    Request,
+    check_request,
+    overflow_error,
+)
 from trial_ray.engines.protocol import EnginePart, SentRequest
 from trial_ray.engines.weights import TextLogprobs, Weights, require_agreement
 from trial_ray.errors import CannotServeError, EngineError, WeightSyncError
@@ -36,8 +44,8 @@ from trial_ray.process import (
 
 STEP_TIMEOUT_S = 300.0
 """Seconds after which a step counts as hung: the engine then reports that it cannot serve, and is replaced."""
-DRAIN_TIMEOUT_S = 600.0
-"""Deadline for running responses to finish before weights change or the engine sleeps, in seconds."""
+DRAIN_TIMEOUT_S = 660.0
+"""Default deadline for running responses to finish before weights change or the engine sleeps, in seconds."""
 FEW_ANSWERS = 1 / 10
 """Answers to less than this share of the running requests wait for the answers of the next steps. A message with few answers
 costs both processes more than the requests lose by waiting a step, out of dozens of steps per response."""
@@ -65,7 +73,7 @@ class BatchingEngine(ABC):
         self._in_flight: set[Request] = set()
         self._held: list[Request] = []  # finished, and not handed out yet
         self._steps_held = 0  # since the first of them finished
-        self._outboxes: dict[str, Outbox] = {}
+        self._outboxes = Outboxes()
         self._admitting: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
         self._opening: asyncio.Task[dict[str, Any]] | None = None
@@ -103,10 +111,7 @@ class BatchingEngine(ABC):
             EngineError: the engine can no longer serve.
         """
         self._check_alive()
-        if client not in self._outboxes:
-            self._outboxes = {name: outbox for name, outbox in self._outboxes.items() if not outbox.abandoned}
-            self._outboxes[client] = Outbox()
-        outbox = self._outboxes[client]
+        outbox = self._outboxes.of(client)
         # A task of its own: what has finished must reach the client even while weights change.
         task = asyncio.create_task(self._admit(outbox, pickle.loads(requests)))
         self._admitting.add(task)
@@ -123,7 +128,8 @@ class BatchingEngine(ABC):
             except EngineError as error:
                 outbox.put(number, error)
             else:
-                admitted.append(Request(prompt_ids, params, partial(outbox.put, number)))
+                request = outbox.running[number] = Request(prompt_ids, params, partial(outbox.put, number))
+                admitted.append(request)
         if not admitted:
             return
         try:
@@ -134,17 +140,33 @@ class BatchingEngine(ABC):
             return
         for request in admitted:
             request.weight_version = version
-        self._inbox.put(partial(self._join, admitted))
+        waiting = [request for request in admitted if not request.abandoned]
+        self._gate.leave(len(admitted) - len(waiting))
+        self._inbox.put(partial(self._join, waiting))
         if self._thread is None:
             self._end_requests()
 
-    async def load_weights(self, weights: Weights) -> tuple[int, str]:
+    async def abandon(self, client: str, numbers: Collection[int] | None = None) -> None:
+        """Stop sampling responses that a client no longer waits for; requests that were answered already are ignored.
+
+        Args:
+            client: name of the client, or the beginning of its name.
+            numbers: the client's numbers of these requests; ``None``: all of its requests.
+        """
+        if abandoned := self._outboxes.abandon(client, numbers):
+            self._inbox.put(partial(self._drop, abandoned))
+
+    async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> tuple[int, str]:
         """Replace the weights, drop every cached prefix and adopt the version of the new weights.
 
         Running responses finish first, under the weights they started with; new requests wait. If the load fails, the engine has
         no version and rejects requests until a complete load succeeds. The load also fails if the received weights differ from
         the sent weights in checksum or arrangement (``WeightsChecksum``), or if the engine computes another policy with them. An
         engine with a sleeping cache checks the policy when it wakes.
+
+        Args:
+            weights: the weights and their version.
+            drain_timeout_s: deadline for the running responses, in seconds.
 
         Returns:
             Version and ``weights_checksum`` of the engine's weights.
@@ -154,7 +176,7 @@ class BatchingEngine(ABC):
             WeightSyncError: the received weights differ from the sent weights, or the engine computes another policy with them.
         """
         await self.ready()
-        async with self._gate.held(DRAIN_TIMEOUT_S):
+        async with self._gate.held(drain_timeout_s):
             self._gate.version = -1
             if "weights" in self._gate.asleep:
                 raise EngineError("The engine's weights are asleep; wake them before new ones are loaded.")
@@ -163,19 +185,18 @@ class BatchingEngine(ABC):
             self._gate.version = weights.version
         return weights.version, checksum
 
-    async def sleep(self, level: int = 1) -> None:
-        """Release the device's memory; requests are rejected until both parts are awake again.
-
-        Running responses finish first.
+    async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Release the device's memory after the running responses; requests are rejected until both parts are awake again.
 
         Args:
             level: 1 keeps the weights in host memory; 2 drops the weights and their version.
+            drain_timeout_s: deadline for the running responses, in seconds.
 
         Raises:
             EngineError: the running responses did not finish in time.
         """
         self._check_alive()
-        async with self._gate.held(DRAIN_TIMEOUT_S):
+        async with self._gate.held(drain_timeout_s):
             if self._gate.asleep:
                 return
             self._gate.asleep = {"weights", "cache"}
@@ -185,8 +206,6 @@ class BatchingEngine(ABC):
 
     async def wake(self, part: EnginePart) -> None:
         """Allocate memory again: first for ``"weights"``, which can then be loaded, and last for the ``"cache"``.
-
-        Does nothing if the part is awake.
 
         Raises:
             EngineError: the memory is not free.
@@ -238,6 +257,10 @@ class BatchingEngine(ABC):
     @abstractmethod
     def _step(self, joining: list[Request]) -> list[Request]:
         """Add ``joining``, sample one or more tokens for the running requests, and return the requests that finished."""
+
+    @abstractmethod
+    def _abort(self, requests: Collection[Request]) -> None:
+        """Stop sampling these running requests; :meth:`_step` does not return them."""
 
     @abstractmethod
     def _replace_weights(self, weights: Weights) -> tuple[str, str]:
@@ -354,6 +377,18 @@ class BatchingEngine(ABC):
         self._joining += requests
         self._in_flight.update(requests)
 
+    def _drop(self, requests: list[Request]) -> None:
+        """Remove abandoned requests between two steps; finished ones are ignored."""
+        joining = {request for request in self._joining if request in requests}
+        running = {request for request in requests if request in self._in_flight} - joining
+        self._joining = [request for request in self._joining if request not in joining]
+        if running:
+            self._abort(running)
+        self._in_flight -= joining | running
+        self._loop.call_soon_threadsafe(self._gate.leave, len(joining | running))
+        if not self._in_flight:  # no further step hands them out
+            self._hand_out()
+
     def _end_requests(self) -> None:
         """Reject calls that wait for the thread, which has ended, and report the requests that it will not finish."""
         while not self._inbox.empty():
@@ -408,19 +443,7 @@ class BatchingEngine(ABC):
             if error is not None:
                 request.reply(error)
             elif request.fault:
-                request.reply(self._explained(request))
+                request.reply(overflow_error(request, self._answering_version == request.weight_version))
             else:
                 self._answering_version = request.weight_version
                 request.reply(request.response())
-
-    def _explained(self, request: Request) -> EngineError:
-        fault, version = request.fault, request.weight_version
-        wider = "set a dtype of wider range in engine_kwargs ('bfloat16', 'float32')"
-        if self._answering_version == version:
-            return EngineError(
-                f"{fault}: the prompt overflows, because weights of version {version} answered other prompts; {wider}"
-            )
-        return EngineError(
-            f"{fault}, and weights of version {version} have answered no other prompt yet. If every prompt fails, the weights are "
-            f"broken: lower lr and continue from the last checkpoint. If others are answered, the prompt overflows: {wider}"
-        )

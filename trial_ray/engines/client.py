@@ -8,12 +8,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ray import ObjectRef
 from ray.actor import ActorHandle
+from ray.exceptions import RaySystemError
 
 from trial_ray.engines.admission import check_request
 from trial_ray.engines.protocol import MOST_IDS, InvalidRequestError, Response, SamplingParams, SentAnswer, SentRequest
@@ -68,12 +70,13 @@ class EngineLink:
     Args:
         handle: the engine actor.
         vocab_size: vocabulary size of the engine's model; with ``None``, token ids are not checked against it.
+        owner: start of the name by which the engine knows this link.
     """
 
-    def __init__(self, handle: ActorHandle[Any], vocab_size: int | None = None) -> None:
+    def __init__(self, handle: ActorHandle[Any], vocab_size: int | None = None, owner: str = "") -> None:
         self._handle = handle
         self._vocab_size = vocab_size
-        self._name = uuid.uuid4().hex
+        self._name = f"{owner}/{uuid.uuid4().hex}"
         self._num_asked = 0
         self._pending: dict[int, tuple[SamplingParams, asyncio.Future[Response]]] = {}
         self._unsent: list[SentRequest] = []
@@ -90,7 +93,7 @@ class EngineLink:
             EngineError: the engine rejected the request, failed or died.
             WrongAnswerError: the answer violates the protocol.
         """
-        # Here, where the caller is; in a message it would take the requests of others with it.
+        # Check here: an error must fail only this request, not the whole message.
         check_request(prompt_ids, params, max_model_len=None, vocab_size=self._vocab_size)
         number, answer = self._num_asked, asyncio.get_running_loop().create_future()
         self._num_asked += 1
@@ -103,6 +106,8 @@ class EngineLink:
                 return response
         finally:
             del self._pending[number]
+            if answer.cancelled() and not any(unsent == number for unsent, *_ in self._unsent):
+                self._abandon(number)
 
     def _send_soon(self) -> None:
         self._quiet_passes = 0
@@ -137,6 +142,11 @@ class EngineLink:
         if self._send_by is not None:
             self._send_by = time.monotonic() + SEND_AFTER_S
 
+    def _abandon(self, number: int) -> None:
+        """Let the engine stop sampling a response that nobody waits for any more."""
+        with suppress(RaySystemError):  # Ray was shut down, and the engine with it.
+            self._handle.abandon.remote(self._name, [number])
+
     async def _receive(self, call: Awaitable[bytes]) -> None:
         try:
             self._deliver(pickle.loads(await call))
@@ -151,7 +161,7 @@ class EngineLink:
         """
         if unknown := [number for number, _ in answers if not 0 <= number < self._num_asked]:
             raise WrongAnswerError(f"The engine answered request {unknown[0]}, which was never sent.")
-        # Of the others the caller has stopped waiting.
+        # Ignore answers whose caller has stopped waiting.
         answered = [(*self._pending[number], answer) for number, answer in answers if number in self._pending]
         faults = [
             _fault(answer, params, self._vocab_size)
@@ -212,16 +222,23 @@ class EngineClient:
         handles: engine actors, as from ``EnginePool.handles``.
         timeout_s: deadline of one request over all attempts, in seconds; each attempt gets an equal share of the remaining time.
         vocab_size: vocabulary size of the engines' model, which limits the token ids in responses; ``None`` accepts any.
+        owner: id of the actor that this client belongs to; ``EnginePool.abandon`` drops its requests if the actor is lost.
 
     Attributes:
         counts: counts of the requests so far.
     """
 
     def __init__(
-        self, handles: Sequence[ActorHandle[Any]], *, timeout_s: float = 600.0, vocab_size: int | None = None
+        self,
+        handles: Sequence[ActorHandle[Any]],
+        *,
+        timeout_s: float = 600.0,
+        vocab_size: int | None = None,
+        owner: str = "",
     ) -> None:
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
+        self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = RequestCounts()
         self.replace_handles(handles)
@@ -229,7 +246,7 @@ class EngineClient:
     def replace_handles(self, handles: Sequence[ActorHandle[Any]]) -> None:
         """Use these engines from now on (after a restart)."""
         self._handles = handles
-        self._links = [EngineLink(handle, self._vocab_size) for handle in handles]
+        self._links = [EngineLink(handle, self._vocab_size, self._owner) for handle in handles]
         self._group_engine: dict[Hashable, int] = {}
 
     async def generate(
@@ -250,7 +267,7 @@ class EngineClient:
             EngineError: every attempt failed or the deadline passed; the message contains the reason of each attempt.
         """
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # what an earlier one has left half done is not for this one
+        if self._loop is not loop:  # A new event loop: drop the state of the old one.
             self._loop = loop
             self.replace_handles(self._handles)
         self.counts.requests_sent += 1
@@ -289,6 +306,8 @@ class EngineClient:
         self._group_engine.pop(affinity, None)
 
     def _engine_of(self, affinity: Hashable, preferred: int) -> int:
+        if not self._links:
+            raise EngineError("No engine is left, and no replacement has started yet.")
         if affinity not in self._group_engine:
             groups, count = Counter(self._group_engine.values()), len(self._links)
             order = [(preferred + offset) % count for offset in range(count)]

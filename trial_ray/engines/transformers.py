@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +215,10 @@ class TransformersEngine(BatchingEngine):
         self._steps_waited = 0
         taken, self._waiting = self._waiting[:room], self._waiting[room:]
         return taken
+
+    def _abort(self, requests: Collection[Request]) -> None:
+        self._waiting = [request for request in self._waiting if request not in requests]
+        self._batch.cancel(requests)
 
     def _replace_weights(self, weights: Weights) -> tuple[str, str]:
         if weights.backend != "object_store":

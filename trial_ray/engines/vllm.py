@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from trial_ray.engines.arguments import (
     VLLM_CPU_ROWS,
     engine_dtype,
 )
-from trial_ray.engines.batching import BatchingEngine
+from trial_ray.engines.batching import DRAIN_TIMEOUT_S, BatchingEngine
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights, iter_shards
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError, first_line
@@ -219,6 +219,12 @@ class VLLMEngine(BatchingEngine):
                 finished.append(request)
         return finished
 
+    def _abort(self, requests: Collection[Request]) -> None:
+        ids = [request_id for request_id, request in self._requests.items() if request in requests]
+        self._engine.abort_request(ids)
+        for request_id in ids:
+            del self._requests[request_id]
+
     def _add(self, prompt_ids: np.ndarray, **params: Any) -> str:
         """Add a request to vLLM, which returns the response once it is complete; return the id of the request."""
         from vllm import SamplingParams
@@ -276,7 +282,7 @@ class VLLMEngine(BatchingEngine):
         self._check_alive()
         await self._in_thread(self._engine.collective_rpc, "join_transfer", None, (backend, info))
 
-    async def sleep(self, level: int = 1) -> None:
+    async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Release the device's memory; see ``BatchingEngine``.
 
         Raises:
@@ -284,7 +290,7 @@ class VLLMEngine(BatchingEngine):
         """
         if not self._arguments["enable_sleep_mode"]:
             raise ConfigError("This vLLM engine cannot sleep: it was started without enable_sleep_mode.")
-        await super().sleep(level)
+        await super().sleep(level, drain_timeout_s)
 
     def _sleep(self, level: int) -> None:
         self._engine.sleep(level)

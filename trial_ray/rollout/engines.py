@@ -43,6 +43,7 @@ def pool_arguments(config: RunSettings) -> dict[str, Any]:
         "num_engines": fewest,
         "most_engines": most,
         "engine_kwargs": arguments,
+        "request_timeout_s": config.request_timeout_s,
         "num_cpus_per_engine": config.num_cpus_per_engine,
         "num_gpus_per_engine": config.num_gpus_per_engine,
         "custom_resources_per_engine": config.custom_resources_per_engine,
