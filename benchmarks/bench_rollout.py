@@ -117,11 +117,10 @@ class MeasuredRunner(TextEnvRunner):
         self.begin_groups(requests, settings)
         while self.wait_for_groups(1.0, len(requests)) < len(requests):
             pass
-        samples = self.take_groups(0)
+        samples, *groups = self.take_groups(0, len(requests))
         seconds = time.perf_counter() - began
         errors = [error for sample in samples for error in sample.errors]
         assert not errors, errors[0]
-        groups = [ray.get(sample.group) for sample in samples]
         lengths = [
             sum(len(turn.response_ids) for turn in rollout.turns) for group in groups for rollout in group.trajectories
         ]

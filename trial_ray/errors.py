@@ -77,6 +77,10 @@ class EngineError(InfrastructureError):
     """An inference engine failed, died, or returned a response that violates its contract."""
 
 
+class NotConnectedError(InfrastructureError):
+    """An env runner has no engines, because Ray has restarted its process since it was connected to them."""
+
+
 class CannotServeError(EngineError):
     """An engine's process is gone, or lives and cannot serve any more; it must be replaced."""
 

@@ -101,12 +101,12 @@ class PlayedWorkers:
         yield from [self._sample(Playing(request, 1, [1], 0)) for request in requests]
 
     def abandon_groups(self):
-        indices = list(self.playing)
         self.playing = {}
-        return indices
 
     def abandon_late(self):
-        return self.abandon_groups()
+        late = {each.runner for each in self.playing.values()}
+        self.abandon_groups()
+        return [*late]
 
     def repair(self, again: int) -> None:
         """Nothing to repair."""
@@ -360,6 +360,80 @@ def test_what_a_runner_raises_gives_up_what_is_played_and_the_next_iteration_pla
     workers.begun = []
     assert len(sampling.sample(1).kept) == T
     assert {(request.task_id, request.seed) for request in workers.begun} == first
+
+
+def gone(*arguments: Any) -> None:
+    raise InfrastructureError("gone")
+
+
+@pytest.mark.parametrize("call", ["begin_groups", "take_groups", "repair"])
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_every_group_is_redrawn_after_an_infrastructure_error(call, evaluating, monkeypatch):
+    """An evaluation waits for the groups in flight as well."""
+    workers, dying = PlayedWorkers(seed=3), []
+    workers.dies = lambda request, times: bool(dying)
+    sampling = sampler(workers, max_staleness=1)
+    first = sampling.sample(1)
+    waiting = {each["task_id"] for each in sampling.get_state()["returned"]}
+    workers.begun = []
+    with monkeypatch.context() as broken:
+        broken.setattr(workers, call, gone)
+        dying.append(True)  # Groups that are lost begin again after a repair.
+        with pytest.raises(InfrastructureError, match="gone"):
+            sampling.finish() if evaluating else sampling.sample(2)
+    dying.clear()
+    assert workers.playing == {}
+    workers.version += 1
+    batch = sampling.sample(2)
+    assert waiting <= {request.task_id for request in workers.begun}
+    assert len(batch.kept) == T
+    left = [each["task_id"] for each in sampling.get_state()["returned"]]
+    assert sorted([*tasks_of(first.kept), *tasks_of(batch.kept), *left]) == sorted(drawn(3 * T))
+    counts = [each.metrics() for each in (first, batch)]
+    assert sum(each["rows/sampled"] for each in counts) == workers.rows_handed_out
+
+
+def test_an_error_in_a_refill_redraws_the_groups_that_were_kept(monkeypatch):
+    """Their rows are counted as redrawn."""
+    workers = PlayedWorkers(play=lambda request, times: {"zero_variance": request.task_id == drawn(1)[0]})
+    sampling = sampler(workers, drop_zero_variance_groups=True, max_refills=1)
+    begin, begun = workers.begin_groups, []
+
+    def begin_once(requests, settings):
+        begun.append(requests)
+        return begin(requests, settings) if len(begun) != 2 else gone()
+
+    monkeypatch.setattr(workers, "begin_groups", begin_once)
+    with pytest.raises(InfrastructureError, match="gone"):
+        sampling.sample(1)
+    rows = workers.rows_handed_out
+    assert rows > 0
+    batch = sampling.sample(1)
+    assert sorted(tasks_of([*batch.kept, *batch.left_out])) == sorted(drawn(T + 1))
+    assert batch.metrics()["rows/redrawn"] == rows
+    assert batch.metrics()["rows/sampled"] == workers.rows_handed_out
+
+
+def test_finished_groups_of_a_runner_that_was_ended_are_played_again():
+    """A runner is ended because another of its groups does not end in time."""
+    workers = PlayedWorkers(runners=(1,), stuck={drawn(T + 1)[-1]})
+    sampling = sampler(workers, max_staleness=1)
+    trained = tasks_of(sampling.sample(1).kept)
+    finished = {group.request.task_id for group in sampling._in_flight.values() if group.finished}
+    sampling._workers.begun = []
+    abandon_late = workers.abandon_late
+
+    def freed():
+        workers.stuck = set()
+        return abandon_late()
+
+    workers.abandon_late = freed
+    sampling.finish()
+    assert finished <= tasks_begun(workers).keys()
+    for iteration in (2, 3):
+        workers.version += 1
+        trained += tasks_of(sampling.sample(iteration).kept)
+    assert len({*trained}) == len(trained) == 3 * T
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -1,53 +1,131 @@
-"""Actors that are killed or hang in a running algorithm: training goes on in time; tests/e2e/test_training.py kills both kinds."""
+"""Actors that are killed or hang in a running algorithm: training goes on in time, and every sampled row is trained or counted.
+
+Each kind of actor is killed in each phase of an iteration. A learner that is lost ends the algorithm with an error of a type after
+which a run restarts from its newest checkpoint; tests/faults/test_hangs.py kills learners of a run.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import ray
 from fault_checks import lost_rows
 from faulty_env import CountingEnv
 from faulty_run import pid, tiny_config
+from ray.exceptions import RayError
 from user_env import registered
 
 from trial_ray.algorithms.actors import ENGINE, ENV_RUNNER, LEARNER
 from trial_ray.engines.fault_log import FAULTS
+from trial_ray.errors import UnsupportedError
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
+RESTART_S = 120.0
+PHASES = ("sampling", "scoring", "update", "sync", "checkpoint", "evaluation", "between iterations")
 
 
-@pytest.fixture(scope="module")
-def algo(ray_session, model_path):
+@pytest.fixture(scope="module", params=[0, 1], ids=["strict", "overlapping"])
+def algo(request, ray_session, model_path):
     with registered(CountingEnv):
-        config = tiny_config(model_path, num_learners=1).env_runners(max_group_redraws=2, sample_timeout_s=30.0)
+        config = tiny_config(model_path, num_learners=1).env_runners(
+            max_group_redraws=2, sample_timeout_s=30.0, max_staleness=request.param
+        )
+        if request.param:
+            config.training(importance_cap=2.0)
+        config.evaluation(evaluation_split="train", evaluation_num_tasks=4, evaluation_interval=1)
         algo = config.build_algo()
         yield algo
         algo.stop()
 
 
-def train_all(algo, replaced: str) -> None:
-    """One iteration, in which every rollout is trained on once, under one version; its result says what was replaced."""
+def train_all(algo) -> dict:
+    """One iteration, in which every rollout is trained on once, under weights that are recent enough."""
     result = algo.train()
-    assert replaced in result[FAULTS]
     assert (result["groups"]["num_trained"], result["groups"]["num_dropped"]) == (2, 0)
     assert result["rows"]["given_to_learners"] == 2 * 4 * 3
     assert lost_rows(result) == 0
     versions = ray.get([engine.weight_version.remote() for engine in algo.engine_pool.handles], timeout=30)
     assert versions == [algo.weight_version]
+    assert result["evaluation"]["env_runners"]["num_episodes"] == 4
+    return result
 
 
-def test_the_only_engine_is_killed_between_sampling_and_sync(algo):
-    os.kill(pid(algo, ENGINE), signal.SIGKILL)
-    algo._sync_weights()  # as at the end of an iteration: the engine is replaced here, and nobody draws again
-    train_all(algo, "replaced: engine 0 died before it could load weights (")  # and nothing more
+def kill(algo, kind: str) -> None:
+    """Kill the actor; an env runner is back before this returns, as after a long phase."""
+    killed = pid(algo, kind)
+    os.kill(killed, signal.SIGKILL)
+    if kind != ENV_RUNNER:
+        return
+    [actor] = [actor for actor in algo.actors() if actor.kind == kind]
+    deadline = time.monotonic() + RESTART_S
+    while True:
+        try:
+            if ray.get(actor.handle.report.remote(), timeout=RESTART_S) and pid(algo, kind) != killed:
+                return
+        except RayError:
+            assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@contextmanager
+def before(target: object, method: str, act: Callable[[], None]):
+    """Do something once, before the next call of a method."""
+    original, done = getattr(target, method), []
+
+    def call(*args, **kwargs):
+        if not done:
+            done.append(True)
+            act()
+        return original(*args, **kwargs)
+
+    setattr(target, method, call)
+    try:
+        yield
+        assert done, "the phase never came"
+    finally:
+        delattr(target, method)
+
+
+@pytest.mark.parametrize("kind", [ENV_RUNNER, ENGINE])
+@pytest.mark.parametrize("phase", PHASES)
+def test_training_goes_on_without_a_killed_actor(algo, kind, phase, tmp_path, record_property):
+    act = partial(kill, algo, kind)
+    where = {
+        "sampling": (algo.workers, "take_groups"),
+        "scoring": (algo.learner_group, "update"),
+        "update": (algo.sampler, "note_effective_sample_size"),
+        "sync": (algo.workers, "adapt"),
+        "evaluation": (algo.workers, "take_groups"),
+    }
+    faults = ""
+    if phase == "checkpoint":
+        with before(algo, "get_state", act):
+            algo.save_to_path(tmp_path)
+    elif phase == "between iterations":
+        act()
+    elif phase == "evaluation":
+        with before(*where[phase], act):
+            algo.evaluate()
+        faults = algo.take_faults()
+    else:
+        with before(*where[phase], act):
+            faults = train_all(algo).get(FAULTS, "")
+    results = [train_all(algo) for _ in range(2)]
+    faults += "".join(result.get(FAULTS, "") for result in results)
+    assert kind.rstrip("s") in faults
+    record_property("faults", faults)
 
 
 def test_the_only_env_runner_hangs(algo):
     hung = pid(algo, ENV_RUNNER)
     os.kill(hung, signal.SIGSTOP)
-    train_all(algo, "replaced: env runner 1 completed no group within sample_timeout_s=30 s")
+    assert "env runner 1 completed no group within sample_timeout_s=30 s" in train_all(algo)[FAULTS]
     with pytest.raises(ProcessLookupError):  # ended, and not left behind
         os.kill(hung, signal.SIGCONT)
 
@@ -57,3 +135,6 @@ def test_stop_ends_actors_that_hang(algo):
     for kind in (ENV_RUNNER, ENGINE, LEARNER):
         os.kill(pid(algo, kind), signal.SIGSTOP)
     algo.stop()
+    for call in (algo.train, algo.evaluate, algo.evaluate_sets):
+        with pytest.raises(UnsupportedError):
+            call()

@@ -21,7 +21,7 @@ from user_env import registered
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.errors import CallbackError, EnvironmentFaultError
+from trial_ray.errors import CallbackError, EnvironmentFaultError, NotConnectedError
 from trial_ray.learner.rows import group_turn_rows
 from trial_ray.rollout.callbacks import RUNNER_HOOKS, TextEpisode
 from trial_ray.rollout.env_runner import TextEnvRunner
@@ -42,6 +42,7 @@ class Client:
         self.gate = threading.Event()
         self.gate.set()
         self.groups: set[GroupRequest] = set()
+        self.started: list[int] = []
         self.under_way = self.most_under_way = 0
 
     def end_group(self, request):
@@ -49,6 +50,8 @@ class Client:
 
     async def generate(self, prompt_ids, params, request, **preferred):
         self.groups.add(request)
+        if request.index not in self.started:
+            self.started.append(request.index)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
@@ -61,9 +64,8 @@ class Client:
 
 
 @pytest.fixture
-def runner_of(model_path, monkeypatch):
+def runner_of(model_path):
     """Makes an env runner, in this process, of a config that a test has given callbacks."""
-    monkeypatch.setattr("trial_ray.rollout.groups.ray.put", lambda value: cloudpickle.loads(cloudpickle.dumps(value)))
     made = []
 
     def make(config: GRPOConfig) -> TextEnvRunner:
@@ -96,8 +98,11 @@ def play(runner, size=2, groups=2, **env_config):
 
 
 def taken(runner, count: int) -> list:
+    """The samples of groups that have ended, with the groups themselves in place of references."""
     assert runner.wait_for_groups(WAIT_S, count) == count
-    return runner.take_groups(1)
+    samples, *groups = runner.take_groups(1, count)
+    groups = cloudpickle.loads(cloudpickle.dumps(groups))
+    return [replace(sample, group=group) for sample, group in zip(samples, groups, strict=True)]
 
 
 class Recorder(RLlibCallback):
@@ -335,7 +340,7 @@ def waiting(runner_of):
 
 def test_groups_are_played_while_the_runner_answers_and_new_ones_join_them(runner_of):
     runner, client = waiting(runner_of)
-    assert runner.take_groups(1) == []
+    assert runner.take_groups(1, 0) == [[]]
     runner.begin_groups(requests(1, first=3), settings())
     client.gate.set()
     samples = taken(runner, 4)
@@ -343,6 +348,27 @@ def test_groups_are_played_while_the_runner_answers_and_new_ones_join_them(runne
     assert client.most_under_way == 4, "max_episodes_in_flight holds for all groups together"
     assert all((sample.num_survivors, sample.num_rows) == (2, 2 * TURNS) for sample in samples)
     assert [sample.group.task_id for sample in samples] == ["two"] * 4
+
+
+def test_the_oldest_groups_start_first(runner_of):
+    runner, client = waiting(runner_of)
+    runner.begin_groups(requests(2, first=5), settings())
+    runner.begin_groups(requests(2, first=3), settings())
+    client.gate.set()
+    taken(runner, 7)
+    assert client.started == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_restarted_runner_says_that_it_has_no_engines(runner_of):
+    runner = runner_of(GRPOConfig())
+    runner._client = None
+    for call in (
+        lambda: runner.begin_groups(requests(1), settings()),
+        lambda: runner.wait_for_groups(0.0),
+        lambda: runner.take_groups(1, 1),
+    ):
+        with pytest.raises(NotConnectedError):
+            call()
 
 
 def test_abandoned_groups_end_at_once_and_give_their_environments_back(runner_of):
@@ -383,12 +409,12 @@ def test_runners_that_end_no_group_of_an_evaluation_in_time_are_replaced(monkeyp
 
 
 def test_groups_that_never_end_in_this_process_are_given_up(monkeypatch):
-    local = MagicMock(**{"wait_for_groups.return_value": 0, "take_groups.return_value": []})
+    local = MagicMock(**{"wait_for_groups.return_value": 0, "take_groups.return_value": [[]]})
     workers = object.__new__(RolloutWorkers)
     workers._unfinished, workers._waits, workers._logged = {}, {}, {}
     monkeypatch.setattr(workers, "_await_runners", list)
     monkeypatch.setattr(workers, "_local", lambda: local)
     assert workers.begin_groups(requests(2), settings()) == {0: 0, 1: 0}
     assert workers.take_groups({0}, 1, 0.01, together=True) == ([], [])
-    assert workers.abandon_late() == [0, 1]
+    assert workers.abandon_late() == [0], "its only env runner"
     local.abandon_groups.assert_called_once()

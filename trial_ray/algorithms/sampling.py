@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -189,21 +190,24 @@ class GroupSampler:
         Args:
             iteration: counted from 1.
 
+        After an error, the next call plays the same tasks from the start.
+
         Raises:
-            InfrastructureError: no group has enough completed rollouts, or no env runner is left.
+            InfrastructureError: no group has enough completed rollouts, or no env runner or engine is left.
             PromptTooLongError: no first prompt fits.
         """
         config, self._iteration = self._config, iteration
         batch = SampledBatch(rows_carried_in=self._rows_in_flight, on_policy=self._on_policy_next)
-        if self._on_policy_next:
-            self._workers.abandon_groups()
-            self._begin_again(list(self._in_flight.values()), batch)
-        capacity = config.tasks_per_iteration * (1 if self._on_policy_next else 1 + config.max_staleness)
-        self._on_policy_next = False
-        self._begin_new(max(0, capacity - len(self._in_flight)))
-        self._take(batch)
-        if config.drop_zero_variance_groups:
-            self._refill(batch)
+        with self._restarting_on_error(batch):
+            if self._on_policy_next:
+                self._workers.abandon_groups()
+                self._begin_again(list(self._in_flight.values()), batch)
+            capacity = config.tasks_per_iteration * (1 if self._on_policy_next else 1 + config.max_staleness)
+            self._on_policy_next = False
+            self._begin_new(max(0, capacity - len(self._in_flight)))
+            self._take(batch)
+            if config.drop_zero_variance_groups:
+                self._refill(batch)
         batch.task_metrics = self._tasks.metrics()
         batch.redrawn_rows, self._redrawn_rows = self._redrawn_rows, 0
         batch.num_in_flight = len(self._in_flight)
@@ -213,9 +217,16 @@ class GroupSampler:
         return batch
 
     def finish(self) -> None:
-        """Wait until every group in flight is finished; the groups enter the next updates."""
+        """Wait until every group in flight is finished; the groups enter the next updates.
+
+        After an error, the next iteration plays the groups from the start.
+
+        Raises:
+            InfrastructureError: no env runner or engine is left.
+        """
         if self._num_unfinished():
-            self._take_in_until(lambda: not self._num_unfinished())
+            with self._restarting_on_error(SampledBatch()):
+                self._take_in_until(lambda: not self._num_unfinished())
 
     def runners_holding_groups(self) -> set[int]:
         """Return the env runners with groups that a later update trains on, finished or not."""
@@ -258,6 +269,18 @@ class GroupSampler:
         self._counts.update(counts)
         self._rows_in_flight, self._redrawn_rows = logged, rows
 
+    @contextmanager
+    def _restarting_on_error(self, batch: SampledBatch) -> Iterator[None]:
+        """After an error inside the context, draw the groups in flight and those of the batch again, and count their rows."""
+        try:
+            yield
+        except Exception:
+            self.restart()
+            samples = [*batch.kept, *batch.left_out]
+            self._tasks.put_back([sample.request for sample in samples])
+            self._redrawn_rows += batch.stale_rows + sum(sample.num_rows for sample in samples)
+            raise
+
     # -- groups in flight --------------------------------------------------------------------------------------------
 
     def _oldest_first(self) -> list[StartedGroup]:
@@ -283,7 +306,7 @@ class GroupSampler:
         requests = [replace(request, index=self._next_index + request.index) for request in requests]
         self._next_index += len(requests)
         groups = [StartedGroup(request, self._version()) for request in requests]
-        # In flight also where no env runner is left to begin them, for the state that is saved.
+        # Before the groups begin, so that they are drawn again if no env runner is left to begin them.
         self._in_flight |= {group.request.index: group for group in groups}
         self._begin(groups)
 
@@ -318,9 +341,7 @@ class GroupSampler:
         finished = [group for group in self._oldest_first() if group.finished][: self._config.tasks_per_iteration]
         samples = [group.sample for group in finished if group.sample is not None]
         if not refill and not any(sample.num_survivors >= MIN_SURVIVORS for sample in samples):
-            error = self._lost_all(samples)
-            self.restart()  # the next call plays these tasks again
-            raise error
+            raise self._lost_all(samples)
         self._workers.take_losses()
         oldest = self._version() - self._config.max_staleness
         stale = [each for each in finished if each.sample and each.num_rows and each.sample.weight_versions[0] < oldest]
@@ -361,21 +382,17 @@ class GroupSampler:
 
     def _take_in_until(self, enough: Callable[[], bool]) -> None:
         """Collect ended groups until ``enough()``; groups that fail, that a runner loses or that end too late are played again."""
-        wait_s = 0.0  # at first only what has ended already
+        wait_s = 0.0  # First pass: do not block.
         together = not self._config.max_staleness
         while True:
             # Without staleness, runners that have handed over theirs are left alone: a call would delay the next iteration's.
             runners = {group.runner for group in self._in_flight.values() if not (together and group.finished)}
-            try:
-                samples, dead = self._workers.take_groups(runners, self._iteration, wait_s, together)
-            except Exception:  # of callbacks, the configuration or this code; what is played is drawn again
-                self.restart()
-                raise
+            samples, dead = self._workers.take_groups(runners, self._iteration, wait_s, together)
+            if wait_s and not samples and not dead:
+                dead = self._workers.abandon_late()
+            # A finished group is lost as well: its env runner may have gone with the node that stores the group.
             lost = [group for group in self._in_flight.values() if group.runner in dead]
             failed = [group for each in samples if (group := self._take_in(each)) is not None]
-            if wait_s and not samples and not dead:
-                late = self._workers.abandon_late()
-                lost += [group for index in late if (group := self._in_flight.get(index)) is not None]
             self._play_again(failed, lost=False)
             self._play_again(lost, lost=True)
             if enough():

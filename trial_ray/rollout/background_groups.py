@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -40,6 +41,9 @@ class BackgroundGroups:
         self._end = end
         self._ended: queue.SimpleQueue[Played | BaseException] = queue.SimpleQueue()
         self._waited_for: list[Played] = []
+        self._waiting: list[tuple[int, int, GroupRequest, SampleSettings]] = []
+        self._numbers = itertools.count()
+        self._added = asyncio.Event()
         self._slots = asyncio.Semaphore(max_episodes_in_flight)
         self._stop = asyncio.Event()
         running: Future[asyncio.AbstractEventLoop] = Future()
@@ -48,37 +52,48 @@ class BackgroundGroups:
         self._loop = running.result()
 
     def begin(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
-        """Start playing the requests after all earlier ones, and return immediately."""
-        playing = asyncio.run_coroutine_threadsafe(self._play_groups(requests, settings), self._loop)
-        playing.add_done_callback(self._note_error)
+        """Add requests to those that are played, and return immediately; requests with lower indices start earlier."""
+        self._loop.call_soon_threadsafe(self._add, requests, settings)
 
-    async def _play_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
-        """Start the rollouts one after the other, so that engines work on the first while later environments still load."""
-        groups = []
-        try:
-            for request in requests:
-                rollouts = []
-                for rollout in range(request.group_size):
-                    await self._slots.acquire()
-                    playing = self._play(request, rollout, settings)
-                    rollouts.append(asyncio.create_task(playing, name=f"group {request.index} rollout {rollout}"))
-                    rollouts[-1].add_done_callback(lambda _: self._slots.release())
-                    await asyncio.sleep(0)
-                groups.append(asyncio.create_task(self._end_group(request, rollouts)))
-            await asyncio.gather(*groups)
-        finally:  # also of a group that is abandoned while its rollouts wait for slots, before the task that ends it runs
-            for request in requests:
-                self._end(request)
+    def _add(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
+        for request in requests:
+            heapq.heappush(self._waiting, (request.index, next(self._numbers), request, settings))
+        self._added.set()
 
-    async def _end_group(self, request: GroupRequest, rollouts: Sequence[asyncio.Task[Trajectory]]) -> None:
+    async def _start_groups(self) -> None:
+        """Start one group after another, the oldest first, so that engines work while later environments still load."""
+        playing: set[asyncio.Task[None]] = set()  # the event loop itself keeps only weak references
+        while True:
+            while not self._waiting:
+                self._added.clear()
+                await self._added.wait()
+            _, _, request, settings = heapq.heappop(self._waiting)
+            begun = asyncio.Event()
+            group = asyncio.create_task(self._play_group(request, settings, begun))
+            playing.add(group)
+            group.add_done_callback(playing.discard)
+            await begun.wait()
+
+    async def _play_group(self, request: GroupRequest, settings: SampleSettings, begun: asyncio.Event) -> None:
+        """Play a group; ``begun`` is set when each of its rollouts has a slot."""
         try:
-            group = TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
-        finally:  # also of a group that fails
+            rollouts: list[asyncio.Task[Trajectory]] = []
+            for rollout in range(request.group_size):
+                await self._slots.acquire()
+                playing = self._play(request, rollout, settings)
+                rollouts.append(asyncio.create_task(playing, name=f"group {request.index} rollout {rollout}"))
+                rollouts[-1].add_done_callback(lambda _: self._slots.release())
+                await asyncio.sleep(0)
+            begun.set()
+            self._ended.put((request, TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))))
+        except Exception as error:  # the next call of wait() raises it
+            self._ended.put(error)
+        finally:
+            begun.set()
             self._end(request)
-        self._ended.put((request, group))
 
     def wait(self, timeout_s: float, number: int = 1) -> int:
-        """Wait until ``number`` groups are ready for :meth:`take`, at most ``timeout_s`` seconds; return their number.
+        """Wait until ``number`` groups have ended and were not taken, at most ``timeout_s`` seconds; return their number.
 
         Raises:
             Exception: the exception that a rollout raised, an error of this package's code or its configuration.
@@ -92,10 +107,9 @@ class BackgroundGroups:
                 self._waited_for.append(ended)
         return len(self._waited_for)
 
-    def take(self) -> list[Played]:
-        """Return the groups that have ended since the last call; errors as in :meth:`wait`."""
-        self.wait(0.0, sys.maxsize)
-        taken, self._waited_for = self._waited_for, []
+    def take(self, number: int) -> list[Played]:
+        """Return and forget the first ``number`` groups that :meth:`wait` has counted."""
+        taken, self._waited_for = self._waited_for[:number], self._waited_for[number:]
         return taken
 
     def close(self) -> None:
@@ -106,11 +120,12 @@ class BackgroundGroups:
             logger.warning("an environment did not return within %.0f s; its thread is left behind", STOP_TIMEOUT_S)
 
     def _run(self, running: Future[asyncio.AbstractEventLoop]) -> None:
+        async def serve() -> None:
+            starting = asyncio.create_task(self._start_groups())
+            await self._stop.wait()
+            starting.cancel()
+
         # Leaving the runner cancels what is still played, and gives its environments back.
         with asyncio.Runner() as runner:
             running.set_result(runner.get_loop())
-            runner.run(self._stop.wait())
-
-    def _note_error(self, playing: Future[Any]) -> None:
-        if not playing.cancelled() and (error := playing.exception()) is not None:
-            self._ended.put(error)
+            runner.run(serve())

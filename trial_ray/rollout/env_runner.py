@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import ray
 from gymnasium.spaces import Text
 from ray import cloudpickle
 from ray.actor import ActorHandle
@@ -26,7 +27,7 @@ from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.environments.guarded import GuardedEnv, required_keys
 from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits
 from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.errors import EngineError, UnsupportedError, refusing
+from trial_ray.errors import NotConnectedError, UnsupportedError, refusing
 from trial_ray.process import EPISODE, RESPONSE, ProcessEvents, announce, note_event, peak_memory, process_events
 from trial_ray.rollout.background_groups import BackgroundGroups
 from trial_ray.rollout.callbacks import EpisodeWatch, RunnerCallbacks
@@ -71,7 +72,7 @@ SPACES = {INPUT_ENV_SPACES: _TEXT_SPACES, INPUT_ENV_SINGLE_SPACES: _TEXT_SPACES,
 """Spaces of observations and actions under every key that RLlib reads."""
 
 
-SAMPLED = "groups of rollouts are sampled, by begin_groups(requests, settings) and take_groups(iteration)"
+SAMPLED = "groups of rollouts are sampled, by begin_groups(requests, settings) and take_groups(iteration, number)"
 
 
 @refusing(
@@ -124,34 +125,54 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if self._client is not None:
             self._client.replace_handles(engines)
         else:
-            self._client = EngineClient(engines, timeout_s=self.config.request_timeout_s, vocab_size=vocab_size)
+            self._client = EngineClient(
+                engines,
+                timeout_s=self.config.request_timeout_s,
+                vocab_size=vocab_size,
+                owner=ray.get_runtime_context().get_actor_id() or "" if ray.is_initialized() else "",
+            )
 
     def begin_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
-        """Start playing the requests after all earlier ones, and return immediately; see :meth:`take_groups`.
+        """Add requests to those that are played, in the order of their indices, and return immediately; see :meth:`take_groups`.
 
         A rollout in which an engine or the environment fails is kept as ``failed``; it never ends other rollouts.
+
+        Raises:
+            NotConnectedError: Ray has restarted this env runner.
         """
         self._background().begin(requests, settings)
 
     def wait_for_groups(self, timeout_s: float, number: int = 1) -> int:
-        """Wait until ``number`` groups of :meth:`begin_groups` have ended, at most ``timeout_s`` seconds; return their number."""
+        """Wait until ``number`` groups of :meth:`begin_groups` have ended, at most ``timeout_s`` seconds; return their number.
+
+        Raises:
+            NotConnectedError: Ray has restarted this env runner, which has lost its groups.
+        """
         return self._background().wait(timeout_s, number)
 
-    def take_groups(self, iteration: int | None) -> list[GroupSample]:
-        """Return the groups of :meth:`begin_groups` that have ended since the last call, in the order of their requests.
+    def take_groups(self, iteration: int | None, number: int) -> list[Any]:
+        """Return groups of :meth:`begin_groups` that have ended, the earliest first.
 
         Args:
-            iteration: training iteration in the recording and in the driver's counts; ``None``: no group is kept.
+            iteration: training iteration in the recording and in the driver's counts; ``None``: groups of an evaluation set,
+                which are not trained on.
+            number: number of groups, which have ended, as :meth:`wait_for_groups` returned.
+
+        Returns:
+            First a list with the samples of these groups, in the order of their requests, and then as many groups, ``None`` if
+                a group is not trained on. In a call with ``num_returns=1 + number`` each is an object of its own, which the
+                caller owns.
+
+        Raises:
+            NotConnectedError: Ray has restarted this env runner, which has lost its groups.
         """
         keep, by_rows = iteration is not None, self.config.advantage_statistics == "rows"
         penalty = self.config.invalid_action_penalty / self.config.reward_scale if by_rows else 0.0
-        played = sorted(self._background().take(), key=lambda ended: ended[0].index)
+        played = sorted(self._background().take(number), key=lambda ended: ended[0].index)
         if self._callbacks and played:
             rollouts = [rollout for _, group in played for rollout in group.trajectories]
             self._callbacks.call("on_sample_end", not keep, samples=rollouts)
-        samples = [
-            GroupSample.from_group(request, group, self.config.reward, penalty, keep=keep) for request, group in played
-        ]
+        samples = [GroupSample.from_group(request, group, self.config.reward, penalty) for request, group in played]
         if self._callbacks and samples:  # the first tells what callbacks have logged
             samples[0] = replace(samples[0], logged=self._callbacks.take_logged(not keep))
         if iteration is not None and played and self.config.trajectories_folder is not None:
@@ -160,7 +181,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             writer = f"runner{self.worker_index:03d}-{self._num_batches:05d}"
             write_groups(self.config.trajectories_folder, iteration, [group for _, group in played], writer)
             self._num_batches += 1
-        return samples
+        return [samples, *(group if keep and group.survivors else None for _, group in played)]
 
     def abandon_groups(self) -> None:
         """Cancel the groups of :meth:`begin_groups` and discard them."""
@@ -216,13 +237,19 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """Client of the engines.
 
         Raises:
-            EngineError: :meth:`connect` was not called yet.
+            NotConnectedError: :meth:`connect` was not called in this process.
         """
         if self._client is None:
-            raise EngineError(
-                "This env runner was not connected to any engine; the algorithm calls connect() on it first."
+            raise NotConnectedError(
+                f"Env runner {self.worker_index} is not connected to any engine: Ray has restarted its process. The algorithm "
+                "connects it when it samples next."
             )
         return self._client
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether :meth:`connect` was called in this process."""
+        return self._client is not None
 
     def watch(self, env: EpisodeEnv, environment: int, settings: SampleSettings) -> EpisodeWatch | None:
         """Return the object that calls the user's reward function and callbacks; ``None`` without reward function and callbacks."""
@@ -235,9 +262,10 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return bool(self._callbacks) or self._reward is not None
 
     def _background(self) -> BackgroundGroups:
+        client = self.client
         if self._in_background is None:
-            play, end = partial(_play_rollout, self), lambda request: self.client.end_group(request)
-            self._in_background = BackgroundGroups(play, end, self.config.max_episodes_in_flight)
+            play = partial(_play_rollout, self)
+            self._in_background = BackgroundGroups(play, client.end_group, self.config.max_episodes_in_flight)
         return self._in_background
 
     # -- what RLlib asks of an env runner --------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from operator import add
 from typing import Any
 
-import ray
 from ray import ObjectRef
 from ray.rllib.utils.metrics import (
     EPISODE_LEN_MAX,
@@ -209,8 +208,8 @@ class GroupSample:
 
     Attributes:
         request: the request that was played.
-        group: reference to the group in the object store of the process that played it; ``None`` if it is not used for
-            training.
+        group: reference to the group in the object store; ``None`` if it is not used for training. The driver owns the object,
+            which therefore outlives the env runner that played it.
         episodes: result of every rollout, failed rollouts included.
         errors: errors of the failed rollouts.
         num_survivors: number of completed rollouts, which can be trained on.
@@ -245,10 +244,8 @@ class GroupSample:
         group: TrajectoryGroup,
         reward: Reward,
         row_penalty: float = 0.0,
-        *,
-        keep: bool = False,
     ) -> GroupSample:
-        """Count the rollouts of a group, and put the group into the object store if it is kept for an update.
+        """Count the rollouts of a group.
 
         ``reward`` and ``row_penalty`` are as in :meth:`TrajectoryGroup.has_variance`.
         """
@@ -256,7 +253,7 @@ class GroupSample:
         versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
         return cls(
             request=request,
-            group=ray.put(group) if keep and survivors else None,
+            group=None,
             episodes=[EpisodeResult.from_trajectory(trajectory) for trajectory in group.trajectories],
             errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
             num_survivors=len(survivors),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
@@ -19,16 +19,16 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.pool import EnginePool, runs_on
-from trial_ray.errors import InfrastructureError, first_line
+from trial_ray.errors import InfrastructureError, NotConnectedError, root_cause
 from trial_ray.ray_internals import (
-    add_env_runner,
+    actor_id,
     count_dropped,
     draining_nodes,
     env_runner_actors,
     mark_lost,
-    start_env_runner,
 )
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
+from trial_ray.rollout.new_runners import NewRunners
 
 if TYPE_CHECKING:
     from trial_ray.rollout.env_runner import TextEnvRunner
@@ -77,13 +77,12 @@ class RolloutWorkers:
         self._unfinished: dict[int, int] = {}
         self._waits: dict[ObjectRef[int], int] = {}
         self._connected: list[ActorHandle[Any]] = []
-        self._coming: dict[ObjectRef[str], ActorHandle[TextEnvRunner]] = {}
-        self._numbers = itertools.count(1 + runners.num_remote_env_runners())
+        self._new_runners = NewRunners(runners)
         self._leaving: set[int] = set()
         self._kept = kept
         self._on_recreated = on_recreated
         self._logged: dict[bool, list[Mapping[str, Any]]] = {}
-        self._begin_with(None, kept)
+        self._connect(None, reset=kept)
         if kept:
             self.restore_runners()
 
@@ -153,7 +152,8 @@ class RolloutWorkers:
     ) -> tuple[list[GroupSample], list[int]]:
         """Return the groups that have ended since the last call; if necessary, wait for some.
 
-        The wait stops when no further group has ended for ``timeout_s`` seconds.
+        The wait stops when no further group has ended for ``timeout_s`` seconds. This process owns the groups in the object store:
+        they stay when the env runner that played them dies.
 
         Args:
             runner_ids: env runners that play groups, or have groups that have ended.
@@ -173,18 +173,15 @@ class RolloutWorkers:
             samples, dead = self._take_local(local, iteration, timeout_s, together), list[int]()
         else:
             ended, dead = self._await_ended(runner_ids, timeout_s, together)
-            # Taken by a call of this iteration, so that groups are recorded in the iteration that counts them.
-            takes: dict[ObjectRef[list[GroupSample]], int] = {
-                self._actor(runner_id).take_groups.remote(iteration): runner_id for runner_id in ended
-            }
-            taken, lost = self._answers(takes, TAKE_TIMEOUT_S, LATE)
-            samples, dead = [sample for found in taken.values() for sample in found], dead + lost
+            samples, lost = self._take_ended(ended, iteration)
+            dead += lost
         for sample in samples:
             self._unfinished.pop(sample.request.index, None)
         if dead:
             self._unfinished = {index: each for index, each in self._unfinished.items() if each not in dead}
         if local is None:
-            # A call that is always under way tells of a runner's death, also where it is restarted before the next.
+            # One call stays pending per runner that plays: it fails when the runner dies, even if Ray has restarted the runner
+            # before the next call.
             self._await_groups({*self._unfinished.values()}, together)
         self._logged.setdefault(iteration is None, []).extend(sample.logged for sample in samples if sample.logged)
         if iteration is not None and (errors := [error for sample in samples for error in sample.errors]):
@@ -192,20 +189,38 @@ class RolloutWorkers:
             logger.warning("%d of %d rollouts failed and are dropped; the first: %s", len(errors), total, errors[0])
         return samples, dead
 
+    def _take_ended(self, ended: Mapping[int, int], iteration: int | None) -> tuple[list[GroupSample], list[int]]:
+        """Take groups that have ended, whose numbers ``ended`` has by env runner; return them, and the lost env runners.
+
+        Each iteration takes its groups itself, so that they are recorded in the iteration that counts them.
+        """
+        calls: dict[ObjectRef[list[GroupSample]], int] = {}
+        groups: dict[int, list[ObjectRef[Any]]] = {}
+        for runner_id, number in ended.items():
+            call: Any = self._actor(runner_id).take_groups.options(num_returns=1 + number)
+            first, *groups[runner_id] = call.remote(iteration, number)
+            calls[first] = runner_id
+        taken, lost = self._answers(calls, TAKE_TIMEOUT_S, LATE)
+        return [
+            _with_group(sample, group, iteration)
+            for runner_id, samples_of_runner in taken.items()
+            for sample, group in zip(samples_of_runner, groups[runner_id], strict=True)
+        ], lost
+
     def _await_ended(
         self, runner_ids: Collection[int], timeout_s: float, together: bool
-    ) -> tuple[list[int], list[int]]:
-        """Env runners that have groups to hand over, and lost env runners; arguments as in :meth:`take_groups`."""
+    ) -> tuple[dict[int, int], list[int]]:
+        """Numbers of groups that env runners can hand over, and lost env runners; arguments as in :meth:`take_groups`."""
         deadline, counts = time.monotonic() + timeout_s, Counter[int]()
         while True:
             number = self._await_groups({*runner_ids}, together)
             left = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait(list(self._waits), num_returns=1, timeout=left) if self._waits else ([], [])
             if not ready:
-                return [], []
+                return {}, []
             ready, _ = ray.wait(list(self._waits), num_returns=len(self._waits), timeout=0)
             found, dead = self._answers({call: self._waits.pop(call) for call in ready}, TAKE_TIMEOUT_S, LATE)
-            ended = [runner_id for runner_id, count in found.items() if count >= max(1, number[runner_id])]
+            ended = {runner_id: count for runner_id, count in found.items() if count >= max(1, number[runner_id])}
             if ended or dead:
                 return ended, dead
             if any(count > counts[runner_id] for runner_id, count in found.items()):
@@ -228,12 +243,13 @@ class RolloutWorkers:
             # In between, signals are handled.
             if (found := local.wait_for_groups(min(left, WAIT_SECONDS), number)) > count:
                 count, deadline = found, time.monotonic() + timeout_s
-        return local.take_groups(iteration)
+        samples, *groups = local.take_groups(iteration, count)
+        return [_with_group(sample, ray.put(group), iteration) for sample, group in zip(samples, groups, strict=True)]
 
     def _answers(
         self, calls: Mapping[ObjectRef[Answer], int], timeout_s: float, late_because: str
     ) -> tuple[dict[int, Answer], list[int]]:
-        """Results by env-runner id, and the ids of env runners that died or are replaced because they are late."""
+        """Results by env-runner id, and the ids of env runners that died, were restarted, or are replaced because they are late."""
         answers: dict[int, Answer] = {}
         lost = []
         ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s) if calls else ([], [])
@@ -244,31 +260,35 @@ class RolloutWorkers:
         for call in ready:
             try:
                 answers[calls[call]] = ray.get(call)
-            except RayTaskError:
-                raise
+            except RayTaskError as error:
+                if not isinstance(root_cause(error), NotConnectedError):
+                    raise
+                self._lose(calls[call], "was restarted")
+                lost.append(calls[call])
             except RayError as error:
                 self._lose(calls[call], f"died: {error}")
                 lost.append(calls[call])
         return answers, lost
 
     def abandon_late(self) -> list[int]:
-        """Replace every env runner that has unfinished groups, without waiting; return the indices of these groups."""
+        """Replace every env runner that has unfinished groups, without waiting; return their ids, all of whose groups are lost."""
+        late = [*{*self._unfinished.values()}]
         if self._local() is not None:
-            return self.abandon_groups()
-        for runner_id in {*self._unfinished.values()}:
+            self.abandon_groups()
+            return late
+        for runner_id in late:
             self._replace(runner_id, f"completed no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
-        indices, self._unfinished = list(self._unfinished), {}
-        return indices
+        self._unfinished = {}
+        return late
 
-    def abandon_groups(self) -> list[int]:
-        """Cancel all unfinished groups, without waiting; return their indices."""
+    def abandon_groups(self) -> None:
+        """Cancel all unfinished groups, without waiting."""
         if (local := self._local()) is not None:
             local.abandon_groups()
         for runner_id in {*self._unfinished.values()} - {LOCAL}:
             self._actor(runner_id).abandon_groups.remote()
-        # Calls that are under way tell of groups that are no more.
-        indices, self._unfinished, self._waits = list(self._unfinished), {}, {}
-        return indices
+        # Pending calls refer to cancelled groups: their results are not read.
+        self._unfinished, self._waits = {}, {}
 
     # -- a cluster that changes ----------------------------------------------------------------------------------------
 
@@ -280,8 +300,7 @@ class RolloutWorkers:
         """Request engines and env runners from Ray up to the maximum, without waiting; :meth:`adapt` adds them."""
         self._engines.grow()
         _, most = fewest_and_most(self._config.num_env_runners)
-        for _ in range(self._runners.num_remote_env_runners(), most):
-            self._ask()
+        self._new_runners.request(most - self._runners.num_remote_env_runners())
 
     def adapt(self, holding: Collection[int]) -> None:
         """Leave nodes that will be removed, and add engines and env runners that have started; the engines then need weights.
@@ -296,31 +315,15 @@ class RolloutWorkers:
         self._leaving = {runner_id for runner_id in runner_ids if runs_on(self._actor(runner_id), leaving)}
         for runner_id in self._leaving.difference(holding):
             self._replace(runner_id, "was on a node that is being removed")
-        self._take_in()
+        self._add_started()
 
     def withdraw(self) -> None:
-        """Cancel the requests for further env runners: end the env runners that have not started."""
-        for handle in self._coming.values():
-            ray.kill(handle)
-        self._coming = {}
+        """Cancel the requests for further env runners."""
+        self._new_runners.withdraw()
 
-    def _ask(self) -> None:
-        # Numbers are never used twice: recordings are named by them.
-        handle: ActorHandle[TextEnvRunner] = start_env_runner(self._runners, next(self._numbers))
-        self._coming[handle.ping.remote()] = handle
-
-    def _take_in(self) -> None:
-        """Connect env runners that have started, and request the failed ones again."""
-        ready, _ = ray.wait([*self._coming], num_returns=len(self._coming), timeout=0) if self._coming else ([], [])
-        for ping in ready:
-            handle = self._coming.pop(ping)
-            try:
-                ray.get(ping, timeout=TAKE_TIMEOUT_S)
-            except RayError as error:
-                logger.warning("an env runner did not start and is requested again: %s", first_line(error))
-                self._ask()
-            else:
-                self._begin_with([add_env_runner(self._runners, handle)], self._kept)
+    def _add_started(self) -> None:
+        for runner_id in self._new_runners.add_started():
+            self._connect([runner_id])
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -349,26 +352,38 @@ class RolloutWorkers:
         with self._engines.faults.waiting():
             restored: list[int] = self._runners.probe_unhealthy_env_runners()
         if restored:
-            self._begin_with(restored, self._kept)  # Ray made them as the first ones were made
+            self._connect(restored)
         return restored
 
-    def _begin_with(self, runner_ids: list[int] | None, reset: bool = False) -> None:
-        """Connect the given env runners, or all, to the engines; an env runner that cannot connect is lost."""
-        config, handles, vocab_size = self._config, self._engines.handles, self._engines.vocab_size
+    def _connect(self, runner_ids: list[int] | None, reset: bool = False) -> list[int]:
+        """Connect the given env runners, or all, to the engines; an env runner that cannot connect is lost.
 
-        def begin(runner: TextEnvRunner) -> None:
-            if reset:
+        Args:
+            runner_ids: the env runners; ``None``: all.
+            reset: whether they still have the config of an earlier trial.
+
+        Returns:
+            Ids of the env runners that had no engines: they are new, or Ray has restarted them.
+        """
+        config, handles, vocab_size = self._config, self._engines.handles, self._engines.vocab_size
+        kept = self._kept
+
+        def connect(runner: TextEnvRunner) -> int | None:
+            is_new = not runner.is_connected
+            if reset or (kept and is_new):  # Ray restarts an env runner with the config that it was created with
                 runner.reset(config)
             runner.connect(handles, vocab_size)
+            return runner.worker_index if is_new else None
 
         if runner_ids is None:
             self._connected = handles
-        self._runners.foreach_env_runner(
-            begin,
+        new = self._runners.foreach_env_runner(
+            connect,
             remote_worker_ids=runner_ids,
             local_env_runner=runner_ids is None,
             timeout_seconds=config.engine_start_timeout_s,
         )
+        return [runner_id for runner_id in new if runner_id is not None]
 
     def _local(self) -> TextEnvRunner | None:
         """The env runner in this process, if the config has no remote env runners."""
@@ -379,8 +394,10 @@ class RolloutWorkers:
         """Ids of the remote env runners that can play; waits for Ray to restart one if all have died.
 
         Raises:
-            InfrastructureError: none was restarted within :data:`RESTART_TIMEOUT_S` seconds, or restarts are disabled.
+            InfrastructureError: none was restarted within :data:`RESTART_TIMEOUT_S` seconds, or restarts are disabled; or an engine
+                could not be replaced.
         """
+        self._engines.restore()
         self._connect_to_replacements()
         if self._local() is not None:
             return []
@@ -398,15 +415,15 @@ class RolloutWorkers:
                     "Resume from the last checkpoint."
                 )
             time.sleep(0.5)
-            self._take_in()
+            self._add_started()
             self._restore()
             runner_ids = self._runners.healthy_env_runner_ids()
         return runner_ids
 
     def _connect_to_replacements(self) -> None:
         """Connect the env runners to the engines if these have changed since the last connection."""
-        if self._connected != self._engines.handles:
-            self._begin_with(None)
+        if self._connected != self._engines.handles and (restarted := self._connect(None)):
+            self._on_recreated(restarted)
 
     def _replace(self, runner_id: int, reason: str) -> None:
         """End an env runner that hangs; Ray starts another one in its place."""
@@ -418,7 +435,13 @@ class RolloutWorkers:
         logger.warning("env runner %d %s", runner_id, reason)
         self._losses.append(f"env runner {runner_id} {reason}".splitlines()[0])
         self._engines.faults.note(self._losses[-1])
+        self._engines.abandon(actor_id(self._actor(runner_id)))
         mark_lost(self._runners, runner_id)
 
     def _actor(self, runner_id: int) -> ActorHandle[TextEnvRunner]:
         return env_runner_actors(self._runners)[runner_id]
+
+
+def _with_group(sample: GroupSample, group: ObjectRef[Any], iteration: int | None) -> GroupSample:
+    """Add the reference to a sample's group, if the group is trained on."""
+    return replace(sample, group=group if iteration is not None and sample.num_survivors else None)
