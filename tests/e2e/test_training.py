@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ import pytest
 import ray
 import torch
 from nano_model import save_nano_model
+from ray.exceptions import RayError
 from tiny_run import with_small_actors, with_small_games
 from transformers import AutoModelForCausalLM
 
@@ -178,6 +181,15 @@ def test_a_reset_algorithm_trains_as_a_new_one_with_the_actors_of_the_last(unint
         assert ours["rows"] == expected["rows"]
 
 
+def wait_until_restarted(runner) -> None:
+    for _ in range(100):
+        with suppress(RayError):
+            ray.get(runner.ping.remote(), timeout=60)
+            return
+        time.sleep(0.2)
+    raise AssertionError("Ray did not restart the env runner")
+
+
 def test_a_killed_env_runner_and_a_killed_engine_are_replaced_and_lose_no_group(uninterrupted, model_path):
     """Those of a reset algorithm: Ray makes an env runner again with the settings that it was made with first."""
     algo, recreated = uninterrupted.algo, []
@@ -194,6 +206,13 @@ def test_a_killed_env_runner_and_a_killed_engine_are_replaced_and_lose_no_group(
     assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
     assert recreated == [([1], False, ["algorithm", "env_runner_group"])]
     assert ray.get(algo.engine_pool.handles[0].weight_version.remote(), timeout=60) == algo.weight_version
+    # Ray has restarted the env runner before anything notices its death.
+    runner = next(actor for actor in algo.actors() if actor.name == "env runner 1")
+    os.kill(runner.progress().pid, signal.SIGKILL)
+    wait_until_restarted(runner.handle)
+    result = algo.train()
+    assert (result["groups"]["num_trained"], result["groups"]["num_dropped"]) == (2, 0)
+    assert recreated == [([1], False, ["algorithm", "env_runner_group"])] * 2
     algo.reset_config(small_config(model_path).to_dict())
     assert algo.train()["fault_tolerance"]["num_remote_worker_restarts"] == 0
 

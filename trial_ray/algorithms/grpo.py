@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED,
@@ -76,6 +75,7 @@ class GRPO(RLlibCalls):
 
     config: GRPOConfig
     pairs: PlacementGroup | None = None
+    _weights_sent = True  # False between an update and its weight sync
     _made_for: dict[str, Any] | None = None
     """Arguments for which the engines and env runners were created."""
 
@@ -184,10 +184,6 @@ class GRPO(RLlibCalls):
         self.pairs, self._made_for = None, wanted
         return False
 
-    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Give restarted env runners their engines again; they have no other learned state."""
-        return self.workers.restore_runners()
-
     def actors(self) -> list[RunActor]:
         """Return all actors of the run that exist now."""
         engines = self.engine_pool.handles if hasattr(self, "engine_pool") else ()
@@ -235,6 +231,8 @@ class GRPO(RLlibCalls):
             TrainingDivergedError: the policy diverged in the previous iterations.
         """
         self.health_checks.require_healthy()
+        if not self._weights_sent:
+            self._sync_weights()
         for kind, number in zip(("engines", "env_runners"), self.workers.numbers(), strict=True):
             log(self.metrics, f"actors/num_{kind}", number)
         with self._phase("sampling"):
@@ -278,11 +276,11 @@ class GRPO(RLlibCalls):
 
     def _update(self, samples: list[GroupSample]) -> dict[str, int]:
         """Train on the groups; returns the time steps of the learners' schedules."""
+        self._weights_sent = False
         self.learner_group.make_room(self.engine_pool)
+        num_steps = peek(self.metrics, f"{ENV_RUNNERS}{NUM_ENV_STEPS_SAMPLED_LIFETIME}")
         timesteps = {
-            NUM_ENV_STEPS_SAMPLED_LIFETIME: int(
-                peek(self.metrics, f"{ENV_RUNNERS}{NUM_ENV_STEPS_SAMPLED_LIFETIME}") or 0
-            ),
+            NUM_ENV_STEPS_SAMPLED_LIFETIME: int(num_steps or 0),
             "training_iteration": self.iteration + 1,
             "weight_version": self.weight_version,
         }
@@ -297,6 +295,7 @@ class GRPO(RLlibCalls):
         """Send the learner's weights to every engine, confirmed by version and checksum."""
         self.weight_version += 1
         self.weights_checksum = self.learner_group.send_weights(self.engine_pool, self.weight_version)
+        self._weights_sent = True
 
     def _record_update(self, timesteps: dict[str, int], weights_before: str) -> None:
         """Write the data that a replay of this iteration's update needs besides the trajectories, if it is to be recorded."""
@@ -345,7 +344,7 @@ class GRPO(RLlibCalls):
         """
         if not self.evaluation_sets:
             raise ConfigError("There is no evaluation set; choose one with .evaluation(evaluation_split=...).")
-        self.sampler.finish()  # An error in it is none of the evaluation, and is not skipped.
+        self.sampler.finish()  # Its errors are not skipped.
         results = {}
         for name, evaluation_set in self.evaluation_sets.items():
             try:

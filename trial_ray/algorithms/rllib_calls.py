@@ -12,6 +12,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
@@ -72,6 +73,11 @@ class RLlibCalls(Algorithm):
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
         # The training runners play the evaluation set between two iterations: same engines, no second set of actors.
         return False
+
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Give restarted env runners their engines again; they have no other learned state."""
+        restored: list[int] = self.workers.restore_runners()
+        return restored
 
     def set_weights(self, weights: dict[str, dict[str, Any]]) -> None:
         """Load weights as returned by ``get_weights()``, arrays by module id and tensor name, and send them to the engines.
