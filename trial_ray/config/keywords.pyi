@@ -100,8 +100,8 @@ class Sections:
             batch_shards: parts of the batch, in task order; each minibatch takes a slice of each: 8 ranks in the
                 published runs; 1: rows in task order.
             shuffle: draw the rows of minibatches at random (by the run's seed) instead of by ``batch_shards``.
-            microbatch_weighting: weight of a microbatch in its minibatch: by its ``"rows"``, or ``"equal"`` as in the
-                published runs.
+            microbatch_weighting: weight of a microbatch in its minibatch: by its ``"rows"`` with a token to learn from,
+                or ``"equal"`` as in the published runs.
             max_tokens_per_forward: most tokens in a forward pass, repeated and padded ones included; limits memory, never
                 changes the loss.
             reward: R_i: ``"success"`` (0 or 1), the environment's ``"score"`` or ``"return"``; ``"per_turn"``: success,

@@ -65,7 +65,8 @@ class TrainingSettings(Settings):
     )
     microbatch_weighting: MicrobatchWeighting = setting(
         "rows",
-        'weight of a microbatch in its minibatch: by its ``"rows"``, or ``"equal"`` as in the published runs',
+        'weight of a microbatch in its minibatch: by its ``"rows"`` with a token to learn from, or ``"equal"`` as in the '
+        "published runs",
         one_of=MICROBATCH_WEIGHTINGS,
     )
     max_tokens_per_forward: int = setting(

@@ -52,10 +52,10 @@ class GRPOLearner(TorchLearner):
     """Clipped surrogate over turn rows with group-relative advantages, plus the terms of the config's method.
 
     An update scores all rows once, then takes the optimizer steps of its plan (:mod:`trial_ray.learner.update_plan`). A minibatch
-    consists of microbatches of ``microbatch_rows`` turn rows; each contributes its token mean, weighted by its rows. With several
-    learners, each learner scores its share of the trajectories and computes its share of the microbatches; scores and gradients
-    are summed over the learners. Gradients are exchanged here, once per step, and not by torch's DDP, which would average over
-    learners regardless of their shares.
+    consists of microbatches of ``microbatch_rows`` turn rows; each contributes its token mean, weighted by its rows with an
+    eligible token. With several learners, each learner scores its share of the trajectories and computes its share of the
+    microbatches; scores and gradients are summed over the learners. Gradients are exchanged here, once per step, and not by
+    torch's DDP, which would average over learners regardless of their shares.
     """
 
     config: RunSettings

@@ -26,6 +26,7 @@ from trial_ray.objectives.advantages import (
     group_relative_advantages,
     penalised_advantages,
 )
+from trial_ray.objectives.segments import segment_sum
 from trial_ray.rollout.hindsight import Evidence
 from trial_ray.rollout.tool_calls import last_call, require_response_template
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
@@ -93,6 +94,11 @@ class TurnRows:
         return torch.from_numpy(
             np.concatenate([_NO_TOKENS, *(np.arange(starts[row], starts[row] + lengths[row]) for row in rows)])
         ).long()
+
+    def eligible(self) -> NDArray[np.bool_]:
+        """Return whether each turn has a token to learn from, bool ``[K]``."""
+        eligible: NDArray[np.bool_] = (segment_sum(self.mask.long(), self.turn_ids, len(self)) > 0).numpy()
+        return eligible
 
     def sequences(self, rows: Iterable[int], hindsight: bool = False) -> list[ScoredSequence]:
         """Return some turns as model inputs with scored responses, with or without the teacher context."""

@@ -102,7 +102,7 @@ class Scoring:
         for name, value in self._method.prepare(rows, groups, iteration).items():
             self._log(f"{self._method.name}/{name}", value)
         _require_trainable(self._method, rows)
-        return rows, plan
+        return rows, plan.weighted_by(rows.eligible()) if config.microbatch_weighting == "rows" else plan
 
     def text_logprobs(self) -> TextLogprobs:
         """Log-probabilities of a fixed text, by the same passes as in training; learners that share weights must all call this."""

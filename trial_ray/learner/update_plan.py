@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,8 @@ class Microbatch:
     Attributes:
         rows: int64 ``[m]``, ascending.
         learner: index of the learner that computes it.
-        weight: its share in the minibatch's loss; the weights of a minibatch add up to 1.
+        weight: its share in the minibatch's loss; the weights of a minibatch add up to 1, or are 0 if none of its rows is
+            eligible.
     """
 
     rows: NDArray[np.int64]
@@ -59,6 +60,17 @@ class UpdatePlan:
         trained = [each.rows for minibatch in self.steps for each in minibatch if each.learner == learner]
         return np.unique(np.concatenate([self.scoring[learner], *trained]))
 
+    def weighted_by(self, eligible: NDArray[np.bool_]) -> UpdatePlan:
+        """Return the plan with microbatches weighted by their eligible rows alone.
+
+        The means of a microbatch are over its eligible rows or their tokens. Any other weight would scale an eligible row by the
+        number of the other rows of its microbatch.
+
+        Args:
+            eligible: bool ``[K]``, whether each row has a token to learn from.
+        """
+        return replace(self, steps=tuple(_weighted(minibatch, eligible) for minibatch in self.steps))
+
 
 def plan_update(
     trajectory_tokens: Sequence[Sequence[int]],
@@ -86,7 +98,8 @@ def plan_update(
         batch_shards: number of parts of the batch; with 1, minibatches are consecutive in task order.
         num_epochs: number of passes over all rows.
         shuffle_seed: seed of a random order of rows, different in each epoch, instead of shards; ``None``: no shuffling.
-        weighting: weight of a microbatch: by its ``"rows"``, or ``"equal"`` for all of a minibatch.
+        weighting: weight of a microbatch: by its ``"rows"`` (see :meth:`UpdatePlan.weighted_by`), or ``"equal"`` for all of a
+            minibatch.
     """
     tokens = np.array([length for lengths in trajectory_tokens for length in lengths], np.int64)
     owners = _even_shares(trajectory_tokens, num_learners)
@@ -117,6 +130,13 @@ def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration:
         num_epochs=config.num_epochs,
         shuffle_seed=(config.seed or 0, iteration) if config.shuffle else None,
         weighting=config.microbatch_weighting,
+    )
+
+
+def _weighted(minibatch: Minibatch, eligible: NDArray[np.bool_]) -> Minibatch:
+    counts = [int(eligible[each.rows].sum()) for each in minibatch]
+    return tuple(
+        replace(each, weight=count / max(1, sum(counts))) for each, count in zip(minibatch, counts, strict=True)
     )
 
 

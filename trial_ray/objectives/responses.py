@@ -34,7 +34,7 @@ def sequence_log_ratios(log_ratio: Tensor, mask: Tensor, turn_ids: Tensor, num_t
 def surrogate_mean(
     losses: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int, mean: SurrogateMean, length: int
 ) -> Tensor:
-    """Mean of token losses l_t over one microbatch of K turns.
+    """Mean of token losses l_t over the K turns of one microbatch that have an eligible token.
 
     ``"tokens"``: (1/M) Σ m l over the M eligible tokens. ``"rows"``: (1/K) Σ_k (1/n_k) Σ_t m l, each response counts the same
     (GRPO as published, GSPO). ``"fixed_length"``: (1/(K L)) Σ m l, each token counts the same for any response length (Dr. GRPO).
@@ -43,7 +43,7 @@ def surrogate_mean(
         losses: float ``[T]``; receives a gradient.
         mask: bool or 0/1 ``[T]``, tokens to learn from.
         turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
-        num_turns: K; turns without eligible tokens count, with a loss of 0.
+        num_turns: number of turns, K of which have an eligible token.
         mean: one of ``SURROGATE_MEANS``.
         length: L, in tokens, at least 1: the maximum response length.
 
@@ -63,7 +63,8 @@ def surrogate_mean(
     if mean == "tokens":
         return masked_mean(losses, mask)
     losses = zero_outside(losses, mask)
-    if mean == "fixed_length":
-        return losses.sum() / (length * max(num_turns, 1))
     counts = segment_sum(mask.to(losses.dtype), turns, num_turns)
-    return (segment_sum(losses, turns, num_turns) / counts.clamp(min=1)).sum() / max(num_turns, 1)
+    num_eligible = max(int((counts > 0).sum()), 1)
+    if mean == "fixed_length":
+        return losses.sum() / (length * num_eligible)
+    return (segment_sum(losses, turns, num_turns) / counts.clamp(min=1)).sum() / num_eligible
