@@ -231,8 +231,8 @@ _DRIVER = _group(
         "groups/num_empty_iterations": "1 if the iteration trained nothing; a warning gives the reason",
         "groups/zero_variance_fraction": (
             "item",
-            "share of groups with at least 2 completed rollouts whose rollouts all earned the same `reward`, up "
-            "to rounding",
+            "share of groups with at least 2 completed rollouts in which the method's advantages of all turns are 0: all "
+            "earned the same `reward`, up to rounding, and no penalty or term of the method makes a difference",
         ),
         "tasks/seen_fraction": ("item", 'with `task_sampling="success_rate"`: share of the tasks that were played'),
         "tasks/effective_fraction": (

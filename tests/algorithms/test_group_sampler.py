@@ -481,7 +481,7 @@ def test_only_a_field_says_whose_failures_ended_an_iteration(failed_by, expected
     def play(request, times):
         error = "EnvironmentFaultError: quoted by an engine"
         failed = [Trajectory(request.task_id, "", 0, ended="failed", error=error, failed_by=each) for each in failed_by]
-        return vars_of(GroupSample.from_group(request, TrajectoryGroup(request.task_id, failed), "success"))
+        return vars_of(GroupSample.from_group(request, TrajectoryGroup(request.task_id, failed), GRPOConfig()))
 
     sampling = sampler(workers := PlayedWorkers(play=play))
     with pytest.raises(InfrastructureError, match="No group of rollouts survived iteration 1") as caught:

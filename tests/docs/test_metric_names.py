@@ -82,7 +82,7 @@ def driver_names() -> set[str]:
     (group,) = synthetic_groups(vocab_size=400, num_groups=1)
     group.trajectories[0].rewards = {"NAME": 1.0}
     request = GroupRequest(0, group.task_id, len(group.trajectories), seed=0)
-    sample = GroupSample.from_group(request, group, "success")
+    sample = GroupSample.from_group(request, group, GRPOConfig())
     tasks = SuccessRateSampler([[group.task_id]], seed=0)
     tasks.note(sample)
     driver = SimpleNamespace(

@@ -97,7 +97,7 @@ def test_the_error_tells_the_length_that_would_fit(builder):
 def test_only_a_first_prompt_speaks_of_its_task(turns, told):
     played = asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, "is too long")))
     request = GroupRequest(0, "7", 2, 0)
-    sample = GroupSample.from_group(request, TrajectoryGroup("7", [played, played]), "score")
+    sample = GroupSample.from_group(request, TrajectoryGroup("7", [played, played]), GRPOConfig())
     assert (sample.too_long, sample.num_survivors) == (told, 2 * turns)
 
 

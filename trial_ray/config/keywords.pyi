@@ -116,7 +116,8 @@ class Sections:
             advantage_norm: advantage: return minus the group's mean, over the deviation (Eq. 1), or ``"mean_norm"``, not
                 divided.
             advantage_epsilon: added to the deviation.
-            drop_zero_variance_groups: drop groups whose rollouts all earned the same, up to rounding.
+            drop_zero_variance_groups: drop groups in which the method's advantages of all turns are 0, so that the
+                surrogate has no gradient.
             max_refills: with ``drop_zero_variance_groups``: times per iteration that tasks are drawn to replace dropped
                 groups (dynamic sampling).
             invalid_action_penalty: subtracted from the scaled reward, and at most as much from the advantage (with

@@ -99,7 +99,9 @@ class TrainingSettings(Settings):
         one_of=ADVANTAGE_NORMS,
     )
     advantage_epsilon: float = setting(1e-6, "added to the deviation", above=0)
-    drop_zero_variance_groups: bool = setting(False, "drop groups whose rollouts all earned the same, up to rounding")
+    drop_zero_variance_groups: bool = setting(
+        False, "drop groups in which the method's advantages of all turns are 0, so that the surrogate has no gradient"
+    )
     max_refills: int = setting(
         0,
         "with ``drop_zero_variance_groups``: times per iteration that tasks are drawn to replace dropped groups "

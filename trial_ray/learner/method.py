@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -18,7 +19,7 @@ import torch
 
 from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError
-from trial_ray.learner.rows import TokenBatch, TurnRows
+from trial_ray.learner.rows import TokenBatch, TurnRows, group_advantages
 from trial_ray.objectives.losses import clipped_losses, clipped_surrogate
 from trial_ray.objectives.responses import sequence_log_ratios, surrogate_mean
 from trial_ray.objectives.segments import zero_outside
@@ -90,14 +91,27 @@ class Method(Generic[Config]):
         """α: in each microbatch, λ · dense is bounded by α · |L_GRPO| (Eq. 8); ``None``: no bound."""
         return None
 
+    def advantages(self, groups: Sequence[TrajectoryGroup]) -> torch.Tensor:
+        """Return A of each turn of the groups' completed rollouts in order, float64 ``[K]``, before anything is scored.
+
+        The default is the group-relative advantage of the turn's rollout (Eq. 1), minus the penalty for a response without the
+        required form, plus the turn's own advantage with ``reward="per_turn"``. A group for which all are 0 counts as one without
+        variance, which ``drop_zero_variance_groups`` drops; env runners call this with one group. The result depends only on the
+        config and, for the turns of a group, on that group.
+
+        Raises:
+            TrainingDivergedError: a reward is not finite.
+        """
+        return group_advantages(groups, self.config)
+
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Compute the values that stay fixed during the update, from the scored rows; called once per iteration.
 
         Every learner calls it with the same rows and must return the same result.
 
         Args:
-            rows: K turns with both views' log-probabilities under the policy before the update. ``advantages``,
-                ``scores``, ``weights`` and ``mask`` may be replaced.
+            rows: K turns with both views' log-probabilities under the policy before the update. ``scores``, ``weights`` and
+                ``mask`` may be replaced, and ``advantages`` may be scaled; :meth:`advantages` adds terms to them.
             groups: the groups that the rows come from, in the same order.
             iteration: counted from 1.
         """

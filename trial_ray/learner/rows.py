@@ -41,8 +41,7 @@ class TurnRows:
     Attributes:
         turns: the K turns.
         trajectory_ids: int64 ``[K]``, index of each turn's trajectory.
-        advantages: float ``[K]``, group-relative advantage of the turn's trajectory, minus the penalty for a response without the
-            required form; with ``reward="per_turn"``, plus the turn's own advantage.
+        advantages: float ``[K]``, advantage of each turn by the method, see ``Method.advantages``.
         evidence: teacher context of each of the K turns; empty if none is used.
         logprobs: float ``[T]``, log π_old(y|h) as scored by the learner; empty before scoring.
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺), or ``None``.
@@ -176,15 +175,35 @@ def required(values: torch.Tensor | None) -> torch.Tensor:
 
 
 def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> TurnRows:
-    """Return the turns of all completed rollouts in task order, each with its advantage (Eq. 1, and the turn's own terms).
+    """Return the turns of all completed rollouts in task order, each with its advantage by the config's method.
+
+    Raises:
+        TrainingDivergedError: a reward is not finite.
+    """
+    survivors = [trajectory for group in groups for trajectory in group.survivors]
+    advantages: torch.Tensor = config.method_class(config).advantages(groups)
+    rows = TurnRows([turn for each in survivors for turn in each.turns], _trajectory_ids(survivors), advantages)
+    if config.mask_truncated:
+        whole = torch.tensor([turn.finish_reason != "length" for turn in rows.turns], dtype=torch.bool)
+        rows.mask = whole[rows.turn_ids]
+    return rows
+
+
+def _trajectory_ids(trajectories: Sequence[Trajectory]) -> torch.Tensor:
+    """Index of the trajectory of each turn, int64 ``[K]``."""
+    lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories], dtype=torch.int64)
+    return torch.repeat_interleave(torch.arange(len(trajectories)), lengths)
+
+
+def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> torch.Tensor:
+    """Advantage of each turn of all completed rollouts, float64 ``[K]``: Eq. 1, the turn's penalty, and with ``"per_turn"`` its
+    own advantage.
 
     Raises:
         TrainingDivergedError: a reward is not finite.
     """
     survivors = [(index, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
-    turns = [turn for _, trajectory in survivors for turn in trajectory.turns]
-    turns_per_trajectory = torch.tensor([len(trajectory.turns) for _, trajectory in survivors], dtype=torch.int64)
-    trajectory_ids = torch.repeat_interleave(torch.arange(len(survivors)), turns_per_trajectory)
+    trajectory_ids = _trajectory_ids([trajectory for _, trajectory in survivors])
     group_ids = torch.tensor([index for index, _ in survivors], dtype=torch.int64)
     rewards = [config.reward_scale * trajectory.outcome_reward(config.reward) for _, trajectory in survivors]
     returns = torch.tensor(rewards, dtype=torch.float64)
@@ -199,7 +218,7 @@ def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
             f"reward_scale={config.reward_scale:g}), expected a finite number; nothing was trained. "
             "Check the rewards of the environment, or lower reward_scale."
         )
-    penalties = form_penalties(turns, config)
+    penalties = form_penalties([turn for _, trajectory in survivors for turn in trajectory.turns], config)
     if config.advantage_statistics == "rows":
         advantages = normalised_returns(returns[trajectory_ids] - penalties, group_ids[trajectory_ids], config)
     else:
@@ -209,10 +228,7 @@ def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
         )
     if config.reward == "per_turn":
         advantages = advantages + config.turn_coeff * turn_advantages(groups, config)
-    rows = TurnRows(turns, trajectory_ids, advantages)
-    if config.mask_truncated:
-        rows.mask = torch.tensor([turn.finish_reason != "length" for turn in turns], dtype=torch.bool)[rows.turn_ids]
-    return rows
+    return advantages
 
 
 def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> torch.Tensor:
@@ -272,7 +288,7 @@ def _placed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int,
 
 def _numbered(keys: Iterable[Hashable]) -> torch.Tensor:
     numbers: dict[Hashable, int] = {}
-    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
 
 
 def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: float) -> torch.Tensor:
@@ -286,8 +302,7 @@ def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: fl
     """
     trajectories = [trajectory for group in groups for trajectory in group.survivors]
     rewards = torch.tensor([value for each in trajectories for value in _rewards(each, reward)], dtype=torch.float64)
-    lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories])
-    return discounted_returns(rewards, torch.repeat_interleave(torch.arange(len(trajectories)), lengths), discount)
+    return discounted_returns(rewards, _trajectory_ids(trajectories), discount)
 
 
 def step_values(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:

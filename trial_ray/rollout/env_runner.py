@@ -166,13 +166,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         Raises:
             NotConnectedError: Ray has restarted this env runner, which has lost its groups.
         """
-        keep, by_rows = iteration is not None, self.config.advantage_statistics == "rows"
-        penalty = self.config.invalid_action_penalty / self.config.reward_scale if by_rows else 0.0
+        keep = iteration is not None
         played = sorted(self._background().take(number), key=lambda ended: ended[0].index)
         if self._callbacks and played:
             rollouts = [rollout for _, group in played for rollout in group.trajectories]
             self._callbacks.call("on_sample_end", not keep, samples=rollouts)
-        samples = [GroupSample.from_group(request, group, self.config.reward, penalty) for request, group in played]
+        samples = [GroupSample.from_group(request, group, self.config) for request, group in played]
         if self._callbacks and samples:  # the first tells what callbacks have logged
             samples[0] = replace(samples[0], logged=self._callbacks.take_logged(not keep))
         if iteration is not None and played and self.config.trajectories_folder is not None:

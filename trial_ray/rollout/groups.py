@@ -20,9 +20,9 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES,
 )
 
-from trial_ray.config.training import Reward
+from trial_ray.config.run import RunSettings
 from trial_ray.engines.protocol import SamplingParams
-from trial_ray.errors import EnvironmentFaultError, InfrastructureError
+from trial_ray.errors import EnvironmentFaultError, InfrastructureError, TrainingDivergedError
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 
 NamedReward = tuple[float, int]
@@ -214,7 +214,7 @@ class GroupSample:
         errors: errors of the failed rollouts.
         num_survivors: number of completed rollouts, which can be trained on.
         num_rows: number of turns of the completed rollouts.
-        zero_variance: whether all completed rollouts have the same reward, which makes outcome advantages zero.
+        zero_variance: whether the method's advantages of all turns are 0, so that the surrogate has no gradient.
         counts: counts of all rollouts, for the metrics.
         too_long: error message if a prompt of the task's first turn does not fit, else ``None``; playing it again would not
             help.
@@ -239,16 +239,9 @@ class GroupSample:
 
     @classmethod
     def from_group(
-        cls,
-        request: GroupRequest,
-        group: TrajectoryGroup,
-        reward: Reward,
-        row_penalty: float = 0.0,
+        cls, request: GroupRequest, group: TrajectoryGroup, config: RunSettings
     ) -> GroupSample:
-        """Count the rollouts of a group.
-
-        ``reward`` and ``row_penalty`` are as in :meth:`TrajectoryGroup.has_variance`.
-        """
+        """Count the rollouts of a group."""
         survivors = group.survivors
         versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
         return cls(
@@ -258,7 +251,7 @@ class GroupSample:
             errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
             num_survivors=len(survivors),
             num_rows=sum(len(trajectory.turns) for trajectory in survivors),
-            zero_variance=not group.has_variance(reward, row_penalty),
+            zero_variance=_is_without_advantage(group, config),
             counts=RolloutCounts.of(group.trajectories),
             weight_versions=(min(versions), max(versions)),
             num_environment_faults=sum(trajectory.failed_by == "environment" for trajectory in group.trajectories),
@@ -266,6 +259,13 @@ class GroupSample:
                 (each.error for each in group.trajectories if each.ended == "prompt_limit" and not each.turns), None
             ),
         )
+
+
+def _is_without_advantage(group: TrajectoryGroup, config: RunSettings) -> bool:
+    try:
+        return not config.method_class(config).advantages([group]).any()
+    except TrainingDivergedError:  # a reward is not finite; the learner raises this if it trains on the group
+        return False
 
 
 def failure_of(found: str, samples: Sequence[GroupSample], losses: Sequence[str]) -> InfrastructureError:

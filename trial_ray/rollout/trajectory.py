@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -197,26 +196,6 @@ class TrajectoryGroup:
         """Return the number of environment steps in the group (RLlib counts sampled steps by ``len``)."""
         return sum(len(trajectory.turns) for trajectory in self.trajectories)
 
-    def has_variance(self, reward: Reward, row_penalty: float = 0.0) -> bool:
-        """Return True if advantages can differ from 0: the completed rollouts' rewards differ by more than rounding.
-
-        With ``"per_turn"``, the rewards of single turns are compared as well.
-
-        Args:
-            reward: as in :meth:`Trajectory.outcome_reward`.
-            row_penalty: penalty of a row for a response without the required form, in units of that reward, if statistics
-                are taken over turn rows.
-        """
-        earned = [
-            trajectory.outcome_reward(reward) - (0.0 if turn.valid else row_penalty)
-            for trajectory in self.survivors
-            for turn in trajectory.turns
-        ]
-        if reward != "per_turn":
-            return _differ(earned)
-        rewards = [[turn.reward for turn in trajectory.turns] for trajectory in self.survivors]
-        return _differ(earned) or any(map(_differ, zip_longest(*rewards, fillvalue=0.0)))
-
     def peer_actions(self, trajectory: Trajectory) -> tuple[str, ...]:
         """Return the actions of the first successful completed rollout if ``trajectory`` failed its task; else an empty tuple."""
         if trajectory.success:
@@ -227,8 +206,3 @@ class TrajectoryGroup:
     def survivors(self) -> list[Trajectory]:
         """Completed rollouts, which can be trained on."""
         return [trajectory for trajectory in self.trajectories if trajectory.survived]
-
-
-def _differ(values: Sequence[float]) -> bool:
-    """True if values differ by more than rounding; numpy's smallest and largest of numbers with a NaN are NaN."""
-    return bool(values) and not equal_up_to_rounding(float(np.min(values)), float(np.max(values)))

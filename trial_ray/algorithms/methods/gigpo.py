@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
@@ -17,18 +21,27 @@ class StepGroups(Method["GiGPOConfig"]):
 
     name = "gigpo"
 
-    def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Add the step advantages to the rows' advantages."""
+    def advantages(self, groups: Sequence[TrajectoryGroup]) -> torch.Tensor:
+        """Return the rollouts' advantages plus ω times the step advantages."""
+        return super().advantages(groups) + self.config.step_coeff * self._step_advantages(groups)
+
+    def _step_advantages(self, groups: Sequence[TrajectoryGroup]) -> torch.Tensor:
         config = self.config
-        anchors = anchor_ids(groups)
         returns = config.reward_scale * step_returns(groups, config.reward, config.step_discount)
         if config.advantage_statistics == "rows":
-            returns = returns - form_penalties(rows.turns, config)
-        advantages = normalised_returns(returns, anchors, config)
-        rows.advantages = rows.advantages + config.step_coeff * advantages
+            turns = [turn for group in groups for trajectory in group.survivors for turn in trajectory.turns]
+            returns = returns - form_penalties(turns, config)
+        return normalised_returns(returns, anchor_ids(groups), config)
+
+    def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
+        """Log the spread of the step advantages, and how many turns are compared with others."""
+        anchors = anchor_ids(groups)
         # A turn shares its anchor where its group has more than one member.
         shared = anchors.bincount()[anchors] > 1
-        return {"step_advantage_std": advantages.std(correction=0), "shared_anchor_fraction": shared.float().mean()}
+        return {
+            "step_advantage_std": self._step_advantages(groups).std(correction=0),
+            "shared_anchor_fraction": shared.float().mean(),
+        }
 
 
 class GiGPOConfig(GRPOConfig):
