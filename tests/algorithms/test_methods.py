@@ -19,7 +19,7 @@ from method_updates import (
     scored_rows,
 )
 
-from trial_ray.algorithms.methods import new_config
+from trial_ray.algorithms.methods import method_names, new_config
 
 SEEDS = range(4)
 TOLERANCE = 1e-12
@@ -204,6 +204,12 @@ def test_full_vocabulary_opsd_equals_the_definition_in_hidden_states_and_head():
         wanted = (expected.detach(), *torch.autograd.grad(expected.sum(), (views.hidden, views.weight)))
         assert max(map(relative_error, (losses, *found), wanted)) < TOLERANCE
         assert found[2].eq(0).all()
+
+
+def test_methods_without_a_clamp_are_computed_in_parts():
+    clamped = {"trial", "uniform", "permuted", "value_weighted", "gated"}
+    methods = {name: new_config(name) for name in method_names()}
+    assert {name for name, each in methods.items() if not each.method_class(each).adds_up(30)} == clamped
 
 
 @pytest.mark.parametrize("seed", [None, 0, 2**32, -1])

@@ -18,8 +18,11 @@ import torch
 from small_learners import build_learner, config_of, gradients, learner_of, update, worst
 from synthetic_groups import synthetic_groups
 
+from trial_ray.algorithms.methods.rlsd import RescaledAdvantages
 from trial_ray.errors import WeightSyncError
+from trial_ray.learner.method import Method
 from trial_ray.objectives.choices import IMPORTANCE_MODES
+from trial_ray.objectives.losses import weighted_likelihood_loss
 
 EVIDENCE_LEAD = "\n\nOutcome after the reply:\n"
 TRAINING = {
@@ -224,6 +227,39 @@ def test_no_memory_split_changes_the_gradient(method, own, budget, model_path, g
     assert worst(split, whole) < 1e-12
 
 
+class WhitenedAdvantages(Method):
+    def token_advantages(self, tokens, logprobs, iteration):
+        return whitened(tokens.advantages + logprobs)
+
+
+class WhitenedRescaling(RescaledAdvantages):
+    """A method that is declared per token, with an own hook that is not."""
+
+    def token_advantages(self, tokens, logprobs, iteration):
+        return whitened(super().token_advantages(tokens, logprobs, iteration) + logprobs)
+
+
+class WhitenedGaps(Method):
+    def dense_loss(self, tokens, fwd_out, iteration):
+        gaps = whitened(tokens.hindsight_logprobs - fwd_out["logprobs"].detach())
+        return weighted_likelihood_loss(fwd_out["logprobs"], gaps, tokens.mask), {}
+
+
+def whitened(values: torch.Tensor) -> torch.Tensor:
+    return (values - values.mean()) / values.std()
+
+
+@pytest.mark.parametrize("method", [WhitenedAdvantages, WhitenedRescaling, WhitenedGaps])
+def test_a_hook_over_the_whole_microbatch_sees_it_however_it_is_split(method, model_path, groups):
+    def step(max_tokens: int) -> dict[str, torch.Tensor]:
+        learner = exact_learner("rlsd", model_path, max_tokens_per_forward=max_tokens)
+        learner.method = learner.passes._method = learner.scoring._method = method(learner.config)
+        return gradients(learner, groups)
+
+    whole = step(100_000)
+    assert max(worst(step(tokens), whole) for tokens in (60, 1)) < 1e-12
+
+
 def test_a_split_is_forwarded_twice_only_where_the_clamp_acts(model_path, groups, monkeypatch):
     def forwards(method, iteration=30, **training) -> int:
         learner = exact_learner(method, model_path, max_tokens_per_forward=60, **training)
@@ -236,7 +272,7 @@ def test_a_split_is_forwarded_twice_only_where_the_clamp_acts(model_path, groups
     plain = forwards("grpo")
     assert forwards("trial", 1, hindsight_coeff=0.3, hindsight_start_iteration=2) == plain
     assert forwards("trial", **{**ACTIVE, "clamp_alpha": math.inf}) == plain
-    assert forwards("sdar") == plain
+    assert forwards("sdar") == forwards("rlsd") == plain
     assert forwards("trial", **ACTIVE) == 2 * plain
 
 

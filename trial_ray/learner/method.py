@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -26,6 +26,7 @@ from trial_ray.objectives.segments import zero_outside
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 Config = TypeVar("Config", bound=RunSettings)
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 Metrics = dict[str, torch.Tensor]
 """Scalars by name; the learner logs them under the method's ``name``, averaged over an iteration."""
 
@@ -41,6 +42,17 @@ class Divergence:
 
     mix: float
     temperature: float
+
+
+def per_token(hook: Hook) -> Hook:
+    """Declare that a hook computes a value for each token from that token alone, or the mean of such values over ``tokens.mask``.
+
+    A microbatch that does not fit into memory is then computed in parts that are added up, if this holds for all hooks of its loss.
+    Otherwise it is forwarded twice, so that its hooks see all of its tokens. A declaration is for one function: a subclass that
+    overrides the hook declares its own.
+    """
+    hook.__dict__["is_per_token"] = True
+    return hook
 
 
 class Method(Generic[Config]):
@@ -117,18 +129,25 @@ class Method(Generic[Config]):
         """
         return {}
 
+    @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """Return Â of every token, ``[T]``; ``logprobs [T]`` are from the current policy, detached."""
+        """Return Â of every token, ``[T]``.
+
+        Args:
+            tokens: a whole microbatch; T tokens of it if all hooks of the loss are :func:`per_token`.
+            logprobs: float ``[T]`` of the current policy, detached.
+            iteration: counted from 1.
+        """
         return tokens.advantages
 
+    @per_token
     def surrogate(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """L_GRPO of one microbatch, shape (): the mean of the clipped surrogate that ``surrogate_mean`` selects.
 
-        A surrogate that is not a token mean of token ratios (a ratio of whole sequences, a mean over turns) always gets whole
-        microbatches.
+        A surrogate with another ``ratio_level`` or ``surrogate_mean`` than the defaults always gets whole microbatches.
 
         Args:
-            tokens: the microbatch, with the advantages of :meth:`token_advantages`.
+            tokens: a whole microbatch, or T tokens of it as in :meth:`token_advantages`, with the advantages of that hook.
             logprobs: float ``[T]``, log π_θ in nats, with their graph.
             iteration: counted from 1.
         """
@@ -140,6 +159,7 @@ class Method(Generic[Config]):
         unit = (tokens.turn_ids, tokens.num_turns)
         return surrogate_mean(losses, tokens.mask, *unit, config.surrogate_mean, config.max_response_tokens)
 
+    @per_token
     def log_ratios(self, tokens: TokenBatch, logprobs: torch.Tensor) -> torch.Tensor:
         """log π_θ / π_old of every token, ``[T]``, or of its whole response with ``ratio_level="sequence"``."""
         log_ratio = zero_outside(logprobs - tokens.old_logprobs, tokens.mask)
@@ -147,13 +167,14 @@ class Method(Generic[Config]):
             return log_ratio
         return sequence_log_ratios(log_ratio, tokens.mask, tokens.turn_ids, tokens.num_turns)
 
+    @per_token
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor | None, Metrics]:
         """Return the dense term before its coefficient, a mean over ``tokens.mask``, shape (); ``None`` without a dense term.
 
         Args:
-            tokens: T tokens of a microbatch, or of a part of one.
+            tokens: a whole microbatch, or T tokens of it as in :meth:`token_advantages`.
             fwd_out: ``logprobs [T]`` of the current policy, with their graph; ``divergence [T]`` if ``divergence`` is set.
             iteration: counted from 1.
 
@@ -169,12 +190,12 @@ class Method(Generic[Config]):
     def adds_up(self, iteration: int) -> bool:
         """Return whether the loss is known to be a mean over tokens, in which case parts of a microbatch can be added up.
 
-        The learner calls this; no method needs to change it.
+        The learner calls this; no method needs to change it. A hook counts as a mean over tokens if it is :func:`per_token`.
         """
         if self.clamp is not None and math.isfinite(self.clamp) and self.dense_coefficient(iteration) > 0:
             return False
-        changed = type(self).surrogate is not Method.surrogate or type(self).log_ratios is not Method.log_ratios
-        return not changed and _is_token_mean(self.config)
+        hooks = (self.token_advantages, self.surrogate, self.log_ratios, self.dense_loss)
+        return _is_token_mean(self.config) and all(getattr(hook, "is_per_token", False) for hook in hooks)
 
 
 def _is_token_mean(config: RunSettings) -> bool:

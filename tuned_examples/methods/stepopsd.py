@@ -11,7 +11,7 @@ import torch
 
 from trial_ray.algorithms.methods.rlsd import RescaledAdvantages, RLSDConfig
 from trial_ray.config.declare import setting
-from trial_ray.learner.method import Metrics
+from trial_ray.learner.method import Metrics, per_token
 from trial_ray.learner.rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.advantages import rescaled_advantages
 from trial_ray.objectives.segments import flat_floats, flat_ids, flat_mask, renumber, segment_sum, zero_outside
@@ -37,6 +37,7 @@ class EqualSteps(RescaledAdvantages):
         rows.weights = equal_step_factors(magnitudes, lengths > 0, rows.trajectory_ids)
         return super().prepare(rows, groups, iteration) | {"step_factor_std": rows.weights.std(correction=0)}
 
+    @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """Â of every token, ``[T]``."""
         gap = required(tokens.hindsight_logprobs) - tokens.old_logprobs

@@ -11,7 +11,7 @@ import torch
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.config.declare import setting
 from trial_ray.errors import ConfigError
-from trial_ray.learner.method import Divergence, Method, Metrics
+from trial_ray.learner.method import Divergence, Method, Metrics, per_token
 from trial_ray.learner.rows import TokenBatch, required
 from trial_ray.objectives.losses import weighted_likelihood_loss
 from trial_ray.objectives.segments import masked_mean
@@ -32,10 +32,12 @@ class SelfDistillation(Method["OPSDConfig"]):
         config = self.config
         return Divergence(config.jsd_mix, config.jsd_temperature) if config.divergence == "jsd" else None
 
+    @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """Return 0 for every token."""
         return torch.zeros_like(tokens.advantages)
 
+    @per_token
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:

@@ -7,7 +7,7 @@ import torch
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.config.declare import setting
 from trial_ray.errors import ConfigError
-from trial_ray.learner.method import Method, Metrics
+from trial_ray.learner.method import Method, Metrics, per_token
 from trial_ray.learner.rows import TokenBatch, required
 from trial_ray.objectives.losses import weighted_likelihood_loss
 from trial_ray.objectives.segments import masked_mean
@@ -23,6 +23,7 @@ class GatedLikelihood(Method["SDARConfig"]):
         """Return μ."""
         return self.config.distillation_coeff
 
+    @per_token
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:

@@ -9,7 +9,7 @@ import torch
 
 from trial_ray.algorithms.methods.rlsd import RescaledAdvantages, RLSDConfig
 from trial_ray.config.declare import setting
-from trial_ray.learner.method import Metrics, linear_decay
+from trial_ray.learner.method import Metrics, linear_decay, per_token
 from trial_ray.learner.rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.advantages import rescaled_advantages
 from trial_ray.rollout.trajectory import TrajectoryGroup
@@ -32,6 +32,7 @@ class ActionRescaling(RescaledAdvantages):
         """Return λ of an iteration; as released, it has its initial value in the first iteration."""
         return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration)
 
+    @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """Return Â of every token, ``[T]``."""
         gap = required(tokens.hindsight_logprobs) - logprobs

@@ -15,7 +15,7 @@ from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.grpo import GRPO
 from trial_ray.config.declare import setting
 from trial_ray.errors import ConfigError
-from trial_ray.learner.method import Method, Metrics
+from trial_ray.learner.method import Method, Metrics, per_token
 from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
 from trial_ray.metrics import LEARNER, peek
 from trial_ray.objectives.agreement import agreeing_parts, ratio_of_sums
@@ -132,6 +132,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         applies = iteration >= self.config.hindsight_start_iteration and not closed
         return self.config.hindsight_coeff if applies else 0.0
 
+    @per_token
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:
