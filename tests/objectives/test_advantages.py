@@ -40,6 +40,23 @@ def test_returns_that_differ_by_rounding_are_equal(sums, scale):
     assert result.tolist() == pytest.approx([-0.1, 0.0])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float64, 2.0**600), (torch.float64, 2.0**1023), (torch.float32, 2.0**100)],
+)
+def test_returns_of_any_size_are_compared(dtype, scale):
+    """Squares of the large ones, and the sum of the largest, are not finite."""
+    parts = torch.tensor([1.0, 1.5, -1.0, 0.75, 0.75], dtype=dtype)
+    groups = torch.tensor([0, 0, 0, 1, 1])
+    expected = group_relative_advantages(parts, groups, 1e-6 / scale)
+    assert expected[:3].abs().min() > 0.3
+    assert group_relative_advantages(scale * parts, groups).tolist() == expected.tolist()
+    centred = group_relative_advantages(scale * parts, groups, by_deviation=False)
+    assert centred.tolist() == (scale * group_relative_advantages(parts, groups, by_deviation=False)).tolist()
+    penalised = penalised_advantages(scale * parts, groups, torch.zeros(5, dtype=dtype), torch.arange(5))
+    assert penalised.tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("spread", [1e-12, 1e-7, 1e-6, 1e-5, 1e-3, 0.1, 1.0])
 def test_a_penalty_takes_no_more_than_itself(spread):
     """One malformed reply among rollouts that nearly earned the same must not drown every other group."""

@@ -38,8 +38,8 @@ def group_relative_advantages(
     Raises:
         ValueError: wrong shape or dtype, NaN, a negative id, or ``epsilon`` not above 0.
     """
-    centred, deviations = _group_statistics(returns, group_ids, epsilon)
-    return centred / (deviations + epsilon) if by_deviation else centred
+    centred, deviations, scales = _group_statistics(returns, group_ids, epsilon)
+    return centred / (deviations + epsilon / scales) if by_deviation else centred * scales
 
 
 def penalised_advantages(
@@ -72,15 +72,19 @@ def penalised_advantages(
     """
     penalties = flat_floats("penalties", penalties).detach().to(returns.dtype)
     turns = flat_ids("trajectory_ids", trajectory_ids, ("penalties", penalties), len(returns))
-    centred, deviations = _group_statistics(returns, group_ids, epsilon)
+    centred, deviations, scales = _group_statistics(returns, group_ids, epsilon)
     if not by_deviation:
-        return centred[turns] - penalties
-    units = deviations + epsilon
-    return (centred / units)[turns] - penalties / units.clamp(min=LEAST_PENALTY_UNIT)[turns]
+        return (centred * scales)[turns] - penalties
+    units = deviations + epsilon / scales
+    return (centred / units)[turns] - penalties / (units * scales).clamp(min=LEAST_PENALTY_UNIT)[turns]
 
 
-def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """R_i − R̄ and the unbiased deviation of its group for each rollout; exactly 0 where all are equal up to rounding."""
+def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(R_i − R̄) / s and σ_R / s for each rollout, exactly 0 where all are equal up to rounding, and the group's scale s.
+
+    s is the largest power of two that is at most the largest return: sums and squares of returns up to 10³⁰⁸ stay finite, and
+    the rounding of no result changes.
+    """
     returns = flat_floats("returns", returns).detach()
     group_ids = flat_ids("group_ids", group_ids, ("returns", returns))
     if not epsilon > 0:
@@ -89,12 +93,15 @@ def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tup
         raise ValueError("returns must be finite.")
     groups, num_groups = renumber(group_ids)
     size = segment_sum(torch.ones_like(returns), groups, num_groups)
+    largest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns.abs(), "amax")
+    scales = torch.where(largest > 1, largest / (2 * torch.frexp(largest).mantissa), 1.0)[groups]
+    returns = returns / scales
     centred = returns - (segment_sum(returns, groups, num_groups) / size)[groups]
     variance = segment_sum(centred.square(), groups, num_groups) / (size - 1).clamp(min=1)
     lowest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amin", include_self=False)
     highest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amax", include_self=False)
     differ = ~equal_up_to_rounding(lowest, highest)
-    return zero_outside(centred, differ[groups]), zero_outside(variance.sqrt(), differ)[groups]
+    return zero_outside(centred, differ[groups]), zero_outside(variance.sqrt(), differ)[groups], scales
 
 
 def rescaled_advantages(
