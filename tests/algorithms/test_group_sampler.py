@@ -18,7 +18,7 @@ from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptT
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import EvaluationPlayer
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
-from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
+from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
 
 T = 4
 FEW = {"num_survivors": 1, "errors": ["EngineError: gone"]}
@@ -273,6 +273,72 @@ def test_groups_that_are_too_old_all_the_same_are_dropped_counted_and_played_aga
     workers.begun = []
     overlapping.sample(3)
     assert waiting <= tasks_begun(workers).keys()
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_the_oldest_turn_decides_whether_a_group_is_too_old(max_staleness):
+    """Of two groups with turns of the current weights, one has a turn of the oldest that are allowed, one of older ones."""
+    at_bound, too_old = drawn(2)
+    oldest = {at_bound: 1 - max_staleness, too_old: -max_staleness}
+
+    def play(request, times):
+        if request.task_id not in oldest:
+            return {}
+        turns = [Turn(weight_version=version) for version in (1, oldest[request.task_id], 1)]
+        group = TrajectoryGroup(request.task_id, [Trajectory(request.task_id, "", 0, turns) for _ in range(4)])
+        return vars_of(GroupSample.from_group(request, group, GRPOConfig()))
+
+    batch = sampler(PlayedWorkers(play=play, slow=set(drawn(9)[T:])), max_staleness).sample(1)
+    assert at_bound in tasks_of(batch.kept)
+    assert too_old not in tasks_of(batch.kept)
+    assert (batch.num_stale, batch.stale_rows) == (1, 12)
+
+
+def test_without_staleness_a_small_effective_sample_size_changes_nothing(caplog):
+    sampling = sampler(PlayedWorkers(), 0, {"min_effective_sample_size": 0.4})
+    sampling.sample(1)
+    sampling.note_effective_sample_size(0.1)
+    assert caplog.text == ""
+    assert sampling.sample(2).metrics()["groups/num_on_policy_iterations"] == 0
+
+
+def test_a_sample_of_an_earlier_seed_is_not_that_of_the_group_drawn_again():
+    """The first draw of a task fails, and is handed over once more as if it were complete."""
+    task = drawn(1)[0]
+    workers = PlayedWorkers(play=lambda request, times: FEW if (request.task_id, times) == (task, 1) else {})
+    take_groups, late = workers.take_groups, []
+
+    def handed_over_twice(*arguments, **named):
+        samples, dead = take_groups(*arguments, **named)
+        again = [late.pop()] if late else []
+        late.extend(replace(each, num_survivors=4, errors=[]) for each in samples if each.num_survivors < 2)
+        return again + samples, dead
+
+    workers.take_groups = handed_over_twice
+    batch = sampler(workers).sample(1)
+    (kept,) = [sample for sample in batch.kept if sample.request.task_id == task]
+    first, second = [request.seed for request in workers.begun if request.task_id == task]
+    assert (kept.request.seed, late) == (second, [])
+    assert first != second
+    assert batch.metrics()["rows/sampled"] == batch.metrics()["rows/given_to_learners"] + batch.redrawn_rows
+
+
+def test_groups_that_end_between_two_iterations_belong_to_the_next_one():
+    """By the iteration with which env runners record them."""
+    workers = PlayedWorkers()
+    take_groups, iterations = workers.take_groups, []
+
+    def noted(runners, iteration, *arguments, **named):
+        iterations.append(iteration)
+        return take_groups(runners, iteration, *arguments, **named)
+
+    workers.take_groups = noted
+    overlapping = sampler(workers, max_staleness=1)
+    overlapping.sample(1)
+    assert set(iterations) == {1}
+    iterations.clear()
+    overlapping.finish()
+    assert set(iterations) == {2}
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])

@@ -54,6 +54,19 @@ def assert_sums(summed, layers, expected):
     assert all(torch.equal(each.weight.grad.reshape(-1), wanted) for each, wanted in zip(layers, expected, strict=True))
 
 
+def test_gradients_of_each_dtype_are_summed_in_it(summed, layers, monkeypatch):
+    """As in a model in bfloat16 whose norms stay in float32; one sum of both would give parameters gradients of another dtype."""
+    monkeypatch.setattr(exchange, "BUCKET_ELEMENTS", 100)
+    parameters = [layers[0].weight, layers[1].weight.data.bfloat16().requires_grad_(), layers[2].weight]
+    sums = GradientSums(parameters)
+    sums.begin()
+    sum((index + 1) * each.float().sum() for index, each in enumerate(parameters)).backward()
+    sums.finish()
+    assert [each.dtype for each in summed] == [each.dtype for each in reversed(parameters)]
+    for index, each in enumerate(parameters):
+        assert torch.equal(each.grad, torch.full_like(each, index + 1))
+
+
 def test_layers_that_the_last_pass_leaves_out_keep_their_place_in_the_order(summed, layers):
     sums = GradientSums(list(layers.parameters()))
     loss_of(layers).backward()

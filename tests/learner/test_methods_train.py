@@ -61,6 +61,18 @@ def test_every_method_trains(method, model_path, groups):
         assert 0.05 < logged["action_token_fraction"] < 0.9
 
 
+def test_the_divergence_is_that_of_the_sampled_policies(model_path, groups):
+    """OPSD's temperature divides the logits of the tempered policy once more, so only their product counts."""
+
+    def step(temperature: float, divergence: float) -> dict[str, torch.Tensor]:
+        config = config_of("opsd", model_path, **settings_of("opsd", jsd_temperature=divergence, grad_clip=None))
+        return gradients(build_learner(config.env_runners(temperature=temperature)), groups)
+
+    once = step(1.0, 0.6)
+    assert worst(step(0.5, 1.2), once) < 1e-5
+    assert worst(step(1.0, 1.2), once) > 1e-2
+
+
 # --- the lagged teacher
 
 

@@ -68,7 +68,7 @@ ROW = st.tuples(st.integers(1, 5), st.booleans(), st.floats(-2, 2), st.sampled_f
 
 @means
 @given(st.lists(ROW, min_size=1, max_size=24), st.integers(1, 24), st.integers(1, 3))
-def test_a_rows_gradient_does_not_depend_on_the_rows_of_its_microbatch(mean, drawn, microbatch_rows, num_learners):
+def test_a_rows_gradient_does_not_depend_on_its_microbatch(mean, drawn, microbatch_rows, num_learners):
     """A token mean weighs rows by their length relative to the others, so its rows are equally long here."""
     lengths, *columns = map(list, zip(*drawn, strict=True))
     rows = rows_of([3] * len(lengths) if mean == "tokens" else lengths, *columns)
@@ -80,7 +80,7 @@ def test_a_rows_gradient_does_not_depend_on_the_rows_of_its_microbatch(mean, dra
         assert found == pytest.approx(expected, rel=1e-12, abs=1e-14)
 
 
-def test_winners_of_two_groups_weigh_the_same_where_three_rows_of_one_are_cut():
+def test_winners_weigh_the_same_where_three_rows_of_one_group_are_cut():
     rows = rows_of([4] * 8, [True, False, False, False, *[True] * 4], [1.5, *[-0.5] * 3] * 2, [1.0] * 8)
     rows.logprobs = rows.reference_logprobs = torch.zeros_like(rows.logprobs)
     of_logprobs = row_gradients(rows, "tokens", 4)[0]

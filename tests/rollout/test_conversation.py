@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from chat_tokenizers import bare_tokenizer, chat_tokenizer
+from riddle_env import RiddleEnv
+from user_env import entry_of
 
 from trial_ray.environments import alfworld, external, webshop
-from trial_ray.environments.guarded import StepResult
+from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.templates import PromptContext
 from trial_ray.errors import ChatTemplateError
 from trial_ray.rollout.conversation import ConversationBuilder
+from trial_ray.rollout.episode import play_episode
 from trial_ray.rollout.trajectory import Turn
 
 HOME = alfworld.ADAPTER
@@ -66,6 +70,36 @@ def long_episode(build: ConversationBuilder, num_turns: int, observation=lambda 
     for step in range(1, num_turns + 1):
         take(build, played, shown(observation(step)), sampled(build._tokenizer, f"<action>{step}</action>"))
     return played
+
+
+class RestartingEnv(RiddleEnv):
+    """Every step starts another conversation."""
+
+    ENV_ID = "mine/Restarting-v0"
+
+    def reset(self, *, seed=None, options=None):
+        return "the first room", {"task": TASK, "won": False}
+
+    def step(self, action):
+        return "the next room", 0.0, False, False, {"task": TASK, "won": False, "past_turns": 0}
+
+
+def test_a_response_without_an_action_stays_in_the_new_conversation():
+    """The second response holds no action, and is answered without a step."""
+    build = builder()
+    tokenizer = build._tokenizer
+
+    class Player:
+        async def act(self, result, history, step):
+            played = list(history)
+            response = sampled(tokenizer, f"<action>{step}</action>")
+            turn = take(build, played, result, response)
+            return replace(turn, outcome="Say one action." if step == 2 else "") if step < 4 else None
+
+    trajectory = asyncio.run(play_episode(GuardedEnv(entry_of(RestartingEnv)), "7", Player()))
+    third = tokenizer.decode(trajectory.turns[2].prompt_ids)
+    assert [f"<action>{step}</action>" in third for step in (1, 2)] == [False, True]
+    assert "Say one action." in third
 
 
 @pytest.mark.parametrize(("window", "kept"), [(0, 0), (2, 2), (50, 5)])
