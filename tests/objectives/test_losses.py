@@ -117,10 +117,10 @@ def test_k3_of_a_vanished_token_is_bounded_and_finite():
 LENGTH = 7
 
 
-def test_a_turn_without_an_eligible_token_counts_as_a_row_of_nothing():
+def test_a_turn_without_an_eligible_token_does_not_count():
     arguments = (torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1, 1, 0]), torch.tensor([0, 0, 1]), 2)
     found = {mean: surrogate_mean(*arguments, mean, LENGTH).item() for mean in SURROGATE_MEANS}
-    assert found == pytest.approx({"tokens": 1.5, "rows": 0.75, "fixed_length": 3 / (2 * LENGTH)})
+    assert found == pytest.approx({"tokens": 1.5, "rows": 1.5, "fixed_length": 3 / LENGTH})
 
 
 @pytest.mark.parametrize(("name", "value"), [("mean", "turns"), ("length", 0), ("turn_ids", torch.tensor([0, 2]))])
