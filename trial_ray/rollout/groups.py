@@ -238,9 +238,7 @@ class GroupSample:
     logged: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_group(
-        cls, request: GroupRequest, group: TrajectoryGroup, config: RunSettings
-    ) -> GroupSample:
+    def from_group(cls, request: GroupRequest, group: TrajectoryGroup, config: RunSettings) -> GroupSample:
         """Count the rollouts of a group."""
         survivors = group.survivors
         versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
