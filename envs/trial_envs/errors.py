@@ -49,6 +49,10 @@ class EpisodeOverError(TrialEnvError, RuntimeError):
     """``step`` was called before ``reset``, or after the episode had ended."""
 
 
+class ObservationTooLongError(TrialEnvError, ValueError):
+    """An observation does not fit into the shared memory of its space."""
+
+
 class CorruptCatalogueError(TrialEnvError, ValueError):
     """A shop's data or its index are incomplete, unreadable, or differ from the manifest."""
 

@@ -10,8 +10,14 @@ from typing import overload
 from gymnasium.spaces import Text
 from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 
+from trial_envs.errors import ObservationTooLongError
+
 MAX_TEXT = 1_000_000
-"""Maximum length of observations and actions, in characters."""
+"""Maximum length of observations and actions, in characters.
+
+It is far above what the environments return, because a WebShop page or a model's response may have any length, and it costs
+nothing: a write copies the text only, and pages of shared memory that are never written take no memory.
+"""
 
 _HEADER = 8
 """Size of the field with the text's length; both in bytes."""
@@ -91,5 +97,10 @@ def _read_shared_texts(space: AnyText, shared_memory: list[BufferWrapper], n: in
 def _write_shared_text(space: AnyText, index: int, value: str, shared_memory: list[BufferWrapper]) -> None:
     encoded = value.encode("utf-8", "surrogatepass")
     view = shared_memory[index].create_memoryview()
+    if _HEADER + len(encoded) > len(view):
+        raise ObservationTooLongError(
+            f"The observation has {len(value)} characters, and the space {space} has room for {space.max_length} in shared memory. "
+            "Give the observation space a larger max_length, or the AsyncVectorEnv shared_memory=False."
+        )
     view[_HEADER : _HEADER + len(encoded)] = encoded
     view[:_HEADER] = len(encoded).to_bytes(_HEADER, "little")

@@ -13,7 +13,13 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector.utils import batch_space, create_shared_memory, read_from_shared_memory, write_to_shared_memory
 
 from trial_envs.core import AnyText, Outcome, TextEnv
-from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownOptionError, UnknownTaskError
+from trial_envs.errors import (
+    ClosedEnvError,
+    EpisodeOverError,
+    ObservationTooLongError,
+    UnknownOptionError,
+    UnknownTaskError,
+)
 
 
 class CountingEnv(TextEnv):
@@ -170,6 +176,21 @@ def test_texts_pass_through_shared_memory():
         assert copy.deepcopy(shown) == ("", text, "")
         assert copy.deepcopy(shown) in batch_space(space, 3)
     assert shown[1:] == (texts[-1], "")
+
+
+def test_a_write_to_shared_memory_copies_the_text_alone():
+    """The speed of a vector environment must not depend on the maximum length of its texts."""
+    space = AnyText(1000)
+    memory = create_shared_memory(space, n=1)
+    view = memory[0].create_memoryview()
+    view[:] = b"\xff" * len(view)
+    write_to_shared_memory(space, 0, "short", memory)
+    assert bytes(view).rstrip(b"\xff") == (5).to_bytes(8, "little") + b"short"
+    write_to_shared_memory(space, 0, "é" * 2000, memory)  # more characters than announced, and room for their bytes
+    assert read_from_shared_memory(space, memory)[0] == "é" * 2000
+    with pytest.raises(ObservationTooLongError, match="4001 characters"):
+        write_to_shared_memory(space, 0, "x" * 4001, memory)
+    assert read_from_shared_memory(space, memory)[0] == "é" * 2000
 
 
 def test_misuse_is_refused_with_what_to_do():
