@@ -29,7 +29,8 @@ def folder(model_path, tmp_path_factory) -> Path:
     folder = Path(shutil.copytree(model_path, tmp_path_factory.mktemp("model") / "tiny"))
     file = folder / "generation_config.json"
     settings = json.loads(file.read_text())
-    file.write_text(json.dumps({**settings, "eos_token_id": [settings["eos_token_id"], EXTRA_STOP_ID]}))
+    own = {"eos_token_id": [settings["eos_token_id"], EXTRA_STOP_ID], "top_k": 20, "repetition_penalty": 1.05}
+    file.write_text(json.dumps({**settings, **own}))
     return folder
 
 
@@ -68,6 +69,8 @@ def test_a_hub_name_in_the_cache_is_its_folder_with_the_same_stop_tokens(
     file = export_model(NAME, tmp_path / "exported") / "config.json"  # in the cache a link
     assert file.is_file()
     assert not file.is_symlink()
+    assert stop_token_ids(str(file.parent)) == stop_token_ids(found)
+    assert json.loads((file.parent / "generation_config.json").read_text()).keys() == {"eos_token_id", "pad_token_id"}
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).parent.mkdir()
     with pytest.raises(CheckpointError, match="does not exist"):

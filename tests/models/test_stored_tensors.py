@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from architectures import random_model, randomise, save_model
@@ -34,10 +36,13 @@ def logits_of(lm) -> torch.Tensor:
 def test_a_model_that_was_written_is_loaded_and_sent_as_transformers_loads_it(name, tmp_path):
     lm = random_model(name)
     lm.generation_config.eos_token_id = [2, 5]
-    lm.generation_config.temperature = 0.6  # without do_sample, which loads, but which transformers does not save
+    lm.generation_config.update(pad_token_id=1, temperature=0.6, top_k=20, repetition_penalty=1.05, max_new_tokens=64)
     write_model(lm, stored_tensors(lm).items(), tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     require_same_config(lm.config, tmp_path)
+    written = json.loads((tmp_path / "generation_config.json").read_text())
+    assert (written["eos_token_id"], written["pad_token_id"]) == ([2, 5], 1)
+    assert written.keys() <= {"bos_token_id", "eos_token_id", "pad_token_id"}, "a server would apply the others"
     try:
         filled = load_causal_lm(str(tmp_path), "float32", weights=False)
         assert {each.device.type for each in filled.parameters()} == {"meta"}

@@ -27,15 +27,14 @@ def write_model(lm: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]]
     """Write ``lm``'s configuration and the given weights to ``folder`` (created), in the format that transformers and vLLM load.
 
     Args:
-        lm: model with the configuration and generation settings to write.
+        lm: model with the configuration and the generation config to write, the latter as in :func:`write_generation_config`.
         weights: names and whole tensors, a tied tensor once; may be a generator that creates one at a time.
         folder: folder that contains no model yet.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lm.config.save_pretrained(folder)
     if lm.generation_config is not None:
-        # save_pretrained rejects values that loading accepts, such as a temperature without do_sample.
-        lm.generation_config.to_json_file(folder / "generation_config.json")
+        write_generation_config(lm.generation_config.to_dict(), folder)
     written: list[list[str]] = []
     total = 0
     for part in _parts(weights):
@@ -50,6 +49,24 @@ def write_model(lm: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]]
     if len(written) > 1:
         content = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+GENERATION_CONFIG = "generation_config.json"
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def write_generation_config(settings: Mapping[str, Any], folder: Path) -> None:
+    """Write the token ids of a generation config to ``folder``, without its other settings.
+
+    A server applies the sampling settings in this file (``top_k``, ``repetition_penalty``, ``max_new_tokens``, ...) to each request
+    that does not set them. They were chosen for the base model, and training samples without them.
+
+    Args:
+        settings: the generation config's values by name.
+        folder: folder of the model.
+    """
+    kept = {name: settings[name] for name in _TOKEN_IDS if settings.get(name) is not None}
+    (folder / GENERATION_CONFIG).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:

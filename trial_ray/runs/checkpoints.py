@@ -323,7 +323,7 @@ def checkpoint_iteration(path: Path, run: Path) -> int | None:
 
 
 def export_model(source: Path | str, target: Path | str, *, adapter: bool = False) -> Path:
-    """Copy the model out of a checkpoint into the new folder ``target``.
+    """Copy the model out of a checkpoint into the new folder ``target``; its generation config keeps only token ids.
 
     Args:
         source: a checkpoint or run folder; without ``adapter`` also a model folder.
@@ -343,8 +343,16 @@ def export_model(source: Path | str, target: Path | str, *, adapter: bool = Fals
         )
     target = Path(target).expanduser().resolve()
     require_new_folder(target)
-    write_folder(target, lambda partial: shutil.copytree(found, partial))
+    write_folder(target, lambda partial: _copy_model(found, partial))
     return target
+
+
+def _copy_model(source: Path, target: Path) -> None:
+    from trial_ray.models.folders import GENERATION_CONFIG, write_generation_config
+
+    shutil.copytree(source, target)
+    if (file := target / GENERATION_CONFIG).is_file():  # of a model that this version did not write
+        write_generation_config(read_json(file), target)
 
 
 def _merge(adapter: Path, target: Path) -> None:
