@@ -11,16 +11,21 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from chat_tokenizers import published_tokenizer
 from riddle_env import WORDS, RiddleEnv
+from transformers import Qwen3Config
 from user_env import registered
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.cli import main
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.environments.guarded import StepResult
+from trial_ray.errors import UserInputError
 from trial_ray.evaluation import endpoint as endpoints
 from trial_ray.evaluation.comparison import paired_comparison
-from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.endpoint_server import connect
+from trial_ray.evaluation.results import EvaluationResult, protocol_difference
+from trial_ray.models.loading import load_tokenizer
 
 KEY = "sk-of-the-test-0123456789"
 VARIABLE = "ENDPOINT_TEST_SESAME"  # a name that nothing takes for a secret's
@@ -31,9 +36,18 @@ def chat(text, **choice):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        cards = {"data": [{"id": "riddler", "owned_by": self.server.owner}]}
+        self.answer(200 if self.path == "/v1/models" else 404, {"Content-Type": "application/json"}, json.dumps(cards))
+
     def do_POST(self):
         server = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            tokens = server.tokenize(body) if server.tokenize else None
+            content = json.dumps({"tokens": tokens})
+            self.answer(404 if tokens is None else 200, {"Content-Type": "application/json"}, content)
+            return
         with server.lock:
             server.seen.append((self.path, self.headers, body))
             status, headers, answer = server.script.pop(0) if server.script else (200, {}, None)
@@ -41,7 +55,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             answer = answer(self)
             if answer is None:
                 return
-        answer = chat(solve(body)) if answer is None else answer
+        self.answer(status, headers, chat(solve(body)) if answer is None else answer)
+
+    def answer(self, status, headers, answer):
+        answer = answer.encode() if isinstance(answer, str) else answer
         self.send_response(status)
         for name, value in {"Content-Length": str(len(answer)), **headers}.items():
             self.send_header(name, value)
@@ -63,6 +80,7 @@ def server():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.script, server.seen, server.lock = [], [], threading.Lock()
+    server.owner, server.tokenize = "someone", None
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     server.url = f"http://127.0.0.1:{server.server_port}/v1"
@@ -148,6 +166,66 @@ def test_what_is_sent(command, server, monkeypatch):
     _, headers, sent = server.seen[-1]
     assert headers["Authorization"] == "Bearer none", "not the key of another endpoint"
     assert sent["temperature"] == 0.4
+
+
+def test_a_server_samples_without_its_models_own_settings(command, server, tmp_path):
+    """Servers that read the fields receive neutral values; for others the protocol names what is unknown."""
+    protocols = []
+    for owner in ("vllm", "someone"):
+        server.owner, server.seen = owner, []
+        assert command("--episodes", "1", "--json", str(tmp_path / f"{owner}.json"), "--body", '{"min_p": 0.1}') == 0
+        sent = server.seen[0][2]
+        assert ("top_k" in sent, "repetition_penalty" in sent, sent["min_p"]) == (owner == "vllm",) * 2 + (0.1,)
+        protocols.append(EvaluationResult.load(tmp_path / f"{owner}.json").protocol)
+    ours, theirs = (set(protocol["uncontrolled"]) for protocol in protocols)
+    assert ours == {"max_new_tokens", "prompt_ids"}
+    assert theirs - ours == {"top_k", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+    assert protocol_difference(*protocols) == ""
+
+
+DROPS_REASONING = ("qwen3", "qwen3_5_think", "qwen3_6", "deepseek_r1_distill", "deepseekv3", "glm4moe")
+
+
+def served_template(name: str, folder: Path, style: str):
+    """Settings of a run whose tokenizer has a published chat template, and the tokenizer."""
+    tokenizer = published_tokenizer(name)
+    tokenizer.save_pretrained(folder)
+    Qwen3Config(vocab_size=len(tokenizer)).save_pretrained(folder)
+    config = GRPOConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"})
+    return config.rl_module(model_path=str(folder)).env_runners(prompt_style=style), load_tokenizer(str(folder))
+
+
+def tokenizing(tokenizer):
+    def tokenize(body):
+        if "prompt" in body:
+            return tokenizer(body["prompt"], add_special_tokens=body["add_special_tokens"])["input_ids"]
+        text = tokenizer.apply_chat_template(body["messages"], tokenize=False, add_generation_prompt=True)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    return tokenize
+
+
+@pytest.mark.parametrize("name", [*DROPS_REASONING, "qwen2_5"])
+def test_prompts_of_a_conversation_are_compared_with_those_of_training(name, server, tmp_path):
+    config, tokenizer = served_template(name, tmp_path, "conversation")
+    server.tokenize = tokenizing(tokenizer)
+    (entry,) = config.environment_entries()
+    endpoint = endpoints.ChatEndpoint(server.url, "riddler")
+    if name in DROPS_REASONING:
+        with pytest.raises(UserInputError, match="other prompts than training"):
+            connect(endpoint, config, entry)
+    else:
+        assert "prompt_ids" not in connect(endpoint, config, entry).uncontrolled
+    single = config.copy(copy_frozen=False).env_runners(prompt_style="tagged")
+    assert "prompt_ids" not in connect(endpoint, single, entry).uncontrolled
+
+
+def test_prompts_that_cannot_be_compared_are_recorded(server, tmp_path):
+    config, _ = served_template("qwen3", tmp_path, "conversation")
+    (entry,) = config.environment_entries()
+    for tokenize in (None, lambda body: [1, 2, 3]):  # a server without the path, and another model's tokenizer
+        server.tokenize = tokenize
+        assert "prompt_ids" in connect(endpoints.ChatEndpoint(server.url, "riddler"), config, entry).uncontrolled
 
 
 def test_an_interrupted_evaluation_continues(command, server, tmp_path, capsys):

@@ -94,6 +94,7 @@ def evaluate(args: Namespace) -> None:
     """Play the episodes that are not in the result file yet, save them, and print the table."""
     from trial_ray.environments.registry import load_adapters
     from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
+    from trial_ray.evaluation.endpoint_server import connect
     from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
     from trial_ray.evaluation.player import evaluate_oracle, oracle_protocol
     from trial_ray.evaluation.results import EpisodeJournal
@@ -106,7 +107,10 @@ def evaluate(args: Namespace) -> None:
     evaluation_set = choose_evaluation_set(entry, args.episodes or args.panel)
     if args.endpoint:
         config.check_evaluation()
-        endpoint = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)
+        given = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)
+        endpoint = connect(given, config, entry)
+        if endpoint.uncontrolled:
+            show(f"the server decides: {', '.join(endpoint.uncontrolled)} (recorded in the protocol, not compared)")
         labels = {"method": "endpoint", "backbone": endpoint.model, "seed": None}
         protocol, weights = (
             endpoint_protocol(config, evaluation_set, entry, endpoint),

@@ -143,8 +143,9 @@ def _print(run: RecordedRun, number: int | None) -> None:
   trial-ray export runs/my-run/checkpoints/000020 exported/agent
   trial-ray export runs/my-lora-run exported/adapter --adapter
 
-DIR then loads with transformers (AutoModelForCausalLM.from_pretrained) and serves with vLLM (vllm serve DIR). If a run
-trained an adapter (lora_rank), it is merged into the weights; --adapter copies only the adapter, for peft.
+DIR then loads with transformers (AutoModelForCausalLM.from_pretrained) and serves with vLLM (vllm serve DIR
+--generation-config vllm). If a run trained an adapter (lora_rank), it is merged into the weights; --adapter copies only the
+adapter, for peft.
 """,
     option("checkpoint", "a checkpoint, or a run folder (its newest), or the URI of one", "CHECKPOINT", readable(1)),
     option("folder", "a new folder", "DIR", Path),

@@ -27,7 +27,7 @@ from trial_ray.errors import (
 )
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import prompt_protocol
-from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.results import UNCONTROLLED, EvaluationResult
 from trial_ray.files import HIDDEN, redacted
 from trial_ray.rollout.episode import History, derive_seed, play_episode
 from trial_ray.rollout.prompts import records
@@ -53,6 +53,8 @@ class ChatEndpoint:
         key_variable: environment variable with the API key; ``None``: no key is needed.
         timeout_s: timeout of one request, in seconds.
         body: fields that are added to each request or replace its fields; a field with the value ``None`` is removed.
+        neutral: fields of each request that keep the server from applying its own defaults; ``body`` replaces them.
+        uncontrolled: names of settings that are neither in the requests nor compared with those of training.
 
     Raises:
         UserInputError: the URL is not an HTTP(S) URL, or contains a user, password or query; or the variable is not set.
@@ -63,6 +65,8 @@ class ChatEndpoint:
     key_variable: str | None = None
     timeout_s: float = 120.0
     body: Mapping[str, Any] = field(default_factory=dict)
+    neutral: Mapping[str, Any] = field(default_factory=dict)
+    uncontrolled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -114,7 +118,7 @@ class ChatEndpoint:
         """
         import openai
 
-        body = {name: value for name, value in {**fields, **self.body}.items() if value is not None}
+        body = {name: value for name, value in {**fields, **self.neutral, **self.body}.items() if value is not None}
         try:
             # The client's own deadline begins again with each byte that arrives.
             async with asyncio.timeout((1 + RETRIES) * (self.timeout_s + LONGEST_PAUSE_S)):
@@ -125,16 +129,16 @@ class ChatEndpoint:
                 raise TypeError(f"the message's content is of type {type(text).__name__}")
             return text, choice.finish_reason
         except openai.APIStatusError as error:
-            told = f"{self.url} answered with status {error.status_code}: {self._clean(error)}."
+            told = f"{self.url} answered with status {error.status_code}: {self.clean(error)}."
             if error.status_code >= 500 or error.status_code in BUSY:
                 raise EngineError(told) from None
             if re.search("context.length", told, re.IGNORECASE):
                 raise PromptTooLongError(told) from None
             raise UserInputError(f"{told} Check --endpoint, --model, --api-key-env and --body.") from None
         except Exception as error:  # the client returns what there is of an answer that is no chat completion
-            raise EngineError(f"{self.url} gave no chat completion: {self._clean(error)}.") from None
+            raise EngineError(f"{self.url} gave no chat completion: {self.clean(error)}.") from None
 
-    def _clean(self, error: Exception) -> str:
+    def clean(self, error: Exception) -> str:
         """Return an error's message without the key."""
         text = first_line(error)
         return redacted(text.replace(key, HIDDEN) if (key := self._key()) else text)
@@ -177,7 +181,7 @@ class EndpointPlayer:
             # A field that vLLM and SGLang read; other endpoints may refuse it.
             "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
         }
-        text, ended = await self.endpoint.complete(self.client, self._messages(result, history, step), fields)
+        text, ended = await self.endpoint.complete(self.client, self.messages(result, history, step), fields)
         # Not a field of the request: an endpoint that stops there leaves the string out.
         if ends := [text.index(stop) + len(stop) for stop in config.stop_strings if stop in text]:
             text, ended = text[: min(ends)], "stop"
@@ -191,7 +195,8 @@ class EndpointPlayer:
             finish_reason=finish_reason,
         )
 
-    def _messages(self, result: StepResult, history: History, step: int) -> list[dict[str, str]]:
+    def messages(self, result: StepResult, history: History, step: int) -> list[dict[str, str]]:
+        """Return the messages of the next request; in a conversation they are kept for later requests."""
         window, conversation = self.config.history_window, self.config.prompt_style == "conversation"
         past = [] if conversation or not window else records(history)[-window:]
         context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, tuple(past), step)
@@ -210,10 +215,14 @@ class EndpointPlayer:
 def endpoint_protocol(
     config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry, endpoint: ChatEndpoint
 ) -> dict[str, Any]:
-    """Return a protocol that is comparable with the protocol of a checkpoint's evaluation, plus the fields from ``--body``."""
+    """Return a protocol that is comparable with the protocol of a checkpoint's evaluation.
+
+    It also has the fields from ``--body``, and the names of settings that the server determines; the latter are not compared.
+    """
     return {
         **prompt_protocol(config, evaluation_set, entry),
         **({"request": dict(endpoint.body)} if endpoint.body else {}),
+        UNCONTROLLED: list(endpoint.uncontrolled),
     }
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 CHAT_TEMPLATE, ENV_CONFIG = "chat_template", "env_config"
 """Protocol key for the chat template: digest of its output, its arguments, and the date that it shows, if any."""
+UNCONTROLLED = "uncontrolled"
+"""Protocol key for the settings of a server that are unknown; two protocols do not differ in them."""
 SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
 
@@ -224,7 +226,7 @@ def protocol_difference(
     first: dict[str, Any], second: dict[str, Any], where: tuple[str, str] = ("in one", "in another")
 ) -> str:
     """Return the alphabetically first entry that differs between two protocols, with both values; empty if they are equal."""
-    for key in sorted(first.keys() | second.keys()):
+    for key in sorted((first.keys() | second.keys()) - {UNCONTROLLED}):
         one, other = first.get(key), second.get(key)
         if key == ENV_CONFIG and None in (one, other):
             continue  # earlier versions did not record it
