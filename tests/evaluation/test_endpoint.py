@@ -205,7 +205,7 @@ def tokenizing(tokenizer):
     return tokenize
 
 
-@pytest.mark.parametrize("name", [*DROPS_REASONING, "qwen2_5"])
+@pytest.mark.parametrize("name", [*DROPS_REASONING, "qwen2_5", "qwen3_vl"])
 def test_prompts_of_a_conversation_are_compared_with_those_of_training(name, server, tmp_path):
     config, tokenizer = served_template(name, tmp_path, "conversation")
     server.tokenize = tokenizing(tokenizer)
@@ -300,7 +300,7 @@ def test_a_conversation_that_starts_again_is_sent_alone_and_responses_end_at_the
     class Endpoint:
         async def complete(self, client, messages, fields):
             sent.append(messages)
-            return "<action>red</action> and more", "length"
+            return "so</think><action>red</action> and more", "length"  # the prompt ended in <think>
 
     settings = GRPOConfig().env_runners(prompt_style="conversation", stop_strings=["and", "</action>"])
     template = EnvironmentAdapter("mine/Any-v0").template("conversation")
@@ -309,5 +309,5 @@ def test_a_conversation_that_starts_again_is_sent_alone_and_responses_end_at_the
         turn = asyncio.run(player.act(StepResult("Look.", task, "", (), won=False, score=0.0, past_turns=past), [], 1))
     assert [len(messages) for messages in sent] == [2, 4, 2]
     assert "second" in sent[2][0]["content"] + sent[2][1]["content"]
-    assert sent[1][2]["content"] == "<action>red</action>"
-    assert (turn.action, turn.finish_reason) == ("red", "stop")
+    assert sent[1][2]["content"] == "<think>\nso</think><action>red</action>"
+    assert (turn.action, turn.valid, turn.finish_reason) == ("red", True, "stop")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from chat_tokenizers import OWN, published_templates, published_tokenizer
 
+from trial_envs.core.projection import project_action, with_opening
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import PromptContext
@@ -209,6 +210,9 @@ def test_reasoning_that_the_prompt_opened_counts_as_the_responses_own(name, swit
         return build.template.project(written)
 
     assert read("so</think><action>Look</action>").valid == opened
+    if opened:  # other libraries see the response without its prompt
+        for text in ("so</think><action>Look</action>", "so <action>look</action>", "</think><action>look</action> 好"):
+            assert project_action(with_opening(text)) == read(text)
     assert read("<think>so</think><action>Look</action>").valid
     assert read("so</think><action>Look</action>").action == "look"
     assert not read("so <action>look</action>").valid

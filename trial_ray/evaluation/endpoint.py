@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from trial_envs.core.extras import install_command
+from trial_envs.core.projection import with_opening
 from trial_ray.config.run import RunSettings
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
@@ -182,6 +183,8 @@ class EndpointPlayer:
             "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
         }
         text, ended = await self.endpoint.complete(self.client, self.messages(result, history, step), fields)
+        if config.prompt_style != "plain":
+            text = with_opening(text)
         # Not a field of the request: an endpoint that stops there leaves the string out.
         if ends := [text.index(stop) + len(stop) for stop in config.stop_strings if stop in text]:
             text, ended = text[: min(ends)], "stop"

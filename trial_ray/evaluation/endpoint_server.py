@@ -116,7 +116,7 @@ def _probe(
         opened = tokenizer.decode(prompt.ids).rstrip().endswith("<think>")
         text = _REASONED.removeprefix("<think>\n") if opened else _REASONED
         response = np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
-        player.conversation.append({"role": "assistant", "content": text})
+        player.conversation.append({"role": "assistant", "content": _REASONED})
         turns.append(Turn(prompt.ids, response, insert_at=prompt.insert_at, observation=_SHOWN[0], action="look"))
         messages, prompt = player.messages(shown[1], turns, 2), writer.write(shown[1], turns)
     return messages, prompt.ids.tolist()

@@ -67,6 +67,18 @@ def project_action(
     return Projection(action, _reasons(lowered) and _CJK.search(response) is None)
 
 
+def with_opening(response: str) -> str:
+    """Return a response with the ``<think>`` that the chat template wrote at the end of its prompt, if it did.
+
+    Chat templates of some reasoning models end a prompt with an opened ``<think>``. A response that a server or another library
+    returns then begins inside this element: it has ``</think>`` without ``<think>`` before it. Code that has the prompt's ids reads
+    the opening from the prompt instead.
+    """
+    opening, closing = (response.lower().find(tag) for tag in ("<think>", "</think>"))
+    opened = closing >= 0 and not 0 <= opening < closing
+    return f"<think>\n{response}" if opened else response
+
+
 def _reasons(lowered: str) -> bool:
     start = lowered.find("<think>")
     return start >= 0 and lowered.find("</think>", start) >= 0

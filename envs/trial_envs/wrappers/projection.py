@@ -7,11 +7,14 @@ from typing import Any, SupportsFloat
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
-from trial_envs.core.projection import ResponseStyle, project_action
+from trial_envs.core.projection import ResponseStyle, project_action, with_opening
 
 
 class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Reads the action from a response as :func:`trial_envs.core.projection.project_action` does.
+
+    A ``"tagged"`` response may lack the ``<think>`` that a chat template wrote before it
+    (:func:`trial_envs.core.projection.with_opening`).
 
     ``info["action"]`` is the action that was carried out (``None`` after ``reset``). ``info["invalid_response"]`` is true if
     the response lacked the required form, ``info["invalid_action"]`` if the environment did not understand the action.
@@ -49,7 +52,8 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
         """
         if not isinstance(action, str):
             raise TypeError(f"Expected a response of type str, got {type(action).__name__}.")
-        found = project_action(action, self._style, self._tail, self._keep_case)
+        response = with_opening(action) if self._style == "tagged" else action
+        found = project_action(response, self._style, self._tail, self._keep_case)
         observation, reward, terminated, truncated, info = self.env.step(found.action)
         projected = {"action": found.action, "invalid_response": not found.valid}
         return observation, reward, terminated, truncated, info | projected

@@ -62,6 +62,8 @@ def test_the_history_holds_the_last_turns_and_forgets_with_the_episode():
     ("response", "action", "invalid"),
     [
         ("<think>x</think><action> WIN </action>", "win", False),
+        ("so</think><action>win</action>", "win", False),  # the prompt ended in <think>
+        ("</think><think><action>win</action>", "win", False),
         ("<action>win</action>", "win", True),
         ("I say hello", "i say hello", True),
         ("", "", True),
