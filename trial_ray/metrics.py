@@ -234,6 +234,10 @@ _DRIVER = _group(
             "share of groups with at least 2 completed rollouts in which the method's advantages of all turns are 0: all "
             "earned the same `reward`, up to rounding, and no penalty or term of the method makes a difference",
         ),
+        "groups/unequal_start_fraction": (
+            "item",
+            "share of the same groups whose rollouts begin with different observations; the first is named in a warning",
+        ),
         "tasks/seen_fraction": ("item", 'with `task_sampling="success_rate"`: share of the tasks that were played'),
         "tasks/effective_fraction": (
             "item",

@@ -601,6 +601,14 @@ def test_groups_without_variance_are_kept_or_left_out_and_refilled_until_the_bat
     assert batch.metrics()["groups/num_empty_iterations"] == 1
 
 
+def test_groups_that_begin_differently_are_counted_and_warned_of_once(caplog):
+    workers = PlayedWorkers(play=lambda request, times: {"starts_differ": request.task_id != drawn(1)[0]})
+    draw = sampler(workers)
+    assert draw.sample(1).metrics()["groups/unequal_start_fraction"] == (T - 1) / T
+    draw.sample(2)
+    assert ["begin with different observations" in record.message for record in caplog.records].count(True) == 1
+
+
 def test_the_share_of_groups_without_variance_is_of_those_whose_rewards_could_differ():
     def sample(survivors, zero_variance):
         return GroupSample(

@@ -37,6 +37,14 @@ class BrokenEnv(RiddleEnv):
         raise OSError("motor broken")
 
 
+class SeedlessEnv(RiddleEnv):
+    """Ignores the seed of a reset."""
+
+    def reset(self, *, seed=None, options=None):
+        self.words = (*self.words[1:], self.words[0])
+        return super().reset(seed=seed)
+
+
 class ListInfoEnv(RiddleEnv):
     """Gives a list in place of an info."""
 
@@ -66,6 +74,13 @@ class ListInfoEnv(RiddleEnv):
 def test_what_a_run_needs_and_does_not_get_is_named(entry, needs, told):
     with pytest.raises(ConfigError, match=told):
         check(entry, **needs)
+
+
+@pytest.mark.parametrize(("env_class", "warnings"), [(RiddleEnv, 0), (SeedlessEnv, 1)])
+def test_a_reset_that_ignores_its_seed_is_warned_of(env_class, warnings, caplog):
+    check(entry_of(env_class, templates={"plain": Curt()}))
+    assert len(caplog.records) == warnings
+    assert all("observation and another admissible_actions" in record.message for record in caplog.records)
 
 
 def test_an_environment_whose_actions_only_its_tools_know_is_not_asked_for_keys_of_later_turns():

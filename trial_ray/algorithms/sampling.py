@@ -122,7 +122,8 @@ class SampledBatch:
         if not samples:
             return counts
         return counts | {
-            "groups/zero_variance_fraction": sum(sample.zero_variance for sample in samples) / len(samples)
+            "groups/zero_variance_fraction": sum(sample.zero_variance for sample in samples) / len(samples),
+            "groups/unequal_start_fraction": sum(sample.starts_differ for sample in samples) / len(samples),
         }
 
 
@@ -181,6 +182,7 @@ class GroupSampler:
         self._rows_in_flight = 0
         self._redrawn_rows = 0
         self._on_policy_next = False
+        self._starts_differ = False
 
     def sample(self, iteration: int) -> SampledBatch:
         """Start new groups, wait until enough groups are finished, and return the groups that the next update trains on.
@@ -363,6 +365,13 @@ class GroupSampler:
         """Keep a group to train on it, or drop it."""
         if sample.too_long is not None:
             logger.warning("a task is dropped, because its first prompt does not fit: %s", sample.too_long)
+        if sample.starts_differ and not self._starts_differ:
+            self._starts_differ = True  # one warning a run; groups/unequal_start_fraction has the rest
+            logger.warning(
+                "The rollouts of task %r begin with different observations, although they have one seed: their advantages also "
+                "compare how hard these starts are. Let the environment's reset depend on its seed and options alone.",
+                sample.request.task_id,
+            )
         self._tasks.note(sample)
         dropped = self._config.drop_zero_variance_groups and sample.zero_variance
         (batch.left_out if dropped or sample.num_survivors < MIN_SURVIVORS else batch.kept).append(sample)

@@ -360,7 +360,7 @@ def required_keys(entry: EnvironmentEntry, reward: Any) -> tuple[str, ...]:
 def check_environment(
     entry: EnvironmentEntry, tasks: list[str], *, style: str, reward: Any, teacher_context: str | None
 ) -> StepResult:
-    """Play one turn of the first task and check the environment's answers.
+    """Play one turn of the first task and check the environment's answers; log a warning if it does not repeat its start.
 
     Args:
         entry: the environment.
@@ -385,6 +385,7 @@ def check_environment(
         stepped = bool(say or start.admissible_actions or style != "tools")
         if stepped:
             env.step(say("look") if say else start.admissible_actions[0] if start.admissible_actions else "look")
+        _warn_of_other_start(entry, tasks[0], start, env.reset(tasks[0], 0))
     except EnvironmentFaultError as error:
         if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # says by itself what to do
             raise error.__cause__ from None
@@ -417,3 +418,16 @@ def check_environment(
             style,
         )
     return start
+
+
+def _warn_of_other_start(entry: EnvironmentEntry, task_id: str, first: StepResult, second: StepResult) -> None:
+    shown = ("task", "observation", "admissible_actions")
+    if changed := [name for name in shown if getattr(first, name) != getattr(second, name)]:
+        logger.warning(
+            "%s, task %r: two resets with one seed have another %s. The rollouts of a group are compared as attempts at one task; "
+            "if they begin differently, advantages also compare how hard these starts are. Let reset depend on its seed and "
+            "options alone.",
+            entry.env_id,
+            task_id,
+            " and another ".join(changed),
+        )

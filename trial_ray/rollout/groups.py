@@ -221,6 +221,7 @@ class GroupSample:
         weight_versions: oldest and newest version of the weights that sampled the completed rollouts' turns; (0, 0) without
             turns.
         num_environment_faults: number of rollouts that failed because of their environment.
+        starts_differ: whether the completed rollouts begin differently, although they are of one task and one seed.
         logged: metrics that callbacks on the env runner have logged, also for other groups.
     """
 
@@ -235,6 +236,7 @@ class GroupSample:
     weight_versions: tuple[int, int] = (0, 0)
     num_environment_faults: int = 0
     too_long: str | None = None
+    starts_differ: bool = False
     logged: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -256,6 +258,7 @@ class GroupSample:
             too_long=next(
                 (each.error for each in group.trajectories if each.ended == "prompt_limit" and not each.turns), None
             ),
+            starts_differ=group.starts_differ,
         )
 
 

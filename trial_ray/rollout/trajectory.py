@@ -203,6 +203,12 @@ class TrajectoryGroup:
         return next((tuple(turn.action for turn in each.turns) for each in self.survivors if each.success), ())
 
     @property
+    def starts_differ(self) -> bool:
+        """True if completed rollouts begin with different observations or prompts, so that they are not of the same task."""
+        first = [trajectory.turns[0] for trajectory in self.survivors]
+        return len({(turn.observation, turn.prompt_ids.tobytes()) for turn in first}) > 1
+
+    @property
     def survivors(self) -> list[Trajectory]:
         """Completed rollouts, which can be trained on."""
         return [trajectory for trajectory in self.trajectories if trajectory.survived]
