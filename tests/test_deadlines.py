@@ -35,7 +35,9 @@ ALLOWED = {
     ("engines/batching.py", "_work", "self._inbox.get"): "an idle engine's thread waits for work, or for the shutdown",
     ("engines/admission.py", "held", "self._idle.wait"): "inside asyncio.wait_for",
     ("rollout/background_groups.py", "__init__", "running.result"): "set by the thread's first statement",
-    ("rollout/background_groups.py", "_run", "self._stop.wait"): "a daemon thread's loop, until close() ends it",
+    ("rollout/background_groups.py", "serve", "self._stop.wait"): "a daemon thread's loop, until close() ends it",
+    ("rollout/background_groups.py", "_start_groups", "self._added.wait"): "cancelled at the end of that loop",
+    ("rollout/background_groups.py", "_start_groups", "begun.wait"): "set when the group has its slots, or has failed",
     (
         "core/forks.py",
         "_hold_all",
@@ -50,7 +52,7 @@ ALLOWED = {
     ("learner/exchange.py", "finish", "each.wait"): "a collective, which the process group's own timeout ends",
     (
         "rollout/background_groups.py",
-        "_play_groups",
+        "_play_group",
         "self._slots.acquire",
     ): "freed by rollouts, whose requests have deadlines",
 }

@@ -98,6 +98,8 @@ def driver_names() -> set[str]:
         ),
         iteration=0,
         weights_checksum="",
+        _weights_sent=True,
+        _require_running=lambda call: None,
         _update=lambda samples: {},
         _sync_weights=lambda: None,
         _record_update=lambda timesteps, weights_before: None,

@@ -10,7 +10,7 @@ from user_env import entry_of, registered
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.inputs import list_tasks
 from trial_ray.environments import EnvironmentAdapter
-from trial_ray.environments.guarded import check_environment
+from trial_ray.environments.check import check_environment
 from trial_ray.errors import ConfigError
 
 
@@ -43,6 +43,12 @@ class SeedlessEnv(RiddleEnv):
     def reset(self, *, seed=None, options=None):
         self.words = (*self.words[1:], self.words[0])
         return super().reset(seed=seed)
+
+
+class ServedEnv(RiddleEnv):
+    """Has a limit, as an environment on a server."""
+
+    max_instances = 8
 
 
 class ListInfoEnv(RiddleEnv):
@@ -81,6 +87,17 @@ def test_a_reset_that_ignores_its_seed_is_warned_of(env_class, warnings, caplog)
     check(entry_of(env_class, templates={"plain": Curt()}))
     assert len(caplog.records) == warnings
     assert all("observation and another admissible_actions" in record.message for record in caplog.records)
+
+
+@registered(ServedEnv)
+def test_a_run_plays_no_more_episodes_at_once_than_a_server_has_sessions():
+    config = GRPOConfig().environment(ServedEnv.ENV_ID).training(tasks_per_iteration=4, group_size=4)
+    list_tasks(config.env_runners(num_env_runners=2, max_episodes_in_flight=4))
+    with pytest.raises(ConfigError, match=r"16 episodes at once.* has 8 sessions"):
+        list_tasks(config.env_runners(max_episodes_in_flight=128))
+    list_tasks(config.training(tasks_per_iteration=2))  # which never has more to play
+    with pytest.raises(ConfigError, match="256 episodes"):
+        list_tasks(config.evaluation(evaluation_split="test"))
 
 
 def test_an_environment_whose_actions_only_its_tools_know_is_not_asked_for_keys_of_later_turns():

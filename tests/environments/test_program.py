@@ -23,7 +23,8 @@ from trial_envs.program import ProgramEnv, tool_program
 from trial_envs.tool_env import ToolEpisode
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.environments import EnvironmentAdapter, EnvironmentEntry, program_adapter
-from trial_ray.environments.guarded import GuardedEnv, check_environment
+from trial_ray.environments.check import check_environment
+from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.templates import PromptContext, TaggedTemplate
 from trial_ray.rollout.conversation import ConversationBuilder
 from trial_ray.rollout.episode import PolicyPlayer, play_episode

@@ -48,6 +48,10 @@ def connect(served):
     assert until(lambda: not served.sessions()), "a session that was closed left its process"
 
 
+def test_the_server_states_its_number_of_sessions(served):
+    assert gymnasium.make("trial_envs:trial/OpenEnv-v0", url=served.url).unwrapped.max_instances == SESSIONS
+
+
 def until(condition, within_s: float = END_SECONDS) -> bool:
     deadline = time.monotonic() + within_s
     while not condition():

@@ -14,9 +14,11 @@ from trial_ray.algorithms.success_rates import SuccessRateSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.config.declare import did_you_mean, fields_of
 from trial_ray.config.run import RunSettings
+from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.arguments import check_positions
 from trial_ray.engines.requirements import require_engine, require_engine_arguments
-from trial_ray.environments.guarded import StepResult, check_environment
+from trial_ray.environments.check import check_environment
+from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
@@ -167,11 +169,24 @@ def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
         if listed:
             view = config.teacher_context if entry.weight else None
             start = check_environment(
-                entry, listed, style=config.prompt_style, reward=config.reward, teacher_context=view
+                entry,
+                listed,
+                style=config.prompt_style,
+                reward=config.reward,
+                teacher_context=view,
+                episodes_at_once=episodes_at_once(config),
             )
             first_turns.append((entry, listed[0], start))
     sampler = SuccessRateSampler if config.task_sampling == "success_rate" else TaskSampler
     return sampler(tasks, config.seed or 0, [entry.weight for entry in entries]), first_turns
+
+
+def episodes_at_once(config: RunSettings) -> int:
+    """Return the maximum number of episodes that all env runners of a run play at once."""
+    runners = max(1, fewest_and_most(config.num_env_runners)[1])
+    ready = config.tasks_per_iteration * config.group_size * (1 + config.max_staleness)
+    limit = runners * config.max_episodes_in_flight
+    return limit if config.evaluation_split else min(limit, ready)  # an evaluation set may have any number of tasks
 
 
 def resolved(config: GRPOConfig, folder: Path | None) -> GRPOConfig:

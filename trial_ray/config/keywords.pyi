@@ -310,7 +310,7 @@ class Sections:
                 (``"conversation"``) or with calls of tools in the model's own format (``"tools"``).
             seeded_sampling: seed every request: makes a run repeatable.
             max_episodes_in_flight: episodes that an env runner plays at once; several keep engines busy while
-                environments step.
+                environments step (a server of environments needs as many sessions).
             environment_processes: give each environment instance its own process, so that a hang or crash costs only its
                 rollout; ``None``: if its environment adapter sets ``own_process``.
             step_timeout_s: deadline in seconds of ``reset`` and ``step`` of an environment in its own process (creation:

@@ -232,7 +232,8 @@ class RolloutSettings(Settings):
     seeded_sampling: bool = setting(False, "seed every request: makes a run repeatable")
     max_episodes_in_flight: int = setting(
         128,
-        "episodes that an env runner plays at once; several keep engines busy while environments step",
+        "episodes that an env runner plays at once; several keep engines busy while environments step (a server of environments "
+        "needs as many sessions)",
         at_least=1,
     )
     environment_processes: bool | None = setting(

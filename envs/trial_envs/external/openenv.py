@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from http.client import HTTPException
 from numbers import Real
 from typing import Any
 
@@ -95,6 +97,17 @@ class OpenEnvEnv(TextEnv):
     def family(self, task_id: str) -> str:
         """Returns the family that the server gave for the running episode, else ``"openenv"``."""
         return self._family
+
+    @property
+    def max_instances(self) -> int | None:
+        """Number of instances that can play at once: the server's sessions, if the server states them at ``/limits``."""
+        address = self._url.replace("ws", "http", 1) if self._url.startswith("ws") else self._url
+        try:
+            with urllib.request.urlopen(f"{address.rstrip('/')}/limits", timeout=self._timeout_s) as answer:
+                found = json.load(answer)["max_sessions"]
+        except (OSError, ValueError, KeyError, TypeError, HTTPException):
+            return None  # a server without this path, or none; reset names the latter
+        return found if isinstance(found, int) else None
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See :meth:`trial_envs.core.TextEnv.step`; truncation by the server is returned as truncation."""

@@ -89,6 +89,7 @@ def make_app(processes: SessionProcesses, env_id: str, limits: ServerLimits) -> 
         env_name=env_id.rpartition("/")[2],
         state_cls=EpisodeState,
     )
+    app.add_api_route("/limits", lambda: {"max_sessions": limits.max_sessions})
     app.add_middleware(BodyLimit, limit=limits.max_message)
     app.add_middleware(AllowedNames, hosts=limits.hosts, origins=limits.origins)
     app.add_exception_handler(TrialEnvError, _refusal)
