@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from ray import cloudpickle
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from tiny_run import ChanceEnv, config_of, train
 from user_env import registered
 
@@ -61,6 +62,7 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
 
     def count(metrics_logger, episode, **kwargs):
         metrics_logger.log_value("ended", 1, reduce="sum")
+        metrics_logger.log_value("last_task", episode.task_id, reduce="item")
 
     def add(result, **kwargs):
         result["added"] = 7
@@ -107,10 +109,12 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
             "on_train_result",
         ]
         assert [result["env_runners"]["ended"] for result in results] == [6] * 3
+        assert all(result["env_runners"]["last_task"].startswith("task ") for result in results)
         assert [result["env_runners"]["num_episodes"] for result in results] == [6] * 3
         assert ["evaluation" in result for result in results] == [False, True, False]
         evaluated = results[1]["evaluation"]
         assert (evaluated["env_runners"]["ended"], evaluated["env_runners"]["num_episodes"]) == (2, 2)
+        assert evaluated["env_runners"]["last_task"].startswith("task ")
         assert (evaluated["begun"], evaluated["added"]) == (3.0, 8)
         assert [result["added"] for result in results] == [7] * 3
         calls.clear()
@@ -128,6 +132,24 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
 def test_a_callback_that_logs_what_is_logged_already_is_named():
     with pytest.raises(CallbackError, match="A callback logs env_runners/num_episodes, which is logged already"):
         GRPO._log_callbacks(SimpleNamespace(), [{"num_episodes": 1}])
+
+
+@pytest.mark.parametrize("in_evaluation", [False, True])
+@pytest.mark.parametrize(
+    ("reduce", "expected"),
+    {"item": 4, "item_series": [1, 2, 3, 4], "sum": 10, "lifetime_sum": 10, "min": 1, "max": 4, "mean": 2.5}.items(),
+)
+def test_values_of_several_hand_overs_are_reduced_together(reduce, expected, in_evaluation):
+    on_runner, driver = MetricsLogger(root=False), MetricsLogger(root=True)
+    logged = []
+    for values in ((1, 2), (3, 4)):
+        for value in values:
+            on_runner.log_value("seen", value, reduce=reduce)
+        logged.append(on_runner.reduce())
+    algo = SimpleNamespace(metrics=driver, _logged_in_evaluation=driver)
+    GRPO._log_callbacks(algo, logged, in_evaluation=in_evaluation)
+    result = driver.compile() if in_evaluation else driver.compile()["env_runners"]
+    assert result["seen"] == expected
 
 
 @pytest.mark.long

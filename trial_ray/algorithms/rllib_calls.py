@@ -150,10 +150,11 @@ class RLlibCalls(Algorithm):
         for key in {"/".join((*place, *path)) for each in logged for path in _paths(each)}:
             if table_key(key) in METRICS:
                 raise CallbackError(f"A callback logs {key}, which is logged already; choose another name.")
-        if logged and in_evaluation:
-            self._logged_in_evaluation.aggregate(list(logged))
-        elif logged:
-            self.metrics.aggregate(list(logged), key=place)
+        for each in logged:  # one after the other: RLlib cannot merge several values of reduce="item"
+            if in_evaluation:
+                self._logged_in_evaluation.aggregate([each])
+            else:
+                self.metrics.aggregate([each], key=place)
 
     def _evaluation_result(self, figures: dict[str, Any]) -> dict[str, Any]:
         """Return the result of an evaluation: its metrics, and those that callbacks logged under ``evaluation/`` during it."""
