@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.methods import EXAMPLES, METHODS, config_class
-from trial_ray.algorithms.rllib_settings import UNREAD
+from trial_ray.algorithms.rllib_settings import UNCALLED_HOOKS, UNREAD
 from trial_ray.config.declare import declaration, default_of, expected, fields_of, sections_of
 from trial_ray.metrics import COLUMNS, GROUPS
 from trial_ray.warmstart.settings import WarmStartSettings
 
-_BLOCK = re.compile(r"(<!-- ((?:settings|metrics) of \S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- ((?:settings|metrics|hooks) of \S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill_page(page: str) -> str:
@@ -41,10 +41,8 @@ def _tables() -> dict[str, str]:
     }
     tables |= _of_methods()
     tables["settings of warm-start"] = settings_of(WarmStartSettings, fields_of(WarmStartSettings))
-    names_by_reason: dict[str, list[str]] = {}
-    for name, why in UNREAD.items():
-        names_by_reason.setdefault(why, []).append(f"`{name}`")
-    tables["settings of rllib"] = listed((", ".join(names), why) for why, names in names_by_reason.items())
+    tables["settings of rllib"] = by_reason(UNREAD)
+    tables |= {f"hooks of {setting}": by_reason(hooks) for setting, hooks in UNCALLED_HOOKS.items()}
     for group in GROUPS:
         if group.name != "evaluation":  # those of rollouts, without a list of their own
             rows = ((_metric_name(group.prefix, metric.name), metric.meaning) for metric in group.metrics)
@@ -55,6 +53,14 @@ def _tables() -> dict[str, str]:
 def _metric_name(prefix: str, name: str) -> str:
     heading, _ = COLUMNS.get(prefix + name, ("", ""))
     return f"`{name}` (*{heading}* in the terminal)" if heading else f"`{name}`"
+
+
+def by_reason(reasons: Mapping[str, str]) -> str:
+    """A Markdown list of reasons, each after the names that it is for."""
+    names_by_reason: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        names_by_reason.setdefault(why, []).append(f"`{name}`")
+    return listed((", ".join(names), why) for why, names in names_by_reason.items())
 
 
 def listed(rows: Iterable[tuple[str, str]]) -> str:

@@ -269,6 +269,12 @@ def test_a_part_of_a_checkpoint_is_restored_by_itself_and_a_module_is_made_of_it
         run.algo.save_to_path("s3://bucket/parts")
 
 
+def test_a_learner_group_is_updated_with_references_to_groups_alone(run):
+    for wrong in ({}, {"episodes": []}, {"batch": {"obs": [1]}}, {"async_update": True}):
+        with pytest.raises(UnsupportedError, match="training_data=TrainingGroups"):
+            run.group.update(**wrong)
+
+
 def test_a_function_that_raises_is_told_and_ends_no_env_runner(run):
     def broken(runner):
         if runner.worker_index == 2:

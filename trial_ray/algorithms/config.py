@@ -12,7 +12,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from trial_ray.algorithms.actors import LEARNERS_PLACED
-from trial_ray.algorithms.rllib_settings import refuse_unread
+from trial_ray.algorithms.rllib_settings import refuse_uncalled, refuse_unread
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
 from trial_ray.config.renamed import current_name, warn_of
 from trial_ray.config.run import RunSettings
@@ -235,6 +235,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
 
     def _check_rllib(self) -> None:
         """Check RLlib's settings that this package's settings replace or restrict."""
+        from trial_ray.learner.connectors import require_connectors
         from trial_ray.learner.learner import GRPOLearner
         from trial_ray.models.module import CausalLMModule
         from trial_ray.rollout.env_runner import TextEnvRunner
@@ -253,11 +254,16 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
             raise ConfigError(f"multi_agent() has the policies {sorted(self.policies)}, but one policy is trained.")
         for name, found, base in (
             ("env_runner_cls", self.env_runner_cls, TextEnvRunner),
-            ("learner_class", self._learner_class, GRPOLearner),
+            ("learner_class", self._learner_class or self.get_default_learner_class(), GRPOLearner),
             ("module_class", getattr(self._rl_module_spec, "module_class", None), CausalLMModule),
         ):
-            if found and not issubclass(found, base):
-                raise ConfigError(f"{name} is {found.__name__}, expected a class derived from {base.__name__}.")
+            if found is None:
+                continue
+            if not (isinstance(found, type) and issubclass(found, base)):
+                shown = found.__name__ if isinstance(found, type) else repr(found)[:200]
+                raise ConfigError(f"{name} is {shown}, expected a class derived from {base.__name__}.")
+            refuse_uncalled(name, found, base)
+        require_connectors(self)
         if self.num_learners > (most := self.tasks_per_iteration * self.group_size):
             raise ConfigError(
                 f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "

@@ -16,7 +16,7 @@ from trial_ray.engines.pool import LOAD_TIMEOUT_S, EnginePool
 from trial_ray.engines.transfer import merge_offers
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, LearnerError, WeightSyncError, refusing
-from trial_ray.learner.exchange import TrainingGroups
+from trial_ray.learner.exchange import TrainingGroups, training_refs
 from trial_ray.learner.learner import ONE_MODULE, GRPOLearner
 from trial_ray.ray_internals import learner_actors
 
@@ -57,15 +57,25 @@ class PolicyLearnerGroup(LearnerGroup):
             )
         return values
 
-    def update(self, *, training_data: TrainingGroups, timesteps: dict[str, Any]) -> list[dict[str, Any]]:
+    def update(
+        self, *, training_data: TrainingGroups | None = None, timesteps: dict[str, Any] | None = None, **others: Any
+    ) -> list[dict[str, Any]]:
         """Train every learner on the groups; returns the metrics of each.
 
         There is no time limit; the watchdog of the run kills learners that hang.
 
+        Args:
+            training_data: references to the groups.
+            timesteps: as for ``GRPOLearner.update``.
+            others: other arguments of RLlib's, which are refused.
+
         Raises:
+            UnsupportedError: no ``training_data``, or another argument was given.
             LearnerError: a learner died.
             RayTaskError: a learner raised; it is also an instance of the original error's class.
         """
+        training_refs(training_data, None, others)
+        timesteps = timesteps or {}
         if self.is_local:
             return list(super().update(training_data=training_data, timesteps=timesteps))
         # Not through RLlib's update, which waits for all learners when one has failed.
@@ -209,4 +219,4 @@ def _cause(calls: list[Any], error: RayError, timesteps: dict[str, Any]) -> Exce
             continue
     if not dead:
         return error
-    return LearnerError(f"{' and '.join(dead)} died in the update of iteration {timesteps['training_iteration']}")
+    return LearnerError(f"{' and '.join(dead)} died in the update of iteration {timesteps.get('training_iteration')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import getattr_static
 from typing import Any
 
 from trial_ray.errors import ConfigError
@@ -26,6 +27,9 @@ _REASONS: dict[str, str] = {
     "torch_ddp_kwargs": "learners add up their gradients without DDP",
     "torch_skip_nan_gradients": "steps with gradients that are not finite are skipped; set max_skipped_updates",
     "_torch_grad_scaler_class": "gradients are not scaled; set compute_dtype",
+    "add_default_connectors_to_learner_pipeline": (
+        "RLlib's default connectors make batches of RLlib's episodes, and learners are given groups of trajectories"
+    ),
     "num_aggregator_actors_per_learner max_requests_in_flight_per_aggregator_actor": (
         "learners fetch groups from the env runners"
     ),
@@ -82,6 +86,57 @@ UNREAD: dict[str, str] = {name: why for names, why in _REASONS.items() for name 
     f"callbacks_{hook}": f"it is never called: {why}" for hook, why in NEVER_CALLED.items()
 }
 """Reason why a setting is not read, by the name of the setting."""
+
+
+_NO_BATCH = "the learner makes token batches of whole groups itself; a learner_connector may change the groups"
+_LOSS = "a Method in a file of its own sets the loss (docs/methods.md, How to add a method)"
+_ACCUMULATED = (
+    "an update accumulates the gradients of microbatches itself; override postprocess_gradients to change them"
+)
+_UNCALLED_HOOKS: dict[str, dict[str, str]] = {
+    "learner_class": {
+        "compute_loss compute_loss_for_module compute_losses": _LOSS,
+        "compute_gradients _update _uncompiled_update": f"{_ACCUMULATED}; {_LOSS}",
+        "update_from_batch update_from_episodes": "update() is called with training_data",
+        "_convert_batch_type _create_iterator_if_necessary _make_batch_if_necessary _set_slicing_by_batch_id": _NO_BATCH,
+        "_log_metrics _log_steps_trained_metrics _compute_off_policyness": "override after_gradient_based_update to log metrics",
+        "_get_optimizer_state _set_optimizer_state _get_tensor_variable": "override get_state and set_state",
+        "should_module_be_updated add_module remove_module": "one policy is trained",
+        "_reset": "no learner is reset",
+    },
+    "env_runner_cls": {
+        "sample sample_get_state_and_metrics": "groups of rollouts are sampled, by begin_groups and take_groups",
+        "get_metrics": "groups carry the metrics that callbacks log",
+        "make_env _try_env_reset _try_env_step _reset_envs_and_episodes": (
+            "environments are created and stepped per rollout; register an environment with Gymnasium"
+        ),
+        "make_module _convert_to_tensor": "env runners have no model",
+        "_log_env_steps": "override take_groups",
+    },
+}
+UNCALLED_HOOKS: dict[str, dict[str, str]] = {
+    setting: {name: why for names, why in hooks.items() for name in names.split()}
+    for setting, hooks in _UNCALLED_HOOKS.items()
+}
+"""Reasons why methods that RLlib's own classes call are not called here, by the setting that chooses the class and their names."""
+
+
+def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
+    """Reject a user's class that overrides methods which are never called.
+
+    Args:
+        setting: setting that chooses the class, a key of :data:`UNCALLED_HOOKS`.
+        chosen: the user's class.
+        base: the class that it is derived from.
+
+    Raises:
+        ConfigError: it overrides such a method; the message contains the way that exists.
+    """
+    for name, why in UNCALLED_HOOKS.get(setting, {}).items():
+        if getattr_static(chosen, name, None) is not getattr_static(base, name, None):
+            raise ConfigError(
+                f"{setting} is {chosen.__name__}, which defines {name}(), but nothing calls it here: {why}."
+            )
 
 
 def refuse_unread(config: Any) -> None:

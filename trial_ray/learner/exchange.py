@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError
 from ray.rllib.core.learner.training_data import TrainingData
 from torch import distributed, nn
 
-from trial_ray.errors import InfrastructureError
+from trial_ray.errors import InfrastructureError, UnsupportedError
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 AnyTensor = TypeVar("AnyTensor", bound=torch.Tensor)
@@ -134,19 +134,46 @@ class TrainingGroups(TrainingData):
         """Do nothing yet: learners must agree on the groups that are lost, see :func:`fetch_groups`."""
 
 
+def training_refs(
+    data: TrainingData | None, groups: Sequence[TrajectoryGroup] | None, others: Mapping[str, Any]
+) -> list[ObjectRef[TrajectoryGroup]]:
+    """Return the references to an update's groups; empty if the groups themselves are given.
+
+    Args:
+        data: the ``training_data`` of RLlib's ``update()``.
+        groups: its ``episodes``.
+        others: its other arguments, of which none may have a value.
+
+    Raises:
+        UnsupportedError: there is neither ``data`` nor ``groups``, or another argument has a value.
+    """
+    given = [name for name, value in others.items() if value]
+    refs = [] if data is None else list(data.episodes_refs or ())
+    if given or not (refs or groups):
+        raise UnsupportedError(
+            "update() takes training_data=TrainingGroups(episodes_refs=[...]) with references to TrajectoryGroup objects, or "
+            f"on a learner those objects as episodes, but got {' and '.join(given) or 'neither'}. The config's settings determine "
+            "epochs and minibatches."
+        )
+    return refs
+
+
 def fetch_groups(refs: Sequence[ObjectRef[TrajectoryGroup]], exchange: LearnerExchange) -> list[TrajectoryGroup]:
     """Return the groups that every learner could fetch, in order, the same on all learners.
 
     A group is lost if the env runner that sampled it has died.
 
     Raises:
-        InfrastructureError: a group did not arrive in time.
+        InfrastructureError: a group did not arrive in time, or all are lost.
     """
     found = _found(refs)
     own = {index for index, group in enumerate(found) if group is None}
     if lost := set[int]().union(*exchange.gather(own)):
         logger.warning("%d of %d groups were lost with the env runner that sampled them", len(lost), len(refs))
-    return [group for index, group in enumerate(found) if group is not None and index not in lost]
+    groups = [group for index, group in enumerate(found) if group is not None and index not in lost]
+    if not groups:
+        raise InfrastructureError(f"The update has no group to train on: all {len(refs)} were lost.")
+    return groups
 
 
 def _found(refs: Sequence[ObjectRef[TrajectoryGroup]]) -> list[TrajectoryGroup | None]:

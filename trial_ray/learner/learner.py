@@ -25,8 +25,9 @@ from torch import nn
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
 from trial_ray.engines.weights import Weights
-from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError, refusing
-from trial_ray.learner.exchange import GradientSums, LearnerExchange, TrainingGroups, fetch_groups
+from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDivergedError, refusing
+from trial_ray.learner.connectors import call_connectors
+from trial_ray.learner.exchange import GradientSums, LearnerExchange, TrainingGroups, fetch_groups, training_refs
 from trial_ray.learner.loss import WeightedMeans, means, microbatch_loss
 from trial_ray.learner.method import Method
 from trial_ray.learner.passes import MicrobatchPasses, TokenCounts
@@ -142,12 +143,13 @@ class GRPOLearner(TorchLearner):
             episodes: the groups themselves, instead of ``training_data``.
             timesteps: ``training_iteration``, counted from 1, ``weight_version``, the engines' version of the weights before the
                 update, and RLlib's count of environment steps for schedules.
-            kwargs: RLlib's, unused: the config determines the minibatches.
+            kwargs: RLlib's other arguments; the config determines epochs and minibatches.
 
         Returns:
             The metrics.
 
         Raises:
+            UnsupportedError: other data was given, or a connector raised (``CallbackError``).
             WeightSyncError: the engine sampled from another policy; nothing was trained.
             TrainingDivergedError: gradients were not finite too many times in a row, or advantages of rows are not finite.
             PolicyBrokenError: the weights, or log-probabilities computed with them, are not finite.
@@ -156,13 +158,11 @@ class GRPOLearner(TorchLearner):
         self._check_is_built()
         self.before_gradient_based_update(timesteps=timesteps or {})
         self._weights_seq_no += 1
-        refs = training_data.episodes_refs if training_data is not None else []
-        if not (groups := episodes or fetch_groups(refs, self.exchange)):
-            raise InfrastructureError(f"The update has no group to train on: all {len(refs)} were lost.")
+        refs = training_refs(training_data, episodes, kwargs)
+        groups = episodes or fetch_groups(refs, self.exchange)
         num_lost = max(0, len(refs) - len(groups))
         with log_time(self.metrics, f"{LEARNER}scoring/seconds"), event("scoring"):
-            # Connectors of the user's, in RLlib's pipeline, may change the groups.
-            self._learner_connector(rl_module=self.module, batch={}, episodes=groups, metrics=self.metrics)
+            call_connectors(self._learner_connector, groups, self.module, self.metrics)
             rows, plan = self.scoring.finished_rows(groups, self.iteration, self.weight_version)
         with log_time(self.metrics, f"{LEARNER}update/seconds"):
             losses, num_rows = self._optimizer_steps(rows, plan)
