@@ -8,14 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from trial_ray.algorithms.actors import LEARNERS_PLACED
+from trial_ray.algorithms.rllib_builds import BuildCalls
 from trial_ray.algorithms.rllib_settings import refuse_uncalled, refuse_unread
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
 from trial_ray.config.renamed import current_name, warn_of
-from trial_ray.config.run import RunSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter, find_spec, travelling
 from trial_ray.errors import ConfigError, refusing
@@ -26,10 +24,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from gymnasium.envs.registration import EnvSpec
-    from ray.rllib.algorithms.algorithm import Algorithm
-    from ray.util.placement_group import PlacementGroup
 
-    from trial_ray.algorithms.learner_group import PolicyLearnerGroup
     from trial_ray.config.keywords import Sections
 else:
 
@@ -53,7 +48,7 @@ LARGEST_SEED = 2**32 - 2_000_000
         "panel": "it is evaluation() now, whose keywords start with evaluation_",
     }
 )
-class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
+class GRPOConfig(Sections, BuildCalls):
     """Group-relative policy optimisation of a language-model agent in a text environment.
 
     .. code-block:: python
@@ -316,55 +311,7 @@ class GRPOConfig(Sections, RunSettings, AlgorithmConfig):
                     'EnvironmentAdapter(skills={family: text, "": general text}), or choose another teacher_context.'
                 )
 
-    # -- what RLlib asks for ---------------------------------------------------------------------------------------
-
-    def get_default_learner_class(self) -> type:
-        """Return the learner that computes this method's loss."""
-        from trial_ray.learner.learner import GRPOLearner
-
-        return GRPOLearner
-
-    def build_algo(self, env: str | None = None, use_copy: bool = True) -> Algorithm:
-        """Build the algorithm, as RLlib does; an ``env`` is selected as by :meth:`environment`, with its adapter's defaults."""
-        if env is not None:
-            self.environment(env)
-        return super().build_algo(use_copy=use_copy)
-
-    def build_learner_group(
-        self,
-        *,
-        rl_module_spec: Any = None,
-        placement_group: PlacementGroup | None = None,
-        **kwargs: Any,
-    ) -> PolicyLearnerGroup:
-        """Build the learners; if they share devices with engines, they are placed in the placement group of both."""
-        from trial_ray.algorithms.learner_group import PolicyLearnerGroup
-
-        return PolicyLearnerGroup(
-            config=self.copy(),
-            module_spec=rl_module_spec or self.get_multi_rl_module_spec(**kwargs),
-            placement_group=placement_group or LEARNERS_PLACED.get(),
-        )
-
-    def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """Return the spec of the causal LM that is trained."""
-        from trial_ray.models.module import CausalLMModule
-
-        return RLModuleSpec(module_class=CausalLMModule)
-
-    @property
-    def _model_config_auto_includes(self) -> dict[str, Any]:
-        included: dict[str, Any] = super()._model_config_auto_includes
-        return included | {
-            "model_path": self.model_path,
-            "model_dtype": self.model_dtype,
-            "compute_dtype": self.compute_dtype,
-            "gradient_checkpointing": self.gradient_checkpointing,
-            "compile_layers": self.compile_layers,
-            "lora": self.lora_settings(),
-            "with_reference": self.ref_kl_coeff > 0,
-            "with_teacher": self.teacher_sync_iterations is not None,
-        }
+    # -- dicts, and schedules ---------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Return RLlib's dict of all settings, with the config's class; Tune writes it to files.

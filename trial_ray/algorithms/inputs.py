@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.success_rates import SuccessRateSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.config.declare import did_you_mean, fields_of
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 SHARED = ("chat_template_kwargs", "history_window", "max_prompt_tokens", "max_response_tokens")
 """Settings of the warm start that default to the config's setting of the same name."""
+Config = TypeVar("Config", bound=AlgorithmConfig)
 FirstTurn = tuple[EnvironmentEntry, str, StepResult]
 """An environment, its first task, and its output at the start of the task."""
 
@@ -189,7 +190,7 @@ def episodes_at_once(config: RunSettings) -> int:
     return limit if config.evaluation_split else min(limit, ready)  # an evaluation set may have any number of tasks
 
 
-def resolved(config: GRPOConfig, folder: Path | None) -> GRPOConfig:
+def resolved(config: Config, folder: Path | None) -> Config:
     """Return the config, frozen, with a model folder and the date that chat templates may show.
 
     The folder, created or downloaded once, replaces warm-start settings, a hub name or a packaged model's name.
@@ -198,13 +199,14 @@ def resolved(config: GRPOConfig, folder: Path | None) -> GRPOConfig:
         config: config of the run.
         folder: folder of the Tune trial, if it is one; folders of recordings are relative to it.
     """
-    found: GRPOConfig = config.copy(copy_frozen=False)
+    found: Any = config.copy(copy_frozen=False)
     found.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
     for name in ("trajectories_folder", "training_folder"):
         if folder is not None and getattr(config, name):
             setattr(found, name, str(folder / getattr(config, name)))
     found.freeze()
-    return found
+    resolved_config: Config = found
+    return resolved_config
 
 
 def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trial_envs.core.extras import install_command
-from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError
+from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError, refusing
 from trial_ray.models.folders import load_tensors, require_same_config, restore_tensors, write_model
 from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
 from trial_ray.models.logprobs import gather_divergence, gather_logprobs, hidden_states, output_head
@@ -35,6 +35,17 @@ _MARKER = {"stored_as": HF_FOLDER}
 """State of a module with tensors stored elsewhere."""
 
 
+_NO_ACTIONS = (
+    "an action is a text of many tokens, which an engine samples. trial-ray export writes the policy's Hugging Face folder, which "
+    "transformers and vLLM load; in this process, the attributes lm and tokenizer are transformers' model and tokenizer"
+)
+
+
+@refusing(
+    dict.fromkeys(
+        ("get_inference_action_dist_cls", "get_exploration_action_dist_cls", "get_train_action_dist_cls"), _NO_ACTIONS
+    )
+)
 class CausalLMModule(TorchRLModule):
     """Causal LM with a ``forward_train`` that returns log-probabilities and entropies of given response tokens.
 
@@ -91,6 +102,11 @@ class CausalLMModule(TorchRLModule):
         if self.adapter is not None:
             self.adapter.initialise()
 
+    def _require_weights(self) -> None:
+        """Load the weights on the CPU if no learner has loaded them, as in a module that a spec's ``build()`` made."""
+        if next(self.lm.parameters()).is_meta:
+            self.load(torch.device("cpu"), sharded=False)
+
     def finish_passes(self) -> None:
         """If weights are sharded, take part in the other learners' passes until all have finished."""
         if self.sharded is not None:
@@ -144,6 +160,16 @@ class CausalLMModule(TorchRLModule):
         dtype = compute_dtype(self.model_config["compute_dtype"], device)
         return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Refuse ``forward_inference`` and ``forward_exploration``.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            f"CausalLMModule.forward_inference() and forward_exploration() are not supported: {_NO_ACTIONS}."
+        )
+
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         """Score response tokens.
 
@@ -193,7 +219,10 @@ class CausalLMModule(TorchRLModule):
                 pass through the driver for nothing.
             kwargs: RLlib's, unused.
         """
-        return dict(_MARKER) if inference_only else to_arrays(self.tensors())
+        if inference_only:
+            return dict(_MARKER)
+        self._require_weights()
+        return to_arrays(self.tensors())
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Load a state of :meth:`get_state`; its marker changes nothing.
@@ -202,12 +231,14 @@ class CausalLMModule(TorchRLModule):
             CheckpointError: the state belongs to another model; nothing was changed.
         """
         if state != _MARKER:
+            self._require_weights()
             from_arrays(state, self.tensors())
 
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
         """Write RLlib's metadata, the tokenizer and, unless they are sharded, the current weights (see :meth:`save_weights`)."""
+        self._require_weights()
         saved_at: str = super().save_to_path(path, state=dict(_MARKER), **kwargs)
         self.tokenizer.save_pretrained(Path(saved_at) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER))
         if self.sharded is None:
@@ -243,8 +274,7 @@ class CausalLMModule(TorchRLModule):
             load_tokenizer(str(model)).get_vocab() != self.tokenizer.get_vocab()
         ):
             raise CheckpointError(f"{model} has another vocabulary than the model_path. Set model_path as in the run.")
-        if next(self.lm.parameters()).is_meta:  # made by RLlib's from_checkpoint(), outside a learner
-            self.load(torch.device("cpu"), sharded=False)
+        self._require_weights()  # RLlib's from_checkpoint() makes a module outside a learner
         if self.adapter is not None:
             self.adapter.load(model)
             return

@@ -1,0 +1,52 @@
+"""Specs, modules and learners that RLlib's calls build from a config that only describes its model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import with_small_actors
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.errors import UnsupportedError
+from trial_ray.models.packaged import ALFWORLD_TINY, alfworld_tiny
+
+MODULE = "default_policy"
+BUILDS = {
+    "get_rl_module_spec": lambda config: config.get_rl_module_spec().build(),
+    "get_multi_rl_module_spec": lambda config: config.get_multi_rl_module_spec().build()[MODULE],
+    "build_learner": lambda config: config.build_learner().policy_module,
+    "build_learner_group": lambda config: config.build_learner_group()._learner.policy_module,
+}
+
+
+@pytest.fixture(params=["package", "warm start"])
+def config(request, monkeypatch):
+    """A config with a packaged model, or a warm start that results in its folder."""
+    monkeypatch.setattr("trial_ray.warmstart.warm_start", lambda *args: SimpleNamespace(path=alfworld_tiny()))
+    model = {"model_path": ALFWORLD_TINY} if request.param == "package" else {"model_path": None, "warm_start": {}}
+    return with_small_actors(GRPOConfig()).environment("trial/ALFWorld-v0").rl_module(**model)
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_the_model_that_a_config_describes_is_built(name, config):
+    state = BUILDS[name](config).get_state()
+    stored = load_file(alfworld_tiny() / "model.safetensors")
+    assert state.keys() == stored.keys()
+    assert all(torch.equal(torch.from_numpy(state[key]), stored[key].float()) for key in stored)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda module: module.forward_inference({"obs": torch.zeros(1, 4)}),
+        lambda module: module.forward_exploration({"obs": torch.zeros(1, 4)}),
+        lambda module: module.get_inference_action_dist_cls(),
+    ],
+)
+def test_actions_of_a_module_are_refused_with_the_ways_to_use_the_policy(call, model_path):
+    module = GRPOConfig().rl_module(model_path=model_path).get_rl_module_spec().build()
+    with pytest.raises(UnsupportedError, match=r"trial-ray export .* transformers"):
+        call(module)
