@@ -61,6 +61,7 @@ def valid_config() -> TRIALConfig:
             {"learner_class": TorchLearner},
             "learner_class is TorchLearner, expected a class derived from GRPO",
         ),
+        ("training", {"learner_class": "x.y"}, "learner_class is 'x.y', expected a class derived from GRPOLearner"),
         ("env_runners", {"env_runner_cls": SingleAgentEnvRunner}, "env_runner_cls is SingleAgentEnvRunner, expected"),
         (
             "rl_module",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from tiny_run import ChanceEnv, config_of
 from user_env import registered
 
 from trial_ray.algorithms import GRPO
-from trial_ray.errors import CallbackError, ConfigError, UnsupportedError
+from trial_ray.errors import CallbackError, CheckpointError, ConfigError, UnsupportedError
 
 pytestmark = pytest.mark.e2e
 
@@ -267,6 +268,39 @@ def test_a_part_of_a_checkpoint_is_restored_by_itself_and_a_module_is_made_of_it
     assert same({name: tensor.detach().numpy() for name, tensor in made.tensors().items()}, before)
     with pytest.raises(ConfigError, match=r"writes into a folder, but got 's3://bucket/parts'"):
         run.algo.save_to_path("s3://bucket/parts")
+
+
+MISSING = [
+    "algorithm_state.pkl",
+    "class_and_ctor_args.pkl",
+    "learner_group",
+    "learner_group/learner/state.pkl",
+    f"learner_group/learner/rl_module/{MODULE}/hf",
+    f"learner_group/learner/rl_module/{MODULE}/hf/config.json",
+    "learner_group/learner/optimizer.pt",
+]
+
+
+def test_an_incomplete_checkpoint_is_refused(run):
+    whole = Path(run.algo.save_to_path(str(run.folder / "whole")))
+    for missing in MISSING:
+        part = run.folder / "part"
+        shutil.copytree(whole, part)
+        shutil.rmtree(part / missing) if (part / missing).is_dir() else (part / missing).unlink()
+        if missing != "class_and_ctor_args.pkl":
+            with pytest.raises(CheckpointError):
+                run.algo.restore_from_path(str(part))
+        if missing in MISSING[:4]:  # before any actor starts
+            with pytest.raises(CheckpointError, match="is not a whole checkpoint"):
+                GRPO.from_checkpoint(str(part))
+        shutil.rmtree(part)
+    for restore in (run.algo.restore_from_path, GRPO.from_checkpoint):
+        with pytest.raises(CheckpointError, match="There is no folder"):
+            restore(str(run.folder / "absent"))
+    (whole / "learner_group" / "state.pkl").write_bytes(b"")
+    for owner, path in ((run.group, whole / "learner_group"), (run.algo, whole)):
+        with pytest.raises(CheckpointError, match="EOFError"):
+            owner.restore_from_path(str(path))
 
 
 def test_a_learner_group_is_updated_with_references_to_groups_alone(run):

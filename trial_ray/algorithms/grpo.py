@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -435,14 +434,3 @@ class GRPO(RLlibCalls):
         self.sampler.restart()
         self.learner_group.make_room(self.engine_pool)
         self._sync_weights()
-
-    def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Restore, send the restored weights to the engines, which still have the initial weights, and call the callbacks."""
-        self.learner_group.make_room(self.engine_pool)
-        self.learner_group.weights_set = None  # they are sent once, after everything is restored
-        try:
-            super().restore_from_path(path, *args, **kwargs)
-        finally:
-            self.learner_group.weights_set = self._send_set_weights
-        self._sync_weights()
-        self._call_back("on_checkpoint_loaded")

@@ -18,6 +18,7 @@ from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, LearnerError, WeightSyncError, refusing
 from trial_ray.learner.exchange import TrainingGroups, training_refs
 from trial_ray.learner.learner import ONE_MODULE, GRPOLearner
+from trial_ray.learner.state import reading_checkpoint
 from trial_ray.ray_internals import learner_actors
 
 Result = TypeVar("Result")
@@ -193,9 +194,10 @@ class PolicyLearnerGroup(LearnerGroup):
         """Continue from a checkpoint; its weights are sent to the engines.
 
         Raises:
-            CheckpointError: a learner could not load it.
+            CheckpointError: a learner could not load it, or a file is missing.
         """
-        super().restore_from_path(path, **kwargs)
+        with reading_checkpoint(path):
+            super().restore_from_path(path, **kwargs)
         if failed := self._num_failed():
             raise CheckpointError(f"{failed} of {len(self)} learners could not load {path}; the error is logged above.")
         if self.weights_set is not None:

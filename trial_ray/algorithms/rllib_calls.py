@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -17,8 +17,9 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.errors import CallbackError, ConfigError, UnsupportedError, refusing
+from trial_ray.errors import CallbackError, CheckpointError, ConfigError, UnsupportedError, refusing
 from trial_ray.learner.learner import ONE_MODULE
+from trial_ray.learner.state import reading_checkpoint
 from trial_ray.metrics import METRICS, peek, table_key
 from trial_ray.models.module import CausalLMModule
 from trial_ray.rollout.callbacks import NEVER_CALLED, hooks_of
@@ -70,6 +71,18 @@ class RLlibCalls(Algorithm):
         return module
 
     @classmethod
+    def from_checkpoint(cls, path: Any, filesystem: Any = None, **kwargs: Any) -> Self:
+        """Build the algorithm of a checkpoint, and restore it; arguments are RLlib's.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        if filesystem is None and isinstance(path, str | Path):
+            require_parts(path, COMPONENT_FILE)
+        made: Self = super().from_checkpoint(path, filesystem, **kwargs)
+        return made
+
+    @classmethod
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
         # The training runners play the evaluation set between two iterations: same engines, no second set of actors.
         return False
@@ -104,6 +117,24 @@ class RLlibCalls(Algorithm):
             )
         folder: str = super().save_to_path(path, state=self.get_state(inference_only=True), **kwargs)
         return folder
+
+    def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
+        """Restore, send the restored weights to the engines, which still have the initial weights, and call the callbacks.
+
+        Raises:
+            CheckpointError: a file is missing or damaged; if it is missing, nothing was changed.
+        """
+        if not kwargs.get("component") and not kwargs.get("filesystem"):
+            require_parts(path)
+        self.learner_group.make_room(self.engine_pool)
+        self.learner_group.weights_set = None  # they are sent once, after everything is restored
+        try:
+            with reading_checkpoint(path):
+                super().restore_from_path(path, *args, **kwargs)
+        finally:
+            self.learner_group.weights_set = self._send_set_weights
+        self._sync_weights()
+        self._call_back("on_checkpoint_loaded")
 
     # -- callbacks -------------------------------------------------------------------------------------------------
 
@@ -180,6 +211,34 @@ class RLlibCalls(Algorithm):
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Restore a checkpoint; ``restore_from_path`` calls ``on_checkpoint_loaded``, also for ``from_checkpoint``."""
         self.restore_from_path(checkpoint_dir)
+
+
+COMPONENT_FILE = "class_and_ctor_args.pkl"
+"""File of a checkpoint with the class and the config of which RLlib's ``from_checkpoint`` builds the algorithm."""
+_PARTS = (
+    "algorithm_state",
+    "learner_group/state",
+    "learner_group/learner/state",
+    "learner_group/learner/rl_module/module_state",
+)
+"""Files without which RLlib restores an algorithm partly, or fails after it has built one; each is a pickle or of msgpack."""
+
+
+def require_parts(path: str | Path, *files: str) -> None:
+    """Reject a folder that is not a whole checkpoint; other file systems than this machine's are not checked.
+
+    Raises:
+        CheckpointError: the folder does not exist, or a file is missing.
+    """
+    if "://" in str(path):
+        return
+    folder = Path(path)
+    missing = [name for name in files if not (folder / name).is_file()]
+    missing += [f"{name}.pkl" for name in _PARTS if not any((folder / name).parent.glob(f"{Path(name).name}.*"))]
+    if not folder.is_dir():
+        raise CheckpointError(f"There is no folder {folder}, so no checkpoint can be restored from it.")
+    if missing:
+        raise CheckpointError(f"{folder} is not a whole checkpoint: {missing[0]} is missing. Restore another one.")
 
 
 def _paths(nested: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
-from trial_ray.errors import CheckpointError
+from trial_ray.errors import CheckpointError, TrialRayError, first_line
 from trial_ray.models.sharding import local_part
 
 OPTIMIZER_FILE = "optimizer.pt"
@@ -65,6 +67,19 @@ def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     save(state_tensors(optimizers, names), checkpoint_id=folder / SHARDS_FOLDER)
+
+
+@contextmanager
+def reading_checkpoint(path: Path | str) -> Iterator[None]:
+    """Raise what RLlib, pickle and transformers raise about a checkpoint's files as a ``CheckpointError``."""
+    try:
+        yield
+    except TrialRayError:
+        raise
+    except (OSError, EOFError, UnpicklingError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole checkpoint ({type(error).__name__}: {first_line(error)}). Restore another one."
+        ) from error
 
 
 def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -> int:

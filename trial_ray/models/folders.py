@@ -127,6 +127,8 @@ def require_same_config(config: PreTrainedConfig, folder: Path) -> None:
     """
     from transformers import AutoConfig
 
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json; the checkpoint is incomplete. Restore another one.")
     saved = _meaning(AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict())
     ours = _meaning(config.to_dict())
     differing = [name for name in sorted(saved.keys() | ours.keys()) if saved.get(name) != ours.get(name)]
