@@ -99,7 +99,7 @@ def test_another_evaluation_set_is_no_failure_and_not_compared_with_the_first_on
 def test_an_evaluation_of_another_evaluation_set_is_not_taken_for_the_one_asked_for(train, capsys):
     train(3)
     first = (train.out / "evaluations" / "after_000003.json").read_bytes()
-    train.resume(3, tasks=10)
+    train.resume(3, "--set", "evaluation_num_tasks=10", tasks=10)
     assert outcome(train.out)[0]["after"]["episodes"] == 10
     assert evaluations(train.out)[0] == "after_000003.json"
     (aside,) = (train.out / "evaluations").glob("after_000003.json.replaced-*")

@@ -168,9 +168,14 @@ def test_a_resume_says_what_differs(train, capsys):
 def test_the_resume_of_a_finished_run_says_that_nothing_is_left(train, capsys):
     train(2)
     assert "nothing to train" not in capsys.readouterr().out
-    train.resume(2)
+    before = contents(train.out)
+    train.resume(2, build_error=AssertionError("Ray's actors were started"))
     assert "nothing to train: `stop` was reached after iteration 2; --iterations N continues" in capsys.readouterr().out
     assert iterations(train.out) == [1, 2]
+    kept = {name for name, content in contents(train.out).items() if before.get(name) != content}
+    assert kept <= {"report.html", "run.json"}
+    train.resume(2, "--set", "evaluation_num_tasks=3")
+    assert "evaluation_num_tasks" in str(read(train.out / "resolved_config.json"))
     train.file.write_text(train.file.read_text() + "stop['env_runners/success_rate'] = 0.1\n")
     train.resume(3)
     assert "to continue, raise or remove env_runners/success_rate in `stop`" in capsys.readouterr().out
@@ -285,7 +290,7 @@ def test_evaluations_later_than_the_checkpoint_go(train):
 def test_a_resume_that_could_not_begin_leaves_the_run_as_it_was(train):
     train()
     before = contents(train.out)
-    train.resume(build_error=CheckpointError("no such model"), code=2)
+    train.resume(9, build_error=CheckpointError("no such model"), code=2)
     assert contents(train.out) == before
 
 

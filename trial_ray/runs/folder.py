@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import CheckpointError
+from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import (
     checked_content,
     nearest_folder,
@@ -28,10 +29,10 @@ from trial_ray.files import (
     write_text,
 )
 from trial_ray.rollout.partitions import partitions
-from trial_ray.runs.checkpoints import RUN_FILE, RUN_SCHEMA
+from trial_ray.runs.checkpoints import RUN_FILE, RUN_SCHEMA, require_whole
 from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
 from trial_ray.runs.experiment_copy import copy_without_secrets
-from trial_ray.runs.metric_files import kept_lines, read_name, recorded_iterations
+from trial_ray.runs.metric_files import evaluation_file, kept_lines, read_name, recorded_iterations
 from trial_ray.runs.terminal import LOG_FILE
 
 if TYPE_CHECKING:
@@ -233,6 +234,27 @@ class RunFolder:
         self._write_run(state="running", **_environment())
         now = load_commands(self.path / CONFIG_FILE)
         return setting_changes([*[each for each in before if each.get("after_iteration", 0) < iteration][-1:], now[-1]])
+
+    def is_complete(self, config: GRPOConfig, checkpoint: Path) -> bool:
+        """Return True if the run has ended with the settings of ``config``, and checkpoint and evaluations can be read.
+
+        Args:
+            config: config that would continue the run.
+            checkpoint: the run's last checkpoint.
+        """
+        now = json.loads(json.dumps(to_record(config)))
+        if self.state() != "done" or setting_changes([load_commands(self.path / CONFIG_FILE)[-1], now]):
+            return False
+        played = config.evaluation_entries()
+        after = [evaluation_file(entry.name if len(played) > 1 else "", int(checkpoint.name)) for entry in played]
+        files = {*self.evaluations.glob("*.json"), *(self.evaluations / name for name in after)}
+        try:
+            require_whole(checkpoint)
+            for file in files:
+                EvaluationResult.load(file)
+        except CheckpointError:  # the continued run restores an earlier checkpoint, or plays the evaluation again
+            return False
+        return True
 
     def drop_records_after(self, iteration: int) -> None:
         """Remove the records of all iterations after ``iteration``; the run will sample and train these iterations again."""

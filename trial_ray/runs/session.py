@@ -127,6 +127,9 @@ class TrainingSession:
             self._run_alone(ray)
 
     def _run_alone(self, ray: AbstractContextManager[None]) -> None:
+        if self._is_complete():
+            self._tell_outcome()
+            return
         self.cost = CostMeter(self.folder.cost)
         try:
             with termination_as_interrupt(), self._trackers() as self.trackers, ray:
@@ -290,17 +293,9 @@ class TrainingSession:
     def _train(self, algorithm: GRPO) -> Path:
         from tensorboardX import SummaryWriter
 
-        last = recorded_metrics(self.folder.metrics, self.iteration) if self.resume else {}
-        last = {**last, "training_iteration": self.iteration}
-        met = [name for name, value in self.stop.items() if reached({name: value}, last)]
-        finished = bool(met)
+        finished = bool(self._met_criteria(self.iteration))
         records = NodeRecords(self.folder.path, self.folder.path)
         records.drop()
-        if finished:
-            advice = "--iterations N continues"
-            if met != ["training_iteration"]:
-                advice = f"to continue, raise or remove {', '.join(met)} in `stop`"
-            self._tell(f"nothing to train: `stop` was reached after iteration {self.iteration}; {advice}")
         with (
             contextlib.closing(SummaryWriter(str(self.folder.tensorboard), purge_step=self.iteration + 1)) as events,
             TrainingProgress(self.console, self.iteration, self.total) as progress,
@@ -337,6 +332,23 @@ class TrainingSession:
         # Also of a run that has made its last iteration: the evaluation set after it can take long.
         self.interrupted = interrupt.requested
         return saved
+
+    def _met_criteria(self, iteration: int) -> list[str]:
+        """Return the keys of ``stop`` that the run has reached in an iteration."""
+        metrics = recorded_metrics(self.folder.metrics, iteration) if self.resume else {}
+        metrics = {**metrics, "training_iteration": iteration}
+        return [name for name, value in self.stop.items() if reached({name: value}, metrics)]
+
+    def _is_complete(self) -> bool:
+        """Report that nothing is left to train; return True if no evaluation is left either, so that no actor has to start."""
+        saved = list_checkpoints(self.folder.checkpoints)
+        if not self.resume or not saved or not (met := self._met_criteria(int(saved[-1].name))):
+            return False
+        named = f"to continue, raise or remove {', '.join(met)} in `stop`"
+        advice = "--iterations N continues" if met == ["training_iteration"] else named
+        self._tell(f"nothing to train: `stop` was reached after iteration {int(saved[-1].name)}; {advice}")
+        self.checkpoint = saved[-1]
+        return self.folder.is_complete(self.config, saved[-1])
 
     def _train_once(self, algorithm: GRPO) -> dict[str, Any]:
         try:
