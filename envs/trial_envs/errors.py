@@ -17,6 +17,10 @@ class UnknownOptionError(TrialEnvError, ValueError):
     """``reset`` got an unknown option."""
 
 
+class RenderModeError(TrialEnvError, ValueError):
+    """The environment cannot be rendered in this mode."""
+
+
 class GeneratorSettingError(TrialEnvError, ValueError):
     """The generator has no such level or family, or a number is out of range."""
 

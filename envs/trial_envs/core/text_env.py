@@ -28,7 +28,7 @@ import gymnasium
 
 from trial_envs.core.levels import require_whole
 from trial_envs.core.text_space import AnyText
-from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownOptionError, UnknownTaskError
+from trial_envs.errors import ClosedEnvError, EpisodeOverError, RenderModeError, UnknownOptionError, UnknownTaskError
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class TextEnv(gymnasium.Env[str, str]):
         split: the split that ``reset`` draws tasks from.
         max_turns: maximum number of actions per episode; the episode is then truncated.
         render_mode: ``"ansi"`` or ``None``; see :meth:`render`.
+
+    Raises:
+        RenderModeError: another ``render_mode``.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
@@ -68,6 +71,11 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def __init__(self, split: str, max_turns: int, render_mode: str | None = None) -> None:
         require_whole(1, max_turns=max_turns)
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise RenderModeError(
+                f"{type(self).__name__} got render_mode={render_mode!r}, expected 'ansi' or None: there is no window, and "
+                "render() returns text with render_mode='ansi'."
+            )
         self.split = split
         self.max_turns = int(max_turns)
         self.render_mode = render_mode

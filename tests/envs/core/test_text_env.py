@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -17,6 +18,7 @@ from trial_envs.errors import (
     ClosedEnvError,
     EpisodeOverError,
     ObservationTooLongError,
+    RenderModeError,
     UnknownOptionError,
     UnknownTaskError,
 )
@@ -206,6 +208,12 @@ def test_misuse_is_refused_with_what_to_do():
     for wrong in (0, 2.5, "3", None):
         with pytest.raises(ValueError, match="Expected max_turns"):
             CountingEnv(max_turns=wrong)
+
+
+@pytest.mark.parametrize("env_id", sorted(name for name in gymnasium.registry if name.startswith("trial/")))
+def test_every_environment_refuses_a_window(env_id):
+    with pytest.raises(RenderModeError, match="render_mode='human', expected 'ansi' or None"):
+        gymnasium.make(env_id, render_mode="human")
 
 
 def test_gymnasium_accepts_the_contract():
