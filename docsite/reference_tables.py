@@ -12,6 +12,7 @@ from typing import Any
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.methods import EXAMPLES, METHODS, config_class
 from trial_ray.algorithms.rllib_settings import UNCALLED_HOOKS, UNREAD
+from trial_ray.algorithms.rllib_values import CHECKED_ELSEWHERE, HARMLESS, VALUES
 from trial_ray.config.declare import declaration, default_of, expected, fields_of, sections_of
 from trial_ray.metrics import COLUMNS, GROUPS
 from trial_ray.warmstart.settings import WarmStartSettings
@@ -42,6 +43,11 @@ def _tables() -> dict[str, str]:
     tables |= _of_methods()
     tables["settings of warm-start"] = settings_of(WarmStartSettings, fields_of(WarmStartSettings))
     tables["settings of rllib"] = by_reason(UNREAD)
+    expected = {name: words for name, (words, _) in VALUES.items()} | dict.fromkeys(
+        sorted(CHECKED_ELSEWHERE), "as RLlib or [the settings](settings.md) say"
+    )
+    tables["settings of rllib-values"] = by_reason(expected)
+    tables["settings of rllib-harmless"] = by_reason(HARMLESS)
     tables |= {f"hooks of {setting}": by_reason(hooks) for setting, hooks in UNCALLED_HOOKS.items()}
     for group in GROUPS:
         if group.name != "evaluation":  # those of rollouts, without a list of their own

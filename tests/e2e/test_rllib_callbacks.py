@@ -62,6 +62,9 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
 
     def count(metrics_logger, episode, **kwargs):
         metrics_logger.log_value("ended", 1, reduce="sum")
+        assert episode.t == len(episode) == 2
+        assert episode.get_return() == episode.episode_return
+        assert not hasattr(episode, "get_extra_model_outputs")
         metrics_logger.log_value("last_task", episode.task_id, reduce="item")
 
     def add(result, **kwargs):

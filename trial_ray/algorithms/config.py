@@ -12,11 +12,12 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from trial_ray.algorithms.rllib_builds import BuildCalls
 from trial_ray.algorithms.rllib_settings import refuse_uncalled, refuse_unread
+from trial_ray.algorithms.rllib_values import check_values
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
 from trial_ray.config.renamed import current_name, warn_of
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter, find_spec, travelling
-from trial_ray.errors import ConfigError, refusing
+from trial_ray.errors import ConfigError, TrialRayError, refusing
 from trial_ray.learner.method import Method
 from trial_ray.secrets import refuse_plain_secrets
 
@@ -198,9 +199,12 @@ class GRPOConfig(Sections, BuildCalls):
             ConfigError: a key is unknown or a value is out of range; the message contains the setting and the expected value.
         """
         refuse_unread(self)
+        check_values(self)
         try:
             super().validate()
-        except (KeyError, TypeError, AttributeError) as error:  # RLlib does not look at the types of its own settings
+        except TrialRayError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:  # RLlib checks few types of its own settings
             raise ConfigError(f"RLlib cannot use one of its settings ({type(error).__name__}: {error}).") from error
         # RLlib itself adds "class" when it builds an algorithm, and Tune its "__stdout_file__" and the like.
         known = {*vars(type(self)()), "class"}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from inspect import getattr_static
 from typing import Any
+
+from ray._common.deprecation import DEPRECATED_VALUE
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from trial_ray.errors import ConfigError
 from trial_ray.rollout.callbacks import NEVER_CALLED
@@ -56,7 +60,8 @@ _REASONS: dict[str, str] = {
     "metrics_num_episodes_for_smoothing keep_per_episode_custom_metrics metrics_episode_collection_timeout_s": (
         "metrics are those of one iteration"
     ),
-    "use_env_runner_state_server env_runner_state_server_max_concurrency": "env runners have no learned state",
+    "merge_env_runner_states broadcast_env_runner_states use_env_runner_state_server "
+    "env_runner_state_server_max_concurrency": "env runners have no learned state",
     "evaluation_duration evaluation_duration_unit": "set evaluation_num_tasks",
     "evaluation_sample_timeout_s": "set sample_timeout_s",
     "evaluation_config": "evaluation has its own settings, such as evaluation_temperature and evaluation_env_config",
@@ -67,23 +72,47 @@ _REASONS: dict[str, str] = {
     "evaluation_auto_duration_min_env_steps_per_sample evaluation_auto_duration_max_env_steps_per_sample "
     "evaluation_force_reset_envs_before_iteration": "an evaluation plays each of its tasks once, from the reset",
     "custom_evaluation_function": "evaluation_split chooses the evaluation set, and on_evaluate_end is given its result",
-    "policy_mapping_fn policies_to_train count_steps_by observation_fn algorithm_config_overrides_per_module": (
-        "one policy is trained"
-    ),
-    "input_ output off_policy_estimation_methods offline_evaluation_interval num_offline_eval_runners": (
+    "max_requests_in_flight_per_learner": "updates are not asynchronous",
+    "create_env_on_local_worker": "set num_env_runners=0 to play in the driver",
+    "policy_map_capacity policy_states_are_swappable policy_mapping_fn policies_to_train count_steps_by "
+    "observation_fn algorithm_config_overrides_per_module": ("one policy is trained"),
+    "input_ input_config input_read_method input_read_method_kwargs input_read_schema input_read_episodes "
+    "input_read_sample_batches input_read_batch_size input_filesystem input_filesystem_kwargs input_compress_columns "
+    "input_spaces_jsonable materialize_data materialize_mapped_data map_batches_kwargs iter_batches_kwargs "
+    "ignore_final_observation offline_data_class prelearner_class prelearner_buffer_class prelearner_buffer_kwargs "
+    "prelearner_module_synch_period prelearner_use_recorded_module_states dataset_num_iters_per_learner "
+    "actions_in_input_normalized postprocess_inputs shuffle_buffer_size offline_sampling output output_config "
+    "output_compress_columns output_max_file_size output_max_rows_per_file output_write_remaining_data output_write_method "
+    "output_write_method_kwargs output_filesystem output_filesystem_kwargs output_write_episodes "
+    "off_policy_estimation_methods ope_split_batch_by_episode offline_evaluation_interval offline_evaluation_type "
+    "offline_eval_runner_class offline_loss_for_module_fn offline_evaluation_duration "
+    "offline_evaluation_parallel_to_training offline_evaluation_timeout_s num_offline_eval_runners "
+    "num_cpus_per_offline_eval_runner num_gpus_per_offline_eval_runner custom_resources_per_offline_eval_runner "
+    "restart_failed_offline_eval_runners ignore_offline_eval_runner_failures max_num_offline_eval_runner_restarts "
+    "offline_eval_runner_restore_timeout_s max_requests_in_flight_per_offline_eval_runner "
+    "validate_offline_eval_runners_after_construction offline_eval_runner_health_probe_timeout_s "
+    "offline_eval_rl_module_inference_only broadcast_offline_eval_runner_states offline_eval_batch_size_per_runner "
+    "dataset_num_iters_per_eval_runner": (
         "training and evaluation play episodes; nothing is read from or written as offline data"
     ),
     "export_native_model_files checkpoint_trainable_policies_only": (
         "checkpoints have a Hugging Face folder, which trial-ray export copies"
     ),
     "extra_python_environs_for_driver extra_python_environs_for_worker": "set environment variables before Ray starts",
-    "framework_str enable_rl_module_and_learner enable_env_runner_and_connector_v2 sample_collector use_worker_filter_stats "
+    "eager_tracing eager_max_retraces tf_session_args local_tf_session_args enable_tf1_exec_eagerly "
+    "sync_filters_on_rollout_workers_timeout_s framework_str "
+    "enable_rl_module_and_learner enable_env_runner_and_connector_v2 sample_collector use_worker_filter_stats "
     "update_worker_filter_stats sampler_perf_stats_ema_coef fake_sampler": (
         "this package is written for torch and RLlib's new API stack"
     ),
 }
 UNREAD: dict[str, str] = {name: why for names, why in _REASONS.items() for name in names.split()} | {
     f"callbacks_{hook}": f"it is never called: {why}" for hook, why in NEVER_CALLED.items()
+}
+UNREAD |= {
+    name: "RLlib has deprecated it"
+    for name, value in vars(AlgorithmConfig()).items()
+    if (value is DEPRECATED_VALUE and name != "simple_optimizer") or name == "replay_sequence_length"
 }
 """Reason why a setting is not read, by the name of the setting."""
 
@@ -139,6 +168,11 @@ def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
             )
 
 
+def stored_name(name: str, settings: Container[str]) -> str:
+    """Return the attribute of a setting; RLlib keeps what some keywords set under a private name."""
+    return f"_{name}" if f"_{name}" in settings else name
+
+
 def refuse_unread(config: Any) -> None:
     """Reject settings that would have no effect.
 
@@ -152,7 +186,6 @@ def refuse_unread(config: Any) -> None:
         return
     own, found = vars(type(config)()), vars(config)
     for name, why in UNREAD.items():
-        # RLlib keeps what some keywords set under a private name.
-        stored = f"_{name}" if f"_{name}" in own else name
+        stored = stored_name(name, own)
         if found.get(stored) != own.get(stored):
             raise ConfigError(f"RLlib's {name} is {found[stored]!r:.100}, but has no effect here: {why}.")

@@ -6,12 +6,14 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
@@ -77,6 +79,10 @@ class TextEpisode(Trajectory):
         infos: the entries of the environment's ``info`` that JSON can represent, the reset's first.
     """
 
+    t_started: ClassVar[int] = 0
+    is_numpy: ClassVar[bool] = False
+    agent_id: ClassVar[None] = None
+    module_id: ClassVar[str] = DEFAULT_MODULE_ID
     id_: str = field(default_factory=lambda: uuid.uuid4().hex)
     in_evaluation: bool = False
     max_turns: int = 0
@@ -95,6 +101,19 @@ class TextEpisode(Trajectory):
         return len(self.turns)
 
     env_steps = agent_steps = __len__
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(SingleAgentEpisode, name):
+            raise AttributeError(
+                f"A TextEpisode has no {name} of RLlib's SingleAgentEpisode. Its turns have prompts, responses, log-probabilities "
+                "and rewards; docs/rllib.md lists its attributes."
+            )
+        raise AttributeError(f"A TextEpisode has no attribute {name!r}; docs/rllib.md lists its attributes.")
+
+    @property
+    def t(self) -> int:
+        """Number of turns so far."""
+        return len(self.turns)
 
     @property
     def task(self) -> str:
