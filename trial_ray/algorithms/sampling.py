@@ -58,7 +58,7 @@ class SampledBatch:
 
     Attributes:
         kept: groups to train on, in task order.
-        left_out: groups that were dropped because too few of their rollouts completed, or because their rewards have no variance.
+        left_out: groups that were dropped because too few of their rollouts completed, or because their advantages are all 0.
         redrawn_rows: turn rows of groups that were played again because too few of their rollouts completed, or because they were
             lost.
         num_refilled: number of tasks that were drawn in place of dropped groups.
@@ -219,13 +219,7 @@ class GroupSampler:
         return batch
 
     def finish(self) -> None:
-        """Wait until every group in flight is finished; the groups enter the next updates.
-
-        After an error, the next iteration plays the groups from the start.
-
-        Raises:
-            InfrastructureError: no env runner or engine is left.
-        """
+        """Wait until every group in flight is finished; the groups enter the next updates. Errors are as in :meth:`sample`."""
         if self._num_unfinished():
             with self._restarting_on_error(SampledBatch()):
                 self._take_in_until(lambda: not self._num_unfinished())
