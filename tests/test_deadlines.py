@@ -31,7 +31,7 @@ ALLOWED = {
     ("algorithms/learner_group.py", "update", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_group.py", "_cause", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_group.py", "ask", "result.get"): "RLlib's result of a call that has ended",
-    ("algorithms/config.py", "build_learner_group", "LEARNERS_PLACED.get"): "a context variable",
+    ("algorithms/rllib_builds.py", "build_learner_group", "LEARNERS_PLACED.get"): "a context variable",
     ("engines/batching.py", "_work", "self._inbox.get"): "an idle engine's thread waits for work, or for the shutdown",
     ("engines/admission.py", "held", "self._idle.wait"): "inside asyncio.wait_for",
     ("rollout/background_groups.py", "__init__", "running.result"): "set by the thread's first statement",

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.algorithms.inputs import compare_initial_weights
-from trial_ray.errors import CheckpointError, EnvironmentFaultError
+from trial_ray.errors import CheckpointError, EngineError, EnvironmentFaultError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet, EvaluationSetError
 from trial_ray.evaluation.player import oracle_protocol
 from trial_ray.evaluation.results import EvaluationResult
@@ -119,13 +119,18 @@ def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warn
             raise EnvironmentFaultError("the power is gone")
         return sample()
 
+    def lose_engines():
+        raise EngineError("no engine is left")
+
     algorithm = SimpleNamespace(
+        sampler=SimpleNamespace(finish=lambda: None),
         evaluation_sets={"home": ("home",), "shop": ("shop",)},
         evaluate_set=play,
         iteration=0,
         metrics=None,
         workers=SimpleNamespace(take_logged=lambda in_evaluation: []),
         _phase=lambda name: nullcontext(),
+        _require_running=lambda call: None,
         _call_back=lambda hook, **arguments: None,
         _log_callbacks=lambda logged, **where: None,
         _evaluation_result=lambda figures: {"env_runners": figures},
@@ -137,6 +142,9 @@ def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warn
     assert "iteration 1: no evaluation in home: the power is gone" in caplog.text
     with pytest.raises(EnvironmentFaultError):
         algorithm.evaluate_sets()
+    algorithm.sampler.finish = lose_engines  # of the groups in flight for training
+    with pytest.raises(EngineError):
+        GRPO.evaluate(algorithm)
 
 
 @pytest.mark.parametrize(("recorded", "warns"), [("a", False), ("b", True)])

@@ -96,7 +96,7 @@ class GRPO(RLlibCalls):
 
     def setup(self, config: Any) -> None:
         """Check the configuration before any actor starts; then start engines, env runners and learners."""
-        config, self.is_stopped = self.config, False
+        config = self.config
         require_engine(config.engine, config.num_gpus_per_engine)
         self.tasks, first_turns = list_tasks(config)
         self.evaluation_sets = {
@@ -111,6 +111,7 @@ class GRPO(RLlibCalls):
         self.phase = ""
         request = self.default_resource_request(config)
         kept = self._keep_actors(request)
+        self.is_stopped = False  # also after actors that do not match were ended
         in_trial = get_current_placement_group() is not None  # Tune has reserved all of the trial's
         if not kept and not in_trial:
             remote = request.bundles[1:]  # this process takes nothing from Ray

@@ -6,8 +6,7 @@ from collections.abc import Container
 from inspect import getattr_static
 from typing import Any
 
-from ray._common.deprecation import DEPRECATED_VALUE
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.algorithm_config import DEPRECATED_VALUE, AlgorithmConfig
 
 from trial_ray.errors import ConfigError
 from trial_ray.rollout.callbacks import NEVER_CALLED
