@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         PermutedConfig,
         TRIALConfig,
         UniformConfig,
-        ValueWeightedConfig,
     )
     from trial_ray.config.declare import setting
     from trial_ray.environments.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
@@ -46,7 +45,6 @@ _MODULES = {
     "TRIAL": f"{_METHODS}.trial",
     "TRIALConfig": f"{_METHODS}.trial",
     "UniformConfig": f"{_METHODS}.trial",
-    "ValueWeightedConfig": f"{_METHODS}.trial",
     "EnvironmentAdapter": "trial_ray.environments.adapter",
     "Method": "trial_ray.learner.method",
     "ReportLabels": "trial_ray.environments.adapter",
@@ -72,7 +70,6 @@ __all__ = [
     "SERLConfig",
     "TRIALConfig",
     "UniformConfig",
-    "ValueWeightedConfig",
     "WarmStartSpec",
     "__version__",
     "secret",

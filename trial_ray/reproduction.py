@@ -138,7 +138,7 @@ STUDIES = {
     "table3": Study("controlled revision profiles", ("grpo", "uniform", "permuted", "trial")),
     "study": Study(
         "turn profiles and methods where the hindsight view knows better",
-        ("grpo", "uniform", "permuted", "trial", "value_weighted", "serl", "sdar", "rlsd", "grpo_opsd", "gigpo"),
+        ("grpo", "uniform", "permuted", "trial", "serl", "sdar", "rlsd", "grpo_opsd", "gigpo"),
     ),
     "shape": Study(
         "turn profiles from several warm starts", ("grpo", "uniform", "permuted", "trial"), controlled=False

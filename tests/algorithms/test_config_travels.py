@@ -51,7 +51,6 @@ def test_trial_and_its_profiles_train_as_trial_and_all_others_as_grpo():
         "uniform",
         "permuted",
         "gated",
-        "value_weighted",
     }
     assert set(algorithms.values()) == {GRPO, TRIAL}
     assert type(TRIAL.get_default_config()) is TRIALConfig

@@ -126,7 +126,6 @@ def test_a_method_that_is_given_the_state_goes_on_alike():
     [
         ({"hindsight_start_iteration": 1}, "at least half as many"),
         ({"drop_zero_variance_groups": True}, "leaves some out"),
-        ({"value_weighting": True, "profile": "uniform"}, "gives every turn one weight"),
     ],
 )
 def test_settings_that_cannot_act_together_are_refused(settings, told):

@@ -81,12 +81,6 @@ def stepopsd_cases():
         yield Case("stepopsd", partial(ref.stepopsd, strength=strength), iteration, prepare=factors)
 
 
-def valued_weights(turns):
-    return ref.relative_weights(
-        turns, ref.anchor_means(turns, ref.returns_from(turns, ref.earned(turns, "success"), 0.95))
-    )
-
-
 def weigh_tokens(turns):
     """By importance weights below, at and above 1."""
     for turn in turns:
@@ -143,12 +137,6 @@ CASES = [
         lambda turns: ref.trial(turns, 0.3)[0],
         training={"hindsight_coeff": 0.3},
         prepare=weigh(lambda turns: [1.0] * len(turns)),
-    ),
-    Case(
-        "trial",
-        lambda turns: ref.trial(turns, 0.3)[0],
-        training={"value_weighting": True, "hindsight_coeff": 0.3},
-        prepare=weigh(valued_weights),
     ),
     *[
         Case("rlsd", lambda turns, s=strength: ref.rlsd(turns, s), iteration)
@@ -207,7 +195,7 @@ def test_full_vocabulary_opsd_equals_the_definition_in_hidden_states_and_head():
 
 
 def test_methods_without_a_clamp_are_computed_in_parts():
-    clamped = {"trial", "uniform", "permuted", "value_weighted", "gated"}
+    clamped = {"trial", "uniform", "permuted", "gated"}
     methods = {name: new_config(name) for name in method_names()}
     assert {name for name, each in methods.items() if not each.method_class(each).adds_up(30)} == clamped
 

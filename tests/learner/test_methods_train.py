@@ -36,7 +36,7 @@ def groups():
 
 def settings_of(method: str, **training) -> dict:
     shared = {"lr": 1e-2, "ref_kl_coeff": 0.0, "entropy_coeff": 0.0, "weight_decay": 0.0, "microbatch_rows": 4}
-    return {**shared, **(ACTIVE if method in ("trial", "uniform", "permuted", "value_weighted") else {}), **training}
+    return {**shared, **(ACTIVE if method in ("trial", "uniform", "permuted") else {}), **training}
 
 
 def learner_of(method: str, model_path: str, **training) -> GRPOLearner:

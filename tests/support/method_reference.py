@@ -123,13 +123,6 @@ def returns_from(turns, rewards, discount):
     return result
 
 
-def anchor_means(turns, values):
-    """Mean of ``values`` over the turns of the same task group that showed the same observation."""
-    members = _grouped(list(zip(turns, values, strict=True)), lambda pair: (pair[0].group, pair[0].observation))
-    means = {key: math.fsum(value for _, value in pairs) / len(pairs) for key, pairs in members.items()}
-    return [means[turn.group, turn.observation] for turn in turns]
-
-
 def gigpo_advantages(turns, mode, statistics, coefficient=1.0, discount=0.95, reward="success", scale=10.0):
     """A_episode + ω · A_step; with statistics over rows as released, where the penalty is part of both terms' rewards."""
     rewards = [scale * value for value in earned(turns, reward)]
@@ -188,13 +181,12 @@ def agentopsd_advantages(turns, mix, bound, decay):
 # --- profiles
 
 
-def relative_weights(turns, values=None):
-    """w_k = v_k s_k / mean over tokens of the trajectory; 1 where that mean is nothing."""
-    values = values or [1.0] * len(turns)
+def relative_weights(turns):
+    """w_k = s_k / mean over tokens of the trajectory; 1 where that mean is nothing."""
+    scores_of = [math.fsum(abs(gap(t.teacher, t.old)) for t in turn.tokens) / len(turn.tokens) for turn in turns]
     result = []
-    for rows in _consecutive(turns, values):
-        scores = [v * math.fsum(abs(gap(t.teacher, t.old)) for t in r.tokens) / len(r.tokens) for r, v in rows]
-        lengths = [len(turn.tokens) for turn, _ in rows]
+    for rows in _consecutive(turns, scores_of):
+        lengths, scores = [len(turn.tokens) for turn, _ in rows], [score for _, score in rows]
         mean = math.fsum(n * s for n, s in zip(lengths, scores, strict=True)) / sum(lengths)
         result += [1.0 if mean <= 1e-8 else score / mean for score in scores]
     return result

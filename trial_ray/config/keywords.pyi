@@ -74,7 +74,6 @@ class Sections:
         gap_clip: float | Search = ...,
         hindsight_gate: int | None | Search = ...,
         profile: Literal["relative", "uniform", "permuted"] | Search = ...,
-        value_weighting: bool | Search = ...,
         rescaling: float | Search = ...,
         rescaling_iterations: int | Search = ...,
         rescaling_clip: float | Search = ...,
@@ -172,8 +171,6 @@ class Sections:
                 warning.
             profile: turn weights: ``"relative"`` to the turns' hindsight log-ratios (the paper), or as controls
                 ``"uniform"`` or ``"permuted"`` (those of other turns of the trajectory).
-            value_weighting: multiply each turn's score by its value, the discounted success rate of the group's rollouts
-                from its observation (not in the paper).
             rescaling: λ before it falls, by equal steps.
             rescaling_iterations: steps until λ is 0.
             rescaling_clip: ε, the bound of the rescaling.

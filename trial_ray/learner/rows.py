@@ -1,4 +1,4 @@
-"""Turn rows of an update: advantages, values of steps, and spans of actions."""
+"""Turn rows of an update: advantages, returns of steps, and spans of actions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.models.vocabulary import special_token_ids
 from trial_ray.objectives.advantages import (
     discounted_returns,
-    group_means,
     group_relative_advantages,
     penalised_advantages,
 )
@@ -261,10 +260,6 @@ def normalised_returns(returns: torch.Tensor, group_ids: torch.Tensor, config: R
     return group_relative_advantages(returns, group_ids, config.advantage_epsilon, by_deviation=by_deviation)
 
 
-VALUE_DISCOUNT = 0.95
-"""γ of :func:`step_values`, as in GiGPO."""
-
-
 def anchor_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
     """Id of each turn's anchor observation, int64 ``[K]``, over the turns of all completed rollouts in order.
 
@@ -303,12 +298,6 @@ def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: fl
     trajectories = [trajectory for group in groups for trajectory in group.survivors]
     rewards = torch.tensor([value for each in trajectories for value in _rewards(each, reward)], dtype=torch.float64)
     return discounted_returns(rewards, _trajectory_ids(trajectories), discount)
-
-
-def step_values(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
-    """Mean discounted success from each turn's observation on, float64 ``[K]`` in [0, 1], estimated as in GiGPO."""
-    groups = list(groups)
-    return group_means(step_returns(groups, "success", VALUE_DISCOUNT), anchor_ids(groups))
 
 
 def _rewards(trajectory: Trajectory, reward: Reward) -> list[float]:

@@ -22,7 +22,6 @@ METHODS = {
     "uniform": ("Uniform", "UniformConfig"),
     "permuted": ("Permuted", "PermutedConfig"),
     "gated": ("Gated TRIAL", "GatedConfig"),
-    "value_weighted": ("Value-weighted", "ValueWeightedConfig"),
     "serl": ("SERL", "SERLConfig"),
     "sdar": ("SDAR", "SDARConfig"),
     "grpo_opsd": ("GRPO+OPSD", "GRPOOPSDConfig"),

@@ -16,7 +16,7 @@ from trial_ray.algorithms.grpo import GRPO
 from trial_ray.config.declare import setting
 from trial_ray.errors import ConfigError
 from trial_ray.learner.method import Method, Metrics, per_token
-from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
+from trial_ray.learner.rows import TokenBatch, TurnRows, required
 from trial_ray.metrics import LEARNER, peek
 from trial_ray.objectives.agreement import agreeing_parts, ratio_of_sums
 from trial_ray.objectives.allocation import (
@@ -55,8 +55,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         gap = hindsight_gap(required(rows.hindsight_logprobs), rows.logprobs, self.config.gap_clip)
         scores, counts = turn_scores(gap, rows.mask, rows.turn_ids, len(rows))
         rows.scores = scores
-        valued = scores * step_values(groups) if self.config.value_weighting else scores
-        rows.weights = self.allocate(valued, counts, rows.trajectory_ids, iteration)
+        rows.weights = self.allocate(scores, counts, rows.trajectory_ids, iteration)
         return {
             "turn_score_mean": scores.mean(),
             "gap_mean": gap.mean(),
@@ -169,22 +168,13 @@ class TRIALConfig(GRPOConfig):
         '``"permuted"`` (those of other turns of the trajectory)',
         one_of=PROFILES,
     )
-    value_weighting: bool = setting(
-        False,
-        "multiply each turn's score by its value, the discounted success rate of the group's rollouts from its "
-        "observation (not in the paper)",
-    )
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or TRIAL)
 
     def check_update(self) -> None:
-        """Also reject a gate that cannot compare returns, and two ways to weigh turns."""
+        """Also reject a gate that cannot compare returns."""
         super().check_update()
-        if self.value_weighting and self.profile == "uniform":
-            raise ConfigError(
-                "value_weighting is True, but profile is 'uniform', which gives every turn one weight. Set one of them."
-            )
         if self.hindsight_gate is None:
             return
         if self.drop_zero_variance_groups:
@@ -212,12 +202,6 @@ class PermutedConfig(TRIALConfig):
     """TRIAL's turn weights, reassigned to other turns of the same trajectory, the controlled study's null profile."""
 
     profile: str = setting("permuted")
-
-
-class ValueWeightedConfig(TRIALConfig):
-    """TRIAL with turn scores multiplied by step values before they are normalised (not in the paper)."""
-
-    value_weighting: bool = setting(True)
 
 
 class GatedConfig(TRIALConfig):
