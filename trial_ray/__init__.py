@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.methods.serl import SERLConfig
     from trial_ray.algorithms.methods.trial import (
         TRIAL,
-        GatedConfig,
         PermutedConfig,
         TRIALConfig,
         UniformConfig,
@@ -35,7 +34,6 @@ _MODULES = {
     "GRPO": "trial_ray.algorithms.grpo",
     "GRPOConfig": "trial_ray.algorithms.config",
     "GRPOOPSDConfig": f"{_METHODS}.sdar",
-    "GatedConfig": f"{_METHODS}.trial",
     "GiGPOConfig": f"{_METHODS}.gigpo",
     "OPSDConfig": f"{_METHODS}.opsd",
     "PermutedConfig": f"{_METHODS}.trial",
@@ -59,7 +57,6 @@ __all__ = [
     "EnvironmentAdapter",
     "GRPOConfig",
     "GRPOOPSDConfig",
-    "GatedConfig",
     "GiGPOConfig",
     "Method",
     "OPSDConfig",

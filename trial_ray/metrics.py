@@ -117,17 +117,11 @@ _LEARNER = _group(
         "trial/turn_score_mean": "mean over turn rows of $s_k$ (Eq. 5), nats per token",
         "trial/turn_weight_std": "standard deviation over turn rows of the applied weights $w_k$",
         "trial/gap_mean": r"mean over tokens of $\Delta^{old}$; above 0 if hindsight confirms the responses on average",
-        "trial/agreement": (
-            "share of the dense loss that raises the turns of better rollouts, over the last 10 iterations; 0.5: it has nothing "
-            "to do with the return, less: it opposes it; absent until two groups have different returns"
-        ),
-        "trial/agreement_error": "standard error of `trial/agreement` over groups",
         "trial/returns_fallen": (
-            "iterations since `trial/return_recent` first was below `trial/return_before`, with `hindsight_gate` those since λ is "
-            "0; 0: it was not"
+            "iterations since `trial/return_recent` first was below `trial/return_before`; 0: it was not"
         ),
-        "trial/return_before": "mean return of the last 4 iterations without λ, or of `hindsight_gate`",
-        "trial/return_recent": "mean return of the last 4 iterations with λ, or of `hindsight_gate`",
+        "trial/return_before": "mean return of the last 4 iterations without λ",
+        "trial/return_recent": "mean return of the last 4 iterations with λ",
         "trial/clamp_saturated_fraction": (
             "share of microbatches without dense gradient because of the clamp of Eq. 8; 0 during warm-up"
         ),
@@ -287,7 +281,6 @@ COLUMNS = {
     f"{ENV_RUNNERS}episode_len_mean": ("turns", "{:.1f}"),
     f"{LEARNER}grpo/surrogate_loss": ("surrogate", "{:+.2e}"),
     f"{LEARNER}trial/dense_loss": ("dense", "{:+.2e}"),
-    f"{LEARNER}trial/agreement": ("agreement", "{:.2f}"),
     f"{LEARNER}trial/clamp_saturated_fraction": ("saturated", "{:.0%}"),
     f"{LEARNER}grpo/kl": ("kl", "{:.1e}"),
     f"{LEARNER}engine/logprob_diff": ("logprob diff", "{:.1e}"),

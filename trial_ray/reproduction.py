@@ -79,7 +79,6 @@ def scale_names() -> list[str]:
         "study",
         "shape",
         "guessing",
-        "key_rooms",
         "webshop",
         "pretrained",
         "pretrained_tools",
@@ -144,7 +143,6 @@ STUDIES = {
         "turn profiles from several warm starts", ("grpo", "uniform", "permuted", "trial"), controlled=False
     ),
     "pair": Study("TRIAL against GRPO", ("grpo", "trial")),
-    "gate": Study("TRIAL with and without its gate against GRPO", ("grpo", "trial", "gated")),
 }
 """Studies by their names for ``trial-ray reproduce``."""
 REFERENCE, SUBJECT = "grpo", "trial"

@@ -5,7 +5,7 @@
 
 The answer to a step shows what was found by chance, not whether the step was well chosen. Over 8 seeds GRPO went from 17.7 to
 31.4 % of 192 held-out games on average, and TRIAL fell to 6.7 %: its policies take keys, which hindsight confirms, and open no
-chest (docs/results.md, "The gate").
+chest (docs/results.md, "Key rooms").
 """
 
 import random

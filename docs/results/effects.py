@@ -38,7 +38,6 @@ SUMS = {"rows_sampled": "rows/sampled", "rows_trained": f"{LEARNER}num_module_st
 MEANS = {
     "saturated": f"{LEARNER}trial/clamp_saturated_fraction",
     "entropy": f"{LEARNER}grpo/entropy",
-    "agreement": f"{LEARNER}trial/agreement",
 }
 
 

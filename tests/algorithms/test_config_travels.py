@@ -50,7 +50,6 @@ def test_trial_and_its_profiles_train_as_trial_and_all_others_as_grpo():
         "trial",
         "uniform",
         "permuted",
-        "gated",
     }
     assert set(algorithms.values()) == {GRPO, TRIAL}
     assert type(TRIAL.get_default_config()) is TRIALConfig

@@ -195,7 +195,7 @@ def test_full_vocabulary_opsd_equals_the_definition_in_hidden_states_and_head():
 
 
 def test_methods_without_a_clamp_are_computed_in_parts():
-    clamped = {"trial", "uniform", "permuted", "gated"}
+    clamped = {"trial", "uniform", "permuted"}
     methods = {name: new_config(name) for name in method_names()}
     assert {name for name, each in methods.items() if not each.method_class(each).adds_up(30)} == clamped
 

@@ -22,7 +22,6 @@ CONSTANTS = [
     advantages.penalised_advantages,
     advantages.rescaled_advantages,
     advantages.discounted_returns,
-    advantages.group_means,
     allocation.hindsight_gap,
     allocation.turn_scores,
     allocation.relative_weights,

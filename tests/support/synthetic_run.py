@@ -133,7 +133,6 @@ SHAPES = {
     f"{LEARNER}/engine/effective_sample_size": (0.9999, 0, 1e-5),
     "evaluation/env_runners/success_rate": (0.24, 0.22, 0.02),
     f"{LEARNER}/trial/turn_score_mean": (0.24, -0.05, 0.004),
-    f"{LEARNER}/trial/agreement": (0.6, 0.1, 0.01),
     f"{LEARNER}/trial/turn_weight_std": (0.22, 0.08, 0.004),
     f"{LEARNER}/trial/clamp_saturated_fraction": (0.05, 0, 0.01),
     f"{LEARNER}/trial/dense_loss": (0, 0, 0.01),

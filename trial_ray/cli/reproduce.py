@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trial_ray.reproduction import StudySweep
 
-NAMES = ("table2", "table3", "study", "shape", "pair", "gate")
+NAMES = ("table2", "table3", "study", "shape", "pair")
 
 
 def _study(name: str) -> str:
@@ -36,13 +36,11 @@ def _study(name: str) -> str:
   study     all methods but OPSD, StepOPSD and AgentOPSD
   shape     the methods of table3 from several warm starts
   pair      TRIAL against GRPO
-  gate      TRIAL with and without its gate against GRPO
 
   tiny      the quickstart's model on 2 CPU cores, ALFWorld on generated games; about three minutes a run
   study     a tiny model with an informative hindsight signal, on 2 CPU cores; hours, in the background
   shape     `study` from four more warm starts
   guessing  the profiles in the guessing game of tuned_examples/own_environment.py
-  key_rooms  the rooms of tuned_examples/key_rooms.py, where TRIAL opposes learning
   webshop   the profiles of table3 in generated shops, as `study` in size; 2 CPU cores
   pretrained  SmolLM2-135M on 2 CPU cores, ALFWorld on generated games; an hour or two a run
   pretrained_tools  the same with tool calls; about an hour for `pair`
@@ -57,7 +55,7 @@ command continues.
     option("name", f"one of {', '.join(NAMES)}", "NAME", _study, choices=NAMES),
     option(
         "--scale",
-        "tiny, study, shape, guessing, key_rooms, webshop, pretrained, pretrained_tools, small, paper, or FILE.py, see below",
+        "tiny, study, shape, guessing, webshop, pretrained, pretrained_tools, small, paper, or FILE.py, see below",
         "S",
         required=True,
     ),

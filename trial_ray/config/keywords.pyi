@@ -72,7 +72,6 @@ class Sections:
         hindsight_start_iteration: int | Search = ...,
         clamp_alpha: float | Search = ...,
         gap_clip: float | Search = ...,
-        hindsight_gate: int | None | Search = ...,
         profile: Literal["relative", "uniform", "permuted"] | Search = ...,
         rescaling: float | Search = ...,
         rescaling_iterations: int | Search = ...,
@@ -166,9 +165,6 @@ class Sections:
             hindsight_start_iteration: first iteration (from 1) with λ; 25 in the published runs.
             clamp_alpha: α, the bound of the dense term relative to the GRPO loss (Eq. 8).
             gap_clip: c, the bound on each token's hindsight log-ratio, in nats (Eq. 4).
-            hindsight_gate: λ is 0 for the rest of the run once the mean return of so many iterations with λ is below that
-                of as many before, or of half as many; ``None``: never (the paper), but four such iterations give a
-                warning.
             profile: turn weights: ``"relative"`` to the turns' hindsight log-ratios (the paper), or as controls
                 ``"uniform"`` or ``"permuted"`` (those of other turns of the trajectory).
             rescaling: λ before it falls, by equal steps.

@@ -161,19 +161,3 @@ def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, discount: float)
         following[trajectory] = float(rewards[turn]) + discount * following.get(trajectory, 0.0)
         returns[turn] = following[trajectory]
     return returns
-
-
-def group_means(values: Tensor, group_ids: Tensor) -> Tensor:
-    """Mean of each value's group, float ``[K]``, detached; the mean of step returns over equal observations is a step's value.
-
-    Args:
-        values: float ``[K]``.
-        group_ids: integer ``[K]``, from 0, in any order; equal ids form a group.
-
-    Raises:
-        ValueError: wrong shape or dtype, NaN, or a negative id.
-    """
-    values = flat_floats("values", values).detach()
-    groups, num_groups = renumber(flat_ids("group_ids", group_ids, ("values", values)))
-    sizes = segment_sum(torch.ones_like(values), groups, num_groups)
-    return (segment_sum(values, groups, num_groups) / sizes)[groups]

@@ -90,14 +90,6 @@ CURVES = {
         "nats per token",
         "The dense hindsight loss (Eq. 7) before coefficient and clamp.",
     ),
-    f"{LEARNER}trial/agreement": Curve(
-        "agreement",
-        "hindsight",
-        "Agreement of the dense loss with returns",
-        "share",
-        "How much of the dense loss raises the turns of better rollouts, over ten iterations; at 0.5 it has nothing to do with the "
-        "return.",
-    ),
     f"{LEARNER}trial/turn_score_mean": Curve(
         "turn_score",
         "hindsight",

@@ -89,7 +89,7 @@ scale = Scale(
     seeds=8,
     method_seeds=dict.fromkeys(("serl", "sdar", "rlsd", "grpo_opsd", "gigpo"), 3),
     method_settings={
-        **{each: {"hindsight_coeff": 0.1} for each in ("uniform", "permuted", "trial", "gated")},
+        **{each: {"hindsight_coeff": 0.1} for each in ("uniform", "permuted", "trial")},
         "serl": {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": 2},
         "rlsd": {"rescaling_iterations": 2 * ITERATIONS // 3},
     },

@@ -21,7 +21,6 @@ METHODS = {
     "trial": ("TRIAL", "TRIALConfig"),
     "uniform": ("Uniform", "UniformConfig"),
     "permuted": ("Permuted", "PermutedConfig"),
-    "gated": ("Gated TRIAL", "GatedConfig"),
     "serl": ("SERL", "SERLConfig"),
     "sdar": ("SDAR", "SDARConfig"),
     "grpo_opsd": ("GRPO+OPSD", "GRPOOPSDConfig"),

@@ -14,11 +14,9 @@ import torch
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.grpo import GRPO
 from trial_ray.config.declare import setting
-from trial_ray.errors import ConfigError
 from trial_ray.learner.method import Method, Metrics, per_token
 from trial_ray.learner.rows import TokenBatch, TurnRows, required
 from trial_ray.metrics import LEARNER, peek
-from trial_ray.objectives.agreement import agreeing_parts, ratio_of_sums
 from trial_ray.objectives.allocation import (
     hindsight_gap,
     permuted_weights,
@@ -27,17 +25,14 @@ from trial_ray.objectives.allocation import (
     uniform_weights,
 )
 from trial_ray.objectives.losses import dense_hindsight_loss
-from trial_ray.objectives.segments import segment_sum, zero_outside
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
 PROFILES = ("relative", "uniform", "permuted")
-AGREEMENT_ITERATIONS = 10
-"""Number of iterations with groups that are evaluated together, since a single iteration has few groups."""
 ITERATIONS_COMPARED = 4
-"""Number of iterations with λ, and without it, whose returns are compared if no gate names another number."""
+"""Number of iterations with λ, and without it, whose returns are compared."""
 
 
 class TrajectoryRelative(Method["TRIALConfig"]):
@@ -60,49 +55,28 @@ class TrajectoryRelative(Method["TRIALConfig"]):
             "turn_score_mean": scores.mean(),
             "gap_mean": gap.mean(),
             "turn_weight_std": rows.weights.std(correction=0),
-            **self._agreement(gap, rows, groups),
             **self._compare_returns(groups, iteration),
         }
 
-    def _agreement(self, gap: torch.Tensor, rows: TurnRows, groups: list[TrajectoryGroup]) -> Metrics:
-        """Agreement of the dense loss with returns over the last iterations.
-
-        The last turn of a rollout does not count: its outcome shows how the rollout ended.
-        """
-        places = [
-            (index, place, earned, place + 1 < len(each.turns))
-            for index, group in enumerate(groups)
-            for each in group.survivors
-            for earned in [each.outcome_reward(self.config.reward)]
-            for place in range(len(each.turns))
-        ]
-        group_ids, positions, returns, counted = torch.tensor(places, dtype=torch.float64).unbind(1)
-        gaps = segment_sum(zero_outside(gap.double(), rows.mask), rows.turn_ids, len(rows))
-        coefficients = required(rows.weights) * gaps * counted
-        parts = agreeing_parts(coefficients, returns, group_ids.long(), positions.long())
-        self.state["parts"] = recent = [*self.state.get("parts", ()), parts.tolist()][-AGREEMENT_ITERATIONS:]
-        found = ratio_of_sums(torch.tensor([each for one in recent for each in one], dtype=torch.float64).view(-1, 2))
-        return {} if found is None else {"agreement": found[0], "agreement_error": found[1]}
-
     def _compare_returns(self, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Note whether returns have fallen below those without λ, from which on a gate is closed.
+        """Note whether returns have fallen below those without λ.
 
-        The iteration in which λ begins is still played without it, and of the ``max_staleness`` after it a part.
+        The rollouts of the iteration in which λ begins come from a policy without it, and so do some of the ``max_staleness``
+        iterations after it, which are left out.
         """
         returns = [each.outcome_reward(self.config.reward) for group in groups for each in group.survivors]
         if not (returns and self.config.hindsight_coeff) or self.config.drop_zero_variance_groups:
-            return {}  # nothing to compare: the groups that are left out are those of the best and worst returns
-        window = self.config.hindsight_gate or ITERATIONS_COMPARED
+            return {}  # A comparison needs λ and all groups: the dropped ones have the highest and lowest returns.
         first = self.config.hindsight_start_iteration
         if not first < iteration <= first + self.config.max_staleness:
             phase = "return_recent" if iteration > first else "return_before"
-            self.state[phase] = [*self.state.get(phase, ()), statistics.fmean(returns)][-window:]
+            self.state[phase] = [*self.state.get(phase, ()), statistics.fmean(returns)][-ITERATIONS_COMPARED:]
         before, recent = (self.state.get(name, []) for name in ("return_before", "return_recent"))
         fallen: int = self.state.get("returns_fallen", 0)
         if not (before and recent):
             return {"returns_fallen": torch.tensor(fallen)}
         found = {"return_before": statistics.fmean(before), "return_recent": statistics.fmean(recent)}
-        comparable = len(recent) == window and 2 * len(before) >= window
+        comparable = len(recent) == ITERATIONS_COMPARED and 2 * len(before) >= ITERATIONS_COMPARED
         if fallen or (comparable and found["return_recent"] < found["return_before"]):
             self.state["returns_fallen"] = fallen = fallen + 1
         return {name: torch.tensor(value) for name, value in {"returns_fallen": fallen, **found}.items()}
@@ -125,11 +99,8 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         return self.config.clamp_alpha
 
     def dense_coefficient(self, iteration: int) -> float:
-        """Return λ, which is 0 before its first iteration and once the gate is closed."""
-        # Without a gate it is only noted that returns have fallen.
-        closed = self.config.hindsight_gate is not None and self.state.get("returns_fallen")
-        applies = iteration >= self.config.hindsight_start_iteration and not closed
-        return self.config.hindsight_coeff if applies else 0.0
+        """Return λ, which is 0 before its first iteration."""
+        return self.config.hindsight_coeff if iteration >= self.config.hindsight_start_iteration else 0.0
 
     @per_token
     def dense_loss(
@@ -156,12 +127,6 @@ class TRIALConfig(GRPOConfig):
     gap_clip: float = setting(
         2.0, "c, the bound on each token's hindsight log-ratio, in nats (Eq. 4)", above=0, infinite=True
     )
-    hindsight_gate: int | None = setting(
-        None,
-        "λ is 0 for the rest of the run once the mean return of so many iterations with λ is below that of as many before, or of "
-        "half as many; ``None``: never (the paper), but four such iterations give a warning",
-        at_least=1,
-    )
     profile: str = setting(
         "relative",
         'turn weights: ``"relative"`` to the turns\' hindsight log-ratios (the paper), or as controls ``"uniform"`` or '
@@ -171,21 +136,6 @@ class TRIALConfig(GRPOConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or TRIAL)
-
-    def check_update(self) -> None:
-        """Also reject a gate that cannot compare returns."""
-        super().check_update()
-        if self.hindsight_gate is None:
-            return
-        if self.drop_zero_variance_groups:
-            raise ConfigError(
-                "hindsight_gate compares the returns of all groups, but drop_zero_variance_groups leaves some out. Set one of them."
-            )
-        if 2 * self.hindsight_start_iteration < self.hindsight_gate:
-            raise ConfigError(
-                f"hindsight_gate is {self.hindsight_gate}, but λ begins in iteration {self.hindsight_start_iteration}; expected at "
-                "least half as many iterations before. Set hindsight_start_iteration."
-            )
 
     def schedules(self) -> dict[str, int]:
         """Return λ's first iteration, unless λ is always 0."""
@@ -202,13 +152,6 @@ class PermutedConfig(TRIALConfig):
     """TRIAL's turn weights, reassigned to other turns of the same trajectory, the controlled study's null profile."""
 
     profile: str = setting("permuted")
-
-
-class GatedConfig(TRIALConfig):
-    """TRIAL until returns fall below those without the dense loss, then GRPO (not in the paper)."""
-
-    hindsight_start_iteration: int = setting(4)
-    hindsight_gate: int | None = setting(4)
 
 
 class TRIAL(GRPO):
@@ -229,14 +172,12 @@ class TRIAL(GRPO):
             for name in ("returns_fallen", "return_before", "return_recent")
         )
         if fallen == 1:
-            gate = self.config.hindsight_gate
             logger.warning(
-                "iteration %d: with λ the mean return of the last %d iterations is %.2f, before it was %.2f%s. Compare with GRPO, "
+                "iteration %d: with λ the mean return of the last %d iterations is %.2f, before it was %.2f. Compare with GRPO, "
                 "or continue with hindsight_coeff=0 from a checkpoint before iteration %d, if one is kept",
                 self.iteration + 1,
-                gate or ITERATIONS_COMPARED,
+                ITERATIONS_COMPARED,
                 recent,
                 before,
-                "; λ is 0 for the rest of the run, which does not undo its updates" if gate else "",
                 self.config.hindsight_start_iteration,
             )

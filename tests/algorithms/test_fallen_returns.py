@@ -1,0 +1,85 @@
+"""TRIAL notes that returns have fallen since λ began, and warns once."""
+
+import pytest
+from method_updates import random_update, scored_rows
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from trial_ray.algorithms.grpo import GRPO
+from trial_ray.algorithms.methods import new_config
+from trial_ray.algorithms.methods.trial import TRIAL, TRIALConfig
+from trial_ray.metrics import LEARNER
+
+
+def method_of(**settings):
+    config = new_config("trial").training(**{"hindsight_start_iteration": 4, **settings})
+    return config.method_class(config)
+
+
+def prepared(method, iteration, won):
+    """Metrics of an update whose rollouts are all won or all lost."""
+    update = random_update(iteration)
+    for group in update.groups:
+        for trajectory in group.trajectories:
+            trajectory.success = bool(won)
+    return method.prepare(scored_rows(update, method.config), update.groups, iteration)
+
+
+def fallen_returns(method, wins, first=1):
+    """``returns_fallen`` of each iteration."""
+    return [int(prepared(method, iteration, won)["returns_fallen"]) for iteration, won in enumerate(wins, first)]
+
+
+@pytest.mark.parametrize(
+    ("start", "wins", "fallen"),
+    [
+        # The iteration of the start is played without λ.
+        (4, [0, 1, 1, 0, 0, 0, 0, 0, 1], [0] * 7 + [1, 2]),
+        (4, [1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1], [0] * 7 + [1, 2, 3, 4, 5]),
+        (4, [1] * 9, [0] * 9),
+        # The first iteration is not among the last four without λ.
+        (5, [1, 0, 0, 0, 0, 0, 0, 0, 0], [0] * 9),
+        (2, [1, 1, 0, 0, 0, 0], [0] * 5 + [1]),
+        (1, [1, 0, 0, 0, 0], [0] * 5),  # one iteration without λ is too few
+    ],
+)
+def test_returns_of_four_iterations_are_compared_with_those_without_lambda(start, wins, fallen):
+    assert fallen_returns(method_of(hindsight_start_iteration=start), wins) == fallen
+
+
+def test_lambda_stays_after_returns_have_fallen():
+    method = method_of(hindsight_coeff=0.1)
+    assert fallen_returns(method, [1] * 4 + [0] * 4)[-1] == 1
+    assert [method.dense_coefficient(iteration) for iteration in (3, 4, 9)] == [0.0, 0.1, 0.1]
+
+
+def test_iterations_that_began_before_lambda_are_not_compared_with_those_before_it():
+    method = method_of()
+    method.config.max_staleness = 2
+    assert fallen_returns(method, [1] * 4 + [0] * 6) == [0] * 9 + [1]
+
+
+def test_resumed_method_continues_the_comparison():
+    whole, resumed = method_of(), method_of()
+    fallen_returns(whole, [1, 1, 1, 1, 0, 0])
+    resumed.state = dict(whole.state)
+    rest = fallen_returns(whole, [0, 0, 1], first=7)
+    assert rest == fallen_returns(resumed, [0, 0, 1], first=7) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("settings", [{"hindsight_coeff": 0.0}, {"drop_zero_variance_groups": True}])
+def test_returns_are_not_compared_without_lambda_or_without_all_groups(settings):
+    assert "returns_fallen" not in prepared(method_of(**settings), 1, won=True)
+
+
+def test_fallen_returns_are_a_warning_once(monkeypatch, caplog):
+    monkeypatch.setattr(GRPO, "_record_update", lambda *_: None)
+    algo = TRIAL.__new__(TRIAL)
+    algo._iteration, algo.config = 8, TRIALConfig().training(hindsight_start_iteration=5)
+    for fallen in (0, 1, 2):
+        algo.metrics = MetricsLogger(root=True)
+        for name, value in {"returns_fallen": fallen, "return_before": 0.5, "return_recent": 0.25}.items():
+            algo.metrics.log_value(tuple(f"{LEARNER}trial/{name}".split("/")), value)
+        algo._record_update()
+    (message,) = caplog.messages
+    assert "iteration 9: with λ the mean return of the last 4 iterations is 0.25, before it was 0.50" in message
+    assert "hindsight_coeff=0 from a checkpoint before iteration 5" in message
