@@ -136,6 +136,8 @@ def test_training_passes_rllibs_own_settings_on_and_names_what_it_does_not_know(
         with pytest.raises(ConfigError, match=told):
             config.training(lr=0.5, **{keyword: 1})
     assert config.lr == 0.1
+    with pytest.raises(ConfigError, match=r"no setting 'split'\. Did you mean 'evaluation_split'"):
+        config.evaluation(split="valid_seen")
 
 
 def test_a_setting_under_search_is_not_checked_before_it_is_chosen():

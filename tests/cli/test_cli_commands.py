@@ -49,8 +49,6 @@ ALFWORLD = "--env trial/ALFWorld-v0 --split"
     ("line", "words"),
     [
         ("data alfworld --generate 3", "--out DIR"),
-        ("plan alfworld_quickstart --simulate --gpus 8", "--simulate was removed: read the phases"),
-        ("status http://127.0.0.1:8265", "status was removed: `ray job list`"),
         ("data alfworld --generate 3 --difficulty hard --out g", "hard"),
         ("evaluate oracle --env trial/ALFWorl-v0 --split train", "ALFWorld"),
         (f"evaluate oracle {ALFWORLD} test", "valid_seen"),

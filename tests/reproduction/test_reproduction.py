@@ -182,17 +182,12 @@ def test_dry_run_starts_and_writes_nothing(scale, tmp_path, capsys):
     [
         (["table9", "--scale", "tiny"], "table9"),
         (["table3", "--scale", "huge"], "no scale 'huge'"),
-        (["figure2", "--scale", "tiny"], "table3 and pair make both"),
-        (["table3", "--scale", "tiny", "--minutes", "9"], "timeout -s INT"),
         (["table3", "--scale", "empty.py"], "must define `scale`"),
-        (["table3", "--scale", "mine.py", "--out", "old"], "report"),
     ],
 )
 def test_bad_input_exits_2(scale, arguments, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.py").write_text("scale = 3")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "plan.json").write_text("{}")  # of an earlier release
     assert run_cli("reproduce", *arguments) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

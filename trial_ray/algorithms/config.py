@@ -14,7 +14,6 @@ from trial_ray.algorithms.rllib_builds import BuildCalls
 from trial_ray.algorithms.rllib_settings import refuse_uncalled, refuse_unread
 from trial_ray.algorithms.rllib_values import check_values
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
-from trial_ray.config.renamed import current_name, warn_of
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter, find_spec, travelling
 from trial_ray.errors import ConfigError, TrialRayError, refusing
@@ -43,10 +42,6 @@ LARGEST_SEED = 2**32 - 2_000_000
 @refusing(
     {
         "validate_train_batch_size_vs_rollout_fragment_length": "neither has an effect here",
-        "policy": "it is rl_module() now",
-        "rollouts": "it is env_runners() now",
-        "recovery": "it is fault_tolerance() now",
-        "panel": "it is evaluation() now, whose keywords start with evaluation_",
     }
 )
 class GRPOConfig(Sections, BuildCalls):
@@ -89,17 +84,12 @@ class GRPOConfig(Sections, BuildCalls):
         set_defaults(self)
 
     def __setattr__(self, key: str, value: Any) -> None:
-        super().__setattr__(current_name(key), plain(value))
+        super().__setattr__(key, plain(value))
         if key == "environments" and value and isinstance(value, list | tuple):
             with contextlib.suppress(ConfigError):  # validate() raises it
                 env, env_config, _ = _environment(value[0])
                 super().__setattr__("env", env)
                 super().__setattr__("env_config", env_config)
-
-    def guards(self, **settings: Any) -> Self:
-        """Former name of ``.health_checks()``."""
-        warn_of(".guards()", ".health_checks()")
-        return self.health_checks(**settings)
 
     def _set_rllib_defaults(self) -> None:
         """Set the defaults that differ from RLlib's, with the reasons as comments."""

@@ -37,11 +37,6 @@ COMMANDS = {
     "plan": plan.plan,
     "doctor": doctor.doctor,
 }
-REMOVED = {
-    "status": "`ray job list` and Ray's dashboard show the runs of a cluster (docs/cluster.md#following-a-run)",
-    "logs": "`ray job logs` and Ray's dashboard show the logs of a run and its actors (docs/cluster.md#following-a-run)",
-}
-"""Commands that were removed in this version, and their replacements."""
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 """A URI that was converted to a ``Path``, which removes a slash."""
 EPILOG = """start here:
@@ -108,11 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # of paths and texts that the terminal's encoding cannot show
-    parser = build_parser()
-    command = next(iter(sys.argv[1:] if argv is None else argv), "")
-    if command in REMOVED:
-        parser.error(f"{command} was removed: {REMOVED[command]}")
-    args = parser.parse_args(argv)
+    args = build_parser().parse_args(argv)
     if not args.verbose:
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,33 +143,6 @@ def option(
     return add
 
 
-def renamed(name: str, argument: Argument) -> Argument:
-    """Declare an option and its earlier name ``name``, which is still accepted with a warning."""
-
-    def add(parser: Any) -> None:
-        new = argument(parser)
-        parser.add_argument(
-            name,
-            action=_Renamed,
-            dest=new.dest,
-            type=new.type,
-            const=new.option_strings[0],
-            default=SUPPRESS,
-            help=SUPPRESS,
-        )
-
-    return add
-
-
-class _Renamed(Action):
-    """Warns about an option's earlier name and sets the value of the current option, with the name in ``const``."""
-
-    def __call__(self, parser: ArgumentParser, args: Namespace, value: Any, name: str | None = None) -> None:
-        """Print the warning and set the value."""
-        show(f"warning: {name} is {self.const} now; the next version rejects the earlier name")
-        setattr(args, self.dest, value)
-
-
 def repeated(name: str, dest: str, help: str, metavar: str | None = None, **further: Any) -> Argument:
     """Declare an option that may be given several times; its values are collected in a list."""
     return option(name, f"{help}; may be repeated", metavar, dest=dest, action="append", default=[], **further)
@@ -178,19 +151,6 @@ def repeated(name: str, dest: str, help: str, metavar: str | None = None, **furt
 def flag(name: str, help: str) -> Argument:
     """Declare an option without a value."""
     return lambda parser: parser.add_argument(name, help=help, action="store_true")
-
-
-def removed(name: str, instead: str) -> Argument:
-    """Declare an option that was removed in this version, and its replacement."""
-    return lambda parser: parser.add_argument(name, action=_Removed, nargs="*", const=instead, help=SUPPRESS)
-
-
-class _Removed(Action):
-    """Ends the command with a message about the replacement of a removed option."""
-
-    def __call__(self, parser: ArgumentParser, *args: Any) -> None:
-        """Print the message and exit with code 2."""
-        parser.error(f"{self.option_strings[0]} was removed: {self.const}")
 
 
 def one_of(*arguments: Argument) -> Argument:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.cli.console import ENV_ADAPTER, SET, command, one_of, option, output, positive, readable, renamed, show
+from trial_ray.cli.console import ENV_ADAPTER, SET, command, one_of, option, output, positive, readable, show
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.evaluation_sets import SEED, SIZES, evaluation_set_names
 
@@ -44,7 +44,7 @@ def _endpoint_arguments(parser: ArgumentParser) -> None:
         option("--endpoint", "play with it, e.g. http://127.0.0.1:8000/v1", "URL"),
         option("--model", "name of the model at the endpoint", "NAME"),
         option("--api-key-env", "environment variable with the key, e.g. OPENAI_API_KEY (default: no key)", "VARIABLE"),
-        renamed("--games", option("--max-concurrency", "games at once (default: 8)", "N", positive, default=8)),
+        option("--max-concurrency", "games at once (default: 8)", "N", positive, default=8),
         option("--request-timeout", "seconds for a request (default: 120)", "S", positive, default=120),
         option("--body", "fields added to each request; null removes a field", "JSON", _json_object, default={}),
     ):

@@ -34,9 +34,7 @@ compared, paired by seed and task. The page loads nothing: it can be sent, and o
 `train` and `sweep` leave such a page in their folders.
 """,
     option("runs", "folder of a run or of a sweep, or a run's URI", "RUN", readable(0), nargs="+"),
-    console.renamed(
-        "--output", option("--out", "the page (default: report.html in the folder, here with several)", "FILE", Path)
-    ),
+    option("--out", "the page (default: report.html in the folder, here with several)", "FILE", Path),
     option("--figures", "also write every chart as PNG and SVG into DIR", "DIR", Path),
 )
 def report(args: Namespace) -> None:
@@ -74,7 +72,6 @@ The page needs no server and no network. The records are Parquet for pandas, Duc
     flag("--text", "list the trajectories of an iteration in the terminal instead"),
     option("--show", "with --text: print trajectory number K of the iteration", "K", positive),
     console.ENV_ADAPTER,
-    console.removed("--export", "datasets, pandas and DuckDB read the recorded Parquet (docs/runs.md#reading-them)"),
 )
 def inspect(args: Namespace) -> None:
     """Write a page with the recorded trajectories of a run, or print them."""

@@ -15,7 +15,6 @@ from trial_ray.cli.console import (
     option,
     output,
     positive,
-    removed,
     show,
     table,
 )
@@ -44,7 +43,6 @@ with its memory, and the exit code is 1. docs/scaling.md explains the prediction
     FILE,
     ENV_ADAPTER,
     SET,
-    removed("--simulate", "read the phases that plan prints, and cost.json of the first iterations"),
 )
 def plan(args: Namespace) -> int | None:
     """Predict memory and step time, and print them."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trial_ray.cli.console import SET, TRUST, command, flag, option, output, positive, removed, table
-from trial_ray.errors import CheckpointError, TrialRayError, first_line
+from trial_ray.cli.console import SET, TRUST, command, flag, option, output, positive, table
+from trial_ray.errors import TrialRayError, first_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from trial_ray.reproduction import StudySweep
 
 NAMES = ("table2", "table3", "study", "shape", "pair")
-
-
-def _study(name: str) -> str:
-    if name in ("figure2", "figure3"):
-        raise ArgumentTypeError(f"{name} was removed: table3 and pair make both figures.")
-    return name
 
 
 @command(
@@ -52,7 +46,7 @@ DIR is the folder of a sweep: a run folder for each environment, backbone, metho
 figures/ every curve and the paper's Figure 3, and Figure 2 if the runs are evaluated while they train. After Ctrl-C the same
 command continues.
 """,
-    option("name", f"one of {', '.join(NAMES)}", "NAME", _study, choices=NAMES),
+    option("name", f"one of {', '.join(NAMES)}", "NAME", choices=NAMES),
     option(
         "--scale",
         "tiny, study, shape, guessing, webshop, pretrained, pretrained_tools, small, paper, or FILE.py, see below",
@@ -65,7 +59,6 @@ command continues.
     flag("--dry-run", "print the runs and how far they are; start nothing"),
     TRUST,
     SET,
-    removed("--minutes", "use `timeout -s INT MINUTESm trial-ray reproduce ...`."),
 )
 def reproduce(args: Namespace) -> int | None:
     """Run or continue a comparison of the paper, and write its table and figures."""
@@ -83,11 +76,6 @@ def reproduce(args: Namespace) -> int | None:
     output().print(_run_table(f"{args.name}: {STUDIES[args.name].title}", file, folder))
     if args.dry_run:
         return None
-    if (folder / "plan.json").exists():
-        raise CheckpointError(
-            f"{folder} has a comparison of an earlier release, which this release cannot continue: `trial-ray report "
-            f"{folder}/runs/*` shows its runs. Name another folder with --out."
-        )
     sweep, begun = Sweep(file, folder, command=tuple(sys.argv)), (folder / DEFINITION).exists()
     result = SweepResult.load(folder) if (folder / "sweep.json").is_file() else None
     if result is not None and not (result.unfinished or result.failed):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any, TypeVar
 
-from trial_ray.config.renamed import NAMES_ELSEWHERE, REMOVED_SETTINGS, RENAMED_SETTINGS, current_name
+from trial_ray.config.names_elsewhere import NAMES_ELSEWHERE
 from trial_ray.errors import ConfigError
 
 NoneType = type(None)
@@ -150,8 +150,6 @@ class Settings:
                 continue
             if default_of(field) is MISSING:
                 raise ConfigError(f"{cls.__name__}.{name} has no default: write `{name}: TYPE = setting(DEFAULT)`.")
-            if name in RENAMED_SETTINGS:
-                raise ConfigError(f"{cls.__name__}.{name} has an earlier name: write {RENAMED_SETTINGS[name]}.")
             field.type = hints[name]
             field.metadata = types.MappingProxyType({_METADATA: _completed(cls, field, inherited.get(name))})
 
@@ -198,8 +196,7 @@ class Section:
         keywords = self.keywords(owner)
         further = [name for name in self.further(owner) if name not in keywords]
 
-        def assign(config: Config, **given: Any) -> Config:
-            settings = dict(zip(map(current_name, given), given.values(), strict=True))
+        def assign(config: Config, **settings: Any) -> Config:
             known = [*keywords, *further]
             for keyword in settings.keys() - known:
                 raise self._unknown(type(config), keyword, known)
@@ -344,8 +341,6 @@ def _is_infinite(value: Any) -> bool:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a sentence with the most similar known name, after a space; empty if no name is similar."""
-    if name in REMOVED_SETTINGS:
-        return f" It was removed: {REMOVED_SETTINGS[name]}."
     known = list(known)
     if (here := NAMES_ELSEWHERE.get(name)) in known:
         return f" It is {here!r} here."

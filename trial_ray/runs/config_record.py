@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
 from trial_ray.config.recorded import RLLIB, require_data
-from trial_ray.config.renamed import RENAMED_SETTINGS
 from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
 from trial_ray.config.training import RECORDED_FUNCTION, reward_name
 from trial_ray.environments.adapter import EnvironmentAdapter
@@ -134,11 +133,6 @@ def from_record(
     config = new_config((method_file or "grpo") if method.endswith(".py") else method)
     defaults = vars(config)
     settings = recorded_settings(record)
-    if settings.get("clamp_scope", "microbatch") != "microbatch":
-        raise CheckpointError(
-            "The run was trained with clamp_scope='minibatch', which was removed: Eq. 8 clamps each microbatch. `trial-ray export` "
-            "takes the model out of the run."
-        )
     if not is_signed(_signed_content(record), record.get(SIGNATURE)):
         known = RLLIB | {*fields_of(type(config)), "environments"} - OF_THE_RECORDING
         settings = require_data(settings, known, finite(defaults, default=repr), source)
@@ -376,12 +370,11 @@ def _compared(command: Record) -> dict[str, Any]:
 
 
 def recorded_settings(command: Record) -> dict[str, Any]:
-    """Return the recorded settings under their current names.
+    """Return the recorded settings.
 
     ``chat_template_kwargs`` is added if it is missing, with the value that earlier versions had in the code.
     """
-    named = {RENAMED_SETTINGS.get(name, name): value for name, value in command.get("settings", {}).items()}
-    return {"chat_template_kwargs": EARLIER_CHAT_TEMPLATE_KWARGS, **named}
+    return {"chat_template_kwargs": EARLIER_CHAT_TEMPLATE_KWARGS, **command.get("settings", {})}
 
 
 def _after(command: Record) -> int:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_names, method_of
-from trial_ray.config.renamed import RENAMED_METRICS
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.evaluation.comparison import (
     ComparisonError,
@@ -106,7 +105,7 @@ def _whole_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, dict[str, flo
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
         if type(number) is int:
-            yield number, line, {RENAMED_METRICS.get(key, key): value for key, value in metrics.items()}
+            yield number, line, metrics
 
 
 NEAR = 0.8

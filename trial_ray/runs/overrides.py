@@ -20,7 +20,6 @@ from trial_ray.config.declare import (
     plain_types_of,
 )
 from trial_ray.config.recorded import ENGINE
-from trial_ray.config.renamed import current_name
 from trial_ray.environments.registry import find_spec, keyword_arguments
 from trial_ray.errors import ConfigError
 
@@ -62,8 +61,7 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
     changed: GRPOConfig = config.copy(copy_frozen=False)
     defaults = vars(type(config)())
     known = settable_names(defaults)
-    for given, path, text in _assignments(assignments):
-        name = current_name(given)
+    for name, path, text in _assignments(assignments):
         if name not in known:
             raise unknown_key(name, known)
         if name == "env_config" and changed.environments:
