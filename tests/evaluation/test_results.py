@@ -32,14 +32,6 @@ def sample():
     )
 
 
-def test_a_result_of_an_earlier_version_has_the_variables_of_its_chat_template(tmp_path):
-    earlier, oracle = sample(), sample()
-    earlier.protocol["prompt_style"] = "tagged"
-    read = [EvaluationResult.load(each.save(tmp_path / f"{at}.json")) for at, each in enumerate((earlier, oracle))]
-    assert read[0].protocol["chat_template"] == {"kwargs": {"enable_thinking": False}}
-    assert "chat_template" not in read[1].protocol
-
-
 def test_rates_leave_out_failed_episodes_and_say_so():
     result = sample()
     assert result.success_rate == pytest.approx(2 / 3)

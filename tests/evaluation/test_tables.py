@@ -119,8 +119,6 @@ def test_environments_of_one_name_have_columns_of_their_own_and_files_keep_their
 
 
 def test_what_belongs_together_is_not_refused():
-    # An earlier version did not record the keyword arguments.
-    ResultTable([row(evaluation([True, False], env_config={"lives": 3})), row(evaluation([True, False]), 1)])
     # Each model has a chat template of its own; of one model it is known by what it writes, else by its variables.
     assert len(ResultTable(templates("large", *DIGESTS)).frame()) == 2
     ResultTable(templates("small", DIGESTS[0], {"digest": "aa", "kwargs": {"unused": 1}}))

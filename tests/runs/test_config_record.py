@@ -19,7 +19,6 @@ from trial_ray.runs.config_record import (
     command_of,
     from_record,
     load_record,
-    setting_changes,
     to_record,
     with_command,
 )
@@ -77,17 +76,6 @@ def test_a_mixture_is_read_as_it_was():
     config = from_record(record)
     assert [(entry.env_id, entry.config, entry.weight) for entry in config.environment_entries()] == environments
     config.validate()
-
-
-def test_a_record_of_an_earlier_version_has_the_variables_of_its_chat_template():
-    now = recorded("trial/ALFWorld-v0", env_config={"split": "generated"})
-    earlier = {**now, "settings": {**now["settings"]}}
-    del earlier["settings"]["chat_template_kwargs"]
-    assert from_record(now).chat_template_kwargs == {}
-    assert from_record(earlier).chat_template_kwargs == {"enable_thinking": False}
-    (change,) = setting_changes([earlier, {**now, "after_iteration": 3}])
-    found = (change.iteration, change.name, change.before, change.after)
-    assert found == (4, "chat_template_kwargs", {"enable_thinking": False}, {})
 
 
 def test_a_run_keeps_the_day_on_which_it_began(tmp_path):

@@ -40,9 +40,6 @@ from trial_ray.errors import ConfigError, MissingDependencyError
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
-EARLIER_CHAT_TEMPLATE_KWARGS = {"enable_thinking": False}
-"""Chat template variables of earlier versions, whose records do not contain them."""
-
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -25,7 +25,7 @@ from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError, UserInputError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
-from trial_ray.evaluation.results import CHAT_TEMPLATE, ENV_CONFIG, EvaluationResult
+from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult
 from trial_ray.files import finite, without_secrets
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tensors import engine_tensors
@@ -265,7 +265,7 @@ def oracle_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> d
     config = {name: value for name, value in without_secrets(entry.config).items() if name not in ("split", "data")}
     return {
         **evaluation_set.protocol(),
-        ENV_CONFIG: finite(config, default=str),  # as it is read from a file
+        "env_config": finite(config, default=str),  # as it is read from a file
         **({} if adapter is None else {"adapter": adapter}),
         "max_turns": entry.max_turns,
     }

@@ -14,7 +14,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
 from trial_ray.errors import CheckpointError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.files import checked_content, finite, read_json, require_file, write_json, writing
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from trial_ray.rollout.groups import RolloutCounts
 
-CHAT_TEMPLATE, ENV_CONFIG = "chat_template", "env_config"
+CHAT_TEMPLATE = "chat_template"
 """Protocol key for the chat template: digest of its output, its arguments, and the date that it shows, if any."""
 UNCONTROLLED = "uncontrolled"
 """Protocol key for the settings of a server that are unknown; two protocols do not differ in them."""
@@ -176,7 +175,6 @@ class EvaluationResult:
             value["episodes"] = [
                 read_episode(each, f"{file}: Episode {at}") for at, each in enumerate(value["episodes"])
             ]
-            value["protocol"] = _completed(value["protocol"])
             return cls(**{name: value[name] for name in _TYPES})
 
     def table(self, title: str | None = None) -> Table:
@@ -228,8 +226,6 @@ def protocol_difference(
     """Return the alphabetically first entry that differs between two protocols, with both values; empty if they are equal."""
     for key in sorted((first.keys() | second.keys()) - {UNCONTROLLED}):
         one, other = first.get(key), second.get(key)
-        if key == ENV_CONFIG and None in (one, other):
-            continue  # earlier versions did not record it
         if key == CHAT_TEMPLATE and one and other:
             one, other = _compared_templates(one, other)
         if one != other:
@@ -242,13 +238,6 @@ def _compared_templates(first: dict[str, Any], second: dict[str, Any]) -> tuple[
     if "digest" not in first or "digest" not in second:
         return {"kwargs": first.get("kwargs")}, {"kwargs": second.get("kwargs")}
     return (None, None) if first["digest"] == second["digest"] else (first, second)
-
-
-def _completed(protocol: dict[str, Any]) -> dict[str, Any]:
-    """Return a recorded protocol, completed with values that earlier versions did not record."""
-    if "prompt_style" not in protocol:  # of a player that writes no prompts
-        return protocol
-    return {CHAT_TEMPLATE: {"kwargs": EARLIER_CHAT_TEMPLATE_KWARGS}, **protocol}
 
 
 # -- episodes of an unfinished evaluation -------------------------------------------------------------------------------
@@ -350,7 +339,7 @@ class EpisodeJournal(ExitStack):
         head, *values = map(json.loads, lines)
         if (head["schema"], head["schema_version"]) != (JOURNAL_SCHEMA, JOURNAL_VERSION):
             raise ValueError("it is not an unfinished evaluation of this version")
-        self._require_same(path, _completed(head["protocol"]), head["weights"])
+        self._require_same(path, head["protocol"], head["weights"])
         for number, value in enumerate(values, start=2):
             episode = read_episode(value, f"{path}: the episode in line {number}")
             self.episodes[episode.task_id] = episode

@@ -22,7 +22,6 @@ from trial_ray.runs.config_record import (
     backbone_of_settings,
     command_of,
     commands_in_force,
-    recorded_settings,
     setting_changes,
 )
 from trial_ray.runs.cost import cost_sections
@@ -248,7 +247,7 @@ class RecordedRun:
         newest = read_json(path)
         commands = commands_in_force(newest)
         record = command_of(newest, self.iterations or None)
-        settings = recorded_settings(record)
+        settings = record["settings"]
         versions: dict[str, list[str]] = {}
         for command in commands:
             for name, version in dict(command.get("versions", {})).items():

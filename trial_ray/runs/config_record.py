@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
 from trial_ray.config.recorded import RLLIB, require_data
-from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
 from trial_ray.config.training import RECORDED_FUNCTION, reward_name
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
@@ -132,7 +131,7 @@ def from_record(
     method = record["method"]
     config = new_config((method_file or "grpo") if method.endswith(".py") else method)
     defaults = vars(config)
-    settings = recorded_settings(record)
+    settings = record["settings"]
     if not is_signed(_signed_content(record), record.get(SIGNATURE)):
         known = RLLIB | {*fields_of(type(config)), "environments"} - OF_THE_RECORDING
         settings = require_data(settings, known, finite(defaults, default=repr), source)
@@ -212,7 +211,7 @@ def load_commands(path: Path) -> list[dict[str, Any]]:
 
 
 def _whole(command: Mapping[str, Any]) -> dict[str, Any]:
-    settings, environments = recorded_settings(command), list(command.get("environments", ()))
+    settings, environments = {**command.get("settings", {})}, list(command.get("environments", ()))
     return {**command, "method": str(command.get("method", "")), "settings": settings, "environments": environments}
 
 
@@ -260,7 +259,7 @@ def all_commands(newest: Record) -> list[Record]:
     """Return every command of a run, in order.
 
     Args:
-        newest: content of ``resolved_config.json``; earlier versions stored only the first command, which is then the only result.
+        newest: content of ``resolved_config.json``.
 
     Raises:
         CheckpointError: the content is not a record of commands.
@@ -365,16 +364,8 @@ def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:
 
 
 def _compared(command: Record) -> dict[str, Any]:
-    settings = {name: value for name, value in recorded_settings(command).items() if name not in OF_THE_RECORDING}
+    settings = {name: value for name, value in command["settings"].items() if name not in OF_THE_RECORDING}
     return {"method": command["method"], "environments": command.get("environments"), **settings}
-
-
-def recorded_settings(command: Record) -> dict[str, Any]:
-    """Return the recorded settings.
-
-    ``chat_template_kwargs`` is added if it is missing, with the value that earlier versions had in the code.
-    """
-    return {"chat_template_kwargs": EARLIER_CHAT_TEMPLATE_KWARGS, **command.get("settings", {})}
 
 
 def _after(command: Record) -> int:

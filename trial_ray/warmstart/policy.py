@@ -15,7 +15,6 @@ import torch
 from transformers import PreTrainedModel
 
 from trial_ray.config.recorded import require_data
-from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.transformers import LocalEngine
 from trial_ray.environments.adapter import Demonstrator, RandomPlay, begin
@@ -62,8 +61,7 @@ def recorded_settings(folder: Path) -> WarmStartSettings:
         return WarmStartSettings()
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        recorded = require_data(settings, settings, {}, path)
-        return WarmStartSettings(**{"chat_template_kwargs": EARLIER_CHAT_TEMPLATE_KWARGS, **recorded})
+        return WarmStartSettings(**require_data(settings, settings, {}, path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not a record of a warm start of this version ({type(error).__name__}: {error}). Remove it, and state the "
