@@ -1,5 +1,6 @@
-"""Recorded files with other content, under a name that holds no checksum of what was there before."""
+"""Recorded files with other content, under a name with the checksum of that content."""
 
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,14 @@ import pyarrow.parquet as pq
 
 def rewrite(table: pa.Table, file: Path) -> Path:
     """Put ``table`` in the place of ``file``; returns the new file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return replace_content(file, sink.getvalue())
+
+
+def replace_content(file: Path, content: bytes) -> Path:
+    """Put a file with ``content`` in the place of ``file``; returns the new file."""
     file.unlink()
-    target = file.with_name("rewritten.parquet")
-    pq.write_table(table, target)
+    target = file.with_name(f"rewritten-crc{zlib.crc32(content):08x}.parquet")
+    target.write_bytes(content)
     return target

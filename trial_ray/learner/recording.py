@@ -67,12 +67,10 @@ TRAINING_SCHEMA = new_schema(
         (
             "evidence_at",
             pa.int32(),
-            "index in `prompt_ids` before which it does; null without a hindsight view, and in files of earlier releases, where it "
-            "is `insert_at`",
+            "index in `prompt_ids` before which the hindsight view inserts `evidence_ids`; null without a hindsight view",
         ),
     ),
     TRAINING_SCHEMA_VERSION,
-    added={"evidence_at": 2},
 )
 """Columns of a file, each with its description; ``iteration`` comes from the folder's name."""
 

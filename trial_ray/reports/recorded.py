@@ -95,8 +95,7 @@ class RecordedTurn:
         gap: signed hindsight log-ratio of each response token in nats, ``[y]``; ``None`` without a teacher context.
         learner_logprobs: log-probability of each response token under the learner before the update, ``[y]``.
         evidence_ids: tokens of the teacher context that are inserted into the prompt; ``None`` without a teacher context.
-        evidence_at: index in the prompt before which they are inserted; ``None`` without a teacher context, and in recordings
-            of earlier releases.
+        evidence_at: index in the prompt before which they are inserted; ``None`` without a teacher context.
     """
 
     turn: Turn

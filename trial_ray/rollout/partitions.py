@@ -10,7 +10,7 @@ import os
 import re
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ from trial_ray.files import partial_of
 
 VERSION_KEY = b"trial_ray.schema_version"
 """Key of the schema version in a file's metadata."""
-SINCE = "since"
-"""Key in a column's metadata: the schema version that added the column; 0 for columns that every file has."""
 
 IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
@@ -32,22 +30,14 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
 _CHECKSUM = re.compile(r"-crc([0-9a-f]{8})\.parquet$")
 
 
-def new_schema(
-    columns: Iterable[tuple[str, pa.DataType, str]], version: int, added: Mapping[str, int] | None = None
-) -> pa.Schema:
+def new_schema(columns: Iterable[tuple[str, pa.DataType, str]], version: int) -> pa.Schema:
     """Create a schema; ``iteration`` comes from the folder's name.
 
     Args:
         columns: name, type and description of each column.
         version: version of the schema.
-        added: columns that files of earlier versions lack, with the version that added each column; they are read as null
-            from these files. Files older than the version before the first addition are not read.
     """
-    since = added or {}
-    fields = [
-        pa.field(name, kind, metadata={"description": text, SINCE: str(since.get(name, 0))})
-        for name, kind, text in columns
-    ]
+    fields = [pa.field(name, kind, metadata={"description": text}) for name, kind, text in columns]
     return pa.schema(fields, metadata={VERSION_KEY: str(version).encode()})
 
 
@@ -150,11 +140,14 @@ def read_rows(
 
 
 def _read(file: Path, iteration: int, schema: pa.Schema) -> pa.Table:
-    """The rows of a file; columns that came with later versions are null."""
+    """The rows of a file."""
     content = file.read_bytes()
-    checksum = _CHECKSUM.search(file.name)  # files of earlier releases have none
-    if checksum and zlib.crc32(content) != int(checksum[1], 16):
-        raise UserInputError(f"{file} is damaged: its bytes differ from those that were written. Copy it again.")
+    checksum = _CHECKSUM.search(file.name)
+    if checksum is None or zlib.crc32(content) != int(checksum[1], 16):
+        raise UserInputError(
+            f"{file} is damaged: the checksum in its name is missing or is not that of its bytes. Copy it again from where it was "
+            "written."
+        )
     try:
         table = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
     except _UNREADABLE as error:
@@ -164,20 +157,15 @@ def _read(file: Path, iteration: int, schema: pa.Schema) -> pa.Table:
     version, expected = (
         (each.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace") for each in (table.schema, schema)
     )
-    since = {field.name: int(field.metadata[SINCE.encode()]) for field in schema}
-    oldest = min((came - 1 for came in since.values() if came), default=int(expected))
-    if version not in map(str, range(oldest, int(expected) + 1)):
+    if version != expected:
         raise UserInputError(
             f"{file} has schema version {version}; expected {expected}. Read it with the release that wrote it."
         )
-    absent = [name for name in since if name not in table.column_names]
-    if missing := [name for name in absent if since[name] <= int(version)]:
+    if missing := [name for name in schema.names if name not in table.column_names]:
         raise UserInputError(
             f"{file} lacks columns of schema version {version}: {', '.join(missing)}. It was changed after it was written; "
             "copy it again from where it was written."
         )
-    for name in absent:
-        table = table.append_column(name, pa.nulls(len(table)))
     try:
         table = table.select(schema.names).cast(schema)
     except _UNREADABLE as error:

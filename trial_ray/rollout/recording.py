@@ -33,7 +33,7 @@ _TRAJECTORY_COLUMNS = (
     ("score", pa.float64(), "the environment's score, 0 to 1"),
     ("ended", pa.string(), "`terminated`, `turn_limit`, `prompt_limit` or `failed`"),
     ("error", pa.string(), "for `failed` and `prompt_limit`: which error; else null"),
-    ("failed_by", pa.string(), "for `failed`: `environment` or `engine`; else null, as in all files of version 4"),
+    ("failed_by", pa.string(), "for `failed`: `environment` or `engine`; else null"),
     ("function_reward", pa.float64(), "R_i by the run's reward function; null without one"),
     ("solution", pa.list_(pa.string()), "the environment's own solution of the task; empty where it knows none"),
 )
@@ -55,9 +55,7 @@ _TURN_COLUMNS = (
 _TURN_INDEX = ("turn_index", pa.int32(), "index of the turn in its trajectory; null where no turn was taken")
 
 
-SCHEMA = new_schema(
-    (*_TRAJECTORY_COLUMNS, _TURN_INDEX, *_TURN_COLUMNS), SCHEMA_VERSION, added={"failed_by": 5, "function_reward": 6}
-)
+SCHEMA = new_schema((*_TRAJECTORY_COLUMNS, _TURN_INDEX, *_TURN_COLUMNS), SCHEMA_VERSION)
 """Columns of a file, each with its description; ``iteration`` comes from the folder's name."""
 
 
