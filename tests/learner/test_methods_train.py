@@ -121,10 +121,6 @@ def test_a_renewal_that_an_iteration_without_an_update_missed_is_made_up_for(mod
     learner = learner_of("serl", model_path, teacher_sync_iterations=10)
     assert renewals(learner, 1, 2, 10, 12, 13, 20) == [1, 12]
     assert renewals(continued(), 22) == [22]
-    state = learner.get_state
-    earlier = lambda *args, **named: {k: v for k, v in state(*args, **named).items() if k != "teacher_renewed_in"}  # noqa: E731
-    monkeypatch.setattr(learner, "get_state", earlier)
-    assert renewals(continued(), 20, 21) == [21]
 
 
 # --- a method of the user's own

@@ -422,8 +422,8 @@ class GRPO(RLlibCalls):
             self.sampler.set_state(state["tasks"])
             self.weight_version = state["weight_version"]
         super().set_state(state)
-        if checked := state.get("health_checks", state.get("guards")):  # its name in earlier versions
-            self.health_checks.set_state(checked)
+        if "health_checks" in state:
+            self.health_checks.set_state(state["health_checks"])
         if "time_total_s" in state:  # RLlib saves it for Tune's trials alone
             self._time_total = state["time_total_s"]
         if "initial_weights" in state:

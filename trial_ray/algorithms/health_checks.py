@@ -116,7 +116,7 @@ class HealthChecks:
 
     def __init__(self, settings: HealthCheckSettings) -> None:
         self._settings = settings
-        self.set_state({"armed": (), "in_a_row": {}})
+        self.set_state({"armed": (), "in_a_row": {}, "well": (), "sudden": ()})
 
     @property
     def suspect(self) -> bool:
@@ -200,9 +200,8 @@ class HealthChecks:
         self._armed = set(state["armed"])
         self._in_a_row: dict[str, int] = dict(state["in_a_row"])
         """Number of consecutive iterations, up to the last one, in which each check failed."""
-        # Checkpoints of earlier versions lack these two.
-        self._well = set(state.get("well", ()))
+        self._well = set(state["well"])
         """Checks against a collapse with a value in the last iteration that would have armed them."""
-        self._sudden = set(state.get("sudden", ()))
+        self._sudden = set(state["sudden"])
         """Checks that failed in the iteration after such an iteration, and in every iteration since then."""
         self._verdict = ""

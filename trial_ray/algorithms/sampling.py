@@ -251,9 +251,9 @@ class GroupSampler:
         """Drop the groups in flight and continue from a state of :meth:`get_state`; errors as in ``TaskSampler.set_state``."""
         self._workers.abandon_groups()
         self._in_flight = {}
-        # Logged as in flight, and dropped; checkpoints of earlier releases do not say it.
-        self._rows_in_flight = self._redrawn_rows = state.get("rows_in_flight", 0)
-        self._on_policy_next = state.get("on_policy_next", False)  # checkpoints of earlier releases do not say
+        # These rows were logged as in flight, and are dropped.
+        self._rows_in_flight = self._redrawn_rows = state["rows_in_flight"]
+        self._on_policy_next = state["on_policy_next"]
         self._counts.clear()
         self._tasks.set_state(state)
 

@@ -98,8 +98,7 @@ class TaskSampler:
                 f"The checkpoint has the tasks of other environments ({drawn!r}); the config has {len(self._task_ids)}."
             )
         self._seed, self._drawn = state["seed"], list(drawn)
-        # Checkpoints of earlier releases have none.
-        self._returned = [GroupRequest(index=0, group_size=0, **request) for request in state.get("returned", ())]
+        self._returned = [GroupRequest(index=0, group_size=0, **request) for request in state["returned"]]
 
 
 @lru_cache(maxsize=8)

@@ -66,7 +66,7 @@ class GRPOLearner(TorchLearner):
         super().build()
         self.method: Method[Any] = self.config.method_class(self.config)
         self.iteration = 0
-        self.env_steps: int | None = 0
+        self.env_steps = 0
         """Environment steps sampled up to the last update, which a schedule of the learning rate uses."""
         self.weight_version: int | None = None
         self.skipped_in_a_row = 0
@@ -419,14 +419,10 @@ class GRPOLearner(TorchLearner):
         if kwargs.get("component"):  # a part of the learner, without the optimizers
             super().restore_from_path(path, **kwargs)
             return
-        self.env_steps, self.teacher_renewed_in = None, -1  # checkpoints of earlier releases do not say
         super().restore_from_path(path, **kwargs)
         names = None if self.policy_module.sharded is None else self.policy_module.parameter_names()
         self.iteration = load_optimizers(self._named_optimizers, names, Path(path))
-        if self.teacher_renewed_in < 0:
-            self.teacher_renewed_in = self.iteration
-        if self.env_steps is not None:
-            self.take_optimizer_settings(self.env_steps)
+        self.take_optimizer_settings(self.env_steps)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from a state of :meth:`get_state`; the optimizers' settings are the config's.
@@ -446,5 +442,5 @@ class GRPOLearner(TorchLearner):
         for name in SAVED_ATTRIBUTES & state.keys():
             setattr(self, name, state[name])
         self.method.state = dict(state.get("method", self.method.state))
-        if state.get("env_steps") is not None:
+        if "env_steps" in state:
             self.take_optimizer_settings(state["env_steps"])

@@ -100,7 +100,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         # Mapped if it is copied to a device anyway: all learners of a node read it at once.
         mapped = torch.cuda.is_available()
         saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-        was_sharded, iteration = saved.get("sharded", False), int(saved["iteration"])
+        was_sharded, iteration = saved["sharded"], int(saved["iteration"])
         states = {name: saved["optimizers"][name] for name in optimizers}
     except Exception as error:  # whatever a damaged archive makes of torch's reader
         raise _damaged(file, error) from error
