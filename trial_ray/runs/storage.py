@@ -22,8 +22,6 @@ URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _RESERVED = ":/?#[]@!$&'()*+,;=%"
 """Characters that stay as they are where a URI was typed with spaces and the like."""
 _PASSWORD = re.compile(r"://[^?@]*:[^?]*@")
-CLAIMS = ".writers"
-"""Folder with the name of a run's writer, recorded by earlier versions."""
 CHUNK = 16 << 20
 """Bytes that are copied at a time."""
 COPIES = 8
@@ -118,7 +116,7 @@ class Storage:
             parts = PurePosixPath(name).parts
             if ".." in parts or "\0" in name or PurePosixPath(name).is_absolute():
                 raise UserInputError(f"{self.uri} lists {name!r}, which is not a file inside it. Remove it there.")
-            if info.is_file and parts and parts[0] != CLAIMS:
+            if info.is_file and parts:
                 found[name] = info
         return found
 

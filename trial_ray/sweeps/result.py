@@ -255,8 +255,7 @@ class SweepResult:
         record = read_json(path, SCHEMA, SCHEMA_VERSION)
         with checked_content(path):
             trials = [_read_trial(trial) for trial in record["trials"]]
-            # Earlier releases did not count them.
-            return cls(record["metric"], record["mode"], trials, record["repeats"], record.get("not_started", 0))
+            return cls(record["metric"], record["mode"], trials, record["repeats"], record["not_started"])
 
 
 def _read_trial(record: dict[str, Any]) -> TrialRecord:

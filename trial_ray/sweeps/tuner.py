@@ -202,9 +202,7 @@ class Sweep:
         Raises:
             CheckpointError: the definitions differ; the message contains the first difference.
         """
-        before = _definition(self.folder).get("description")
-        if before is None:
-            return  # an earlier release started it
+        before = _definition(self.folder)["description"]
         now = self.file.description()
         if differing := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
             name = differing[0]
@@ -324,21 +322,19 @@ class Sweep:
 
 
 def recorded_options(folder: Path) -> tuple[int | None, list[str]]:
-    """Read the iterations and overrides of the sweep in a folder; ``(None, [])`` if they were not recorded.
-
-    Earlier releases did not record them.
+    """Read the iterations and overrides of the sweep in a folder.
 
     Raises:
-        CheckpointError: the record is damaged.
+        CheckpointError: the folder has no sweep, or its record is damaged.
     """
     found = _definition(folder)
-    return found.get("iterations"), found.get("overrides", [])
+    return found["iterations"], found["overrides"]
 
 
 def _definition(folder: Path) -> dict[str, Any]:
     path = folder / DEFINITION
     if not path.exists():
-        return {}
+        raise CheckpointError(f"{folder} has no sweep to continue.")
     found = read_json(path)
     with checked_content(path):
         if (
