@@ -78,7 +78,7 @@ def test_the_config_of_every_method_is_a_public_name():
     assert {config_class(method).__name__ for method in METHODS} <= set(trial_ray.__all__)
 
 
-def test_earlier_paths_give_the_same_classes():
+def test_packages_give_the_classes_of_the_top_module():
     assert {name: getattr(algorithms, name) for name in algorithms.__all__} == {
         name: getattr(trial_ray, name) for name in algorithms.__all__
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -246,14 +245,9 @@ def test_settings_of_iterations_that_were_made_again_are_replaced(train):
 # -- what a resume drops, and what it refuses --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(train, capsys, older):
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(train, capsys):
     train()
     shutil.rmtree(train.out / "checkpoints")
-    if older:  # checkpoints were not noted
-        run = read(train.out / "run.json")
-        run.pop("saved_iteration")
-        (train.out / "run.json").write_text(json.dumps(run))
     before = contents(train.out)
     train.resume(code=2)
     assert "is gone from" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_another_method_and_settings_are_carried_over(run):
 def test_what_is_missing_is_said(run):
     with pytest.raises(CheckpointError, match=r"000003 does not exist.*can be replayed: 1, 2\. .*--keep-checkpoints N"):
         Replay.of(run, 4)
-    with pytest.raises(CheckpointError, match="iteration 3 was not trained, trained nothing"):
+    with pytest.raises(CheckpointError, match="iteration 3 was not trained, or trained nothing"):
         Replay.of(run, 3)
     shutil.rmtree(run.trajectories / "iteration=00002")
     with pytest.raises(UserInputError, match="3 of the 3 groups of iteration 2 are not among"):

@@ -184,8 +184,7 @@ class UpdateRecord:
         if not path.exists():
             found = ", ".join(map(str, partitions(folder))) or "none"
             raise CheckpointError(
-                f"{path} does not exist: iteration {iteration} was not trained, trained nothing, or was trained by a release "
-                f"that did not record updates. Recorded iterations: {found}."
+                f"{path} does not exist: iteration {iteration} was not trained, or trained nothing. Recorded iterations: {found}."
             )
         with checked_content(path):
             values = read_json(path, UPDATE_SCHEMA, UPDATE_SCHEMA_VERSION)

@@ -288,13 +288,10 @@ class RunFolder:
         Raises:
             CheckpointError: it has saved one; its metrics and recordings would be lost.
         """
-        saved = self._run().get("saved_iteration")
-        # Before checkpoints were noted, a summary was written after the last one.
-        if saved or (saved is None and self.summary.exists()):
-            after = f" of iteration {saved}" if saved else ""
+        if saved := self._run().get("saved_iteration"):
             raise CheckpointError(
-                f"The checkpoint{after} is gone from {self.checkpoints}, so there is nothing to continue from, and starting "
-                "from scratch would remove the run's metrics and recordings. Restore the checkpoint, or start a run in "
+                f"The checkpoint of iteration {saved} is gone from {self.checkpoints}, so there is nothing to continue from, and "
+                "starting from scratch would remove the run's metrics and recordings. Restore the checkpoint, or start a run in "
                 "another folder."
             )
 
