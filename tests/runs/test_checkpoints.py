@@ -31,7 +31,7 @@ from trial_ray.runs.checkpoints import (
     write_manifest,
 )
 from trial_ray.runs.folder import RunFolder
-from trial_ray.sweeps.tuner import Sweep
+from trial_ray.sweeps.tuner import DEFINITION, Sweep
 
 FILES = {
     CHECKPOINT_MARK: b"{}",
@@ -239,14 +239,16 @@ def test_a_sweep_continues_only_where_it_was_begun(key_folder, tmp_path):
     # What Tune looks for; nothing is unpickled.
     for name in ("tuner.pkl", "trainable.pkl", "experiment_state-1.json"):
         (folder / name).write_bytes(pickle.dumps(Program(tmp_path / "ran")))
-    Sweep(SimpleNamespace(), folder).require_folder(resume=True)
+    (folder / DEFINITION).write_text('{"description": {}, "iterations": null, "overrides": []}')
+    file = SimpleNamespace(description=dict)
+    Sweep(file, folder).require_folder(resume=True)
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     for mark in ((copy / ownership.MARK).read_bytes(), b"[]", b"\xff", None):
         (copy / ownership.MARK).write_bytes(mark) if mark else (copy / ownership.MARK).unlink()
         with pytest.raises(CheckpointError, match="was not started here by this user"):
-            Sweep(SimpleNamespace(), copy).require_folder(resume=True)
-    Sweep(SimpleNamespace(), copy).require_folder(resume=True, trust=True)
+            Sweep(file, copy).require_folder(resume=True)
+    Sweep(file, copy).require_folder(resume=True, trust=True)
     assert not (tmp_path / "ran").exists()
 
 
