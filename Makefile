@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=215600 \
-  tests=250650 \
+  trial_ray=215650 \
+  tests=250950 \
   benchmarks=27300 \
   words=37580
 

@@ -111,7 +111,7 @@ class GRPO(RLlibCalls):
         self.phase = ""
         request = self.default_resource_request(config)
         kept = self._keep_actors(request)
-        self.is_stopped = False  # also after actors that do not match were ended
+        self.is_stopped = False  # Ending the actors of an earlier trial has set it.
         in_trial = get_current_placement_group() is not None  # Tune has reserved all of the trial's
         if not kept and not in_trial:
             remote = request.bundles[1:]  # this process takes nothing from Ray
@@ -344,7 +344,7 @@ class GRPO(RLlibCalls):
         """
         if not self.evaluation_sets:
             raise ConfigError("There is no evaluation set; choose one with .evaluation(evaluation_split=...).")
-        self.sampler.finish()  # Its errors are not skipped.
+        self.sampler.finish()  # An error of the sampler is not skipped: no evaluation has failed.
         results = {}
         for name, evaluation_set in self.evaluation_sets.items():
             try:

@@ -96,9 +96,8 @@ class BatchingEngine(ABC):
     async def exchange(self, client: str, requests: bytes) -> bytes:
         """Accept further requests of a client, and return all new answers to its earlier and further requests.
 
-        Waits until there is an answer, unless the client calls again: the earlier call then returns an empty list. Requests of
-        all clients are batched together. An error of a single request is returned as its answer (:class:`InvalidRequestError`, or
-        an ``EngineError``: no weights were loaded yet, or a step of the engine failed).
+        Waits until there is an answer, unless the client calls again: the earlier call then returns an empty list. An error of a
+        single request is its answer (``InvalidRequestError``, or an ``EngineError`` without weights or after a failed step).
 
         Args:
             client: unique name of the client.
@@ -112,13 +111,15 @@ class BatchingEngine(ABC):
         """
         self._check_alive()
         outbox = self._outboxes.of(client)
-        # A task of its own: what has finished must reach the client even while weights change.
-        task = asyncio.create_task(self._admit(outbox, pickle.loads(requests)))
-        self._admitting.add(task)
-        task.add_done_callback(self._admitting.discard)
+        # A task of its own admits them, because answers must reach the client even while weights change.
+        if admitted := self._checked(outbox, pickle.loads(requests)):
+            task = asyncio.create_task(self._admit(admitted))
+            self._admitting.add(task)
+            task.add_done_callback(self._admitting.discard)
         return pickle.dumps(await outbox.take())
 
-    async def _admit(self, outbox: Outbox, sent: list[SentRequest]) -> None:
+    def _checked(self, outbox: Outbox, sent: list[SentRequest]) -> list[Request]:
+        """Return the valid requests, which the next call may abandon; the errors of the others are their answers."""
         admitted = []
         for number, prompt_ids, params in sent:
             try:
@@ -130,8 +131,9 @@ class BatchingEngine(ABC):
             else:
                 request = outbox.running[number] = Request(prompt_ids, params, partial(outbox.put, number))
                 admitted.append(request)
-        if not admitted:
-            return
+        return admitted
+
+    async def _admit(self, admitted: list[Request]) -> None:
         try:
             version = await self._gate.enter(len(admitted))
         except EngineError as error:
@@ -153,8 +155,7 @@ class BatchingEngine(ABC):
             client: name of the client, or the beginning of its name.
             numbers: the client's numbers of these requests; ``None``: all of its requests.
         """
-        if abandoned := self._outboxes.abandon(client, numbers):
-            self._inbox.put(partial(self._drop, abandoned))
+        self._inbox.put(partial(self._drop, self._outboxes.abandon(client, numbers)))
 
     async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> tuple[int, str]:
         """Replace the weights, drop every cached prefix and adopt the version of the new weights.

@@ -40,7 +40,7 @@ MAX_CONCURRENCY = 1024
 LOAD_TIMEOUT_S = 900.0
 """Deadline in seconds for an idle engine to load weights, sleep, wake, or start as a replacement that is needed."""
 DRAIN_MARGIN_S = 60.0
-"""Seconds beyond ``request_timeout_s`` in which running responses end before weights change; later ones are given up by then."""
+"""Seconds that engines wait for running responses beyond ``request_timeout_s``, when every client has given up its requests."""
 REPLACEMENT_ATTEMPTS = 3
 """Attempts to start an engine that is needed. Ray takes a while to detect a lost node, and places new actors on it until then."""
 PROBE_TIMEOUT_S = 30.0
