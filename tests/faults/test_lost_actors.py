@@ -27,12 +27,10 @@ from trial_ray.errors import UnsupportedError
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
 RESTART_S = 120.0
-STRICT, OVERLAPPING = 0, 1
-"""Values of max_staleness."""
 PHASES = ("sampling", "scoring", "update", "sync", "checkpoint", "evaluation", "between iterations")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[0, 1], ids=["strict", "overlapping"])
 def algo(request, ray_session, model_path):
     with registered(CountingEnv):
         config = tiny_config(model_path, num_learners=1).env_runners(
@@ -58,18 +56,17 @@ def train_all(algo) -> dict:
     return result
 
 
-def kill(algo, kinds: tuple[str, ...]) -> None:
-    """Kill one actor of each kind; an env runner is back before this returns, as after a long phase."""
-    pids = {kind: pid(algo, kind) for kind in kinds}
-    for killed in pids.values():
-        os.kill(killed, signal.SIGKILL)
-    if ENV_RUNNER not in kinds:
+def kill(algo, kind: str) -> None:
+    """Kill the actor; an env runner is back before this returns, as after a long phase."""
+    killed = pid(algo, kind)
+    os.kill(killed, signal.SIGKILL)
+    if kind != ENV_RUNNER:
         return
-    [actor] = [actor for actor in algo.actors() if actor.kind == ENV_RUNNER]
+    [actor] = [actor for actor in algo.actors() if actor.kind == kind]
     deadline = time.monotonic() + RESTART_S
     while True:
         try:
-            if ray.get(actor.handle.report.remote(), timeout=RESTART_S) and pid(algo, ENV_RUNNER) != pids[ENV_RUNNER]:
+            if ray.get(actor.handle.report.remote(), timeout=RESTART_S) and pid(algo, kind) != killed:
                 return
         except RayError:
             assert time.monotonic() < deadline
@@ -95,15 +92,10 @@ def before(target: object, method: str, act: Callable[[], None]):
         delattr(target, method)
 
 
-@pytest.mark.parametrize(
-    ("algo", "kinds"),
-    [(STRICT, (ENV_RUNNER,)), (STRICT, (ENGINE,)), (OVERLAPPING, (ENV_RUNNER, ENGINE))],
-    ids=["strict-env runner", "strict-engine", "overlapping-both"],
-    indirect=["algo"],
-)
+@pytest.mark.parametrize("kind", [ENV_RUNNER, ENGINE])
 @pytest.mark.parametrize("phase", PHASES)
-def test_training_goes_on_without_killed_actors(algo, kinds, phase, tmp_path):
-    act = partial(kill, algo, kinds)
+def test_training_goes_on_without_a_killed_actor(algo, kind, phase, tmp_path, record_property):
+    act = partial(kill, algo, kind)
     where = {
         "sampling": (algo.workers, "take_groups"),
         "scoring": (algo.learner_group, "update"),
@@ -125,10 +117,10 @@ def test_training_goes_on_without_killed_actors(algo, kinds, phase, tmp_path):
         with before(*where[phase], act):
             faults = train_all(algo).get(FAULTS, "")
     faults += train_all(algo).get(FAULTS, "")
-    assert all(kind in faults for kind in kinds)
+    assert kind.rstrip("s") in faults
+    record_property("faults", faults)
 
 
-@pytest.mark.parametrize("algo", [STRICT], indirect=True)
 def test_the_only_env_runner_hangs(algo):
     hung = pid(algo, ENV_RUNNER)
     os.kill(hung, signal.SIGSTOP)
@@ -137,7 +129,6 @@ def test_the_only_env_runner_hangs(algo):
         os.kill(hung, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("algo", [STRICT], indirect=True)
 def test_stop_ends_actors_that_hang(algo):
     """The file's processes are gone afterwards: see ``conftest.py``."""
     for kind in (ENV_RUNNER, ENGINE, LEARNER):
