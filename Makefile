@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=215650 \
-  tests=250950 \
+  tests=251050 \
   benchmarks=27300 \
   words=37580
 

@@ -52,7 +52,7 @@ def test_lambda_stays_after_returns_have_fallen():
     assert [method.dense_coefficient(iteration) for iteration in (3, 4, 9)] == [0.0, 0.1, 0.1]
 
 
-def test_iterations_that_began_before_lambda_are_not_compared_with_those_before_it():
+def test_iterations_begun_before_lambda_are_not_compared():
     method = method_of()
     method.config.max_staleness = 2
     assert fallen_returns(method, [1] * 4 + [0] * 6) == [0] * 9 + [1]

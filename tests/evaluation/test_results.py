@@ -12,7 +12,7 @@ from rich.console import Console
 
 from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.algorithms.inputs import compare_initial_weights
-from trial_ray.errors import CheckpointError, EngineError, EnvironmentFaultError
+from trial_ray.errors import CheckpointError, EngineError, EnvironmentFaultError, UnsupportedError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet, EvaluationSetError
 from trial_ray.evaluation.player import oracle_protocol
 from trial_ray.evaluation.results import EvaluationResult
@@ -137,6 +137,15 @@ def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warn
     algorithm.sampler.finish = lose_engines  # of the groups in flight for training
     with pytest.raises(EngineError):
         GRPO.evaluate(algorithm)
+
+
+@pytest.mark.parametrize("call", ["step", "evaluate", "evaluate_sets"])
+def test_a_stopped_algorithm_refuses_calls_at_once(call):
+    """It would wait for groups in flight whose env runners have ended."""
+    algorithm = object.__new__(GRPO)
+    algorithm.is_stopped = True
+    with pytest.raises(UnsupportedError):
+        getattr(algorithm, call)()
 
 
 @pytest.mark.parametrize(("recorded", "warns"), [("a", False), ("b", True)])

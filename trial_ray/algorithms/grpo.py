@@ -340,8 +340,10 @@ class GRPO(RLlibCalls):
 
         Raises:
             ConfigError: no evaluation set is configured.
+            UnsupportedError: the algorithm was stopped.
             InfrastructureError: episodes could not be played, or groups that are in flight for training could not be finished.
         """
+        self._require_running("evaluate_sets")
         if not self.evaluation_sets:
             raise ConfigError("There is no evaluation set; choose one with .evaluation(evaluation_split=...).")
         self.sampler.finish()  # An error of the sampler is not skipped: no evaluation has failed.

@@ -143,7 +143,7 @@ class EngineLink:
             self._send_by = time.monotonic() + SEND_AFTER_S
 
     def _abandon(self, number: int) -> None:
-        """Let the engine stop sampling a response that nobody waits for any more."""
+        """Abort a request in the engine, because its caller has been cancelled or its deadline has passed."""
         with suppress(RaySystemError):  # Ray was shut down, and the engine with it.
             self._handle.abandon.remote(self._name, [number])
 

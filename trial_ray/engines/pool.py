@@ -209,7 +209,7 @@ class EnginePool:
             level: 1 keeps the weights in the hosts' memory, 2 drops them.
 
         Raises:
-            EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
+            EngineError: an engine failed, or did not answer in time.
         """
         self._all(self._call("sleep", level, self._drain_timeout_s), "fall asleep")
 
@@ -217,7 +217,7 @@ class EnginePool:
         """Allocate memory again, for ``"weights"`` before a :meth:`sync` or ``"cache"`` after it; returns whether one was lost.
 
         Raises:
-            EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
+            EngineError: an engine failed, or did not answer in time.
         """
         hint = " (if the learner left too little memory, lower gpu_memory_utilization or kv_cache_gib in engine_kwargs)"
         return len(self._all(self._call("wake", part), f"wake its {part}", hint)) < len(self._engines)
