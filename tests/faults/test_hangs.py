@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 from faulty_env import CountingEnv
-from faulty_run import ENDING, STALL_S, FaultyRun, hang, kill, tiny_config
+from faulty_run import ENDING, STALL_S, FaultyRun, hang, kill, pid, tiny_config
 from user_env import registered
 
+from trial_ray.algorithms import GRPO
 from trial_ray.algorithms.actors import ENGINE, LEARNER
 from trial_ray.runs.folder import RunFolder
 
@@ -33,6 +35,36 @@ def test_learners_that_are_killed_and_hang_restart_the_run_which_ends_with_the_s
     assert f"{ENDING} {STALL_S:g} s (update); ending " in printed
     assert f"{run.folder.checkpoints}/000002" in printed.partition("restart 2 of")[2]
     assert "ActorDiedError" in (run.folder.path / "logs" / "restart-1.log").read_text()
+    assert run.weights() == whole.weights()
+
+
+PHASES = {"_sync_weights": 1, "save_to_path": 2, "evaluate": 3}
+"""Iteration at which the learner is killed when each of these methods of the algorithm is called."""
+
+
+def test_a_learner_killed_in_a_later_phase_restarts_the_run(model_path, tmp_path, monkeypatch):
+    def evaluated(**recovery):
+        config = tiny_config(model_path, num_learners=1, **recovery)
+        return config.evaluation(evaluation_split="train", evaluation_num_tasks=2, evaluation_interval=1)
+
+    whole = FaultyRun(tmp_path / "whole", evaluated())
+    whole.run_with()
+    killed = []
+
+    def killing(method, iteration, original):
+        def call(self, *args, **kwargs):
+            if method not in killed and self.iteration >= iteration - 1 and self.weight_version:
+                killed.append(method)
+                os.kill(pid(self, LEARNER), signal.SIGKILL)
+            return original(self, *args, **kwargs)
+
+        return call
+
+    for method, iteration in PHASES.items():
+        monkeypatch.setattr(GRPO, method, killing(method, iteration, getattr(GRPO, method)))
+    run = FaultyRun(tmp_path / "run", evaluated(max_restarts=len(PHASES)))
+    run.run_with()
+    assert sorted(killed) == sorted(PHASES)
     assert run.weights() == whole.weights()
 
 
