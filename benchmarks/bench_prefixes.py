@@ -45,9 +45,9 @@ class Explorer:
     """Plays as a searching expert, and with some share of its actions at random."""
 
     def __init__(self, config: Any, tokenizer: Any, random_actions: float, seed: int) -> None:
-        from trial_ray.environments.alfworld import ADAPTER
+        from trial_ray.adapters.alfworld import ADAPTER
         from trial_ray.planning.time import RESPONSE_SHARE
-        from trial_ray.rollout.styles import prompt_writer
+        from trial_ray.prompts.styles import prompt_writer
 
         self._prompts = prompt_writer(tokenizer, config, ADAPTER)
         self._expert = ADAPTER.warm_start.demonstrator()
@@ -57,7 +57,7 @@ class Explorer:
         self._vocabulary = len(tokenizer)
 
     async def act(self, result: Any, history: Any, step: int) -> Any:
-        from trial_ray.rollout.trajectory import Turn
+        from trial_ray.trajectory import Turn
 
         if step == 1:
             self._expert.reset(result.task, result.observation, self._seed)
@@ -82,10 +82,10 @@ class Explorer:
 
 def play(config: Any, tokenizer: Any, random_actions: float) -> list[Any]:
     """The groups of an iteration."""
+    from trial_ray.adapters.guarded import GuardedEnv
     from trial_ray.algorithms.task_sampler import TaskSampler
-    from trial_ray.environments.guarded import GuardedEnv
     from trial_ray.rollout.episode import derive_seed, play_episode
-    from trial_ray.rollout.trajectory import TrajectoryGroup
+    from trial_ray.trajectory import TrajectoryGroup
 
     (entry,) = config.environment_entries()
 

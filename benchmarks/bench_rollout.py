@@ -43,12 +43,12 @@ import ray
 import torch
 from measure import Measure, write_report
 
-from trial_ray.algorithms.inputs import initial_policy
+from trial_ray.adapters.alfworld import ADAPTER
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.algorithms.startup import initial_policy
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.engines.weights import pack_weights
-from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.environments.guarded import StepResult
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.tensors import engine_tensors
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
@@ -57,7 +57,7 @@ from trial_ray.rollout.engines import create_engines
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.episode import History, PolicyPlayer, derive_seed
 from trial_ray.rollout.groups import GroupRequest, SampleSettings
-from trial_ray.rollout.trajectory import Turn
+from trial_ray.trajectory import Turn
 
 QUICKSTART = Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py"
 WORKLOADS = ("quickstart", "official")

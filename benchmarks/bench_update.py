@@ -31,8 +31,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trial_ray.learner.packing import score_views, scored_turn
 from trial_ray.learner.update_plan import plan_update
 from trial_ray.models.packaged import prepare_smollm2
-from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.prompts.single_turn import PromptBuilder
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 MOST_TOKENS = 1.1
 """Input tokens forwarded, at most, for each token on a distinct prefix."""

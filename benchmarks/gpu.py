@@ -42,13 +42,13 @@ from measure import Measure, write_report
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from trial_ray import TRIALConfig
-from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.metrics import LEARNER
 from trial_ray.models.prefix_tree import PrefixOrder
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.planning.time import RESPONSE_SHARE
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 from trial_ray.runs.metric_files import flatten
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 from trial_ray.user_files import run_user_file
 
 TIMEOUT_S = 590.0

@@ -18,7 +18,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from trial_ray.learner.rows import TurnRows
 from trial_ray.learner.update_plan import Minibatch, UpdatePlan
 from trial_ray.rollout.env_runner import TextEnvRunner
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 Gradient = dict[str, torch.Tensor]
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import trial_ray.rollout.trajectory
-from trial_ray.algorithms.inputs import initial_policy
+import trial_ray.trajectory
+from trial_ray.adapters.guarded import GuardedEnv
+from trial_ray.algorithms.startup import initial_policy
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.transformers import LocalEngine
-from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.files import content_key, files_digest, get_or_build
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
+from trial_ray.prompts.styles import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest
-from trial_ray.rollout.styles import prompt_writer
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+from trial_ray.trajectory import Trajectory, TrajectoryGroup
 
 EXAMPLE = Path(__file__).parent.parent / "tuned_examples" / "alfworld_quickstart.py"
 
@@ -58,7 +58,7 @@ def quickstart_groups() -> Quickstart:
     config = quickstart_config()
     model_path = initial_policy(config)
     config.rl_module(model_path=model_path)
-    code = [EXAMPLE, Path(str(trial_ray.rollout.trajectory.__file__))]
+    code = [EXAMPLE, Path(str(trial_ray.trajectory.__file__))]
     model = [path for path in Path(model_path).iterdir() if path.suffix in (".json", ".safetensors")]
     key = content_key({"code": files_digest(code), "model": files_digest(model)})
 

@@ -107,7 +107,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """The tokenizer of tiny models, which no test may change."""
-    from trial_ray.environments.alfworld import ADAPTER
+    from trial_ray.adapters.alfworld import ADAPTER
     from trial_ray.models.tiny import build_tokenizer
 
     return build_tokenizer(ADAPTER.warm_start.vocabulary)

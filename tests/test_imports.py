@@ -13,7 +13,7 @@ import pytest
 from importlinter.api import read_configuration
 
 import trial_ray
-from trial_ray import algorithms, environments
+from trial_ray import adapters, algorithms
 from trial_ray.algorithms.methods import METHODS, config_class
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ STARTERS = {
     # What an experiment file needs before its faults can be told.
     "from trial_ray import TRIALConfig": {"transformers", "torch.distributed.fsdp", "torch.distributed.checkpoint"},
     # Each process of an environment shares what this imports, and pays for what it writes to.
-    "import trial_ray.environments.processes": {"torch", "transformers", "ray.rllib", "pyarrow", "pandas"},
+    "import trial_ray.adapters.processes": {"torch", "transformers", "ray.rllib", "pyarrow", "pandas"},
 }
 
 
@@ -58,7 +58,7 @@ EXTRAS = ("rapidfuzz", "textworld", "alfworld", "vllm", "peft", "openai", "matpl
 
 def test_runs_are_set_up_without_the_packages_of_the_extras():
     work = "from trial_ray import TRIALConfig, cli; cli.build_parser()"
-    code = f"import sys; sys.modules |= dict.fromkeys({EXTRAS}); {work}; import trial_ray.environments.registry"
+    code = f"import sys; sys.modules |= dict.fromkeys({EXTRAS}); {work}; import trial_ray.adapters.registry"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -82,4 +82,4 @@ def test_packages_give_the_classes_of_the_top_module():
     assert {name: getattr(algorithms, name) for name in algorithms.__all__} == {
         name: getattr(trial_ray, name) for name in algorithms.__all__
     }
-    assert environments.EnvironmentAdapter is trial_ray.EnvironmentAdapter
+    assert adapters.EnvironmentAdapter is trial_ray.EnvironmentAdapter

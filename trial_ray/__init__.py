@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.version import __version__
 
 if TYPE_CHECKING:
+    from trial_ray.adapters.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.algorithms.grpo import GRPO
     from trial_ray.algorithms.methods.gigpo import GiGPOConfig
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         UniformConfig,
     )
     from trial_ray.config.declare import setting
-    from trial_ray.environments.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
     from trial_ray.learner.method import Method
     from trial_ray.secrets import secret
 
@@ -43,10 +43,10 @@ _MODULES = {
     "TRIAL": f"{_METHODS}.trial",
     "TRIALConfig": f"{_METHODS}.trial",
     "UniformConfig": f"{_METHODS}.trial",
-    "EnvironmentAdapter": "trial_ray.environments.adapter",
+    "EnvironmentAdapter": "trial_ray.adapters.adapter",
     "Method": "trial_ray.learner.method",
-    "ReportLabels": "trial_ray.environments.adapter",
-    "WarmStartSpec": "trial_ray.environments.adapter",
+    "ReportLabels": "trial_ray.adapters.adapter",
+    "WarmStartSpec": "trial_ray.adapters.adapter",
     "secret": "trial_ray.secrets",
     "setting": "trial_ray.config.declare",
 }

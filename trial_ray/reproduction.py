@@ -24,7 +24,7 @@ from trial_ray.runs.config_record import to_record
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.metric_files import set_file
 from trial_ray.runs.overrides import apply_overrides
-from trial_ray.sweeps.file import SweepFile, recorded_config
+from trial_ray.sweeps.plan import SweepFile, recorded_config
 from trial_ray.user_files import run_user_file
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from trial_envs.core.projection import project_action
 from trial_ray import TRIALConfig
-from trial_ray.environments.external import REASONING_GYM
+from trial_ray.adapters.external import REASONING_GYM
 
 NUMBERS = [str(number) for number in range(-9, 19)]
 

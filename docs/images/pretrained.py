@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from chromium import Chromium
 from viewer import save, show
 
-from trial_ray.reports.run import open_run
 from trial_ray.reports.viewer import write_viewer
+from trial_ray.runs.reader import open_run
 
 
 def main(run: Path, trajectory: int) -> None:

@@ -16,10 +16,10 @@ from chromium import Chromium
 from PIL import Image
 from synthetic_run import REASONS, make_run, save_tokenizer
 
-from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports.run import open_run
 from trial_ray.reports.viewer import write_viewer
+from trial_ray.runs.reader import open_run
 
 HERE = Path(__file__).parent
 WORDS = "think action household chores described household middle Looking quickly around arrive nothing happens"

@@ -13,11 +13,11 @@ NAMESPACE = "trial"
 
 ENTRY_POINTS = {
     "ALFWorld-v0": "trial_envs.alfworld.env:ALFWorldEnv",
-    "GEM-v0": "trial_envs.external.gem:GEMEnv",
-    "OpenEnv-v0": "trial_envs.external.openenv:OpenEnvEnv",
-    "ReasoningGym-v0": "trial_envs.external.reasoning_gym:ReasoningGymEnv",
-    "ScienceWorld-v0": "trial_envs.external.scienceworld:ScienceWorldEnv",
-    "TextArena-v0": "trial_envs.external.textarena:TextArenaEnv",
+    "GEM-v0": "trial_envs.imports.gem:GEMEnv",
+    "OpenEnv-v0": "trial_envs.imports.openenv:OpenEnvEnv",
+    "ReasoningGym-v0": "trial_envs.imports.reasoning_gym:ReasoningGymEnv",
+    "ScienceWorld-v0": "trial_envs.imports.scienceworld:ScienceWorldEnv",
+    "TextArena-v0": "trial_envs.imports.textarena:TextArenaEnv",
     "TextWorld-v0": "trial_envs.textworld.env:TextWorldEnv",
     "WebShop-v0": "trial_envs.webshop.env:WebShopEnv",
 }

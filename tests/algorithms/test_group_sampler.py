@@ -18,7 +18,7 @@ from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptT
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import EvaluationPlayer
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
-from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
+from trial_ray.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
 
 T = 4
 FEW = {"num_survivors": 1, "errors": ["EngineError: gone"]}

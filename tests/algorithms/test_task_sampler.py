@@ -12,7 +12,7 @@ from trial_ray.algorithms.success_rates import SuccessRateSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.trajectory import EpisodeResult
 
 LISTS = [[f"{name}{number}" for number in range(size)] for name, size in (("a", 5), ("b", 3), ("c", 40))]
 

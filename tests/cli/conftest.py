@@ -15,14 +15,14 @@ def train(monkeypatch, tmp_path):
     """Run ``trial-ray train`` with a fake algorithm into ``train.out``; the last one built is ``train.algorithm``.
 
     The first argument may be the number of iterations; ``train.resume`` continues the run."""
-    from trial_ray.algorithms import inputs
+    from trial_ray.algorithms import startup
     from trial_ray.algorithms.config import GRPOConfig
 
     file = tmp_path / "experiment.py"
     file.write_text(EXPERIMENT)
     monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", lambda show: nullcontext())
     # Its model and games are not there.
-    monkeypatch.setattr(inputs, "require_inputs", inputs.require_initial_policy)
+    monkeypatch.setattr(startup, "require_inputs", startup.require_initial_policy)
     monkeypatch.setattr("trial_ray.reports.report.chart_svg", lambda chart: "<svg/>")  # drawn in tests/reports
 
     def call(*arguments, code=0, build_error=None, **fake):

@@ -141,7 +141,7 @@ def test_errors_keep_their_kind_when_ray_hands_them_over():
 def recorded_run(folder, **turn):
     """A run folder with one recorded trajectory of one turn in each of two iterations."""
     from trial_ray.rollout.recording import write_groups
-    from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+    from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
     ids, values = np.arange(3, dtype=np.int32), {"observation": "You see a mug 1.", "outcome": "You take it.", **turn}
     values |= {"action": "take mug 1", "valid": False, "reward": 1.0, "finish_reason": "stop"}
@@ -169,7 +169,7 @@ def test_inspect_lists_trajectories_and_shows_turns(capsys, tmp_path):
 def test_inspect_prints_prompts_with_the_evidence_in_them(capsys, tmp_path):
     from synthetic_run import make_run, save_tokenizer
 
-    from trial_ray.environments.alfworld import ADAPTER
+    from trial_ray.adapters.alfworld import ADAPTER
     from trial_ray.models.tiny import build_tokenizer
 
     tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)

@@ -15,14 +15,14 @@ import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm, interrupting, iterations, read
 
 from trial_ray import cli
+from trial_ray.adapters import EnvironmentAdapter
 from trial_ray.cli.evaluate import checkpoint_config
-from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import CheckpointError, FolderInUseError, UserInputError
 from trial_ray.reports.groups import group_runs
-from trial_ray.reports.run import RecordedRun
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 from trial_ray.runs.config_record import load_record
 from trial_ray.runs.ownership import LOCK_FILE, folder_lock
+from trial_ray.runs.reader import RecordedRun
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -96,7 +96,7 @@ def test_the_folder_of_many_runs_is_written_by_one_command(tmp_path, capsys, mon
     assert f"in use by process {os.getpid()} on" in capsys.readouterr().err
     # Both of two new sweeps may have found the folder empty.
     monkeypatch.setattr("trial_ray.sweeps.tuner.Sweep.require_folder", lambda *_, **__: None)
-    monkeypatch.setattr("trial_ray.algorithms.inputs.require_inputs", lambda config: None)
+    monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
     with folder_lock(out, ["trial-ray", "other"]):
         assert cli.main(["sweep", str(file), "--out", str(out)]) == 2
         assert [path.name for path in out.iterdir()] == [LOCK_FILE]

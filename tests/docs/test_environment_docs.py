@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from third_party import ALFWORLD, WEBSHOP_1K
 
-from trial_ray.environments.registry import make_entries
-from trial_ray.environments.templates import PromptContext
-from trial_ray.rollout.hindsight import OUTCOME, outcome_view
+from trial_ray.adapters.registry import make_entries
+from trial_ray.adapters.templates import PromptContext
+from trial_ray.prompts.teacher_context import OUTCOME, outcome_view
 
 ROOT = Path(__file__).parents[2]
 VIEWS = ROOT / "docs" / "assets" / "views.txt"

@@ -9,7 +9,7 @@ import pytest
 from snippets import snippets
 from tiny_run import with_small_actors
 
-from trial_ray.environments.registry import load_adapters
+from trial_ray.adapters.registry import load_adapters
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.rollout.recording import read_trajectories, read_turns
 from trial_ray.runs.experiment import load_experiment

@@ -11,10 +11,10 @@ import pytest
 from commands import finished, start, wait_until
 
 from trial_ray.algorithms.methods import with_method
-from trial_ray.reports.run import RecordedRun
 from trial_ray.runs.checkpoints import find_checkpoint
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.reader import RecordedRun
 from trial_ray.sweeps.result import SweepResult
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]

@@ -28,7 +28,7 @@ def test_several_runners_deal_evenly_when_groups_are_numbered_through(runners):
     load = [0] * 8
     for runner in range(runners):
         client = EngineClient([Handle() for _ in range(8)])
-        for group in range(runner, 16, runners):  # as RolloutWorkers deals them
+        for group in range(runner, 16, runners):  # as EnvRunnerPool deals them
             load[client._engine_of(group, group)] += 1
     assert load == [2] * 8
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from third_party import ALFWORLD as RELEASE
 
-from trial_ray.environments.registry import EnvironmentEntry, make_entries
+from trial_ray.adapters.registry import EnvironmentEntry, make_entries
 from trial_ray.evaluation.evaluation_sets import EvaluationSet, choose_evaluation_set, read_evaluation_set
 from trial_ray.evaluation.player import evaluate_oracle
 

@@ -16,10 +16,10 @@ from riddle_env import WORDS, RiddleEnv
 from transformers import Qwen3Config
 from user_env import registered
 
+from trial_ray.adapters import EnvironmentAdapter
+from trial_ray.adapters.guarded import StepResult
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.cli import main
-from trial_ray.environments import EnvironmentAdapter
-from trial_ray.environments.guarded import StepResult
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation import endpoint as endpoints
 from trial_ray.evaluation.comparison import paired_comparison

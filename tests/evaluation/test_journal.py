@@ -5,7 +5,7 @@ import json
 import pytest
 from evaluation_samples import coin_flips, evaluation
 
-from trial_ray.environments.registry import make_entries
+from trial_ray.adapters.registry import make_entries
 from trial_ray.errors import CheckpointError, InfrastructureError, UnwritableError
 from trial_ray.evaluation import evaluation_sets as named_sets
 from trial_ray.evaluation.evaluation_sets import (

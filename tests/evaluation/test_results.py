@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from trial_ray.algorithms import GRPO, GRPOConfig
-from trial_ray.algorithms.inputs import compare_initial_weights
+from trial_ray.algorithms.startup import compare_initial_weights
 from trial_ray.errors import CheckpointError, EngineError, EnvironmentFaultError, UnsupportedError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet, EvaluationSetError
 from trial_ray.evaluation.player import oracle_protocol
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.trajectory import EpisodeResult
 
 
 def sample():

@@ -17,7 +17,7 @@ from trial_ray.evaluation.statistics import (
     paired_difference_interval,
     wilson_interval,
 )
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.trajectory import EpisodeResult
 
 
 def evaluation(outcomes, protocol=None, ended=None):

@@ -21,7 +21,7 @@ FAULTS = {
     "step_grows": "turn 2: MemoryError",
     "step_killed": "turn 2: its process ended by signal SIGKILL",
 }
-"""Each way in which a process ends; tests/environments/test_env_process.py has all faults."""
+"""Each way in which a process ends; tests/adapters/test_env_process.py has all faults."""
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,6 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.learner.state import save_optimizers
 from trial_ray.rollout.recording import read_trajectories
-from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_MARK,
     MANIFEST,
@@ -41,6 +40,7 @@ from trial_ray.runs.config_record import load_record, to_record
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.metric_files import read_metrics
 from trial_ray.runs.overrides import apply_overrides
+from trial_ray.trajectory import EpisodeResult
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

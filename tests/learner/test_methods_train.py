@@ -13,8 +13,8 @@ from ray import cloudpickle
 from small_learners import build_learner, config_of, gradients, update, weights, worst
 from synthetic_groups import synthetic_groups
 
+from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.algorithms.methods import config_class, method_names, method_of, new_config, with_method
-from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import ConfigError, MethodError
 from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.method import Divergence, Method

@@ -18,7 +18,7 @@ from trial_ray.learner.method import Method
 from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import plan_update
 from trial_ray.objectives.choices import SURROGATE_MEANS
-from trial_ray.rollout.trajectory import Turn
+from trial_ray.trajectory import Turn
 
 CONFIGS = {
     mean: GRPOConfig().training(surrogate_mean=mean, ref_kl_coeff=0.1, entropy_coeff=0.1) for mean in SURROGATE_MEANS

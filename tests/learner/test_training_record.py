@@ -14,7 +14,7 @@ from trial_ray.learner.recording import UpdateRecord, read_training
 from trial_ray.learner.rows import group_turn_rows
 from trial_ray.learner.scoring import encode_views
 from trial_ray.rollout.recording import read_turns, write_groups
-from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.trajectory import Trajectory
 
 KEYS = ["group_id", "rollout_index", "turn_index"]
 

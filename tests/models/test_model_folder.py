@@ -11,9 +11,9 @@ import pytest
 from huggingface_hub import constants
 from nano_model import save_nano_model
 
+from trial_ray.adapters import EnvironmentAdapter
 from trial_ray.algorithms import GRPOConfig, TRIALConfig
-from trial_ray.algorithms.inputs import initial_policy, require_initial_policy, require_tokens, warm_start_settings
-from trial_ray.environments import EnvironmentAdapter
+from trial_ray.algorithms.startup import initial_policy, require_initial_policy, require_tokens, warm_start_settings
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.folders import model_folder
 from trial_ray.models.vocabulary import stop_token_ids

@@ -20,15 +20,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.errors import MissingDependencyError
 from trial_ray.files import CACHE_VARIABLE
 from trial_ray.models.packaged import alfworld_tiny, prepare_smollm2
 from trial_ray.models.tiny import build_tokenizer
+from trial_ray.prompts.styles import prompt_writer
 from trial_ray.rollout.episode import play_episode
-from trial_ray.rollout.styles import prompt_writer
-from trial_ray.rollout.trajectory import Turn
 from trial_ray.runs.experiment import load_experiment
+from trial_ray.trajectory import Turn
 from trial_ray.warmstart.policy import HeldOutGames, load_policy, recorded_settings, success_figures
 from trial_ray.warmstart.settings import EVALUATED
 

@@ -13,7 +13,7 @@ from nano_model import save_nano_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_envs.alfworld.household import CONTAINS, LAMPS, ROOMS
-from trial_ray.environments.alfworld import ADAPTER, VERBS
+from trial_ray.adapters.alfworld import ADAPTER, VERBS
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 
 

@@ -18,7 +18,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def gem():
     library = pytest.importorskip("gem")
-    import trial_envs.gem  # noqa: F401
+    import trial_envs.exports.gem  # noqa: F401
 
     return library
 

@@ -19,7 +19,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def skyrl_gym():
     library = pytest.importorskip("skyrl_gym")
-    import trial_envs.skyrl_gym  # noqa: F401
+    import trial_envs.exports.skyrl_gym  # noqa: F401
 
     return library
 

@@ -37,9 +37,9 @@ EVALUATION_SECONDS = 900
 @pytest.fixture(scope="module")
 def plugin() -> Any:
     pytest.importorskip("verifiers.v1")
-    import trial_envs.verifiers
+    import trial_envs.exports.verifiers
 
-    return trial_envs.verifiers
+    return trial_envs.exports.verifiers
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from snippets import snippets
 from transformers import LlamaConfig
 
 from trial_ray import cli
-from trial_ray.algorithms.inputs import require_memory
+from trial_ray.algorithms.startup import require_memory
 from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.errors import ConfigError
 from trial_ray.models.loading import load_causal_lm
@@ -234,9 +234,9 @@ def test_a_run_that_does_not_fit_is_refused_with_the_numbers_and_the_way_out(qwe
 
 def test_training_asks_for_room_before_any_actor(monkeypatch):
     config = load_experiment(QWEN3).config
-    monkeypatch.setattr("trial_ray.algorithms.inputs.ray.cluster_resources", dict)
+    monkeypatch.setattr("trial_ray.algorithms.startup.ray.cluster_resources", dict)
     found = []
-    monkeypatch.setattr("trial_ray.algorithms.inputs.gpu_bytes", lambda resources: found.append(resources) or 4 * GIB)
+    monkeypatch.setattr("trial_ray.algorithms.startup.gpu_bytes", lambda resources: found.append(resources) or 4 * GIB)
     with pytest.raises(ConfigError, match="does not fit"):
         require_memory(config)
     require_memory(load_experiment(ROOT / "tuned_examples" / "alfworld_quickstart.py").config)

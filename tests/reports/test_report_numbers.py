@@ -10,16 +10,16 @@ from pathlib import Path
 
 from synthetic_run import finished_run, recorded_run
 
-from trial_ray.environments import alfworld
+from trial_ray.adapters import alfworld
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import EVALUATION_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import plots
 from trial_ray.reports.charts import curve_chart
-from trial_ray.reports.findings import difference_rows, family_rows, success_rows
 from trial_ray.reports.groups import group_runs
 from trial_ray.reports.report import load_groups, report_page
-from trial_ray.reports.run import RecordedRun
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.reports.tables import difference_rows, family_rows, success_rows
+from trial_ray.runs.reader import RecordedRun
+from trial_ray.trajectory import EpisodeResult
 
 LAST = 12
 """Iterations of the runs."""

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from trial_ray import metrics
-from trial_ray.environments import alfworld, webshop
-from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.adapters import alfworld, webshop
+from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.reports.charts import CURVES, class_means, curve, windows
-from trial_ray.reports.recorded import RecordedTrajectory, RecordedTurn
-from trial_ray.rollout.trajectory import Trajectory, Turn
 from trial_ray.runs.metric_files import read_metrics
+from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn
+from trial_ray.trajectory import Trajectory, Turn
 
 HOME, SHOP = alfworld.ADAPTER, webshop.ADAPTER
 

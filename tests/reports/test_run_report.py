@@ -19,16 +19,16 @@ from rewritten_parquet import rewrite
 from synthetic_run import START, finished_run
 
 from trial_ray import TRIALConfig, cli
-from trial_ray.environments import alfworld
-from trial_ray.environments.adapter import EnvironmentAdapter, ReportLabels
+from trial_ray.adapters import alfworld
+from trial_ray.adapters.adapter import EnvironmentAdapter, ReportLabels
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.statistics import bootstrap_mean, wilson_interval
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.reports.charts import class_chart, class_means, curve_chart, profile_chart
 from trial_ray.reports.report import load_groups, report_page
-from trial_ray.reports.run import RecordedRun
 from trial_ray.runs.checkpoints import find_checkpoint, list_checkpoints
 from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.reader import RecordedRun
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>"
 

@@ -15,11 +15,11 @@ from synthetic_run import make_run, recorded_run, save_tokenizer
 
 from trial_ray.errors import UserInputError
 from trial_ray.files import visible
-from trial_ray.reports.recorded import RecordedTrajectory, RecordedTurn, TokenTexts
-from trial_ray.reports.run import open_run
 from trial_ray.reports.viewer import script, write_viewer
 from trial_ray.rollout.recording import write_groups
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.runs.reader import open_run
+from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn, TokenTexts
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 CALL = re.compile(r"viewer\.receive\('(\w+)',(\d+),'(.*)'\);\n")
 

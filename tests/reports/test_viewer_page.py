@@ -10,11 +10,11 @@ import pytest
 from hostile_texts import HOSTILE
 from synthetic_run import make_run, recorded_run, save_tokenizer
 
-from trial_ray.reports.recorded import TokenTexts
-from trial_ray.reports.run import open_run
 from trial_ray.reports.viewer import write_viewer
 from trial_ray.rollout.recording import write_groups
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.runs.reader import open_run
+from trial_ray.runs.recorded_trajectory import TokenTexts
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="there is no chromium on the path")
 

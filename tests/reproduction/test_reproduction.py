@@ -14,7 +14,7 @@ from trial_ray.algorithms.config import NAMED_CONFIG, GRPOConfig
 from trial_ray.errors import ConfigError
 from trial_ray.reproduction import STUDIES, StudySweep, evaluation_file, load_scale, scale_file, scale_names
 from trial_ray.runs.folder import RunFolder
-from trial_ray.sweeps.file import recorded_config
+from trial_ray.sweeps.plan import recorded_config
 from trial_ray.sweeps.result import SweepResult, TrialRecord
 from trial_ray.sweeps.tuner import Sweep
 

@@ -25,10 +25,10 @@ from trial_ray.errors import CallbackError, EnvironmentFaultError, NotConnectedE
 from trial_ray.learner.rows import group_turn_rows
 from trial_ray.rollout.callbacks import RUNNER_HOOKS, TextEpisode
 from trial_ray.rollout.env_runner import TextEnvRunner
+from trial_ray.rollout.env_runner_pool import EnvRunnerPool
 from trial_ray.rollout.groups import GroupRequest, SampleSettings, failure_of
 from trial_ray.rollout.recording import read_trajectories
-from trial_ray.rollout.trajectory import Trajectory
-from trial_ray.rollout.workers import RolloutWorkers
+from trial_ray.trajectory import Trajectory
 
 WAIT_S = 60.0
 OLD_API_STACK = {"worker", "base_env", "policies"}
@@ -396,21 +396,21 @@ def test_an_error_of_the_runner_itself_reaches_the_next_call(runner_of):
 
 
 def test_runners_that_end_no_group_of_an_evaluation_in_time_are_replaced(monkeypatch):
-    workers, replaced = object.__new__(RolloutWorkers), []
+    workers, replaced = object.__new__(EnvRunnerPool), []
     workers._config = SimpleNamespace(sample_timeout_s=5.0)
     workers._unfinished, workers._waits, workers._logged, workers._leaving = {}, {}, {}, set()
     monkeypatch.setattr(workers, "_await_runners", lambda: [3, 4, 5])
     monkeypatch.setattr(workers, "_local", lambda: None)
     monkeypatch.setattr(workers, "_actor", lambda runner_id: MagicMock())
     monkeypatch.setattr(workers, "_replace", lambda runner_id, reason: replaced.append((runner_id, reason)))
-    monkeypatch.setattr("trial_ray.rollout.workers.ray.wait", lambda calls, **limits: ([], calls))
+    monkeypatch.setattr("trial_ray.rollout.env_runner_pool.ray.wait", lambda calls, **limits: ([], calls))
     assert list(workers.stream_groups(requests(2), settings())) == []
     assert sorted(replaced) == [(runner_id, "completed no group within sample_timeout_s=5 s") for runner_id in (3, 4)]
 
 
 def test_groups_that_never_end_in_this_process_are_given_up(monkeypatch):
     local = MagicMock(**{"wait_for_groups.return_value": 0, "take_groups.return_value": [[]]})
-    workers = object.__new__(RolloutWorkers)
+    workers = object.__new__(EnvRunnerPool)
     workers._unfinished, workers._waits, workers._logged = {}, {}, {}
     monkeypatch.setattr(workers, "_await_runners", list)
     monkeypatch.setattr(workers, "_local", lambda: local)

@@ -11,12 +11,12 @@ from faulty_env import TURNS, CountingEnv
 from riddle_env import RiddleEnv
 from user_env import entry_of
 
+from trial_ray.adapters.guarded import GuardedEnv
+from trial_ray.adapters.templates import GENERIC
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.environments.guarded import GuardedEnv
-from trial_ray.environments.templates import GENERIC
 from trial_ray.errors import EnvironmentFaultError
+from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
-from trial_ray.rollout.prompts import PromptBuilder
 
 
 def guarded(**settings) -> GuardedEnv:

@@ -13,7 +13,7 @@ from synthetic_groups import synthetic_groups
 from trial_ray import GiGPOConfig, GRPOConfig
 from trial_ray.learner.method import Method
 from trial_ray.rollout.groups import GroupRequest, GroupSample
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 
 def sample_of(group: TrajectoryGroup, config: GRPOConfig) -> GroupSample:

@@ -16,7 +16,7 @@ from trial_ray.files import escaped, unescaped
 from trial_ray.rollout import recording
 from trial_ray.rollout.partitions import VERSION_KEY
 from trial_ray.rollout.recording import read_groups, read_trajectories, read_turns, write_groups
-from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.trajectory import Trajectory
 
 
 def make_group(seed):

@@ -13,11 +13,11 @@ from synthetic_groups import synthetic_groups
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError
 from trial_ray.files import write_json, write_text
-from trial_ray.reports.run import RecordedRun
 from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_trajectories, write_groups
 from trial_ray.runs.config_record import from_record, to_record
 from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.reader import RecordedRun
 from trial_ray.runs.session import TrainingSession
 
 DEEP = "[" * 100_000

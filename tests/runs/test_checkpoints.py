@@ -14,7 +14,6 @@ from cli_fakes import EXPERIMENT, FakeAlgorithm
 
 from trial_ray import cli
 from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.reports.run import read_runs
 from trial_ray.runs import ownership
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_MARK,
@@ -31,6 +30,7 @@ from trial_ray.runs.checkpoints import (
     write_manifest,
 )
 from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.reader import read_runs
 from trial_ray.sweeps.tuner import DEFINITION, Sweep
 
 FILES = {
@@ -263,7 +263,7 @@ class UnpicklingAlgorithm(FakeAlgorithm):
 def test_a_downloaded_run_is_read_and_resumed_only_with_trust(key_folder, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("trial_ray.algorithms.config.GRPOConfig.build_algo", lambda self: UnpicklingAlgorithm())
     monkeypatch.setattr("trial_ray.runs.ray_session._start", lambda logs: None)
-    monkeypatch.setattr("trial_ray.algorithms.inputs.require_inputs", lambda config: None)
+    monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
     experiment, run = tmp_path / "experiment.py", tmp_path / "run"
     experiment.write_text(EXPERIMENT)
     assert cli.main(["train", str(experiment), "--out", str(run)]) == 0

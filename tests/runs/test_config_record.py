@@ -12,8 +12,8 @@ import pytest
 from riddle_env import Curt, RiddleEnv
 from user_env import registered
 
+from trial_ray.adapters import EnvironmentAdapter
 from trial_ray.algorithms.methods import new_config
-from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
 from trial_ray.runs.config_record import (
     command_of,

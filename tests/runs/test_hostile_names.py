@@ -15,14 +15,14 @@ from synthetic_run import make_run
 
 from trial_envs.errors import TrialEnvError
 from trial_envs.webshop.catalogue import check_files
-from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.errors import TrialRayError
 from trial_ray.evaluation.evaluation_sets import read_evaluation_set
 from trial_ray.files import cache_root
 from trial_ray.models.packaged import packaged_folder
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports.run import open_run, read_runs
 from trial_ray.reports.viewer import write_viewer
+from trial_ray.runs.reader import open_run, read_runs
 from trial_ray.runs.storage import Storage, download
 
 NAMES = ("../../x", "..", "{0}/absolute/x", "a/b", "a\0b", "x" * 5000, "CON", "\u202e\u0130é", "", "-")

@@ -114,7 +114,7 @@ def test_no_file_of_a_run_holds_a_secret(planted, monkeypatch, tmp_path):
     error = RuntimeError(f"no access with {PLANTED['HF_TOKEN']} at {IN_ADDRESS}")
     monkeypatch.setattr("trial_ray.algorithms.config.GRPOConfig.build_algo", lambda self: FakeAlgorithm(3, error))
     monkeypatch.setattr("trial_ray.runs.ray_session._start", lambda logs: None)
-    monkeypatch.setattr("trial_ray.algorithms.inputs.require_inputs", lambda config: None)
+    monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
     experiment = tmp_path / "experiment.py"
     further = f"config.env_config['data'] = '{IN_ADDRESS}'\nkey = '{PLANTED['WANDB_API_KEY']}'\n"
     experiment.write_text(EXPERIMENT + further + "login = dict(password='planted-argument')\n")

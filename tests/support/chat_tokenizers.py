@@ -14,7 +14,7 @@ from recordings import alfworld_episodes
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tokenizer
 
 QWEN_PIECES = (

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.trajectory import EpisodeResult
 
 EXPERIMENT = """
 from trial_ray.algorithms import TRIALConfig

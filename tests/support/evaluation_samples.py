@@ -6,9 +6,9 @@ import hashlib
 
 import numpy as np
 
-from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.trajectory import EpisodeResult
 
 FAMILIES = tuple(ADAPTER.labels.family_titles)
 

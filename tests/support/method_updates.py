@@ -13,7 +13,7 @@ from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.loss import microbatch_loss
 from trial_ray.learner.rows import TokenBatch, TurnRows, group_turn_rows
 from trial_ray.models.logprobs import gather_divergence
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 SUCCESSES = ("random", "random", "all", "none", "one survivor", "two survivors")
 """How the rollouts of each group ended: two groups of both signs, three whose advantages are 0, one with successes that failed."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
-from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 
 

@@ -10,8 +10,8 @@ import torch
 
 from trial_ray.learner.packing import score_views, scored_turn
 from trial_ray.models.prefix_tree import ScoredSequence
-from trial_ray.rollout.hindsight import Evidence
-from trial_ray.rollout.trajectory import Turn
+from trial_ray.prompts.teacher_context import Evidence
+from trial_ray.trajectory import Turn
 
 
 class Row(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 OUTCOMES = ("You pick up the apple 1 from the cabinet 2.", "Nothing happens.", "On the shelf 1, you see a mug 3.")
 

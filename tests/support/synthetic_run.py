@@ -11,21 +11,21 @@ import numpy as np
 import torch
 from evaluation_samples import evaluation
 
+from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.algorithms.methods import with_method
-from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.learner.recording import write_training
 from trial_ray.learner.rows import TurnRows
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.objectives.advantages import group_relative_advantages
 from trial_ray.objectives.allocation import relative_weights, turn_scores
-from trial_ray.reports.run import RecordedRun, RunConfig
-from trial_ray.rollout.hindsight import Evidence, encode_evidence, outcome_view
+from trial_ray.prompts.teacher_context import Evidence, encode_evidence, outcome_view
 from trial_ray.rollout.recording import write_groups
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.cost import METRICS, SCHEMA, SCHEMA_VERSION, total_cost
+from trial_ray.runs.reader import RecordedRun, RunConfig
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 OBJECTS = ("mug", "apple", "creditcard", "book", "pillow", "plate", "watch", "keychain")
 FURNITURE = ("countertop", "sidetable", "dresser", "shelf", "drawer", "desk", "sofa", "cabinet")

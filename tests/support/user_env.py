@@ -12,7 +12,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from ray import cloudpickle
 
-from trial_ray.environments import EnvironmentAdapter, EnvironmentEntry
+from trial_ray.adapters import EnvironmentAdapter, EnvironmentEntry
 
 TESTS = Path(__file__).parents[1]
 

@@ -13,8 +13,8 @@ from trial_ray.algorithms.methods import new_config
 from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError, UserInputError
 from trial_ray.files import examples_folder
 from trial_ray.runs.metric_files import check_metric, check_reported
-from trial_ray.sweeps import file as sweep_file
-from trial_ray.sweeps.file import SweepFile
+from trial_ray.sweeps import plan
+from trial_ray.sweeps.plan import SweepFile
 from trial_ray.sweeps.tuner import EverySeed, Sweep, recorded_options
 
 SWEEP = """
@@ -168,7 +168,7 @@ def test_optuna_is_given_the_drawn_values_and_every_suggestion_all_seeds(load, t
 
 def test_a_missing_optuna_is_told_with_its_extra(load, monkeypatch):
     monkeypatch.setattr("ray.tune.search.optuna.optuna_search.ot", None)
-    monkeypatch.setattr(sweep_file, "find_spec", lambda name: None)
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install .*'optuna=="):
         load(OPTUNA)
 

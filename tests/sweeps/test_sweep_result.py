@@ -16,8 +16,8 @@ from trial_ray.files import examples_folder
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria
-from trial_ray.sweeps.file import SweepFile
 from trial_ray.sweeps.outputs import plot_map, write_outputs
+from trial_ray.sweeps.plan import SweepFile
 from trial_ray.sweeps.result import SweepResult, TrialRecord
 from trial_ray.sweeps.tuner import Capacity, _last_value
 

@@ -13,12 +13,12 @@ import torch
 from test_warmstart import ADAPTER, HOME, SETTINGS
 
 from trial_ray import cli
-from trial_ray.environments.guarded import GuardedEnv
-from trial_ray.environments.registry import make_entries
+from trial_ray.adapters.guarded import GuardedEnv
+from trial_ray.adapters.registry import make_entries
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
+from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.rollout.episode import play_episode
-from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.rollout.trajectory import Turn
+from trial_ray.trajectory import Turn
 from trial_ray.warmstart import judgement as module
 from trial_ray.warmstart.demonstrations import outcome_evidence
 from trial_ray.warmstart.judgement import auc, judge

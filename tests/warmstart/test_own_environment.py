@@ -10,9 +10,9 @@ from faulty_env import CountingEnv
 from riddle_env import Curt, RiddleEnv, Solver
 from user_env import entry_of, registered
 
-from trial_ray.environments import EnvironmentAdapter, WarmStartSpec
-from trial_ray.environments.guarded import GuardedEnv
-from trial_ray.environments.registry import make_entries
+from trial_ray.adapters import EnvironmentAdapter, WarmStartSpec
+from trial_ray.adapters.guarded import GuardedEnv
+from trial_ray.adapters.registry import make_entries
 from trial_ray.errors import ConfigError
 from trial_ray.files import CACHE_VARIABLE
 from trial_ray.warmstart import WarmStartSettings, warm_start

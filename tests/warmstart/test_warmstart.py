@@ -17,10 +17,10 @@ import torch
 from chat_tokenizers import published_tokenizer
 from torch.nn.functional import cross_entropy
 
-from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.environments.external import GamePlayer
-from trial_ray.environments.guarded import GuardedEnv
-from trial_ray.environments.registry import EnvironmentEntry, make_entries
+from trial_ray.adapters.alfworld import ADAPTER
+from trial_ray.adapters.external import GamePlayer
+from trial_ray.adapters.guarded import GuardedEnv
+from trial_ray.adapters.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import (
     CheckpointError,
     ConfigError,
@@ -31,8 +31,8 @@ from trial_ray.errors import (
 )
 from trial_ray.files import CACHE_VARIABLE, get_or_build
 from trial_ray.models.tiny import build_tiny_model
-from trial_ray.rollout.prompts import Prompt, PromptBuilder
-from trial_ray.rollout.tool_conversation import ToolConversationBuilder
+from trial_ray.prompts.single_turn import Prompt, PromptBuilder
+from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.warmstart import WarmStartSettings, cloning, warm_start
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.cloning import (

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
+from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.adapters.registry import find_adapter, find_spec, travelling
 from trial_ray.algorithms.rllib_builds import BuildCalls
 from trial_ray.algorithms.rllib_settings import refuse_uncalled, refuse_unread
 from trial_ray.algorithms.rllib_values import check_values
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
-from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.registry import find_adapter, find_spec, travelling
 from trial_ray.errors import ConfigError, TrialRayError, refusing
 from trial_ray.learner.method import Method
 from trial_ray.secrets import refuse_plain_secrets
@@ -133,7 +133,7 @@ class GRPOConfig(Sections, BuildCalls):
             env_config: its keyword arguments, and the split of its tasks under ``"split"`` (default ``"train"``).
             environments: several environments instead of one, each as ``(id, keyword arguments, weight)``. Tasks are drawn in
                 proportion to the weights; an environment of weight 0 is only used in the evaluation.
-            adapter: description of the environment for the trainer, see :class:`~trial_ray.environments.EnvironmentAdapter`;
+            adapter: description of the environment for the trainer, see :class:`~trial_ray.adapters.EnvironmentAdapter`;
                 several for a mixture. ``None``: this package's adapters, and default values for other environments.
             kwargs: further settings of RLlib's ``environment()``.
 

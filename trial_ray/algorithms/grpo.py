@@ -21,6 +21,7 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util import get_current_placement_group
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.algorithms.actors import (
     ANSWER_S,
     ENGINE,
@@ -37,15 +38,14 @@ from trial_ray.algorithms.actors import (
 )
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.health_checks import HealthChecks
-from trial_ray.algorithms.inputs import compare_initial_weights, list_tasks, require_memory, require_tokens, resolved
 from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampling import GroupSampler, SampledBatch
+from trial_ray.algorithms.startup import compare_initial_weights, list_tasks, require_memory, require_tokens, resolved
 from trial_ray.algorithms.timeline import Timeline, collect_timeline
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.fault_log import FAULTS
 from trial_ray.engines.pool import answers
 from trial_ray.engines.requirements import require_engine
-from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import EvaluationPlayer, policy_protocol
@@ -56,9 +56,9 @@ from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, log, log_time,
 from trial_ray.process import ITERATION, event, peak_memory
 from trial_ray.ray_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
 from trial_ray.rollout.engines import create_engines, pool_arguments
+from trial_ray.rollout.env_runner_pool import EnvRunnerPool
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
-from trial_ray.rollout.workers import RolloutWorkers
 
 logger = logging.getLogger(__name__)
 REPORT_TIMEOUT_S = 10.0
@@ -132,7 +132,7 @@ class GRPO(RLlibCalls):
                 super().setup(config)
             self._set_up_callbacks()
             self.engine_pool.start(config.engine_start_timeout_s)
-            self.workers = RolloutWorkers(config, self.env_runner_group, self.engine_pool, kept, self._call_recreated)
+            self.workers = EnvRunnerPool(config, self.env_runner_group, self.engine_pool, kept, self._call_recreated)
             self.sampler = GroupSampler(config, self.tasks, self.workers, version=lambda: self.weight_version)
             self._sync_weights()
             self.initial_weights = {"checksum": self.weights_checksum, "dtype": config.engine_dtype()}

@@ -84,7 +84,7 @@ class BuildCalls(RunSettings, AlgorithmConfig):
         """Return the config, or a copy with the folder of its model; see ``resolved``."""
         if self.warm_start is None and Path(str(self.model_path)).is_dir():
             return self
-        from trial_ray.algorithms.inputs import resolved
+        from trial_ray.algorithms.startup import resolved
 
         return resolved(self, None)
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import InfrastructureError, PromptTooLongError
+from trial_ray.rollout.env_runner_pool import EnvRunnerPool
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
-from trial_ray.rollout.workers import RolloutWorkers
 
 if TYPE_CHECKING:
     from trial_ray.config.run import RunSettings
@@ -169,7 +169,7 @@ class GroupSampler:
     """
 
     def __init__(
-        self, config: RunSettings, tasks: TaskSampler, workers: RolloutWorkers, version: Callable[[], int]
+        self, config: RunSettings, tasks: TaskSampler, workers: EnvRunnerPool, version: Callable[[], int]
     ) -> None:
         self._config = config
         self._tasks = tasks

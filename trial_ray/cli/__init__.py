@@ -16,7 +16,7 @@ from typing import Any
 
 import shtab
 
-from trial_ray.cli import console, data, doctor, evaluate, folders, plan, reproduce, train, warmstart
+from trial_ray.cli import console, data, doctor, evaluate, paths, plan, reproduce, train, warmstart
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.runs.storage import StoredCopy
 from trial_ray.termination import termination_as_interrupt
@@ -27,12 +27,12 @@ COMMANDS = {
     "evaluate": evaluate.evaluate,
     "sweep": train.sweep,
     "reproduce": reproduce.reproduce,
-    "report": folders.report,
-    "inspect": folders.inspect,
-    "replay": folders.replay,
+    "report": paths.report,
+    "inspect": paths.inspect,
+    "replay": paths.replay,
     "warmstart": warmstart.warmstart,
     "judge": warmstart.judge,
-    "export": folders.export,
+    "export": paths.export,
     "data": data.data,
     "plan": plan.plan,
     "doctor": doctor.doctor,

@@ -15,12 +15,12 @@ from trial_ray.errors import UserInputError
 from trial_ray.evaluation.evaluation_sets import SEED, SIZES, evaluation_set_names
 
 if TYPE_CHECKING:
+    from trial_ray.adapters.adapter import EnvironmentAdapter
+    from trial_ray.adapters.registry import EnvironmentEntry
     from trial_ray.algorithms.config import GRPOConfig
-    from trial_ray.environments.adapter import EnvironmentAdapter
-    from trial_ray.environments.registry import EnvironmentEntry
     from trial_ray.evaluation.evaluation_sets import EvaluationSet
     from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult
-    from trial_ray.rollout.trajectory import EpisodeResult
+    from trial_ray.trajectory import EpisodeResult
 
     Play = Callable[[dict[str, EpisodeResult], Callable[[EpisodeResult], None]], EvaluationResult]
 
@@ -92,7 +92,7 @@ Responses are seeded by their tasks: results do not depend on the number of env 
 )
 def evaluate(args: Namespace) -> None:
     """Play the episodes that are not in the result file yet, save them, and print the table."""
-    from trial_ray.environments.registry import load_adapters
+    from trial_ray.adapters.registry import load_adapters
     from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
     from trial_ray.evaluation.endpoint_server import connect
     from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
@@ -145,7 +145,7 @@ def _checkpoint_player(
     config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry, policy: str, verbose: bool
 ) -> tuple[dict[str, Any], str, Play]:
     """Load a model; return the protocol, the checksum of the weights, and the function that plays the evaluation set."""
-    from trial_ray.algorithms.inputs import initial_policy
+    from trial_ray.algorithms.startup import initial_policy
     from trial_ray.engines.requirements import require_engine
     from trial_ray.evaluation.player import Evaluator, policy_protocol
     from trial_ray.runs.ray_session import ray_session
@@ -205,8 +205,8 @@ def checkpoint_config(
         UserInputError: ``env`` is ``None``, but the checkpoint is not in a run with a single environment; or ``split`` is
             ``None``, but the checkpoint is not in a run with an evaluation set for ``env``.
     """
+    from trial_ray.adapters.registry import find_spec
     from trial_ray.algorithms.methods import new_config, with_method
-    from trial_ray.environments.registry import find_spec
     from trial_ray.runs.checkpoints import find_model
     from trial_ray.runs.overrides import apply_overrides
 

@@ -93,7 +93,7 @@ def reproduce(args: Namespace) -> int | None:
 
 def _make_warm_starts(file: StudySweep) -> None:
     """Make the warm starts one after the other, with progress bars; the trials then find them in the cache."""
-    from trial_ray.algorithms.inputs import initial_policy
+    from trial_ray.algorithms.startup import initial_policy
 
     for run in {(run.environment, run.backbone): run for run in file.runs.values()}.values():
         if run.config.warm_start is not None:

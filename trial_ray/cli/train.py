@@ -91,7 +91,7 @@ def train(args: Namespace) -> int:
     console = terminal.output()
     with waiting(console, f"reading {args.file}"):  # which imports Ray and torch
         experiment = load_experiment(args.file)
-    from trial_ray.algorithms.inputs import require_inputs  # after the file, which may not be one
+    from trial_ray.algorithms.startup import require_inputs  # after the file, which may not be one
 
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
     if not stop:
@@ -162,10 +162,10 @@ def resolve_config(
     env_adapters: Sequence[Path] = (),
 ) -> GRPOConfig:
     """Return a copy of the file's config with the chosen method, the overrides, the seed and the adapters."""
+    from trial_ray.adapters.registry import load_adapters
     from trial_ray.algorithms.methods import with_method
-    from trial_ray.environments.registry import load_adapters
     from trial_ray.runs.overrides import apply_overrides
-    from trial_ray.sweeps.file import search_space
+    from trial_ray.sweeps.plan import search_space
 
     if method is not None:
         config = with_method(config, method)
@@ -242,8 +242,8 @@ def sweep(args: Namespace) -> int:
     """Search over an experiment's settings with Ray Tune, and print a table of the trials."""
     from trial_ray.runs.ownership import folder_lock
     from trial_ray.runs.trackers import require_trackers
-    from trial_ray.sweeps.file import SweepFile
     from trial_ray.sweeps.outputs import write_outputs
+    from trial_ray.sweeps.plan import SweepFile
     from trial_ray.sweeps.tuner import Sweep, recorded_options
 
     _check_resume(args)
@@ -268,7 +268,7 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
     """
     import ray
 
-    from trial_ray.algorithms.inputs import require_inputs
+    from trial_ray.algorithms.startup import require_inputs
     from trial_ray.runs.folder import interrupts_noted
     from trial_ray.runs.ray_session import ray_session
     from trial_ray.runs.terminal import LOG_FILE, library_log

@@ -28,7 +28,7 @@ trial_ray.warmstart.WarmStartSettings.
 )
 def warmstart(args: Namespace) -> None:
     """Train a causal LM by cloning an expert, as the initial policy for reinforcement learning."""
-    from trial_ray.environments.registry import load_adapters
+    from trial_ray.adapters.registry import load_adapters
     from trial_ray.runs.overrides import override_dataclass
     from trial_ray.warmstart import WarmStartSettings, warm_start
 
@@ -68,8 +68,8 @@ other model with --set (fields of trial_ray.warmstart.WarmStartSettings).
 )
 def judge(args: Namespace) -> None:
     """Measure whether a model's hindsight log-ratio separates wasted from planned actions."""
-    from trial_ray.algorithms.inputs import warm_start_settings
-    from trial_ray.environments.registry import load_adapters, make_entries
+    from trial_ray.adapters.registry import load_adapters, make_entries
+    from trial_ray.algorithms.startup import warm_start_settings
     from trial_ray.files import finite, make_folder, write_json
     from trial_ray.reports.plots import plot_judgement
     from trial_ray.runs.checkpoints import find_model

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ray import cloudpickle
 
 from trial_envs.core.extras import install_command
+from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.adapters.guarded import REWARD_NAME
+from trial_ray.adapters.registry import EnvironmentEntry, make_entries
 from trial_ray.config.declare import RLlibSettings, is_search
 from trial_ray.config.sampling import (
     EngineSettings,
@@ -32,9 +35,6 @@ from trial_ray.config.training import (
 from trial_ray.engines.admission import MAX_TEMPERATURE, MIN_TEMPERATURE
 from trial_ray.engines.arguments import NO_SLEEP
 from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, is_whole
-from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.guarded import REWARD_NAME
-from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from trial_envs.core.extras import install_command
 from trial_envs.core.projection import with_opening
+from trial_ray.adapters.guarded import GuardedEnv, StepResult
+from trial_ray.adapters.registry import EnvironmentEntry
+from trial_ray.adapters.templates import ConversationPrompt, PromptContext, PromptTemplate
 from trial_ray.config.run import RunSettings
-from trial_ray.environments.guarded import GuardedEnv, StepResult
-from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.environments.templates import ConversationPrompt, PromptContext, PromptTemplate
 from trial_ray.errors import (
     ConfigError,
     EngineError,
@@ -30,9 +30,9 @@ from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import prompt_protocol
 from trial_ray.evaluation.results import UNCONTROLLED, EvaluationResult
 from trial_ray.files import HIDDEN, redacted
+from trial_ray.prompts.single_turn import records
 from trial_ray.rollout.episode import History, derive_seed, play_episode
-from trial_ray.rollout.prompts import records
-from trial_ray.rollout.trajectory import EpisodeResult, Turn
+from trial_ray.trajectory import EpisodeResult, Turn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

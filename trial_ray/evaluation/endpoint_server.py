@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.config.run import RunSettings
-from trial_ray.environments.guarded import StepResult
-from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EngineError, UserInputError
 from trial_ray.evaluation.endpoint import BUSY, ChatEndpoint, EndpointPlayer
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.rollout.conversation import ConversationBuilder
-from trial_ray.rollout.prompts import PromptBuilder, PromptWriter
-from trial_ray.rollout.styles import template_options
-from trial_ray.rollout.trajectory import Turn
+from trial_ray.prompts.conversation import ConversationBuilder
+from trial_ray.prompts.single_turn import PromptBuilder, PromptWriter
+from trial_ray.prompts.styles import template_options
+from trial_ray.trajectory import Turn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -13,7 +13,7 @@ from trial_ray.errors import UserInputError
 from trial_ray.files import text_digest
 
 if TYPE_CHECKING:
-    from trial_ray.environments.registry import EnvironmentEntry
+    from trial_ray.adapters.registry import EnvironmentEntry
 
 PROBED = 2
 
@@ -97,7 +97,7 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
         EnvironmentFaultError: the environment fails on a task.
     """
     # The command line's help knows the evaluation sets by name, and shall not wait for Gymnasium and Ray.
-    from trial_ray.environments.guarded import GuardedEnv
+    from trial_ray.adapters.guarded import GuardedEnv
 
     with closing(GuardedEnv(entry)) as env:
         asked = [env.reset(task, seed=0).task for task in task_ids[:PROBED]]

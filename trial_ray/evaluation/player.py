@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from trial_ray.adapters.guarded import GuardedEnv, StepResult
+from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.protocol import SamplingParams
@@ -21,22 +23,20 @@ from trial_ray.engines.weights import (
     text_ids,
     weights_checksum,
 )
-from trial_ray.environments.guarded import GuardedEnv, StepResult
-from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError, UserInputError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult
 from trial_ray.files import finite, without_secrets
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tensors import engine_tensors
-from trial_ray.rollout.chat_template import describe_chat_template
+from trial_ray.prompts.chat_template import describe_chat_template
+from trial_ray.prompts.styles import template_options
 from trial_ray.rollout.engines import create_engines
+from trial_ray.rollout.env_runner_pool import EnvRunnerPool
 from trial_ray.rollout.episode import History, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
-from trial_ray.rollout.styles import template_options
-from trial_ray.rollout.trajectory import EpisodeResult, Turn
-from trial_ray.rollout.workers import RolloutWorkers
+from trial_ray.trajectory import EpisodeResult, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class EvaluationPlayer:
     same in a small and in the full evaluation set.
     """
 
-    def __init__(self, config: RunSettings, workers: RolloutWorkers) -> None:
+    def __init__(self, config: RunSettings, workers: EnvRunnerPool) -> None:
         self._config = config
         self._workers = workers
 
@@ -203,7 +203,7 @@ class Evaluator:
             text = TextLogprobs(ids, own_logprobs(self._model, ids), limit, type(self._model).__name__)
             engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1, text=text))
             self._model = None  # the object store holds it now
-            yield EvaluationPlayer(config, RolloutWorkers(config, runners, engines))
+            yield EvaluationPlayer(config, EnvRunnerPool(config, runners, engines))
 
 
 # -- the oracle, the upper bound of an evaluation ----------------------------------------------------------------------

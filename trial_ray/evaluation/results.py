@@ -17,7 +17,7 @@ import numpy as np
 from trial_ray.errors import CheckpointError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.files import checked_content, finite, read_json, require_file, write_json, writing
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.trajectory import EpisodeResult
 
 _KINDS: dict[str, Any] = {
     "task_id": str,

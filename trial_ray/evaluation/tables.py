@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trial_ray.environments.registry import find_adapter
+from trial_ray.adapters.registry import find_adapter
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult, protocol_difference
 from trial_ray.evaluation.statistics import add_adjusted, bootstrap_mean, mean_interval

@@ -9,7 +9,7 @@ from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_ray.errors import CallbackError, ConfigError, UnsupportedError
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 _EPISODES = (
     "learner connectors receive a list of TrajectoryGroup as episodes, and change them in place; RLlib's own connectors and "

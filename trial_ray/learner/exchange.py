@@ -15,7 +15,7 @@ from ray.rllib.core.learner.training_data import TrainingData
 from torch import distributed, nn
 
 from trial_ray.errors import InfrastructureError, UnsupportedError
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 AnyTensor = TypeVar("AnyTensor", bound=torch.Tensor)
 

@@ -41,7 +41,7 @@ from trial_ray.models.module import CausalLMModule, compute_dtype, matmul_rate
 from trial_ray.models.sharding import gathered, local_part
 from trial_ray.models.tensors import from_arrays, require_fitting, to_arrays
 from trial_ray.process import ProcessEvents, announce, event, peak_memory, process_events
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row"}
 """Attributes that an update changes besides weights and optimizer state, and from which the next update continues."""

@@ -23,7 +23,7 @@ from trial_ray.learner.rows import TokenBatch, TurnRows, group_advantages
 from trial_ray.objectives.losses import clipped_losses, clipped_surrogate
 from trial_ray.objectives.responses import sequence_log_ratios, surrogate_mean
 from trial_ray.objectives.segments import zero_outside
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 Config = TypeVar("Config", bound=RunSettings)
 Hook = TypeVar("Hook", bound=Callable[..., Any])

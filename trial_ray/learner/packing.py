@@ -13,8 +13,8 @@ from trial_ray.models.layout import layout_of, pack_rows
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, ScoredSequence
 from trial_ray.models.tree_attention import block_size, takes_blocks
-from trial_ray.rollout.hindsight import Evidence, augment
-from trial_ray.rollout.trajectory import Turn
+from trial_ray.prompts.teacher_context import Evidence, augment
+from trial_ray.trajectory import Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -20,7 +20,7 @@ from trial_ray.errors import CheckpointError
 from trial_ray.files import checked_content, read_json, write_json
 from trial_ray.learner.rows import TurnRows
 from trial_ray.rollout.partitions import FLOATS, IDS, new_schema, partition, partitions, read_rows, write_rows
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 TRAINING_SCHEMA_VERSION = 2
 """Increased by one when a column changes its name, type or meaning."""

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from trial_envs.core.projection import ACTION_CLOSE, ACTION_OPEN
+from trial_ray.adapters.templates import PromptStyle
 from trial_ray.config.run import RunSettings
 from trial_ray.config.training import Reward, reward_name
-from trial_ray.environments.templates import PromptStyle
 from trial_ray.errors import MethodError, TrainingDivergedError
 from trial_ray.learner.packing import scored_turn
 from trial_ray.models.prefix_tree import ScoredSequence
@@ -26,9 +26,9 @@ from trial_ray.objectives.advantages import (
     penalised_advantages,
 )
 from trial_ray.objectives.segments import segment_sum
-from trial_ray.rollout.hindsight import Evidence
-from trial_ray.rollout.tool_calls import last_call, require_response_template
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.prompts.teacher_context import Evidence
+from trial_ray.prompts.tool_calls import last_call, require_response_template
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 _NO_TOKENS = np.empty(0, np.int32)
 
@@ -312,7 +312,7 @@ def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptSt
     In a tagged response (also in a conversation), a token counts if any of its characters is between the first ``<action>`` and
     the first ``</action>``, from which the projection reads the action; without this pair of tags, no token counts. In a plain
     response, all tokens count except special tokens. In a response that calls tools, the tokens of the last call count, see
-    :func:`~trial_ray.rollout.tool_calls.last_call`.
+    :func:`~trial_ray.prompts.tool_calls.last_call`.
 
     Args:
         responses: int ``[y]`` each.

@@ -23,8 +23,8 @@ from trial_ray.models.module import CausalLMModule
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.objectives.importance import effective_sample_size, importance_weights
-from trial_ray.rollout.hindsight import Evidence, encode_evidence, teacher_context
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.prompts.teacher_context import Evidence, encode_evidence, teacher_context
+from trial_ray.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trial_ray.config.run import RunSettings
 from trial_ray.config.training import MicrobatchWeighting
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 MOST_IMBALANCE = 1.15
 """Maximum load of the most loaded learner in a minibatch, relative to the least possible, up to which learners train the rows

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trial_ray.planning.memory import GIB, PlanRequest
-from trial_ray.rollout.hindsight import FRAMES
+from trial_ray.prompts.teacher_context import FRAMES
 
 TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
 """Ratios of lengths to their limits: turns, prompt tokens and response tokens. With the paper's limits they give 3.9 million tokens

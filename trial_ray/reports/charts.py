@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.environments.adapter import ACTION_CLASSES
+from trial_ray.adapters.adapter import ACTION_CLASSES
 from trial_ray.evaluation.results import protocol_difference
 from trial_ray.evaluation.statistics import bootstrap_curve
 from trial_ray.metrics import ENV_RUNNERS, EVALUATION, EVALUATION_SUCCESS, LEARNER
 from trial_ray.reports.groups import RunGroup, run_label
-from trial_ray.reports.recorded import RecordedTrajectory
-from trial_ray.reports.run import RecordedRun
+from trial_ray.runs.reader import RecordedRun
+from trial_ray.runs.recorded_trajectory import RecordedTrajectory
 
 DASH = "–"
 MOST_ROWS = 120

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.runs.config_record import OF_THE_RECORDING
 
 if TYPE_CHECKING:
-    from trial_ray.reports.run import RecordedRun
+    from trial_ray.runs.reader import RecordedRun
 
 OF_A_RUN = OF_THE_RECORDING | {"seed", "chat_template_date"}
 """Settings that may differ between the runs of one group; the date is the day on which a run started."""

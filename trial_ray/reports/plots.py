@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_envs.core.extras import install_command
-from trial_ray.environments.adapter import ACTION_CLASSES
+from trial_ray.adapters.adapter import ACTION_CLASSES
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.files import visible, writing
 from trial_ray.metrics import EVALUATION_SUCCESS, PROFILE_STD, TURN_SCORE

@@ -13,13 +13,6 @@ from trial_envs.core.extras import install_command
 from trial_ray.errors import MissingDependencyError, UserInputError, first_line
 from trial_ray.files import write_text
 from trial_ray.reports.charts import all_charts
-from trial_ray.reports.findings import (
-    difference_rows,
-    family_rows,
-    last_training_success,
-    require_something,
-    success_rows,
-)
 from trial_ray.reports.groups import (
     RunGroup,
     differing_settings,
@@ -29,8 +22,15 @@ from trial_ray.reports.groups import (
     value_text,
 )
 from trial_ray.reports.plots import chart_svg
-from trial_ray.reports.run import read_runs
+from trial_ray.reports.tables import (
+    difference_rows,
+    family_rows,
+    last_training_success,
+    require_something,
+    success_rows,
+)
 from trial_ray.reports.templates import ASSETS, render
+from trial_ray.runs.reader import read_runs
 from trial_ray.runs.terminal import say
 from trial_ray.version import __version__
 

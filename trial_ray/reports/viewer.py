@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trial_ray.environments.adapter import ACTION_CLASSES
+from trial_ray.adapters.adapter import ACTION_CLASSES
 from trial_ray.errors import UserInputError
 from trial_ray.files import partial_of, visible, write_folder
-from trial_ray.reports.recorded import RecordedTrajectory, RecordedTurn, TokenTexts
-from trial_ray.reports.run import RecordedRun
 from trial_ray.reports.templates import ASSETS
+from trial_ray.runs.reader import RecordedRun
+from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn, TokenTexts
 
 MARK = "trial_ray_viewer.json"
 """File that marks a viewer's folder, which may be replaced."""

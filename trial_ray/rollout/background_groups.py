@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from trial_ray.rollout.groups import GroupRequest, SampleSettings
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+from trial_ray.trajectory import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 

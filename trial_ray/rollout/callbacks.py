@@ -17,12 +17,12 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.environments.guarded import GuardedEnv, StepResult
-from trial_ray.environments.processes import ProcessEnv
+from trial_ray.adapters.guarded import GuardedEnv, StepResult
+from trial_ray.adapters.processes import ProcessEnv
 from trial_ray.errors import CallbackError
-from trial_ray.rollout.response_texts import ResponseTexts
+from trial_ray.prompts.responses import ResponseTexts
 from trial_ray.rollout.rewards import RewardFunction
-from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.trajectory import Trajectory
 
 RUNNER_HOOKS = (
     "on_environment_created",

@@ -21,22 +21,22 @@ from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils.checkpoints import Checkpointable
 
+from trial_ray.adapters.guarded import GuardedEnv, required_keys
+from trial_ray.adapters.processes import EnvProcesses, ProcessEnv, ProcessLimits
+from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.environments.guarded import GuardedEnv, required_keys
-from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits
-from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import NotConnectedError, UnsupportedError, refusing
 from trial_ray.process import EPISODE, RESPONSE, ProcessEvents, announce, note_event, peak_memory, process_events
+from trial_ray.prompts.single_turn import PromptWriter
+from trial_ray.prompts.styles import prompt_writer
 from trial_ray.rollout.background_groups import BackgroundGroups
 from trial_ray.rollout.callbacks import EpisodeWatch, RunnerCallbacks
 from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
-from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.rewards import RewardFunction
-from trial_ray.rollout.styles import prompt_writer
-from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.trajectory import Trajectory
 
 Result = TypeVar("Result")
 

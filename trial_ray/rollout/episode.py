@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from trial_ray.adapters.guarded import GuardedEnv, StepResult
+from trial_ray.adapters.processes import ProcessEnv
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.environments.guarded import GuardedEnv, StepResult
-from trial_ray.environments.processes import ProcessEnv
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import text_digest
 from trial_ray.process import advance
-from trial_ray.rollout.prompts import PromptWriter, located
-from trial_ray.rollout.trajectory import Ending, Trajectory, Turn
+from trial_ray.prompts.single_turn import PromptWriter, located
+from trial_ray.trajectory import Ending, Trajectory, Turn
 
 if TYPE_CHECKING:
     from trial_ray.rollout.callbacks import EpisodeWatch

@@ -23,7 +23,7 @@ from ray.rllib.utils.metrics import (
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, TrainingDivergedError
-from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
+from trial_ray.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 
 NamedReward = tuple[float, int]
 """Sum of a named reward, and the number of rollouts that have it."""

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from trial_ray.errors import UserInputError
 from trial_ray.files import escaped, unescaped
 from trial_ray.rollout.partitions import FLOATS, IDS, new_schema, partitions, read_rows, write_rows
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 SCHEMA_VERSION = 6
 """Incremented whenever a column is added, or its name, type or meaning changes."""

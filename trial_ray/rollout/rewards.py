@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.adapters.guarded import ContractError, first_line, named_rewards
 from trial_ray.config.training import reward_name
-from trial_ray.environments.guarded import ContractError, first_line, named_rewards
 from trial_ray.errors import RewardError
 
 if TYPE_CHECKING:
     from trial_ray.config.run import RunSettings
-    from trial_ray.rollout.trajectory import Trajectory
+    from trial_ray.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from trial_ray.files import checked_content, read_lines, set_aside
 from trial_ray.metrics import EVALUATION, METRICS, table_key
 
 if TYPE_CHECKING:
+    from trial_ray.adapters.registry import EnvironmentEntry
     from trial_ray.algorithms.config import GRPOConfig
-    from trial_ray.environments.registry import EnvironmentEntry
     from trial_ray.evaluation.evaluation_sets import EvaluationSet
 
 

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.adapters.registry import find_spec, keyword_arguments
 from trial_ray.config.declare import (
     PLAIN_TYPES,
     did_you_mean,
@@ -20,7 +21,6 @@ from trial_ray.config.declare import (
     plain_types_of,
 )
 from trial_ray.config.recorded import ENGINE
-from trial_ray.environments.registry import find_spec, keyword_arguments
 from trial_ray.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.algorithms.inputs import initial_policy
 from trial_ray.algorithms.learner_group import PolicyLearnerGroup
 from trial_ray.algorithms.methods import method_of, with_method
+from trial_ray.algorithms.startup import initial_policy
 from trial_ray.engines.transfer import merge_offers
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
@@ -30,10 +30,10 @@ from trial_ray.runs.metric_files import flatten, recorded_metrics
 from trial_ray.runs.overrides import apply_overrides
 
 if TYPE_CHECKING:
+    from trial_ray.adapters.adapter import EnvironmentAdapter
     from trial_ray.algorithms.config import GRPOConfig
-    from trial_ray.environments.adapter import EnvironmentAdapter
-    from trial_ray.rollout.trajectory import TrajectoryGroup
     from trial_ray.runs.folder import RunFolder
+    from trial_ray.trajectory import TrajectoryGroup
 
 
 METRICS = f"{LEARNER_RESULTS}/default_policy/"

@@ -63,9 +63,9 @@ from trial_ray.termination import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trial_ray.adapters.registry import EnvironmentEntry
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.algorithms.grpo import GRPO
-    from trial_ray.environments.registry import EnvironmentEntry
     from trial_ray.evaluation.evaluation_sets import EvaluationSet
     from trial_ray.runs.folder import RunFolder
 

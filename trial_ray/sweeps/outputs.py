@@ -16,7 +16,7 @@ from trial_ray.files import examples_folder, write_text
 from trial_ray.reports.plots import drawing, picture_files
 from trial_ray.runs.config_record import is_json
 from trial_ray.runs.experiment import experiment_file
-from trial_ray.sweeps.file import SweepFile
+from trial_ray.sweeps.plan import SweepFile
 from trial_ray.sweeps.result import SweepResult
 
 BEST = "best.py"
@@ -82,7 +82,7 @@ def write_best(file: SweepFile, parameters: Mapping[str, Any], summary: str, pat
     path_or_name, examples = file.path.resolve(), examples_folder().resolve()
     if path_or_name.is_relative_to(examples):  # found wherever the package is
         path_or_name = path_or_name.relative_to(examples).with_suffix("")
-    text = f"""from trial_ray.sweeps.file import at_point
+    text = f"""from trial_ray.sweeps.plan import at_point
 from trial_ray.sweeps.outputs import load_unchanged
 
 sweep = load_unchanged({str(path_or_name)!r}, {file.iterations}, {_literal(list(file.overrides))}, {file.key!r})

@@ -14,7 +14,7 @@ from rich.table import Table
 from trial_ray.errors import CheckpointError
 from trial_ray.evaluation.statistics import differ, half_width
 from trial_ray.files import checked_content, finite, read_json, write_json, write_text
-from trial_ray.sweeps.file import SEED
+from trial_ray.sweeps.plan import SEED
 
 if TYPE_CHECKING:
     import pandas

@@ -29,7 +29,7 @@ from trial_ray.ray_internals import stop_of_tune
 from trial_ray.runs.ownership import require_free_folder, require_own_folder, sign_folder
 from trial_ray.runs.terminal import say
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialFolders
-from trial_ray.sweeps.file import SweepFile, is_population_based, search_space, takes_turns
+from trial_ray.sweeps.plan import SweepFile, is_population_based, search_space, takes_turns
 from trial_ray.sweeps.result import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
 from trial_ray.termination import GracefulInterrupt
 

@@ -19,7 +19,7 @@ from trial_ray.learner.packing import lay_out
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
 from trial_ray.process import advance
-from trial_ray.rollout.tool_conversation import ToolConversationBuilder
+from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.warmstart.policy import Policy
 from trial_ray.warmstart.settings import WarmStartSettings
 

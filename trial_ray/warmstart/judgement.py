@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from trial_ray.environments.adapter import Demonstrator, begin, plan
-from trial_ray.environments.guarded import GuardedEnv, StepResult
-from trial_ray.environments.registry import EnvironmentEntry
+from trial_ray.adapters.adapter import Demonstrator, begin, plan
+from trial_ray.adapters.guarded import GuardedEnv, StepResult
+from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.learner.packing import score_views, scored_turn
 from trial_ray.objectives.allocation import hindsight_gap
+from trial_ray.prompts.teacher_context import Evidence
 from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.episode import History, Player, derive_seed
-from trial_ray.rollout.hindsight import Evidence
-from trial_ray.rollout.trajectory import Trajectory, Turn
+from trial_ray.trajectory import Trajectory, Turn
 from trial_ray.warmstart.demonstrations import DemonstratorPlayer, outcome_evidence
 from trial_ray.warmstart.policy import HeldOutGames, Policy, Watch, computing_with, load_policy, make_demonstrator
 from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings

@@ -14,24 +14,24 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from trial_ray.adapters.adapter import Demonstrator, RandomPlay, begin
+from trial_ray.adapters.guarded import GuardedEnv
+from trial_ray.adapters.registry import EnvironmentEntry
+from trial_ray.adapters.templates import ConversationPrompt, PromptContext
 from trial_ray.config.recorded import require_data
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.transformers import LocalEngine
-from trial_ray.environments.adapter import Demonstrator, RandomPlay, begin
-from trial_ray.environments.guarded import GuardedEnv
-from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.environments.templates import ConversationPrompt, PromptContext
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.models.vocabulary import stop_tokens_of
-from trial_ray.rollout.chat_template import TemplateOptions
+from trial_ray.prompts.chat_template import TemplateOptions
+from trial_ray.prompts.single_turn import PromptBuilder, PromptWriter
+from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.rollout.env_runner import run_quietly
 from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
-from trial_ray.rollout.prompts import PromptBuilder, PromptWriter
-from trial_ray.rollout.tool_conversation import ToolConversationBuilder
-from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.trajectory import Trajectory
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
 
 _log = logging.getLogger(__name__)

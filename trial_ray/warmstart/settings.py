@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trial_ray.adapters.registry import TRAIN, EnvironmentEntry, warm_start_seed_tasks
 from trial_ray.config.declare import check_settings, setting
-from trial_ray.environments.registry import TRAIN, EnvironmentEntry, warm_start_seed_tasks
 from trial_ray.errors import ConfigError
 from trial_ray.files import text_digest
 

@@ -19,8 +19,8 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 import trial_envs
-from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.registry import EnvironmentEntry, make_entries
+from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.adapters.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import TrainingDivergedError
 from trial_ray.files import (
     PACKAGE,

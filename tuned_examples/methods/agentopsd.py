@@ -15,7 +15,7 @@ from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TurnRows, required
 from trial_ray.objectives.segments import flat_floats, flat_ids, renumber, segment_sum, zero_outside
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 LEAST_PRIOR = 1e-4
 """Nearest to 0 and 1 that the prior may be, as released."""

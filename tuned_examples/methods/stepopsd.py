@@ -15,7 +15,7 @@ from trial_ray.learner.method import Metrics, per_token
 from trial_ray.learner.rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.advantages import rescaled_advantages
 from trial_ray.objectives.segments import flat_floats, flat_ids, flat_mask, renumber, segment_sum, zero_outside
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 EPSILON = 1e-6
 """Added to what is divided by, as released."""

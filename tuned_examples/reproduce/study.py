@@ -14,7 +14,7 @@ import dataclasses
 
 from trial_envs.alfworld.oracle import ForgetfulExplorer
 from trial_ray import TRIALConfig
-from trial_ray.environments import alfworld
+from trial_ray.adapters import alfworld
 from trial_ray.reproduction import EvaluationSet, Scale
 
 ITERATIONS = 30

@@ -12,7 +12,7 @@ import dataclasses
 
 from trial_envs.webshop.assortment import KINDS
 from trial_envs.webshop.forgetful import ForgetfulExplorer
-from trial_ray.environments import webshop
+from trial_ray.adapters import webshop
 from trial_ray.reproduction import EvaluationSet, Scale, load_scale
 
 ITERATIONS = 20

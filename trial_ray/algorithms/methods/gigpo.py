@@ -10,7 +10,7 @@ from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TurnRows, anchor_ids, form_penalties, normalised_returns, step_returns
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 
 class StepGroups(Method["GiGPOConfig"]):

@@ -12,7 +12,7 @@ from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics, linear_decay, per_token
 from trial_ray.learner.rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.advantages import rescaled_advantages
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 
 class RescaledAdvantages(Method["RLSDConfig"]):

@@ -26,7 +26,7 @@ from trial_ray.objectives.allocation import (
 )
 from trial_ray.objectives.losses import dense_hindsight_loss
 from trial_ray.rollout.episode import derive_seed
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.trajectory import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""trial_envs in the form of other libraries."""

@@ -1,0 +1,154 @@
+"""What the trainer knows of an environment: checked before anything starts, told apart, taken wherever the config goes."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from riddle_env import Curt, RiddleEnv
+from user_env import registered
+
+from trial_ray.adapters import EnvironmentAdapter, ReportLabels, WarmStartSpec, alfworld
+from trial_ray.adapters.adapter import SolutionReader, begin
+from trial_ray.adapters.external import GEM, REASONING_GYM, TEXTARENA, AnswerReader
+from trial_ray.adapters.registry import PACKAGED
+from trial_ray.adapters.templates import GENERIC, PlainTemplate
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.methods import new_config
+from trial_ray.errors import ConfigError
+
+ENV_ID = RiddleEnv.ENV_ID
+OWN = EnvironmentAdapter(ENV_ID, templates={"plain": Curt()}, skills={"words": "spell it", "": "think first"})
+
+
+class NoTask(Curt):
+    """Shows everything but the task."""
+
+    def render(self, context):
+        return context.observation
+
+
+class TaskLessSystem(Curt):
+    """A conversation whose system message does not say the task, though its first message does."""
+
+    style = "conversation"
+
+    def system(self, task):
+        return "play"
+
+
+class FirstTask(Curt):
+    """Shows the task in the first turn alone."""
+
+    def render(self, context):
+        return super().render(context) if context.step == 1 else context.observation
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    with registered(RiddleEnv):
+        yield
+
+
+def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
+    config = new_config(method).environment(ENV_ID, adapter=adapter).rl_module(model_path="some/model")
+    return config.env_runners(prompt_style="plain")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"templates": {"plain": "be nice"}}, "template is 'be nice', expected an object with a style"),
+        ({"templates": {"tagged": PlainTemplate()}}, "a template for 'plain' responses under 'tagged'"),
+        ({"templates": {"plain": FirstTask()}}, "FirstTask of .* drops the task.*at step 2"),
+        ({"templates": {"conversation": Curt()}}, r"template is Curt\(.*conversation also a system\(task\)"),
+        ({"templates": {"conversation": TaskLessSystem()}}, "drops the task.*system message"),
+        ({"skills": {"words": "spell it"}}, 'general advice in skills under the key ""'),
+        ({"success": float("nan")}, "success = nan, expected a finite return"),
+        ({"score": 1.0}, "score = 1.0, expected a function"),
+        ({"max_turns": 0}, "max_turns = 0, expected at least 1, or None"),
+        (
+            {"labels": ReportLabels(action_patterns=[("take", "stealing")])},
+            r"labels\.action_patterns = .*class out of acquisition",
+        ),
+        (
+            {"warm_start": WarmStartSpec(demonstrator=partial(print, threading.Lock()))},
+            "cannot be sent to actors: warm_start cannot be pickled",
+        ),
+    ],
+)
+def test_an_adapter_that_cannot_be_used_is_refused_with_its_field(fields, told):
+    adapter = EnvironmentAdapter(**{"env_id": ENV_ID, **fields})
+    with pytest.raises(ConfigError, match=told):
+        adapter.check()
+
+
+def test_a_config_checks_its_adapters():
+    with pytest.raises(ConfigError, match="drops the task"):
+        config_of(adapter=EnvironmentAdapter(ENV_ID, templates={"plain": NoTask()})).validate()
+    with pytest.raises(ConfigError, match="adapter is for 'mine/Other-v0', but the run plays mine/Riddle-v0"):
+        config_of(adapter=EnvironmentAdapter("mine/Other-v0")).validate()
+    with pytest.raises(ConfigError, match="adapter is 'mine', expected an EnvironmentAdapter"):
+        config_of(adapter=["mine"])
+    config_of().validate()
+
+
+def test_the_skill_view_needs_advice_and_says_where_to_give_it():
+    with pytest.raises(ConfigError, match=rf"{ENV_ID} has no 'skill' teacher context.*EnvironmentAdapter\(skills="):
+        config_of("sdar", adapter=None).validate()
+    config_of("sdar").validate()
+
+
+def test_an_adapter_of_the_users_replaces_this_packages():
+    config = new_config("sdar").environment("trial/ALFWorld-v0")
+    assert config.adapter_of("ALFWorld-v0").skills is alfworld.SKILLS
+    config.environment(adapter=EnvironmentAdapter("trial/ALFWorld-v0"))
+    assert config.adapter_of("ALFWorld-v0").skills is None
+
+
+def test_defaults_are_applied_where_the_config_still_has_its_own():
+    assert GRPOConfig().environment("trial/WebShop-v0").max_prompt_tokens == 4096
+    chosen = GRPOConfig().env_runners(max_prompt_tokens=300).environment("trial/WebShop-v0")
+    assert chosen.max_prompt_tokens == 300
+    assert GRPOConfig(algo_class=SimpleNamespace).build_algo(env="trial/WebShop-v0").config.max_prompt_tokens == 4096
+    own = EnvironmentAdapter(ENV_ID, defaults={"prompt_style": "plain", "lr": 0.5})
+    config = GRPOConfig().environment(ENV_ID, adapter=own)
+    assert (config.prompt_style, config.lr) == ("plain", 0.5)
+    with pytest.raises(ConfigError, match="mine/Riddle-v0 has a default for 'prompt_stile', which is not a setting"):
+        GRPOConfig().environment(ENV_ID, adapter=EnvironmentAdapter(ENV_ID, defaults={"prompt_stile": "plain"}))
+
+
+def test_without_a_template_an_action_keeps_its_capitals():
+    for style in ("tagged", "plain", "conversation"):
+        response = "Open Red Door" if style == "plain" else "<think>so</think><action>Open Red Door</action>"
+        assert GENERIC[style].project(response).action == "Open Red Door"
+
+
+def test_keywords_beside_those_of_a_mixture_are_refused():
+    config = GRPOConfig().environment(environments=[(ENV_ID, {}, 1.0), ("trial/TextWorld-v0", {}, 0.5)])
+    config.rl_module(model_path="some/model").validate()
+    with pytest.raises(ConfigError, match="each with its own keyword arguments"):
+        config.copy(copy_frozen=False).environment(env_config={"split": "test"}).validate()
+    with pytest.raises(ConfigError, match="environments has 'mine'"):
+        config.environment(environments=["mine"])
+
+
+@pytest.mark.parametrize("adapter", [GEM, REASONING_GYM, TEXTARENA], ids=lambda adapter: adapter.env_id)
+def test_the_adapters_can_be_used(adapter):
+    adapter.check()
+    assert PACKAGED[adapter.env_id] is adapter
+    response = "<think>It is Bob.</think><action>[Bob]</action>"
+    for style in ("tagged", "conversation"):
+        assert adapter.template(style).project(response).action == "[Bob]"
+
+
+def test_the_answer_is_read_anew_in_every_episode():
+    player = AnswerReader()
+    assert isinstance(player, SolutionReader)
+    begin(player, "1 + 2 =", "", 0, lambda: ("3",))
+    assert player.act("", ()) == "3"
+    begin(player, "Write a poem.", "", 0, lambda: ())
+    with pytest.raises(ConfigError, match="no answer to demonstrate"):
+        player.act("", ())

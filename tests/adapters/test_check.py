@@ -1,0 +1,121 @@
+"""What a run needs of an environment is looked for before any actor starts; a refusal names the environment and what it lacks."""
+
+from __future__ import annotations
+
+import pytest
+from faulty_env import CountingEnv
+from riddle_env import Curt, RiddleEnv
+from user_env import entry_of, registered
+
+from trial_ray.adapters import EnvironmentAdapter
+from trial_ray.adapters.check import check_environment
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.startup import list_tasks
+from trial_ray.errors import ConfigError
+
+
+def check(entry, style="plain", reward="success", teacher_context=None):
+    check_environment(entry, entry.tasks(), style=style, reward=reward, teacher_context=teacher_context)
+
+
+class ForgetfulTemplate(Curt):
+    """Leaves long tasks out, which no made-up probe shows."""
+
+    def render(self, context):
+        return super().render(context) if len(context.task) < 13 else context.observation
+
+
+class ShortStepEnv(RiddleEnv):
+    """Forgets the info of a step."""
+
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+class BrokenEnv(RiddleEnv):
+    def step(self, action):
+        raise OSError("motor broken")
+
+
+class SeedlessEnv(RiddleEnv):
+    """Ignores the seed of a reset."""
+
+    def reset(self, *, seed=None, options=None):
+        self.words = (*self.words[1:], self.words[0])
+        return super().reset(seed=seed)
+
+
+class ServedEnv(RiddleEnv):
+    """Has a limit, as an environment on a server."""
+
+    max_instances = 8
+
+
+class ListInfoEnv(RiddleEnv):
+    """Gives a list in place of an info."""
+
+    def reset(self, **arguments):
+        return super().reset(**arguments)[0], []
+
+
+@pytest.mark.parametrize(
+    ("entry", "needs", "told"),
+    [
+        (
+            entry_of(RiddleEnv, {"told": ("task",)}),
+            {},
+            r"info of mine/Riddle-v0 lacks 'won', which reward='success' needs \(found task\).*success=",
+        ),
+        (entry_of(RiddleEnv), {"teacher_context": "solution"}, "'solution'.* but mine/Riddle-v0 has no `walkthrough`"),
+        (
+            entry_of(RiddleEnv, templates={"plain": ForgetfulTemplate()}),
+            {},
+            "ForgetfulTemplate of mine/Riddle-v0 drops the task: for the task 'guess the word'",
+        ),
+        (entry_of(ShortStepEnv), {}, r"mine/Riddle-v0, task '\d+', turn 1: step\(\) returned .*expected 5 values"),
+        (entry_of(ListInfoEnv), {}, r"mine/Riddle-v0, task '\d+', reset: info \[\] .*expected a dict"),
+    ],
+    ids=["key", "solution", "template", "step", "info"],
+)
+def test_what_a_run_needs_and_does_not_get_is_named(entry, needs, told):
+    with pytest.raises(ConfigError, match=told):
+        check(entry, **needs)
+
+
+@pytest.mark.parametrize(("env_class", "warnings"), [(RiddleEnv, 0), (SeedlessEnv, 1)])
+def test_a_reset_that_ignores_its_seed_is_warned_of(env_class, warnings, caplog):
+    check(entry_of(env_class, templates={"plain": Curt()}))
+    assert len(caplog.records) == warnings
+    assert all("observation and another admissible_actions" in record.message for record in caplog.records)
+
+
+@registered(ServedEnv)
+def test_a_run_plays_no_more_episodes_at_once_than_a_server_has_sessions():
+    config = GRPOConfig().environment(ServedEnv.ENV_ID).training(tasks_per_iteration=4, group_size=4)
+    list_tasks(config.env_runners(num_env_runners=2, max_episodes_in_flight=4))
+    with pytest.raises(ConfigError, match=r"16 episodes at once.* has 8 sessions"):
+        list_tasks(config.env_runners(max_episodes_in_flight=128))
+    list_tasks(config.training(tasks_per_iteration=2))  # which never has more to play
+    with pytest.raises(ConfigError, match="256 episodes"):
+        list_tasks(config.evaluation(evaluation_split="test"))
+
+
+def test_an_environment_whose_actions_only_its_tools_know_is_not_asked_for_keys_of_later_turns():
+    check(entry_of(RiddleEnv, {"told": ("task",)}), style="tools")
+
+
+def test_an_environment_that_raises_is_the_users_error_with_its_line():
+    with pytest.raises(ConfigError, match="turn 1: OSError: motor broken") as caught:
+        check(entry_of(BrokenEnv))
+    assert caught.value.__notes__ == [f"in {__file__}, line {BrokenEnv.step.__code__.co_firstlineno + 1}"]
+
+
+@registered(RiddleEnv, CountingEnv)
+def test_a_run_checks_every_environment_of_its_mixture_in_the_driver():
+    environments = [(CountingEnv.ENV_ID, {}, 1.0), (RiddleEnv.ENV_ID, {"told": ()}, 1.0)]
+    config = GRPOConfig().environment(environments=environments)
+    with pytest.raises(ConfigError, match="info of mine/Riddle-v0 lacks 'won'"):
+        list_tasks(config)
+    config.environment(adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, success=1.0))
+    requests = list_tasks(config)[0].draw(4, 2)
+    assert [request.environment for request in requests] == [0, 1, 0, 1]

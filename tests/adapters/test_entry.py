@@ -1,0 +1,176 @@
+"""An environment of a run: made with the keywords that it takes, its tasks listed or seeds, its name unique."""
+
+from __future__ import annotations
+
+import itertools
+from typing import ClassVar
+
+import gymnasium
+import pytest
+from faulty_env import CountingEnv
+from hypothesis import given
+from hypothesis import strategies as st
+from riddle_env import RiddleEnv
+from user_env import entry_of
+
+from trial_envs.errors import UnknownSplitError
+from trial_ray.adapters import EnvironmentAdapter
+from trial_ray.adapters.adapter import MOST_SEEDS
+from trial_ray.adapters.registry import (
+    find_adapter,
+    find_spec,
+    keyword_arguments,
+    make_entries,
+    seed_tasks,
+    warm_start_seed_tasks,
+)
+from trial_ray.errors import ConfigError
+
+RIDDLE, COUNTING = RiddleEnv.ENV_ID, CountingEnv.ENV_ID
+
+
+class AnythingEnv(RiddleEnv):
+    """Takes whatever it is given."""
+
+    def __init__(self, **settings) -> None:
+        super().__init__()
+        self.settings = settings
+
+
+def test_the_split_is_kept_from_an_environment_that_does_not_take_it():
+    entry = entry_of(RiddleEnv, {"split": "test", "words": ("red",)})
+    assert entry.make().unwrapped.words == ("red",)
+    assert entry.split == "test"
+    assert entry_of(AnythingEnv, {"split": "test"}).make().unwrapped.settings == {"split": "test"}
+    assert entry_of(RiddleEnv).split == "train"
+
+
+class ListingEnv(RiddleEnv):
+    """Has a list of tasks for one split, and takes no ``split``."""
+
+    ENV_ID = "test/Listing-v0"
+
+    def tasks(self, split: str) -> list[str]:
+        if split != "train":
+            raise UnknownSplitError(f"there is no {split}; expected train.")
+        return ["first"]
+
+
+class NumberedEnv(RiddleEnv):
+    """Has numbers as tasks."""
+
+    def tasks(self, split: str) -> range:
+        return range(3)
+
+
+def test_tasks_that_are_no_texts_are_refused():
+    with pytest.raises(ConfigError, match=r"tasks\('train'\) has 0 \(int\); expected texts"):
+        entry_of(NumberedEnv).tasks()
+
+
+@pytest.mark.parametrize(
+    ("entry", "found"),
+    [
+        (
+            lambda: make_entries([("trial/ALFWorld-v0", {"split": "dev"}, 1.0)])[0],
+            "has no split 'dev'; expected one of train",
+        ),
+        (lambda: entry_of(ListingEnv, {"split": "dev"}), "there is no dev; expected train"),
+    ],
+)
+def test_an_unknown_split_names_the_settings_that_choose_it(entry, found):
+    with pytest.raises(ConfigError, match=rf"{found}.*\. Set it with .*env_config.*evaluation_split.*--split"):
+        entry().tasks()
+
+
+def test_a_keyword_that_an_environment_does_not_take_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"Unknown setting 'env_config.wrods'. Did you mean 'env_config.words'\?"):
+        entry_of(RiddleEnv, {"wrods": ()}).make()
+    assert keyword_arguments(entry_of(AnythingEnv).spec) is None
+    assert entry_of(AnythingEnv, {"wrods": 1}).make().unwrapped.settings == {"wrods": 1}
+
+
+def test_tasks_are_those_that_the_environment_lists_else_seeds():
+    listed, seeds = entry_of(CountingEnv), entry_of(RiddleEnv, num_seeds=3)
+    assert seeds.listed_tasks() is None
+    assert listed.tasks() == ["one", "two", "three", "four"]
+    assert seeds.tasks() == ["0", "1", "2"]
+    splits = [seeds.at(split=split).tasks() for split in ("train", "valid", "test")]
+    assert len({task for tasks in splits for task in tasks}) == 9
+    assert seeds.at(split="test").tasks() == splits[2]
+
+
+SPLITS = (
+    "train",
+    "test",
+    "test2",
+    "test-id",
+    "valid",
+    "validation",
+    "val",
+    "dev",
+    "dev2",
+    "eval",
+    "easy",
+    "",
+    "\0",
+    "\0\0",
+)
+
+
+@given(st.lists(st.sampled_from(SPLITS) | st.text(max_size=16), min_size=2, max_size=8, unique=True))
+def test_no_two_splits_share_a_seed_and_none_has_any_of_the_warm_starts(splits):
+    firsts = [int(seed_tasks(split, 1)[0]) for split in splits]
+    firsts += [int(warm_start_seed_tasks(seed, 1)[0]) for seed in (0, 1_000_003)]
+    ordered = sorted(firsts)
+    assert ordered[0] >= 0
+    assert all(later - first >= MOST_SEEDS for first, later in itertools.pairwise(ordered))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "told"),
+    [
+        ("mine/Nowhere-v0", "No environment is registered as 'mine/Nowhere-v0'.*gymnasium.register"),
+        ("no_such_module:mine/Nowhere-v0", "No environment is registered as 'no_such_module:mine/Nowhere-v0'"),
+        (RiddleEnv, "env is <class .*RiddleEnv'>, expected the id of an environment"),
+    ],
+)
+def test_what_is_not_registered_is_refused_with_how_to_register_it(env_id, told):
+    with pytest.raises(ConfigError, match=told):
+        find_spec(env_id)
+
+
+def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "registering.py").write_text(
+        f"import gymnasium\ngymnasium.register('{RIDDLE}', entry_point='riddle_env:RiddleEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    adapter = EnvironmentAdapter(RIDDLE, task="guess")
+    try:
+        (entry,) = make_entries([(f"registering:{RIDDLE}", {}, 1.0)], [adapter])
+    finally:
+        gymnasium.registry.pop(RIDDLE, None)
+    assert (entry.env_id, entry.adapter) == (RIDDLE, adapter)
+
+
+def test_an_adapter_is_the_users_else_this_packages_else_one_of_defaults():
+    own = EnvironmentAdapter("trial/ALFWorld-v0", task="mine")
+    assert find_adapter("trial/ALFWorld-v0", [own]) is own
+    assert find_adapter("trial/ALFWorld-v0").title == "ALFWorld"
+    assert find_adapter("some/Env-v0") == EnvironmentAdapter("some/Env-v0")
+
+
+class LimitedEnv(RiddleEnv):
+    """Says itself how long an episode lasts."""
+
+    ENV_ID: ClassVar[str] = "mine/Limited-v0"
+
+    def __init__(self, max_turns: int = 7) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("config", "own", "limit"), [({}, 50, 7), ({"max_turns": 60}, 50, 50), ({}, None, 7), ({"max_turns": 3}, None, 3)]
+)
+def test_an_episode_is_cut_at_the_smaller_limit(config, own, limit):
+    assert entry_of(LimitedEnv, config, max_turns=own).max_turns == limit

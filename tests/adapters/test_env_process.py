@@ -1,0 +1,246 @@
+"""An environment in a process of its own: the same answers, and what hangs, dies or grows is one rollout's error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_engines import passes
+from faulty_env import TURNS, CountingEnv
+from riddle_env import RiddleEnv
+from user_env import entry_of
+
+from trial_ray.adapters.guarded import GuardedEnv
+from trial_ray.adapters.processes import EnvProcesses, ProcessEnv, ProcessLimits
+from trial_ray.rollout.episode import play_episode
+from trial_ray.trajectory import Trajectory, Turn
+
+STEP_TIMEOUT_S = 30.0
+ROOT = Path(__file__).parents[2]
+
+
+class Counts:
+    """Says "count" until the episode ends."""
+
+    async def act(self, result, history, step):
+        return Turn(action="count")
+
+
+class GivesUp:
+    """Takes no turn."""
+
+    async def act(self, result, history, step):
+        return None
+
+
+@pytest.fixture(scope="module")
+def processes():
+    started = EnvProcesses()
+    yield started
+    server = started._server.pid
+    started.close()
+    assert not psutil.pid_exists(server)
+
+
+@pytest.fixture
+def make(processes):
+    made = []
+
+    def make(timeout_s: float = STEP_TIMEOUT_S, memory_gb: float | None = None, **config) -> ProcessEnv:
+        limits = ProcessLimits(timeout_s, memory_gb)
+        made.append(ProcessEnv(entry_of(CountingEnv, config), (), processes, limits))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def play(env: ProcessEnv, player=None) -> Trajectory:
+    """An episode of the task "two"."""
+    return asyncio.run(play_episode(env, "two", player or Counts()))
+
+
+def children(env: ProcessEnv) -> set[int]:
+    """The processes of all environments."""
+    return {child.pid for child in psutil.Process(env._processes._server.pid).children()}
+
+
+def newest(env: ProcessEnv) -> int:
+    """The process that was started last."""
+    return max(children(env), key=lambda pid: (psutil.Process(pid).create_time(), pid))  # of a few milliseconds each
+
+
+def gone(pids: list[int], within_s: float = 60.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(psutil.pid_exists, pids))
+
+
+def test_a_process_answers_what_the_environment_does(make, processes):
+    async def ask(env) -> list:
+        answers = []
+        for action in ("red", "blau \ud800 \x00 \u202e"):
+            for answer in (env.reset("7", seed=3), env.walkthrough(), env.step(action)):
+                answers.append(await answer if asyncio.iscoroutine(answer) else answer)
+        return answers
+
+    entry = entry_of(RiddleEnv, {"words": ("red", "blue")}, success=1.0)
+    here, there = GuardedEnv(entry), ProcessEnv(entry, (), processes, ProcessLimits(STEP_TIMEOUT_S))
+    try:
+        assert asyncio.run(ask(there)) == asyncio.run(ask(here))
+    finally:
+        there.close()
+    assert (there.name, there.max_turns) == (here.name, here.max_turns)
+
+
+def test_a_process_is_kept_for_the_next_episode_and_in_another_event_loop(make):
+    env = make()
+    first = play(env)
+    pid = newest(env)
+    second = play(env)
+    assert first.turns[-1].outcome == second.turns[-1].outcome == f"You count: {TURNS}."
+    assert (first.ended, first.success, len(first.turns), first.solution) == (
+        "terminated",
+        True,
+        TURNS,
+        ("count",) * TURNS,
+    )
+    assert newest(env) == pid
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "told"),
+    [
+        ("step[0]=huge", "turn 2", "texts of 50,000,032 characters; expected at most 2,000,000"),
+        ("step_exits", "turn 2", "SystemExit: 3"),
+        ("step_killed", "turn 2", "its process ended by signal SIGKILL, as the system does when memory is short"),
+        ("step_grows", "turn 2", "MemoryError"),
+    ],
+)
+def test_a_fault_fails_the_rollout_and_ends_the_process(make, fault, where, told):
+    env = make(memory_gb=0.5, fault=fault)
+    trajectory = play(env)
+    assert trajectory.failed
+    assert trajectory.error.startswith(f"EnvironmentFaultError: {CountingEnv.ENV_ID}, task 'two', {where}: ")
+    assert told in trajectory.error
+    assert env.faulty
+
+
+def test_those_that_hang_are_ended_while_the_others_play_on(make, monkeypatch):
+    """The deadlines of those that hang pass once the others have played."""
+    deadlines, timeout = [], asyncio.timeout
+
+    def held(seconds):
+        if seconds != 2.0:
+            return timeout(seconds)
+        deadlines.append(timeout(None))
+        return deadlines[-1]
+
+    monkeypatch.setattr("trial_ray.adapters.processes.asyncio.timeout", held)
+
+    async def play_all():
+        for env in others:
+            await env.reset("two", 0)
+        kept = children(others[0])
+        waiting = [asyncio.create_task(play_episode(env, "two", Counts())) for env in hung.values()]
+        played = [await play_episode(env, "two", Counts()) for env in others for _ in range(2)]
+        assert not any(each.done() for each in waiting)
+        while (
+            len(deadlines) < 1 + 3 * 4
+        ):  # one hangs in its reset, the others in a step after reset, walkthrough and step
+            await asyncio.sleep(0.01)
+        for deadline in deadlines:
+            with suppress(RuntimeError):  # of a call that was answered
+                deadline.reschedule(0.0)
+        return kept, played, await asyncio.gather(*waiting)
+
+    others = [make() for _ in range(2)]
+    hung = {
+        fault: make(timeout_s=2.0, fault=fault) for fault in ("reset_hangs", "step_hangs", "step_sleeps", "step_stops")
+    }
+    kept, played, failed = asyncio.run(play_all())
+    assert [trajectory.ended for trajectory in played] == ["terminated"] * 4
+    for (fault, env), trajectory in zip(hung.items(), failed, strict=True):
+        where = "reset" if fault == "reset_hangs" else "turn 2"
+        assert f"{where}: no answer within 2 s; its process was ended" in trajectory.error
+        assert env.faulty
+        env.close()
+    assert gone([*children(others[0]) - kept])
+
+
+def test_an_episode_that_is_given_up_in_a_step_leaves_the_process_unusable(make):
+    async def give_up():
+        await env.reset("two", 0)
+        await env.step("count")
+        stepping = asyncio.create_task(env.step("count"))
+        await passes()
+        stepping.cancel()
+        await asyncio.gather(stepping, return_exceptions=True)
+
+    env = make(fault="step_sleeps")
+    asyncio.run(give_up())
+    assert env.faulty
+
+
+def test_one_that_does_not_close_is_ended(make):
+    env = make(fault="close_hangs")
+    play(env, GivesUp())
+    pid = newest(env)
+    env.close()
+    assert gone([pid])
+
+
+def test_all_processes_die_with_the_fork_server_and_another_one_is_started():
+    processes = EnvProcesses()
+    env = ProcessEnv(entry_of(CountingEnv, {"fault": "step_hangs"}), (), processes, ProcessLimits(STEP_TIMEOUT_S))
+    try:
+        asyncio.run(env.reset("two", 0))
+        server, child = processes._server.pid, newest(env)
+        os.kill(server, signal.SIGKILL)
+        processes._server.wait(timeout=10)
+        assert gone([server, child])
+        assert not play(env, GivesUp()).failed
+    finally:
+        env.close()
+        processes.close()
+
+
+OWNER = """
+import asyncio, sys, time
+sys.path.insert(0, "tests/support")
+from faulty_env import CountingEnv
+from user_env import entry_of
+from trial_ray.adapters.processes import EnvProcesses, ProcessEnv, ProcessLimits
+
+async def main():
+    processes, entry = EnvProcesses(), entry_of(CountingEnv, {"fault": "step_hangs"})
+    envs = [ProcessEnv(entry, (), processes, ProcessLimits(60)) for _ in range(2)]
+    for env in envs:
+        await env.reset("two", 0)
+        await env.step("count")
+    hanging = asyncio.create_task(envs[0].step("count"))
+    await asyncio.sleep(0.3)
+    print(processes._server.pid, flush=True)
+    time.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+def test_all_processes_die_with_their_owner_also_those_that_hang():
+    with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
+        server = int(owner.stdout.readline())
+        pids = [server, *(child.pid for child in psutil.Process(server).children())]
+        owner.kill()
+    assert len(pids) == 3
+    assert gone(pids)

@@ -1,0 +1,97 @@
+"""Two environments in one run: tasks in proportion to the weights, metrics, records and evaluation sets of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from faulty_env import CountingEnv
+from riddle_env import RiddleEnv
+from tiny_run import with_small_actors
+from user_env import registered
+
+from trial_ray.adapters import EnvironmentAdapter
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.errors import ConfigError
+from trial_ray.rollout.recording import read_trajectories
+from trial_ray.runs.overrides import apply_overrides
+
+RIDDLE, COUNTING = "Riddle-v0", "Counting-v0"
+
+
+def config_of(model_path, folder) -> GRPOConfig:
+    environments = [(RiddleEnv.ENV_ID, {"words": ("red", "green")}, 3), (CountingEnv.ENV_ID, {}, 1)]
+    return (
+        with_small_actors(GRPOConfig())
+        .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
+        .rl_module(model_path=model_path)
+        .training(lr=1e-3, group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, ref_kl_coeff=0.0)
+        .env_runners(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain")
+        .engines(engine_kwargs={"max_model_len": 508})
+        .evaluation(
+            evaluation_split={RIDDLE: "test", COUNTING: "train"},
+            evaluation_env_config={RIDDLE: {"words": ("blue",)}},
+            evaluation_num_tasks=3,
+        )
+        .recording(trajectories_folder=str(folder))
+    )
+
+
+@pytest.mark.actors
+@registered(RiddleEnv, CountingEnv)
+def test_a_run_counts_and_evaluates_every_environment(algorithm_of, model_path, tmp_path):
+    algo = algorithm_of(config_of(model_path, tmp_path / "trajectories"))
+    result = algo.train()
+    played = result["env_runners"]
+    assert [played[name]["num_episodes"] for name in (RIDDLE, COUNTING)] == [6, 2]
+    # Counting is won by whatever is said three times; a riddle ends after two guesses.
+    assert (played[COUNTING]["success_rate"], played[COUNTING]["episode_len_mean"]) == (1.0, 3.0)
+    assert played[RIDDLE]["episode_len_mean"] <= 2
+    expected = (2 * 1.0 + 6 * played[RIDDLE]["success_rate"]) / 8
+    assert played["success_rate"] == pytest.approx(expected)
+    assert algo.tasks.get_state()["drawn"] == [3, 1]
+    _check_evaluations(algo)
+    path = algo.save_to_path(str(tmp_path / "checkpoint"))
+    trajectories = read_trajectories(tmp_path / "trajectories")
+    assert Counter(trajectory.environment for trajectory in trajectories) == {RIDDLE: 6, COUNTING: 2}
+    assert {trajectory.family for trajectory in trajectories if trajectory.environment == COUNTING} == {"counting"}
+    algo.restore_from_path(path)
+    assert algo.tasks.get_state()["drawn"] == [3, 1]
+    assert algo.train()["env_runners"][COUNTING]["num_episodes"] == 2
+
+
+def _check_evaluations(algo) -> None:
+    results = algo.evaluate_sets()
+    assert list(results) == [RIDDLE, COUNTING]
+    for name, result in results.items():
+        evaluation_set, entry = algo.evaluation_sets[name]
+        assert [episode.task_id for episode in result.episodes] == list(evaluation_set.task_ids)
+        assert (len(evaluation_set), entry.name, result.protocol["split"]) == (3, name, entry.split)
+    assert [results[name].protocol["max_turns"] for name in (RIDDLE, COUNTING)] == [2, 50]
+    rates = algo.evaluate()["env_runners"]
+    assert rates["success_rate"] == (rates[RIDDLE]["success_rate"] + 1) / 2
+
+
+@registered(RiddleEnv, CountingEnv)
+def test_evaluation_sets_are_of_environments_of_the_run(tmp_path):
+    config = config_of("some/model", tmp_path)
+    riddle, counting = config.evaluation_entries()
+    assert (dict(riddle.config), counting.split) == ({"words": ("blue",), "split": "test"}, "train")
+    config.evaluation(evaluation_split={COUNTING: "test"}, evaluation_env_config={})
+    assert [entry.name for entry in config.evaluation_entries()] == [COUNTING]
+    with pytest.raises(ConfigError, match="names 'Chess-v0', expected environments of the run"):
+        config.evaluation(evaluation_split={"Chess-v0": "test"}).evaluation_entries()
+
+
+def test_environments_replace_those_of_before_with_their_arguments():
+    first, other = ("trial/ALFWorld-v0", {"difficulty": "tiny"}, 1.0), ("trial/WebShop-v0", {}, 1.0)
+    config = GRPOConfig().environment(first[0], env_config={"split": "generated"}).rl_module(model_path="m")
+    config.environment(environments=[first, other]).validate()
+    config.environment(environments=[(first[0], {"num_games": 8}, 1.0), other]).validate()
+    assert config.env_config == {"num_games": 8}
+    apply_overrides(config, ["environments=[('trial/ALFWorld-v0', {'num_games': 9}, 1.0)]"]).validate()
+    config.environment("trial/WebShop-v0").validate()
+    assert (config.env, config.env_config) == ("trial/WebShop-v0", {})
+    config.environment(environments=[first, other]).env_config = {"num_games": 3}
+    with pytest.raises(ConfigError, match="env or env_config was changed"):
+        config.validate()

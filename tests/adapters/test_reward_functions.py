@@ -1,0 +1,140 @@
+"""A reward function of an experiment file: how it travels, what the record of a run says of it, and the examples."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ray import cloudpickle
+from snippets import snippets
+from synthetic_groups import synthetic_groups
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.errors import ConfigError, RewardError
+from trial_ray.rollout.rewards import RewardFunction
+from trial_ray.runs.config_record import from_record, setting_changes, to_record, with_command
+from trial_ray.runs.experiment import load_experiment
+from trial_ray.trajectory import Trajectory
+
+EXAMPLE = Path(__file__).parents[2] / "tuned_examples" / "reward_functions.py"
+LOAD = "import pickle, sys; print(pickle.load(sys.stdin.buffer)([1, 2]))"
+
+
+def config_of(reward):
+    config = GRPOConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"})
+    return config.rl_module(model_path="some/model").training(reward=reward)
+
+
+def test_a_function_of_an_experiment_file_travels_by_value_with_what_lies_beside_it(tmp_path):
+    (tmp_path / "beside_rewards.py").write_text("def double(values):\n    return 2 * len(values)\n")
+    file = tmp_path / "experiment.py"
+    file.write_text(
+        "from beside_rewards import double\nfrom trial_ray import GRPOConfig\nBASE = 100\n"
+        "def mine(episode):\n    return BASE + double(episode)\n"
+        "config = GRPOConfig().training(reward=mine)\n"
+    )
+    sent = cloudpickle.dumps(load_experiment(file).config.reward)
+    received = subprocess.run([sys.executable, "-c", LOAD], input=sent, capture_output=True, check=True, cwd="/")
+    assert received.stdout.decode().strip() == "104"
+
+
+def test_what_cannot_travel_or_is_no_reward_is_refused():
+    lock = threading.Lock()
+
+    def locked(episode):
+        return lock
+
+    with pytest.raises(ConfigError, match=r"reward function locked cannot be sent.*Create clients, locks"):
+        config_of(locked).validate()
+    for wrong in ("sucess", 3):
+        with pytest.raises(ConfigError, match=rf"reward is {wrong!r}, expected one of 'success'.*or a function"):
+            config_of(wrong).validate()
+
+
+def test_the_record_of_a_run_names_the_function_which_a_replay_does_not_need():
+    def brief(episode):
+        return 0.0
+
+    before, after = (
+        json.loads(json.dumps(with_command(None, to_record(config_of(reward)), again=False)))
+        for reward in ("success", brief)
+    )
+    (change,) = setting_changes([before, {**after, "after_iteration": 3}])
+    assert (change.name, change.before, change.after) == ("reward", "success", "function brief")
+    config = from_record(after)
+    config.validate()
+    assert RewardFunction.of(config) is None
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=2)
+    for number, trajectory in enumerate(group.trajectories):
+        trajectory.function_reward = float(number)
+    assert [each.outcome_reward(config.reward) for each in group.trajectories] == [0.0, 1.0]
+    with pytest.raises(ConfigError, match=r"reward is function brief, which was not called.*reward=FUNCTION"):
+        Trajectory("task", "", 0).outcome_reward(config.reward)
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    """An endpoint that answers 7, and what it was asked."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Judge)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    for name, value in (("URL", f"http://127.0.0.1:{server.server_port}/v1"), ("MODEL", "wise"), ("KEY", "none")):
+        monkeypatch.setenv(f"JUDGE_{name}", value)
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class _Judge(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        message = {"role": "assistant", "content": "7"}
+        answer = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_):
+        pass
+
+
+def rated(config) -> SimpleNamespace:
+    turns = [SimpleNamespace(observation=f"room {number}", response_ids=[5] * 5) for number in range(2)]
+    episode = SimpleNamespace(
+        turns=turns, responses=["go north", "take mug"], task="fetch a mug", success=True, rewards={}
+    )
+    asyncio.run(RewardFunction.of(config).rate(episode))
+    return episode
+
+
+def test_the_examples_penalise_length_and_ask_a_judge(judge, monkeypatch):
+    assert rated(load_experiment(EXAMPLE).config).function_reward == pytest.approx(1 + 0.5 * 0.7)
+    (asked,) = judge.asked
+    assert asked["model"] == "wise"
+    assert "Task: fetch a mug\nroom 0\n> go north\nroom 1\n> take mug\n" in asked["messages"][0]["content"]
+    monkeypatch.delenv("JUDGE_URL")
+    episode = rated(load_experiment(EXAMPLE).config)
+    assert episode.function_reward == pytest.approx(1 - 0.01 * 10)
+    assert episode.rewards == pytest.approx({"solved": 1.0, "length": -10.0, "concise": 0.9})
+
+
+def test_a_part_with_the_name_of_the_environments_reward_is_refused():
+    episode = SimpleNamespace(rewards={"form": 7.0}, environment="e", task_id="0")
+    with pytest.raises(RewardError, match="the environment has another reward named form"):
+        asyncio.run(RewardFunction.of(config_of(lambda _: {"form": 1.5})).rate(episode))
+
+
+def test_the_page_shows_the_functions_of_the_example():
+    (shown,) = snippets("environments.md", "rewards")
+    assert shown in EXAMPLE.read_text(encoding="utf-8")

@@ -1,0 +1,91 @@
+"""What all environments of other libraries share: ids, splits, settings, and the error where the library is missing."""
+
+import itertools
+import random
+import sys
+
+import gymnasium
+import pytest
+
+import trial_envs  # noqa: F401  registers the ids
+from trial_envs.core import Outcome
+from trial_envs.errors import GeneratorSettingError, MissingEngineError, UnknownSplitError
+from trial_envs.imports.seeded_env import FIRST_SEEDS, MOST_GAMES, SeededEnv, plain_settings
+
+
+class DiceEnv(SeededEnv):
+    """Every action throws two dice."""
+
+    def __init__(self, split="train", num_games=4, max_turns=3, actions=("throw",), render_mode=None):
+        super().__init__("set/dice", split, num_games, max_turns, actions, render_mode)
+
+    def _begin(self, seed):
+        self.sum = 0
+        return "Throw.", self._thrown()
+
+    def _play(self, action):
+        return self._thrown()
+
+    def _thrown(self):
+        self.sum += random.randint(1, 6) + random.randint(1, 6)
+        return Outcome(f"{self.sum}", self._listed)
+
+    def _free(self):
+        pass
+
+
+def sums(env: DiceEnv, task: str) -> list[str]:
+    return [env.reset(options={"task": task})[0], env.step("throw")[0], env.step("throw")[0]]
+
+
+def expected(seed: int) -> list[str]:
+    generator = random.Random(seed)
+    thrown = [generator.randint(1, 6) + generator.randint(1, 6) for _ in range(3)]
+    return [str(sum(thrown[:count])) for count in (1, 2, 3)]
+
+
+def test_a_task_is_a_name_and_a_seed():
+    env = DiceEnv()
+    assert env.tasks() == [f"set/dice/{number}" for number in range(4)]
+    assert env.family("set/dice/3") == "set/dice"
+    assert sums(env, "set/dice/999999999") == expected(999_999_999)
+    assert [sums(env, task) for task in env.tasks("test")] == [expected(2_000_000 + number) for number in range(4)]
+
+
+def test_splits_share_no_seed():
+    starts = sorted(FIRST_SEEDS.values())
+    assert all(after - before == MOST_GAMES for before, after in itertools.pairwise(starts))
+    with pytest.raises(UnknownSplitError, match=r"'dev'.*train"):
+        DiceEnv(split="dev")
+    with pytest.raises(GeneratorSettingError, match="at most 1000000"):
+        DiceEnv(num_games=MOST_GAMES + 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([1], "as a dict of keyword"),
+        ({1: 2}, "as a dict of keyword"),
+        ({"seed": 1, "low": 2}, "sets seed, which the task id"),
+    ],
+)
+def test_settings_for_the_library_are_checked(given, told):
+    with pytest.raises(GeneratorSettingError, match=told):
+        plain_settings("game_args", given, reserved=("seed",))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "package", "extra"),
+    [
+        ("trial/TextArena-v0", "textarena", "textarena"),
+        ("trial/ReasoningGym-v0", "reasoning_gym", "reasoning-gym"),
+        ("trial/ScienceWorld-v0", "scienceworld", "scienceworld"),
+        ("trial/GEM-v0", "gem", "gem"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(env_id, package, extra, monkeypatch):
+    for module in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingEngineError, match=rf"{package}.*pip install '{extra}"):
+        gymnasium.make(env_id, disable_env_checker=True)

@@ -1,0 +1,133 @@
+"""What an episode keeps, and what a run says, where prompts do not fit their limit."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+import ray
+from chat_tokenizers import chat_tokenizer
+from riddle_env import RiddleEnv
+from user_env import entry_of, registered
+
+from trial_ray.adapters.guarded import GuardedEnv, StepResult
+from trial_ray.adapters.templates import GENERIC
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.errors import ConfigError, PromptTooLongError
+from trial_ray.prompts.conversation import ConversationBuilder
+from trial_ray.prompts.single_turn import PromptBuilder
+from trial_ray.rollout.episode import play_episode
+from trial_ray.rollout.groups import GroupRequest, GroupSample
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
+
+
+class LadderEnv(RiddleEnv):
+    """Every action is a step up; the score says how far."""
+
+    ENV_ID = "mine/Ladder-v0"
+
+    def reset(self, *, seed=None, options=None):
+        self.climbed = 0
+        return "the ground", self._told()
+
+    def step(self, action):
+        self.climbed += 1
+        return f"step {self.climbed}", 0.0, False, False, self._told()
+
+    def _told(self):
+        return {"task": "climb", "won": self.climbed > 2, "score": self.climbed / 4}
+
+
+class Climber:
+    """Climbs, until its prompt is too long or it gives up."""
+
+    def __init__(self, turns: int, ends: str) -> None:
+        self.turns, self.ends = turns, ends
+
+    async def act(self, result, history, step):
+        if step <= self.turns:
+            return Turn(action="climb")
+        if self.ends == "gives up":
+            return None
+        raise PromptTooLongError("the prompt has 99 tokens")
+
+
+class Rater:
+    """Rates episodes with turns."""
+
+    episode = Trajectory
+
+    def create(self, *_):
+        pass
+
+    tell = create
+
+    async def rate(self, trajectory):
+        assert trajectory.turns
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_the_prompt_limit_keeps_what_the_turn_limit_keeps(turns):
+    by_turns, by_prompt = (
+        asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, ends), watch=Rater()))
+        for ends in ("gives up", "is too long")
+    )
+    assert (by_turns.ended, by_prompt.ended) == ("turn_limit", "prompt_limit")
+    assert (by_prompt.score, by_prompt.success) == (by_turns.score, by_turns.success) == (turns / 4, turns > 2)
+    assert by_prompt.error == f"Ladder-v0, task '7', turn {turns + 1}: the prompt has 99 tokens"
+
+
+@pytest.mark.parametrize("builder", [PromptBuilder, ConversationBuilder])
+def test_the_error_tells_the_length_that_would_fit(builder):
+    template = GENERIC["plain" if builder is PromptBuilder else "conversation"]
+    shown = StepResult("a room", "find the pencil", "", ["look"] * 40, won=False, score=0.0)
+    with pytest.raises(PromptTooLongError, match=r"max_prompt_tokens=30; raise it") as raised:
+        builder(chat_tokenizer("tiny"), template, 30).write(shown, ())
+    length = int(re.search(r"alone make (\d+) tokens", str(raised.value))[1])
+    builder(chat_tokenizer("tiny"), template, length).write(shown, ())
+    with pytest.raises(PromptTooLongError, match=f"alone make {length} tokens"):
+        builder(chat_tokenizer("tiny"), template, length - 1).write(shown, ())
+    endless = StepResult("a room \ud800\x00 " * 9_999, "find the pencil " * 9_999, "", [], won=False, score=0.0)
+    with pytest.raises(PromptTooLongError, match="alone make more than 30 tokens"):
+        builder(chat_tokenizer("tiny"), template, 30).write(endless, ())
+
+
+@pytest.mark.parametrize(("turns", "told"), [(0, "Ladder-v0, task '7', turn 1: the prompt has 99 tokens"), (1, None)])
+def test_only_a_first_prompt_speaks_of_its_task(turns, told):
+    played = asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, "is too long")))
+    request = GroupRequest(0, "7", 2, 0)
+    sample = GroupSample.from_group(request, TrajectoryGroup("7", [played, played]), GRPOConfig())
+    assert (sample.too_long, sample.num_survivors) == (told, 2 * turns)
+
+
+def config_of(model_path, **limits):
+    config = GRPOConfig().environment(RiddleEnv.ENV_ID).rl_module(model_path=model_path).env_runners(num_env_runners=1)
+    limits = {"max_prompt_tokens": 2048, "max_outcome_tokens": 512, **limits}
+    config.training(teacher_context="outcome", max_outcome_tokens=limits.pop("max_outcome_tokens"))
+    return config.env_runners(prompt_style="plain", **limits)
+
+
+@pytest.mark.parametrize(
+    ("limits", "error", "told"),
+    [
+        (
+            {"max_prompt_tokens": 20},
+            PromptTooLongError,
+            r"^Riddle-v0, task '\d+', turn 1: .* alone make \d+ tokens, more than max_prompt_tokens=20; raise it$",
+        ),
+        ({"max_outcome_tokens": 14}, ConfigError, r"^max_outcome_tokens is 14, expected more than \d+: "),
+    ],
+)
+@registered(RiddleEnv)
+def test_limits_that_the_tokenizer_shows_to_be_too_small_are_refused_before_any_actor_starts(
+    model_path, limits, error, told, monkeypatch
+):
+    def start(*arguments, **settings):
+        raise AssertionError("an actor was about to start")
+
+    monkeypatch.setattr("trial_ray.algorithms.grpo.create_engines", start)
+    monkeypatch.setattr("trial_ray.algorithms.grpo.require_resources", start)
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    with pytest.raises(error, match=told):
+        config_of(model_path, **limits).build_algo()

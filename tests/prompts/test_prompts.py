@@ -1,0 +1,191 @@
+import numpy as np
+import pytest
+from chat_tokenizers import bare_tokenizer, chat_tokenizer
+
+from trial_ray.adapters import alfworld, webshop
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
+from trial_ray.prompts.chat_template import TemplateOptions
+from trial_ray.prompts.responses import ResponseTexts
+from trial_ray.prompts.single_turn import PromptBuilder
+from trial_ray.prompts.styles import prompt_writer
+from trial_ray.prompts.teacher_context import CUT_MARK
+
+HOME = alfworld.ADAPTER
+FIRST = {
+    "task": "put some pencil on desk.",
+    "observation": "-= Welcome to TextWorld, ALFRED! =-\n\nYou see a bed 1, and a desk 1.\n\n"
+    "Your task is to: put some pencil on desk.",
+    "admissible_actions": ["go to bed 1", "go to desk 1", "help", "look"],
+    "history": [],
+    "step": 1,
+}
+LATER = {
+    **FIRST,
+    "observation": "You arrive at desk 1. On the desk 1, you see a pencil 1.",
+    "history": [
+        (FIRST["observation"], "look"),
+        ("OLD OBSERVATION", "go to bed 1"),
+        ("Nothing happens.", "go to desk 1"),
+    ],
+    "step": 4,
+}
+
+
+def builder(model="qwen3", style="tagged", limit=4096, window=2, adapter=HOME):
+    return PromptBuilder(chat_tokenizer(model), adapter.template(style), limit, window)
+
+
+def message(built, prompt):
+    return built._tokenizer.decode(prompt.ids)
+
+
+def test_a_runs_variables_reach_the_chat_template():
+    config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(chat_template_kwargs={"enable_thinking": False})
+    for style in ("tagged", "conversation"):
+        writer = prompt_writer(chat_tokenizer("qwen3"), config.env_runners(prompt_style=style), HOME)
+        shown = StepResult(LATER["observation"], LATER["task"], "", ["look"], won=False, score=0.0)
+        assert message(writer, writer.write(shown, ())).endswith("assistant\n<think>\n\n</think>\n\n")
+
+
+def test_first_turn_shows_the_observation_as_it_is_and_the_task_once():
+    build = builder()
+    text = message(build, build.build(**FIRST))
+    for shown in (
+        FIRST["observation"],
+        "go to bed 1\ngo to desk 1\nlook",
+        "<think> and </think>",
+        "<action> and </action>",
+    ):
+        assert text.count(shown) == 1
+    assert text.count("put some pencil on desk") == 1
+    assert "help" not in text
+
+
+def test_later_turn_has_task_step_count_and_the_last_two_records_in_order():
+    build = builder()
+    text = message(build, build.build(**LATER))
+    assert "put some pencil on desk." in text
+    assert "Steps taken so far: 3." in text
+    assert "This is step 4." in text
+    assert "Welcome" not in text
+    order = [
+        "[step 2] The environment showed: OLD",
+        "go to bed 1",
+        "[step 3]",
+        "Nothing happens.",
+        "You arrive at desk 1.",
+    ]
+    positions = [text.index(piece) for piece in order]
+    assert positions == sorted(positions)
+    for window, seen in ((0, 0), (3, 3), (9, 3)):
+        build = builder(window=window)
+        assert message(build, build.build(**LATER)).count("You did:") == seen
+
+
+def test_plain_style_is_bare_words_with_the_actions_verbatim():
+    build = builder("tiny", "plain")
+    text = message(build, build.build(**LATER))
+    assert text == (
+        "<|user|>put some pencil on desk\n"
+        "old observation\n> go to bed 1\n"
+        "nothing happens\n> go to desk 1\n"
+        "you arrive at desk 1 on the desk 1 you see a pencil 1\n"
+        "actions\ngo to bed 1\ngo to desk 1\nlook<|assistant|>"
+    )
+
+
+@pytest.mark.parametrize(("adapter", "tail"), [(HOME, 30), (webshop.ADAPTER, 20)], ids=["ALFWorld", "WebShop"])
+def test_a_response_without_tags_counts_with_as_many_characters_as_published(adapter, tail):
+    assert adapter.template("tagged").project("x" * 99).action == "x" * tail
+
+
+@pytest.mark.parametrize("style", ["tagged", "plain"])
+def test_over_the_limit_oldest_history_goes_first_then_the_middle_of_the_observation(style):
+    words = [f"w{i}x" for i in range(60)]
+    arguments = {
+        **LATER,
+        "history": [("first " * 80, "go to bed 1"), ("second " * 80, "go to desk 1")],
+        "observation": " ".join(words),
+    }
+    full = len(builder(style=style).build(**arguments).ids)
+    seen = []
+    for limit in range(full, 0, -7):
+        build = builder(style=style, limit=limit)
+        try:
+            prompt = build.build(**arguments)
+        except PromptTooLongError:
+            break
+        text = message(build, prompt)
+        assert len(prompt.ids) <= limit
+        assert "put some pencil on desk" in text
+        num_cut = 2 - ("first first" in text) - ("second second" in text)
+        assert (CUT_MARK.strip() in text) == (prompt.cut == "observation")
+        if prompt.cut == "observation":
+            assert " ".join(words[20:40]) not in text
+        else:
+            assert " ".join(words) in text
+        seen.append((num_cut, CUT_MARK.strip() in text, prompt.cut))
+    assert sorted(set(seen)) == list(dict.fromkeys(seen))
+    assert set(seen) == {
+        (0, False, "none"),
+        (1, False, "history"),
+        (2, False, "history"),
+        (2, True, "observation"),
+    }
+
+
+def with_template(template):
+    tokenizer = bare_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+LOOP = "{% for message in messages %}<|im_start|>user\n{{ BODY }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("name", ["tokenize", "add_generation_prompt", "tools", "strftime_now"])
+def test_variables_that_this_package_decides_are_refused(name):
+    with pytest.raises(ConfigError, match=f"chat_template_kwargs has '{name}', which this package sets itself"):
+        PromptBuilder(chat_tokenizer("qwen3"), HOME.template("tagged"), 100, options=TemplateOptions({name: True}))
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        (None, "no chat template"),
+        (LOOP.replace("BODY", "message.content | upper"), "occurs 0 times"),
+        (LOOP.replace("BODY", "message.content ~ message.content"), "occurs 2 times"),
+        ("{{ raise_exception('no users here') }}", "no users here"),
+    ],
+)
+def test_unusable_chat_templates_are_named(template, found):
+    with pytest.raises(ChatTemplateError, match=found):
+        PromptBuilder(with_template(template), HOME.template("tagged"), 100)
+
+
+def test_an_id_beyond_the_tokenizer_never_decodes_to_nothing():
+    tokenizer, prompt = chat_tokenizer("qwen2.5"), np.array([1], np.int32)
+    ids, size = tokenizer.encode("open drawer", add_special_tokens=False), len(tokenizer)
+    assert tokenizer.decode([*ids, size]) == "open drawer"
+    texts = ResponseTexts(tokenizer)
+    assert texts.text(prompt, 1, np.array([*ids, tokenizer.eos_token_id])) == "open drawer"
+    assert texts.text(prompt, 1, np.array([size + 2, *ids, size])) == f"⟨id {size + 2}⟩open drawer⟨id {size}⟩"
+
+
+@pytest.mark.parametrize("prompt", ["Hello.", "Hello.<think>\n"])
+@pytest.mark.parametrize(
+    ("reasoning", "rest"), [("look around</think>", "\n\nopen drawer"), ("look around", ""), ("</think>", "go")]
+)
+def test_the_tokens_of_the_reasoning_are_counted(prompt, reasoning, rest):
+    tokenizer = chat_tokenizer("qwen3")
+
+    def ids(text):
+        return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    opened = "" if prompt.endswith("\n") else "<think>"
+    response = np.concatenate([ids(opened + reasoning), ids(rest)])
+    texts = ResponseTexts(tokenizer)
+    assert texts.reasoning_tokens(ids(prompt), 1, response) == len(ids(opened + reasoning))
+    assert texts.reasoning_tokens(ids("Hello."), 1, ids("open </think>")) == 0

@@ -1,0 +1,383 @@
+"""Conversations with tools in every chat template whose calls the installed TRL can read: prompts, calls, answers to mistakes.
+
+What is expected is what ``apply_chat_template`` writes when it is given tools, calls and answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+from chat_tokenizers import bare_tokenizer, published_templates, published_tokenizer
+from riddle_env import RiddleEnv
+from user_env import registered
+
+from trial_envs.tool_env import ToolEnv, ToolEpisode
+from trial_ray.adapters import EnvironmentAdapter, webshop
+from trial_ray.adapters.alfworld import ADAPTER
+from trial_ray.adapters.guarded import GuardedEnv, StepResult
+from trial_ray.adapters.registry import make_entries
+from trial_ray.adapters.templates import PromptContext
+from trial_ray.engines.protocol import Response, SamplingParams
+from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError
+from trial_ray.learner.packing import scored_turn
+from trial_ray.learner.rows import action_mask
+from trial_ray.prompts.chat_template import TemplateOptions
+from trial_ray.prompts.teacher_context import Evidence
+from trial_ray.prompts.tool_calls import ToolSet
+from trial_ray.prompts.tool_conversation import ToolConversationBuilder
+from trial_ray.rollout.episode import PolicyPlayer, play_episode
+from trial_ray.trajectory import Turn
+
+TASK = "put some pencil on desk."
+ACT = object.__new__(ToolEnv).act
+DATE = "2020-02-29"
+NO_TOOLS = {
+    *(
+        "cohere",
+        "cohere2",
+        "deepseek_r1_distill",
+        "deepseekv3",
+        "diffusion_gemma",
+        "gemma",
+        "gemma3",
+        "idefics3",
+        "lfm2",
+    ),
+    *("llama3", "llava_next", "muse_glimmer", "phi3", "phi3_5", "qwen2_5_vl", "smolvlm"),
+}
+"""Templates that write no calls, or whose calls TRL 1.16 cannot read."""
+NAMES = [name for name in published_templates() if name not in NO_TOOLS]
+SWITCHES = {"default": {}, "on": {"enable_thinking": True}, "off": {"enable_thinking": False}}
+CASES = [
+    (name, switch)
+    for name in NAMES
+    for switch in (SWITCHES if "enable_thinking" in published_tokenizer(name).chat_template else ["default"])
+]
+SINGLE = ("gptoss", "llama3_1", "llama3_2")
+"""Templates that write no more than one call."""
+
+
+@cache
+def builder(name: str, switch: str = "default", tools: type[ToolEpisode] = ToolEnv, limit=100_000, window=2):
+    options = TemplateOptions(SWITCHES[switch], DATE)
+    return ToolConversationBuilder(published_tokenizer(name), ADAPTER.template("tools"), tools, limit, window, options)
+
+
+def shown(observation: str, task: str = TASK) -> StepResult:
+    return StepResult(observation, task, "", ["go to desk 1", "look"], won=False, score=0.0)
+
+
+def call(*actions: str) -> dict:
+    calls = [{"type": "function", "function": {"name": "act", "arguments": {"action": each}}} for each in actions]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def message(name: str, result: StepResult, step: int) -> str:
+    context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), step)
+    return builder(name).template.render(context)
+
+
+def rendered(name: str, switch: str, results: list[StepResult], responses: list[dict]) -> str:
+    """The conversation up to the next response, as the template writes it when it is given TRL's tools."""
+    first, *later = (message(name, result, step) for step, result in enumerate(results, 1))
+    messages = [
+        {"role": "system", "content": builder(name).template.system(TASK)},
+        {"role": "user", "content": first},
+    ]
+    for response, answer in zip(responses, later, strict=True):
+        messages += [response, {"role": "tool", "name": "act", "content": answer}]
+    return published_tokenizer(name).apply_chat_template(
+        messages,
+        tools=[ACT],
+        tokenize=False,
+        add_generation_prompt=True,
+        strftime_now=lambda form: np.datetime64(DATE).item().strftime(form),
+        **SWITCHES[switch],
+    )
+
+
+def without_reasoning(text: str) -> str:
+    """Templates leave empty reasoning out of earlier responses, or write it in another way than a prompt opens it."""
+    return re.sub(r"<think>\s*(</think>\s*)?|<\|channel>thought\n<channel\|>", "", text)
+
+
+def ids_of(name: str, text: str) -> np.ndarray:
+    return np.asarray(published_tokenizer(name).encode(text, add_special_tokens=False), np.int32)
+
+
+def taken(build: ToolConversationBuilder, played: list[Turn], result: StepResult, response: np.ndarray) -> Turn:
+    prompt = build.write(result, played)
+    projection = build.read(prompt, response)
+    logprobs = np.zeros(len(response), np.float32)
+    played.append(
+        Turn(
+            prompt.ids,
+            response,
+            logprobs,
+            insert_at=prompt.insert_at,
+            observation=result.observation,
+            action=projection.action,
+            valid=projection.valid,
+            prompt_cut=prompt.cut,
+        )
+    )
+    return played[-1]
+
+
+def play(name: str, switch: str, results: list[StepResult], **limits: int) -> list[Turn]:
+    """A game whose responses are the template's own calls."""
+    build, played = builder(name, switch, **limits), []
+    for step, result in enumerate(results, 1):
+        said = build.call_text("act", {"action": f"go to desk {step}"})
+        # The one prompt that opens reasoning behind an answer and not behind the user's message.
+        closed = "<channel|>" if (name, switch) == ("gemma4_v5", "on") and step > 1 else ""
+        taken(build, played, result, ids_of(name, closed + said))
+    return played
+
+
+@pytest.mark.parametrize(("name", "switch"), CASES)
+def test_a_game_reads_as_the_template_writes_it_and_its_calls_are_read(name, switch):
+    tokenizer, results = published_tokenizer(name), [shown(f'You see "desk {number}" & a pen.') for number in (1, 2, 3)]
+    played = play(name, switch, results)
+    assert [(turn.action, turn.valid) for turn in played] == [(f"go to desk {step}", True) for step in (1, 2, 3)]
+    for step, turn in enumerate(played):
+        said = [call(each.action) for each in played[:step]]
+        whole = rendered(name, switch, results[: step + 1], said)
+        assert without_reasoning(tokenizer.decode(turn.prompt_ids)) == without_reasoning(whole)
+        if step:
+            before = [*played[step - 1].prompt_ids, *played[step - 1].response_ids]
+            assert turn.prompt_ids[: len(before)].tolist() == before
+        # The hindsight context is the last text before the response that is none, and changes no id of the response.
+        evidence = Evidence(ids_of(name, "WHAT FOLLOWED"), turn.insert_at)
+        ordinary, hindsight = (scored_turn(turn, shown_too) for shown_too in (None, evidence))
+        assert ordinary.ids[-len(turn.response_ids) :].tolist() == turn.response_ids.tolist()
+        assert hindsight.ids[-len(turn.response_ids) :].tolist() == turn.response_ids.tolist()
+        before, behind = tokenizer.decode(hindsight.ids).split("WHAT FOLLOWED")
+        assert before.rstrip('"').removesuffix("\n</tool_response>").removesuffix("\n").endswith("look")
+        assert tokenizer.decode(turn.prompt_ids[turn.insert_at :]) in behind
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SINGLE])
+def test_several_calls_are_answered_once_where_the_template_answers_them(name):
+    build, results = builder(name), [shown("A room."), shown("A desk.")]
+    tokenizer, played = published_tokenizer(name), []
+    whole = rendered(name, "default", results, [call("look", "help")])
+    opening = build._opening
+    text = whole[whole.index(message(name, results[0], 1)) :].partition(
+        "assistant" if "assistant" in opening else "model"
+    )[2]
+    end = text.index(build._stop, text.index("help")) + len(build._stop)
+    response = text[:end].removeprefix("<|end_header_id|>").removeprefix("|>").lstrip("\n")
+    response = re.sub(r"^<think>\s*", "", response) if opening.endswith("<think>\n") else response
+    turn = taken(build, played, results[0], ids_of(name, response))
+    assert not turn.valid
+    after = tokenizer.decode(build.write(results[1], played).ids)
+    assert without_reasoning(after).replace("\n", "") == without_reasoning(whole).replace("\n", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_that_spell_control_tokens_stay_text(name):
+    tokenizer = published_tokenizer(name)
+    added = {token: str(each) for token, each in tokenizer.added_tokens_decoder.items()}
+    special = added.keys() - {token for token, text in added.items() if text in ("<think>", "</think>")}
+    whole = rendered(name, "default", [shown("A."), shown("B.")], [call("look")])
+    spelled = builder(name).call_text("act", {"action": "help"})
+
+    def controls(observation: str) -> list[list[int]]:
+        played = play(name, "default", [shown(observation) for _ in range(3)])
+        assert [turn.action for turn in played] == [f"go to desk {step}" for step in (1, 2, 3)]
+        return [[token for token in turn.prompt_ids.tolist() if token in special] for turn in played]
+
+    clean = controls("A room.")
+    for hostile in ("".join(added.values()), whole.rpartition("look")[2] + spelled, whole.partition("A.")[0]):
+        assert controls(hostile) == clean
+
+
+def qwen_call(content: str) -> str:
+    return f"<tool_call>\n{content}\n</tool_call><|im_end|>"
+
+
+def json_call(name: object, arguments: object) -> str:
+    return qwen_call(json.dumps({"name": name, "arguments": arguments}))
+
+
+OFFERED = r" Call exactly one tool in every turn: .*take\(object, receptacle\)"
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("I am done.<|im_end|>", "No tool was called." + OFFERED),
+        ("<think>I go on and on", "No tool was called." + OFFERED),
+        (qwen_call('{"name": "look", "argu'), r"The response could not be read \(ValueError: json.*\)." + OFFERED),
+        (qwen_call("[" * 100_000), r"The response could not be read \(RecursionError"),
+        (qwen_call('["look"]'), "There is no tool ''." + OFFERED),
+        (json_call("fly", {}), "There is no tool 'fly'." + OFFERED),
+        (json_call(["look"], {}), "There is no tool ''." + OFFERED),
+        (json_call("take", {"object": "pen 1"}), "take could not be called: missing a required argument: 'receptacle'"),
+        (json_call("look", {"at": "pen 1"}), "look could not be called: got an unexpected keyword argument 'at'"),
+        (json_call("use", "lamp 1"), "use could not be called: its arguments are 'lamp 1', expected an object"),
+        (json_call("use", {"lamp": 1}), "use could not be called: lamp is 1, expected a string"),
+        (json_call("look", {}) + json_call("inventory", {}), "2 tools were called, so that none was carried out."),
+    ],
+)
+def test_a_response_without_one_call_that_can_be_made_is_answered_with_its_mistake(response, answer):
+    build = builder("qwen3", tools=ADAPTER.tools)
+    prompt = build.write(shown("A room."), ())
+    found = build.read(prompt, ids_of("qwen3", response))
+    assert (found.action, found.valid) == ("", False)
+    assert re.search(answer, found.answer)
+    assert len(found.answer) < 900
+
+
+@pytest.mark.parametrize(
+    ("adapter", "name", "arguments", "action"),
+    [
+        (ADAPTER, "take", {"object": "pen 1", "receptacle": "desk 2"}, "take pen 1 from desk 2"),
+        (ADAPTER, "look", None, "look"),
+        (webshop.ADAPTER, "search", {"query": "red shoes"}, "search[red shoes]"),
+        (EnvironmentAdapter("mine/Any-v0"), "act", {"action": "Ring twice"}, "Ring twice"),
+    ],
+)
+def test_a_call_stands_for_the_action_that_its_tool_makes(adapter, name, arguments, action):
+    found = ToolSet(adapter.tools).project([{"type": "function", "function": {"name": name, "arguments": arguments}}])
+    assert (found.action, found.valid, found.answer) == (action, True, "")
+
+
+def test_an_optional_argument_may_be_null():
+    class Search(ToolEnv):
+        def act(self, action: str, site: str | None = None) -> str:
+            """Searches.
+
+            Args:
+                action: The words.
+                site: Where.
+            """
+            return self._take(f"{action} at {site}")
+
+    tools = ToolSet(Search)
+    assert tools.project([{"name": "act", "arguments": {"action": "red", "site": None}}]).action == "red at None"
+    assert "action is None" in tools.project([{"name": "act", "arguments": {"action": None}}]).answer
+
+
+def test_a_mistake_takes_a_turn_and_no_step():
+    name, said = "qwen3", [json_call("act", {"action": "blue"}), "red<|im_end|>", json_call("act", {"action": "red"})]
+    responses = iter(said)
+
+    async def generate(ids, params):
+        response = ids_of(name, next(responses))
+        return Response(response, np.zeros(len(response), np.float32), 0, "stop")
+
+    with registered(RiddleEnv):
+        (entry,) = make_entries([(RiddleEnv.ENV_ID, {"words": ("red",)}, 1.0)])
+        player = PolicyPlayer(builder(name), SamplingParams(100), generate)
+        played = asyncio.run(play_episode(GuardedEnv(entry), entry.tasks()[0], player))
+    first, mistake, last = played.turns
+    assert [turn.action for turn in played.turns] == ["blue", "", "red"]
+    assert [(turn.valid, turn.invalid_action) for turn in played.turns] == [(True, False), (False, True), (True, False)]
+    assert mistake.outcome.startswith("No tool was called.")
+    assert (mistake.observation, last.observation) == (first.outcome, mistake.outcome) == ("wrong", mistake.outcome)
+    assert (played.success, played.ended, played.episode_return) == (True, "terminated", 1.0)
+
+
+def test_over_the_limit_it_starts_again_with_the_last_turns_as_text():
+    results = [shown(f"ROOM{step} " + "desk " * 20) for step in range(1, 6)]
+    whole = play("qwen3", "default", results)
+    limit = len(whole[-1].prompt_ids) - 1
+    played = play("qwen3", "default", results, limit=limit)
+    assert [turn.prompt_cut for turn in played] == ["none"] * 4 + ["history"]
+    text = published_tokenizer("qwen3").decode(played[-1].prompt_ids)
+    assert [step for step in range(1, 6) if f"ROOM{step}" in text] == [3, 4, 5]
+    assert ("You did: go to desk 4" in text, "You did: go to desk 2" in text, text.count(TASK)) == (True, False, 1)
+    again = builder("qwen3", limit=limit).write(shown("ROOM6"), played)
+    assert again.ids[: len(played[-1].prompt_ids)].tolist() == played[-1].prompt_ids.tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_action_is_the_call(name):
+    tokenizer, build = published_tokenizer(name), builder(name)
+    text = build.call_text("act", {"action": "go to desk 1"})
+    ids = ids_of(name, "so<tool_call></think>" + text)
+    mask = action_mask([ids], tokenizer, "tools").numpy()
+    inside, before = tokenizer.decode(ids[mask]), tokenizer.decode(ids[: mask.argmax()])
+    assert "act" in inside
+    assert "go to desk 1" in inside
+    assert before.startswith("so")
+    assert not action_mask([ids_of(name, "go to desk 1")], tokenizer, "tools").any()
+
+
+@pytest.mark.parametrize("name", sorted(NO_TOOLS))
+def test_templates_without_tools_are_refused(name):
+    with pytest.raises(ChatTemplateError, match=r"TRL has none|does not write the tool calls"):
+        builder(name)
+
+
+def test_a_tokenizer_that_cannot_read_calls_is_refused_with_what_to_install_or_set(monkeypatch):
+    tokenizer = bare_tokenizer()
+    tokenizer.chat_template = published_tokenizer("qwen3").chat_template
+    template, settings = ADAPTER.template("tools"), (ToolEnv, 1000)
+    others = builder("gptoss")._tokenizer.response_template
+    monkeypatch.setitem(sys.modules, "trl.chat_template_utils", None)
+    with pytest.raises(MissingDependencyError, match="pip install trl"):
+        ToolConversationBuilder(tokenizer, template, *settings)
+    tokenizer.response_template = others
+    with pytest.raises(ChatTemplateError, match=r"parses \[\] from .*Set the response_template of this chat template"):
+        ToolConversationBuilder(tokenizer, template, *settings)
+
+
+class Undescribed(ToolEpisode):
+    def ring(self, times):
+        return self._take(f"ring {times}")
+
+
+class Stateful(ToolEpisode):
+    def ring(self) -> str:
+        """Ring."""
+        return self._take(f"ring {self.bell}")
+
+
+class Awaited(ToolEpisode):
+    async def ring(self) -> str:
+        """Ring."""
+        return self._take("ring")
+
+
+class Counted(ToolEpisode):
+    def a_wait(self, turns: int) -> str:
+        """Wait.
+
+        Args:
+            turns: How long.
+        """
+        return self._take(f"wait {turns + 1}")
+
+    def look(self) -> str:
+        """Look."""
+        return self._take("look")
+
+
+def test_a_tool_that_takes_no_texts_leaves_the_calls_of_others():
+    tools = ToolSet(Counted)
+    assert tools.call_of("look") == ("look", {})
+    assert tools.call_of("wait 3") is None
+    call = {"type": "function", "function": {"name": "a_wait", "arguments": {"turns": 2}}}
+    assert tools.project([call]).action == "wait 3"
+
+
+def test_tools_that_cannot_be_called_are_refused():
+    for tools, told in (
+        (ToolEpisode, "ToolEpisode has no tools"),
+        (Undescribed, "has no schema.*docstring"),
+        (Stateful, "Stateful.ring gave .*no attribute 'bell'.*, expected an action as text.*tool_program"),
+        (Awaited, "Awaited.ring gave None, expected an action"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            ToolSet(tools)
+    with pytest.raises(ConfigError, match="tools = 'act', expected a subclass of"):
+        EnvironmentAdapter("mine/Any-v0", tools="act").check()

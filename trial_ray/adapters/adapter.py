@@ -1,0 +1,375 @@
+"""Environment adapters: the trainer's description of an environment, and protocols of its experts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Any, Protocol, runtime_checkable
+
+from trial_envs.tool_env import ToolEnv, ToolEpisode
+from trial_ray.adapters.templates import (
+    CONVERSATIONS,
+    GENERIC,
+    PromptTemplate,
+    TaggedTemplate,
+    check_template,
+    describe_template,
+)
+from trial_ray.errors import ConfigError
+
+
+class Demonstrator(Protocol):
+    """Scripted expert that sees no more than the policy."""
+
+    def reset(self, task: str, observation: str, seed: int) -> None:
+        """Start an episode."""
+
+    def act(self, observation: str, admissible: Sequence[str]) -> str:
+        """Choose an action, from ``admissible`` if the environment lists admissible actions."""
+
+    def carried_out(self, action: str) -> None:
+        """Receive the action that was carried out, which may differ from the chosen action."""
+
+
+@runtime_checkable
+class Planner(Demonstrator, Protocol):
+    """Demonstrator that can list the actions it draws from."""
+
+    def options(self, observation: str, admissible: Sequence[str]) -> Sequence[str]:
+        """List the actions that ``act`` draws from, at least one; called before ``act`` or instead of it."""
+
+
+@runtime_checkable
+class SolutionReader(Demonstrator, Protocol):
+    """Demonstrator that reads the environment's solution, for tasks that state everything their solution depends on."""
+
+    def show(self, solution: Sequence[str]) -> None:
+        """Receive the ``walkthrough`` of the episode that ``reset`` started; empty if the environment has no solution."""
+
+
+def begin(
+    demonstrator: Demonstrator, task: str, observation: str, seed: int, solution: Callable[[], Sequence[str]]
+) -> None:
+    """Start an episode of a demonstrator; ``solution`` is only called for a :class:`SolutionReader`."""
+    demonstrator.reset(task, observation, seed)
+    if isinstance(demonstrator, SolutionReader):
+        demonstrator.show(solution())
+
+
+def plan(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the demonstrator's action and all actions it chooses from."""
+    as_good = demonstrator.options(observation, admissible) if isinstance(demonstrator, Planner) else ()
+    action = demonstrator.act(observation, admissible)
+    return action, as_good or (action,)
+
+
+class RandomPlay:
+    """Draws an admissible action at random: it shows the form of actions, but not which actions help."""
+
+    def reset(self, task: str, observation: str, seed: int) -> None:
+        """Start an episode."""
+        self._random = random.Random(seed)
+
+    def act(self, observation: str, admissible: Sequence[str]) -> str:
+        """Draw an action.
+
+        Raises:
+            ConfigError: the environment lists no actions.
+        """
+        if not admissible:
+            raise ConfigError(
+                "The environment lists no admissible_actions to draw from; give its adapter a demonstrator to clone."
+            )
+        return self._random.choice(list(admissible))
+
+    def carried_out(self, action: str) -> None:
+        """Do nothing: the next action does not depend on it."""
+
+
+ACQUISITION, PLACEMENT, NAVIGATION = "acquisition", "placement", "navigation"
+COMPLETION, OTHER = "completion", "inspection/other"
+ACTION_CLASSES = (ACQUISITION, PLACEMENT, NAVIGATION, COMPLETION, OTHER)
+"""Classes of actions, the rows of an allocation trace."""
+MOST_SEEDS = 1_000_000
+"""Maximum number of tasks in a split with seeds as tasks; therefore no two splits share a seed."""
+
+
+@dataclass(frozen=True)
+class WarmStartSpec:
+    """An environment's expert, tasks and vocabulary for the warm start.
+
+    Attributes:
+        demonstrator: creates the expert to clone; ``None``: admissible actions are drawn at random.
+        generated: function of a seed and a number of tasks that returns the keyword arguments for generating them; ``None``:
+            tasks of the split ``train`` are played.
+        vocabulary: words that are single tokens of the tiny model's tokenizer, in this order; empty: frequent words of the
+            environment's texts.
+        interchangeable: groups of names that may be swapped in the examples.
+    """
+
+    demonstrator: Callable[[], Demonstrator] | None = None
+    generated: Callable[[int, int], Mapping[str, Any]] | None = None
+    vocabulary: Sequence[str] = ()
+    interchangeable: Sequence[Sequence[str]] = ()
+
+
+def generated_games(seed: int, number: int) -> dict[str, Any]:
+    """Keyword arguments of the split ``generated`` of this package's environments."""
+    return {"split": "generated", "num_games": number, "generator_seed": seed}
+
+
+@dataclass(frozen=True)
+class ReportLabels:
+    """Names of an environment's families, splits and action classes in reports.
+
+    Attributes:
+        action_patterns: pairs of a regular expression and a class from :data:`ACTION_CLASSES`. The first expression that
+            matches the start of an action (lower case) determines its class; ``inspection/other`` if none matches. Without
+            patterns, reports show no classes.
+        family_titles: headings of the families in result tables, in the order of the columns; if empty, a table has columns for
+            success and score instead.
+        split_titles: headings of the splits in result tables.
+    """
+
+    action_patterns: Sequence[Sequence[str]] = ()
+    family_titles: Mapping[str, str] = field(default_factory=dict)
+    split_titles: Mapping[str, str] = field(default_factory=dict)
+
+
+def _is_pattern(pair: Any) -> bool:
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or pair[1] not in ACTION_CLASSES:
+        return False
+    try:
+        re.compile(pair[0])
+    except (re.error, TypeError, RecursionError, OverflowError):
+        return False
+    return isinstance(pair[0], str)
+
+
+@dataclass(frozen=True)
+class EnvironmentAdapter:
+    """Description of an environment for the trainer; every field except ``env_id`` has a default that fits any text environment.
+
+    Attributes:
+        env_id: id of the environment in Gymnasium's registry.
+        title: name in tables; empty: the id without namespace and version.
+        task: the instruction, used if ``info`` has no ``"task"``.
+        templates: prompt templates by style (``"tagged"``, ``"plain"``, ``"conversation"``, ``"tools"``), see
+            :mod:`trial_ray.adapters.templates`. Missing templates of conversations are derived from a ``TaggedTemplate``;
+            for any other missing style a generic template is used.
+        skills: advice for the ``"skill"`` teacher context by family (``info["family"]``), and under ``""`` for all other
+            families; ``None``: the environment does not support this teacher context.
+        success: criterion for a won episode: a return to reach, up to rounding, or a function of ``info`` and the return so
+            far; ``None``: ``info["won"]``.
+        score: score in [0, 1] as a function of ``info`` and the return so far; ``None``: ``info["score"]`` or, if it is
+            missing, the return clipped to [0, 1].
+        max_turns: maximum number of turns of an episode, if the environment does not end it earlier; ``None``: the
+            environment's own limit (its keyword argument ``max_turns``, or the ``max_episode_steps`` of its registration),
+            or 50 without any limit.
+        own_process: whether every instance runs in a separate process, so a hang or crash costs only its rollout. For
+            environments that may block: simulators, browsers, network services. The setting ``environment_processes`` takes
+            precedence.
+        num_seeds: number of tasks in a split of an environment without ``tasks(split)``; its tasks are the seeds of ``reset``.
+        warm_start: expert, tasks and vocabulary for the warm start.
+        labels: names of families, splits and actions in reports.
+        defaults: settings that :meth:`~trial_ray.algorithms.GRPOConfig.environment` sets if they still have the config's own
+            default, such as ``max_prompt_tokens``.
+        tools: for the style ``"tools"``: a class with the tools as its public methods; it is not instantiated. A tool returns
+            ``self._take(action)``; its name, type hints and docstring are the schema. The default has the single tool
+            ``act(action)``.
+    """
+
+    env_id: str
+    title: str = ""
+    task: str = ""
+    templates: Mapping[str, PromptTemplate] = field(default_factory=dict)
+    skills: Mapping[str, str] | None = None
+    success: float | Callable[[Mapping[str, Any], float], bool] | None = None
+    score: Callable[[Mapping[str, Any], float], float] | None = None
+    max_turns: int | None = None
+    own_process: bool = False
+    num_seeds: int = 4096
+    warm_start: WarmStartSpec = WarmStartSpec()
+    labels: ReportLabels = ReportLabels()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    tools: type[ToolEpisode] = ToolEnv
+
+    @property
+    def name(self) -> str:
+        """The title, or the id without namespace and version."""
+        return self.title or self.env_id.rpartition("/")[2].partition("-v")[0]
+
+    def template(self, style: str) -> PromptTemplate:
+        """Return the template of a style: the environment's own template, else the generic template.
+
+        Raises:
+            ConfigError: unknown style.
+        """
+        if style not in GENERIC:
+            raise ConfigError(f"prompt_style is {style!r}, expected one of {', '.join(map(repr, GENERIC))}.")
+        own = self.own_template(style)
+        return GENERIC[style] if own is None else own
+
+    def own_template(self, style: str) -> PromptTemplate | None:
+        """Return the environment's own template of a style, which may be derived from its tagged template, or ``None``."""
+        tagged = self.templates.get("tagged")
+        if style in CONVERSATIONS and style not in self.templates and isinstance(tagged, TaggedTemplate):
+            return CONVERSATIONS[style](tagged)
+        return self.templates.get(style)
+
+    def action_class(self, action: str) -> str:
+        """Class of an action that did not end its episode, from :data:`ACTION_CLASSES`."""
+        text = action.strip().lower()
+        return next((name for pattern, name in self.labels.action_patterns if re.match(pattern, text)), OTHER)
+
+    def turn_classes(self, actions: Sequence[str], terminated: bool) -> list[str]:
+        """Class of every turn of a trajectory; if the environment terminated the episode, the last turn is its completion.
+
+        Returns empty strings if the labels have no patterns, since the environment's actions then have no classes.
+        """
+        if not self.labels.action_patterns:
+            return [""] * len(actions)
+        classes = [self.action_class(action) for action in actions]
+        if classes and terminated:
+            classes[-1] = COMPLETION
+        return classes
+
+    def check(self) -> None:
+        """Reject an adapter that cannot be used.
+
+        Raises:
+            ConfigError: names the field, its value and the expected values.
+        """
+        if not isinstance(self.env_id, str) or not self.env_id:
+            raise self._error("env_id", "the id under which the environment is registered")
+        for style, template in self._mapping("templates").items():
+            check_template(template, style, self.env_id)
+        if not (isinstance(self.tools, type) and issubclass(self.tools, ToolEpisode)):
+            raise self._error("tools", "a subclass of trial_envs.tool_env.ToolEpisode")
+        if self.skills is not None:
+            self._check_skills()
+        success = self.success
+        if success is not None and not callable(success) and not (_is_number(success) and math.isfinite(success)):
+            raise self._error("success", "a finite return to reach, or a function of info and the return so far")
+        if self.score is not None and not callable(self.score):
+            raise self._error("score", "a function, or None")
+        if self.max_turns is not None and not (_is_number(self.max_turns, int) and self.max_turns >= 1):
+            raise self._error("max_turns", "at least 1, or None")
+        if not isinstance(self.own_process, bool):
+            raise self._error("own_process", "True or False")
+        if not (_is_number(self.num_seeds, int) and 1 <= self.num_seeds <= MOST_SEEDS):
+            raise self._error("num_seeds", f"1 to {MOST_SEEDS:,}")
+        if not isinstance(self.warm_start, WarmStartSpec):
+            raise self._error("warm_start", "a WarmStartSpec")
+        for name in ("generated", "demonstrator"):
+            if not (getattr(self.warm_start, name) is None or callable(getattr(self.warm_start, name))):
+                raise self._error(f"warm_start.{name}", "a function, or None")
+        self.check_labels()
+        self._check_pickles()
+
+    def check_labels(self) -> None:
+        """Reject labels that cannot be used.
+
+        Raises:
+            ConfigError: names the field, its value and the expected values.
+        """
+        if not isinstance(self.labels, ReportLabels):
+            raise self._error("labels", "ReportLabels")
+        for name in ("family_titles", "split_titles"):
+            titles = getattr(self.labels, name)
+            if not isinstance(titles, Mapping) or not all(
+                isinstance(each, str) for each in [*titles, *titles.values()]
+            ):
+                raise self._error(f"labels.{name}", "a dict from names to headings")
+        patterns = self.labels.action_patterns
+        if not isinstance(patterns, list | tuple) or not all(map(_is_pattern, patterns)):
+            classes = ", ".join(ACTION_CLASSES)
+            raise self._error("labels.action_patterns", f"pairs of a regular expression and a class out of {classes}")
+
+    def describe(self) -> dict[str, Any]:
+        """Fields that determine prompts and rewards, as plain values that are the same in every process."""
+        return {
+            "env_id": self.env_id,
+            "task": self.task,
+            "templates": {style: describe_template(template) for style, template in sorted(self.templates.items())},
+            **({} if self.tools is ToolEnv else {"tools": _described(self.tools)}),
+            "skills": None if self.skills is None else dict(self.skills),
+            "success": _described(self.success),
+            "score": _described(self.score),
+            "max_turns": self.max_turns,
+        }
+
+    def describe_labels(self) -> dict[str, Any]:
+        """Title and labels for reports, as plain values."""
+        return {
+            "title": self.name,
+            "family_titles": dict(self.labels.family_titles),
+            "split_titles": dict(self.labels.split_titles),
+            "action_patterns": [list(pattern) for pattern in self.labels.action_patterns],
+        }
+
+    @classmethod
+    def from_labels(cls, env_id: str, labels: Mapping[str, Any]) -> EnvironmentAdapter:
+        """Create an adapter for reports from the result of :meth:`describe_labels`.
+
+        Raises:
+            ConfigError: the labels cannot be used.
+            TypeError: ``labels`` is not a result of :meth:`describe_labels`.
+        """
+        named = dict(labels)
+        adapter = cls(env_id, title=named.pop("title"), labels=ReportLabels(**named))
+        adapter.check_labels()
+        return adapter
+
+    def _check_skills(self) -> None:
+        for family, text in self._mapping("skills").items():
+            if not isinstance(family, str) or not isinstance(text, str) or not text.strip():
+                raise ConfigError(
+                    f"The adapter of {self.env_id} has skills[{family!r}] = {text!r:.200}, expected a family (str) and its "
+                    "advice (a text)."
+                )
+        if "" not in (self.skills or {}):
+            raise ConfigError(
+                f'The adapter of {self.env_id} needs general advice in skills under the key "", for families without '
+                "their own."
+            )
+
+    def _mapping(self, name: str) -> Mapping[Any, Any]:
+        value = getattr(self, name)
+        if not isinstance(value, Mapping):
+            raise self._error(name, "a dict")
+        return value
+
+    def _check_pickles(self) -> None:
+        from ray import cloudpickle
+
+        for part in dataclasses.fields(self):
+            try:
+                cloudpickle.loads(cloudpickle.dumps(getattr(self, part.name)))
+            except Exception as error:  # whatever a user's object raises when it is pickled
+                raise ConfigError(
+                    f"The adapter of {self.env_id} cannot be sent to actors: {part.name} cannot be pickled "
+                    f"({type(error).__name__}: {error}). Leave open files, locks and processes out of it."
+                ) from error
+
+    def _error(self, name: str, expected: str) -> ConfigError:
+        return ConfigError(
+            f"The adapter of {self.env_id} has {name} = {operator.attrgetter(name)(self)!r:.200}, expected {expected}."
+        )
+
+
+def _is_number(value: Any, kind: type | UnionType = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _described(value: Any) -> Any:
+    if not callable(value):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)  # a partial function has no name of its own
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,106 @@
+"""The check of an environment before a run."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Any
+
+from trial_envs.errors import TrialEnvError
+from trial_envs.tool_env import text_command
+from trial_ray.adapters.guarded import ContractError, GuardedEnv, StepResult, required_keys
+from trial_ray.adapters.registry import EnvironmentEntry
+from trial_ray.adapters.templates import PromptContext, require_task
+from trial_ray.errors import ConfigError, EnvironmentFaultError, TrialRayError
+
+logger = logging.getLogger(__name__)
+
+
+def check_environment(
+    entry: EnvironmentEntry,
+    tasks: list[str],
+    *,
+    style: str,
+    reward: Any,
+    teacher_context: str | None,
+    episodes_at_once: int = 1,
+) -> StepResult:
+    """Play one turn of the first task and check the environment's answers; log a warning if it does not repeat its start.
+
+    Args:
+        entry: the environment.
+        tasks: its tasks.
+        style: style of the prompts, as in ``.env_runners(prompt_style=...)``.
+        reward: definition of the reward R_i, as in ``.training(reward=...)``.
+        teacher_context: as in ``.training(teacher_context=...)``.
+        episodes_at_once: maximum number of episodes that the run plays at once, on all env runners.
+
+    Returns:
+        Result of ``reset`` for the first task.
+
+    Raises:
+        ConfigError: the environment raised or breaks the contract of text environments, ``info`` lacks a key that the reward needs,
+            fewer instances can play than the run needs, there is no solution for the teacher context ``"solution"``, or the
+            template drops the task; names the environment.
+    """
+    env = GuardedEnv(entry)
+    try:
+        start = env.reset(tasks[0], 0)
+        solution, instances = env.walkthrough(), env.max_instances()
+        say = text_command(entry.adapter.tools) if style == "tools" else None
+        # With prompts for tools and without admissible actions, this check knows no action that the environment accepts.
+        stepped = bool(say or start.admissible_actions or style != "tools")
+        if stepped:
+            env.step(say("look") if say else start.admissible_actions[0] if start.admissible_actions else "look")
+        _warn_of_other_start(entry, tasks[0], start, env.reset(tasks[0], 0))
+    except EnvironmentFaultError as error:
+        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # says by itself what to do
+            raise error.__cause__ from None
+        wrong, cause = ConfigError(str(error)), error.__cause__
+        if cause and not isinstance(cause, ContractError):
+            frame = traceback.extract_tb(cause.__traceback__)[-1]
+            wrong.add_note(f"in {frame.filename}, line {frame.lineno}")
+        raise wrong from error
+    finally:
+        env.close()
+    if stepped and (missing := [key for key in required_keys(entry, reward) if key not in env.told]):
+        raise ConfigError(
+            f"The info of {entry.env_id} lacks {', '.join(map(repr, missing))}, which reward={reward!r} needs (found "
+            f"{', '.join(sorted(env.told)) or 'no keys'}). Add it to info, define when an episode is won with "
+            "EnvironmentAdapter(success=...), or choose reward='score' or 'return'."
+        )
+    if instances is not None and episodes_at_once > instances:
+        raise ConfigError(
+            f"The run plays up to {episodes_at_once} episodes at once (max_episodes_in_flight on each env runner), but "
+            f"{entry.env_id} has {instances} sessions on its server. Lower .env_runners(max_episodes_in_flight=...), or raise the "
+            "server's limit (--max-sessions of trial_envs.openenv)."
+        )
+    if teacher_context == "solution" and not solution:
+        raise ConfigError(
+            f"teacher_context='solution' needs an environment with a solution, but {entry.env_id} has no `walkthrough`. Add it to "
+            "the environment, or choose another teacher_context."
+        )
+    context = PromptContext(start.task, start.observation, start.admissible_actions, (), 2)
+    require_task(entry.adapter.template(style), context, entry.env_id)
+    if entry.adapter.own_template(style) is None:
+        logger.warning(
+            "%s has no prompt template for %s prompts: the generic template is used. Set one with "
+            "EnvironmentAdapter(templates={%r: ...}).",
+            entry.env_id,
+            style,
+            style,
+        )
+    return start
+
+
+def _warn_of_other_start(entry: EnvironmentEntry, task_id: str, first: StepResult, second: StepResult) -> None:
+    shown = ("task", "observation", "admissible_actions")
+    if changed := [name for name in shown if getattr(first, name) != getattr(second, name)]:
+        logger.warning(
+            "%s, task %r: two resets with one seed have another %s. The rollouts of a group are compared as attempts at one task; "
+            "if they begin differently, advantages also compare how hard these starts are. Let reset depend on its seed and "
+            "options alone.",
+            entry.env_id,
+            task_id,
+            " and another ".join(changed),
+        )

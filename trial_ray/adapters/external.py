@@ -1,0 +1,124 @@
+"""Adapters of other libraries' environments: TextWorld, OpenEnv, TextArena, Reasoning Gym, GEM and ScienceWorld."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trial_envs.imports.number_search import NumberSearch
+from trial_ray.adapters.adapter import (
+    ACQUISITION,
+    NAVIGATION,
+    Demonstrator,
+    EnvironmentAdapter,
+    RandomPlay,
+    ReportLabels,
+    WarmStartSpec,
+)
+from trial_ray.adapters.templates import TaggedTemplate
+from trial_ray.errors import ConfigError
+
+ROLE = "You are an agent who plays a text game by yourself, one move at a time."
+
+
+class GamePlayer:
+    """Halves the range in games that request a number; in all other games it draws an admissible action at random.
+
+    Args:
+        form: format of a number in the game's actions, with ``{}`` in place of the number.
+    """
+
+    def __init__(self, form: str = "[{}]") -> None:
+        self._search = NumberSearch(form)
+        self._player: Demonstrator = self._search
+
+    def reset(self, task: str, observation: str, seed: int) -> None:
+        """Start an episode."""
+        self._player = self._search if self._search.plays(task) else RandomPlay()
+        self._player.reset(task, observation, seed)
+
+    def act(self, observation: str, admissible: Sequence[str]) -> str:
+        """Choose an action.
+
+        Raises:
+            ConfigError: the game does not request a number, and the environment lists no ``actions``.
+        """
+        return self._player.act(observation, admissible)
+
+    def carried_out(self, action: str) -> None:
+        """Receive the action that was carried out."""
+        self._player.carried_out(action)
+
+
+def _gem_player() -> GamePlayer:
+    return GamePlayer("\\boxed{{{}}}")
+
+
+class AnswerReader:
+    """Gives the data set's own answer, which is determined by the question."""
+
+    def __init__(self) -> None:
+        self._solution: Sequence[str] = ()
+
+    def reset(self, task: str, observation: str, seed: int) -> None:
+        """Start an episode."""
+        self._solution = ()
+
+    def show(self, solution: Sequence[str]) -> None:
+        """Receive the environment's ``walkthrough``."""
+        self._solution = solution
+
+    def act(self, observation: str, admissible: Sequence[str]) -> str:
+        """Return the data set's answer.
+
+        Raises:
+            ConfigError: the data set scores answers, but does not contain an answer.
+        """
+        if not self._solution:
+            raise ConfigError("The data set has no answer to demonstrate; give its adapter a demonstrator.")
+        return self._solution[0]
+
+    def carried_out(self, action: str) -> None:
+        """Do nothing: the answer ends the episode."""
+
+
+TEXTWORLD = EnvironmentAdapter(
+    env_id="trial/TextWorld-v0",
+    templates={
+        "tagged": TaggedTemplate(
+            "You are an agent who explores rooms described in text and looks for one object.", keep_case=True
+        ),
+    },
+    labels=ReportLabels(action_patterns=((r"take ", ACQUISITION), (r"go ", NAVIGATION))),
+)
+OPENENV = EnvironmentAdapter(
+    env_id="trial/OpenEnv-v0",
+    own_process=True,  # a server that answers slowly must not stop the other episodes
+)
+TEXTARENA = EnvironmentAdapter(
+    env_id="trial/TextArena-v0",
+    title="TextArena",
+    templates={"tagged": TaggedTemplate(ROLE, keep_case=True)},
+    warm_start=WarmStartSpec(demonstrator=GamePlayer),
+)
+REASONING_GYM = EnvironmentAdapter(
+    env_id="trial/ReasoningGym-v0",
+    title="Reasoning Gym",
+    templates={
+        "tagged": TaggedTemplate("You answer a question; your action is the answer alone.", keep_case=True),
+    },
+    warm_start=WarmStartSpec(demonstrator=AnswerReader),
+)
+GEM = EnvironmentAdapter(
+    env_id="trial/GEM-v0",
+    title="GEM",
+    templates={"tagged": TaggedTemplate(ROLE, keep_case=True)},
+    warm_start=WarmStartSpec(demonstrator=_gem_player),
+)
+SCIENCEWORLD = EnvironmentAdapter(
+    env_id="trial/ScienceWorld-v0",
+    title="ScienceWorld",
+    templates={
+        "tagged": TaggedTemplate("You are an agent who carries out science experiments in a house described in text.")
+    },
+    own_process=True,
+)

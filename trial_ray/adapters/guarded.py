@@ -1,0 +1,361 @@
+"""Isolates and validates environments: an error fails only its own rollout, or is found before any actor starts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, TypeVar
+
+import gymnasium
+import numpy as np
+
+from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.adapters.registry import EnvironmentEntry
+from trial_ray.errors import EnvironmentFaultError
+from trial_ray.objectives.rounding import equal_up_to_rounding
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+ROUNDING = 1e-6
+"""Tolerance outside of [0, 1] for scores that are sums of parts."""
+MOST_CHARACTERS = 2_000_000
+"""Maximum length of an environment's answer, all of its texts together; a longer prompt would stop the other episodes for
+seconds."""
+MOST_REWARDS = 32
+"""Maximum number of named rewards per turn; each becomes a metric."""
+REWARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Result of ``reset`` or ``step``, with the types of the contract.
+
+    :mod:`trial_envs.core.text_env` defines the contract; the environment's adapter provides values that are missing in
+    ``info``.
+
+    Attributes:
+        observation: the environment's text.
+        task: ``info["task"]``, else the adapter's.
+        family: ``info["family"]``, else empty.
+        admissible_actions: ``info["admissible_actions"]``, else empty.
+        won: the adapter's ``success``, else ``info["won"]``, else ``False``.
+        score: the adapter's ``score``, else ``info["score"]``, else the return so far, clipped to [0, 1].
+        invalid_action: ``info["invalid_action"]``, else ``False``.
+        reward: reward of the action; 0 after ``reset``.
+        rewards: ``info["rewards"]``, named rewards that are logged, in addition to the reward or as its parts; else empty.
+        terminated: the task itself ended.
+        truncated: a limit of the environment ended the episode.
+        past_turns: ``info["past_turns"]``, the number of last turns that the conversation contains; ``None``: all.
+        info: the entries of ``info`` that JSON can represent, if they are kept.
+    """
+
+    observation: str
+    task: str
+    family: str
+    admissible_actions: Sequence[str]
+    won: bool
+    score: float
+    invalid_action: bool = False
+    reward: float = 0.0
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+    past_turns: int | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class GuardedEnv:
+    """One instance of a text environment, created at its first reset.
+
+    Every call either returns a result that follows the contract or raises an :class:`~trial_ray.errors.EnvironmentFaultError`
+    with the environment, task, turn and cause. Only ``Exception`` and ``SystemExit`` are caught.
+
+    Args:
+        entry: the environment.
+        required: keys that ``info`` must contain at the end of an episode.
+        keep_info: whether results contain ``info``.
+
+    Attributes:
+        faulty: a call failed, so the instance must not be used again.
+        max_turns: number of turns at which an episode is truncated.
+        told: keys that ``info`` has contained so far.
+    """
+
+    def __init__(self, entry: EnvironmentEntry, required: Collection[str] = (), keep_info: bool = False) -> None:
+        self.faulty = False
+        self.told: set[str] = set()
+        # Once: the episode loop asks in every turn, and the answer inspects a constructor's signature.
+        self.max_turns = entry.max_turns
+        self._entry = entry
+        self._required = tuple(required)
+        self._keep_info = keep_info
+        self._env: gymnasium.Env[Any, Any] | None = None
+        self._task_id = ""
+        self._turn = 0
+        self._return = 0.0
+
+    @property
+    def name(self) -> str:
+        """Name of the environment in records."""
+        return self._entry.name
+
+    def make(self, task_id: str) -> gymnasium.Env[Any, Any]:
+        """Return the instance, which is created for the task ``task_id`` if it does not exist.
+
+        Raises:
+            EnvironmentFaultError: the instance could not be created.
+        """
+        self._task_id = task_id
+        if self._env is None:
+            self._env = self._call("creation", self._entry.make)
+        return self._env
+
+    def reset(self, task_id: str, seed: int) -> StepResult:
+        """Start an episode of a task; if tasks are seeds, the task's id is the seed.
+
+        Raises:
+            EnvironmentFaultError: the environment could not be created, ``reset`` raised, or its answer breaks the contract.
+        """
+        env = self.make(task_id)
+        self._turn, self._return = 0, 0.0
+        return self._call("reset", lambda: self._read_reset(start_episode(env, task_id, seed)))
+
+    def step(self, action: str) -> StepResult:
+        """Carry out an action of the running episode.
+
+        Raises:
+            EnvironmentFaultError: ``step`` raised, or its answer breaks the contract.
+        """
+        self._turn += 1
+        return self._call(f"turn {self._turn}", lambda: self._read_step(self._made().step(action)))
+
+    def walkthrough(self) -> tuple[str, ...]:
+        """Return the environment's own solution of the running task; empty without a solution.
+
+        Raises:
+            EnvironmentFaultError: reading it raised, or it is not a list of actions.
+        """
+        return self._call(
+            "walkthrough",
+            lambda: tuple(_texts("walkthrough", getattr(self._made().unwrapped, "walkthrough", ()))),
+        )
+
+    def commands_to_win(self) -> int | None:
+        """Number of actions to win from here, by the environment's own planner; ``None`` without a planner or a plan.
+
+        Raises:
+            EnvironmentFaultError: the planner raised.
+        """
+        planner = getattr(self._made().unwrapped, "commands_to_win", None)
+        return None if planner is None else self._call("commands_to_win", planner)
+
+    def max_instances(self) -> int | None:
+        """Number of instances that can play at once, as a server's environment states it; ``None`` without a limit.
+
+        Raises:
+            EnvironmentFaultError: reading it raised.
+        """
+        return self._call("max_instances", lambda: getattr(self._made().unwrapped, "max_instances", None))
+
+    def close(self) -> None:
+        """Close the instance, if it was created; errors are only logged, since nothing is left to be saved."""
+        env, self._env = self._env, None
+        if env is not None:
+            try:
+                env.close()
+            except Exception:
+                logger.warning("%s could not be closed", self._entry.env_id, exc_info=True)
+
+    def _made(self) -> gymnasium.Env[Any, Any]:
+        if self._env is None:
+            raise RuntimeError("No episode was started; call reset() first.")
+        return self._env
+
+    def _call(self, stage: str, call: Callable[[], Answer]) -> Answer:
+        try:
+            return call()
+        except ContractError as error:
+            raise self._fault(stage, str(error), error) from error
+        except (Exception, SystemExit) as error:  # an environment that exits must not end the others
+            raise self._fault(stage, first_line(error), error) from error
+
+    def _fault(self, stage: str, cause: str, error: BaseException) -> EnvironmentFaultError:
+        self.faulty = True
+        told = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
+        # The message that travels to the driver has one line; the traceback shows where the environment failed.
+        logger.warning(told, exc_info=error)
+        return EnvironmentFaultError(told)
+
+    def _read_reset(self, answer: Any) -> StepResult:
+        observation, info = _parts("reset", answer, ("observation", "info"))
+        return self._result(observation, info)
+
+    def _read_step(self, answer: Any) -> StepResult:
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        observation, reward, terminated, truncated, info = _parts("step", answer, names)
+        _require_finite("reward", reward)
+        self._return += float(reward)
+        _require_finite("return", self._return)
+        ends = _truth("terminated", terminated), _truth("truncated", truncated)
+        result = self._result(observation, info, float(reward), terminated=ends[0], truncated=ends[1])
+        if any(ends) and (missing := [key for key in self._required if key not in info]):
+            raise ContractError(
+                f"info lacks {', '.join(map(repr, missing))} at the end of an episode, which the reward needs; add it to info, or "
+                "give the adapter success=..., a test of whether an episode is won"
+            )
+        return result
+
+    def _result(self, observation: Any, info: Any, reward: float = 0.0, **ends: bool) -> StepResult:
+        adapter = self._entry.adapter
+        _require("observation", observation, "a str", isinstance(observation, str))
+        _require("info", info, "a dict", isinstance(info, dict))
+        self.told.update(map(str, info))
+        task, family = info.get("task", adapter.task), info.get("family", "")
+        _require("info['task']", task, "a str", isinstance(task, str))
+        _require("info['family']", family, "a str", isinstance(family, str))
+        actions = _texts("info['admissible_actions']", info.get("admissible_actions", ()))
+        _require_length(observation, task, family, *actions)
+        return StepResult(
+            observation=observation,
+            task=task,
+            family=family,
+            admissible_actions=actions,
+            won=_won(info, adapter, self._return),
+            score=_score(info, adapter, self._return),
+            invalid_action=_truth("info['invalid_action']", info.get("invalid_action", False)),
+            reward=reward,
+            rewards=named_rewards(info.get("rewards", {}), "info['rewards']"),
+            past_turns=_past_turns(info.get("past_turns")),
+            info=_as_json(info) if self._keep_info else {},
+            **ends,
+        )
+
+
+def start_episode(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Any:
+    """Reset an environment to a task, without a check of the answer.
+
+    If the environment lists no tasks, the task's id is the seed.
+    """
+    if callable(getattr(env.unwrapped, "tasks", None)):
+        return env.reset(seed=seed, options={"task": task_id})
+    return env.reset(seed=int(task_id))
+
+
+class ContractError(TypeError):
+    """An environment's answer violates the contract of text environments."""
+
+
+def _won(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: float) -> bool:
+    if callable(adapter.success):
+        return _truth("success(info, return)", adapter.success(info, episode_return))
+    if adapter.success is not None:
+        # Rewards that are added up, such as ten of 0.1, may miss their sum by a rounding.
+        return bool(episode_return >= adapter.success or equal_up_to_rounding(episode_return, adapter.success))
+    return _truth("info['won']", info.get("won", False))
+
+
+def _score(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: float) -> float:
+    if adapter.score is None and "score" not in info:
+        return min(1.0, max(0.0, episode_return))
+    name = "info['score']" if adapter.score is None else "score(info, return)"
+    score = info["score"] if adapter.score is None else adapter.score(info, episode_return)
+    in_range = isinstance(score, Real) and -ROUNDING <= float(score) <= 1 + ROUNDING
+    return float(_require(name, score, "a number in [0, 1]", in_range))
+
+
+def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that JSON can represent, with lists in place of arrays."""
+    kept = {}
+    for name, value in info.items():
+        with suppress(TypeError, ValueError, AttributeError, RecursionError):
+            kept[str(name)] = json.loads(json.dumps(value, default=lambda each: each.tolist()))
+    return kept
+
+
+def named_rewards(value: Any, source: str) -> dict[str, float]:
+    """Return the value as numbers by name.
+
+    Args:
+        value: the named rewards, as found in ``source``.
+        source: where the value was found, for the message.
+
+    Raises:
+        ContractError: the value is not a dict of named rewards, or has too many of them.
+    """
+    expected = (
+        f"a dict of at most {MOST_REWARDS} finite numbers by name (letters, digits, '_', '.' and '-', at most 64)"
+    )
+    kept = (
+        isinstance(value, dict)
+        and len(value) <= MOST_REWARDS
+        and all(isinstance(name, str) and REWARD_NAME.fullmatch(name) for name in value)
+        and all(isinstance(reward, Real) and math.isfinite(reward) for reward in value.values())
+    )
+    return {name: float(reward) for name, reward in _require(source, value, expected, kept).items()}
+
+
+def _parts(method: str, answer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+    if not isinstance(answer, tuple | list) or len(answer) != len(names):
+        raise ContractError(f"{method}() returned {_shown(answer)}; expected {len(names)} values: {', '.join(names)}")
+    return tuple(answer)
+
+
+def _truth(name: str, value: Any) -> bool:
+    return bool(_require(name, value, "a bool", isinstance(value, bool | np.bool_)))
+
+
+def _require_finite(name: str, value: Any) -> None:
+    _require(name, value, "a finite number", isinstance(value, Real) and math.isfinite(value))
+
+
+def _past_turns(value: Any) -> int | None:
+    if value is None:
+        return None
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return int(
+        _require("info['past_turns']", value, "a whole number of at least 0, or None", whole and int(value) >= 0)
+    )
+
+
+def _texts(name: str, value: Any) -> Sequence[str]:
+    kept = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    texts: Sequence[str] = _require(name, value, "a list of str", kept)
+    return texts
+
+
+def _require_length(*texts: str) -> None:
+    length = len(texts) + sum(map(len, texts))
+    if length > MOST_CHARACTERS:
+        raise ContractError(
+            f"observation and info have texts of {length:,} characters; expected at most {MOST_CHARACTERS:,}"
+        )
+
+
+def _require(name: str, value: Any, expected: str, kept: bool) -> Any:
+    if not kept:
+        raise ContractError(f"{name} {_shown(value)}; expected {expected}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """On one line, since arrays print on several."""
+    return f"{' '.join(repr(value).split()):.200} ({type(value).__name__})"
+
+
+def first_line(error: BaseException) -> str:
+    """Class and message of an error, on one line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
+
+
+def required_keys(entry: EnvironmentEntry, reward: Any) -> tuple[str, ...]:
+    """Keys that ``info`` must contain at the end of an episode for this reward."""
+    return ("won",) if reward in ("success", "per_turn") and entry.adapter.success is None else ()

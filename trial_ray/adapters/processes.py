@@ -1,0 +1,258 @@
+"""Environments in separate processes: a hang, a crash or memory growth costs only the rollout of that environment.
+
+The process runs a :class:`~trial_ray.adapters.guarded.GuardedEnv` and answers one request at a time. Requests and answers
+are lines of JSON: nothing that the environment created is unpickled here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from ray import cloudpickle
+
+from trial_envs.core.fork_server import ForkedProcesses, ask, json_line, serve
+from trial_ray.adapters.guarded import MOST_CHARACTERS, GuardedEnv, StepResult, first_line
+from trial_ray.adapters.registry import EnvironmentEntry
+from trial_ray.errors import EnvironmentFaultError
+
+logger = logging.getLogger(__name__)
+
+CREATION_FACTOR = 10
+"""The creation of an environment, which may import libraries and load data, may take this many times as long as a step."""
+MOST_BYTES = 16 * MOST_CHARACTERS
+"""Maximum size of an answer; JSON writes a character as at most 12 bytes."""
+
+EnvProcesses = partial(ForkedProcesses, __name__)
+"""Environment processes of one env runner: forks of a program with the imports that every environment needs, but without any
+environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """Limits of an environment's process.
+
+    Attributes:
+        step_timeout_s: seconds for one ``reset`` or ``step``; creation may take :data:`CREATION_FACTOR` times as long.
+        memory_gb: GB that the process may allocate; ``None``: unlimited.
+    """
+
+    step_timeout_s: float
+    memory_gb: float | None = None
+
+
+class ProcessEnv:
+    """One instance of a text environment in a separate process, which is started at its first reset.
+
+    Like :class:`~trial_ray.adapters.guarded.GuardedEnv`, but its calls are awaited and do not block the event loop.
+
+    Args:
+        entry: the environment.
+        required: keys that ``info`` must contain at the end of an episode.
+        processes: starts and ends the process.
+        limits: limits of time and memory.
+        keep_info: whether results contain ``info``.
+
+    Attributes:
+        faulty: a call failed or was cancelled; the process must be ended.
+        max_turns: number of turns at which an episode is truncated.
+    """
+
+    def __init__(
+        self,
+        entry: EnvironmentEntry,
+        required: Collection[str],
+        processes: ForkedProcesses,
+        limits: ProcessLimits,
+        keep_info: bool = False,
+    ) -> None:
+        self.faulty = False
+        self.max_turns = entry.max_turns
+        self._entry = entry
+        self._arguments = (entry, tuple(required), keep_info)
+        self._processes = processes
+        self._limits = limits
+        self._connection: socket.socket | None = None
+        self._task_id = ""
+        self._turn = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the environment in records."""
+        return self._entry.name
+
+    async def make(self, task_id: str) -> ProcessEnv:
+        """Start the process if it is not running; see :meth:`~trial_ray.adapters.guarded.GuardedEnv.make`.
+
+        Raises:
+            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+        """
+        self._task_id, self._turn = task_id, 0
+        if self._connection is not None and _has_ended(self._connection):
+            logger.warning("%s: its process ended between two episodes; another one is started", self._entry.env_id)
+            self.close()
+        if self._connection is None:
+            await self._start()
+        return self
+
+    async def reset(self, task_id: str, seed: int) -> StepResult:
+        """Start an episode; see :meth:`~trial_ray.adapters.guarded.GuardedEnv.reset`.
+
+        Raises:
+            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+        """
+        await self.make(task_id)
+        return StepResult(**await self._exchange("reset", ["reset", task_id, seed]))
+
+    async def step(self, action: str) -> StepResult:
+        """Carry out an action; see :meth:`~trial_ray.adapters.guarded.GuardedEnv.step`.
+
+        Raises:
+            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+        """
+        self._turn += 1
+        return StepResult(**await self._exchange(f"turn {self._turn}", ["step", action]))
+
+    async def walkthrough(self) -> tuple[str, ...]:
+        """Return the environment's own solution of the running task; see ``GuardedEnv.walkthrough``.
+
+        Raises:
+            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+        """
+        return tuple(await self._exchange("walkthrough", ["walkthrough"]))
+
+    def close(self) -> None:
+        """Close the connection, without waiting; the process then closes the environment and ends."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def _start(self) -> None:
+        try:
+            self._connection = self._processes.start()
+        except OSError as error:
+            raise self._fault("creation", f"no process could be started ({first_line(error)})") from error
+        memory = self._limits.memory_gb
+        setup = {
+            "env_id": self._entry.env_id,
+            "memory_bytes": None if memory is None else int(memory * 1e9),
+            "environment": base64.b64encode(cloudpickle.dumps(self._arguments)).decode(),
+            "task_id": self._task_id,
+        }
+        await self._exchange("creation", setup, CREATION_FACTOR)
+
+    async def _exchange(self, stage: str, request: Any, factor: int = 1) -> Any:
+        """Send a request and return its answer; any failure makes the process unusable.
+
+        Args:
+            stage: stage of the episode, for messages.
+            request: request that the process reads.
+            factor: factor on the timeout.
+        """
+        if self._connection is None:
+            raise RuntimeError("No episode was started; call reset() first.")
+        answered, timeout_s = False, factor * self._limits.step_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await ask(self._connection, request, MOST_BYTES)
+            answered = "answer" in found
+        except TimeoutError as error:
+            raise self._fault(stage, f"no answer within {timeout_s:g} s; its process was ended") from error
+        except (OSError, ValueError) as error:
+            raise self._fault(stage, f"the connection to its process broke ({first_line(error)})") from error
+        finally:
+            self.faulty = not answered  # also where the episode was given up while the environment worked
+        if "fault" in found:
+            raise EnvironmentFaultError(found["fault"])
+        if "refused" in found:
+            raise self._fault(stage, f"no process could be started ({found['refused']})")
+        if not answered:
+            raise self._fault(stage, f"its process ended {_how(found['ended'])}")
+        return found["answer"]
+
+    def _fault(self, stage: str, cause: str) -> EnvironmentFaultError:
+        self.faulty = True
+        told = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
+        logger.warning(told)
+        return EnvironmentFaultError(told)
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Return whether an idle process has ended; only then its connection is readable."""
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _how(status: int) -> str:
+    """Describe how a process ended, from its exit status, which is negative for a signal."""
+    if status >= 0:
+        return f"with exit status {status}"
+    hint = ", as the system does when memory is short" if -status == signal.SIGKILL else ""
+    name = (
+        signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+    )  # real-time ones have no name
+    return f"by signal {name}{hint}"
+
+
+# -- in the process ----------------------------------------------------------------------------------------------------
+
+
+def answer_requests(connection: socket.socket) -> None:
+    """Create the environment that the first line describes, then answer one request per line until the connection is closed."""
+    lines = connection.makefile("rb")
+    if not (line := lines.readline()):
+        return
+    setup = json.loads(line)
+    np.random.seed()  # every fork would draw the same numbers
+    try:
+        _limit_memory(setup["memory_bytes"])
+        arguments = cloudpickle.loads(base64.b64decode(setup["environment"]))
+    except Exception as error:
+        fault = f"{setup['env_id']}, task {setup['task_id']!r}, creation: {first_line(error)}"
+        connection.sendall(json_line({"fault": fault}))
+        return
+    env = GuardedEnv(*arguments)
+    connection.sendall(json_line(_outcome(env, "make", [setup["task_id"]])))
+    while line := lines.readline():
+        method, *arguments = json.loads(line)
+        connection.sendall(json_line(_outcome(env, method, arguments)))
+    env.close()
+
+
+def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, Any]:
+    try:
+        found = getattr(env, method)(*arguments)
+    except EnvironmentFaultError as error:
+        return {"fault": str(error)}
+    if isinstance(found, StepResult):
+        return {"answer": asdict(found)}
+    return {"answer": found if method == "walkthrough" else None}
+
+
+def _limit_memory(num_bytes: int | None) -> None:
+    """Limit what this process may allocate beyond what it has from the fork server."""
+    if num_bytes is not None:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            allocated = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_DATA, (allocated + num_bytes,) * 2)
+
+
+def main(control: int) -> None:
+    """Serve the env runner at the other end of a file descriptor."""
+    serve(socket.socket(fileno=control), answer_requests)

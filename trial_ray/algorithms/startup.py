@@ -1,0 +1,266 @@
+"""Inputs of a run: its initial policy, the data and tasks of its environments, and the memory that its models need."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+from trial_ray.adapters.check import check_environment
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.adapters.registry import EnvironmentEntry, make_entries
+from trial_ray.algorithms.success_rates import SuccessRateSampler
+from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.config.declare import did_you_mean, fields_of
+from trial_ray.config.run import RunSettings
+from trial_ray.config.sampling import fewest_and_most
+from trial_ray.engines.arguments import check_positions
+from trial_ray.engines.requirements import require_engine, require_engine_arguments
+from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.evaluation.evaluation_sets import EvaluationSet
+from trial_ray.models.folders import model_folder
+from trial_ray.models.loading import load_tokenizer
+from trial_ray.models.packaged import PREFIX, packaged_folder
+from trial_ray.planning.fit import Machine, require_fit
+from trial_ray.planning.memory import PlanRequest
+from trial_ray.planning.time import gpu_bytes
+from trial_ray.process import release_memory
+from trial_ray.prompts.chat_template import describe_chat_template
+from trial_ray.prompts.single_turn import require_first_prompt
+from trial_ray.prompts.styles import prompt_writer, template_options
+from trial_ray.prompts.teacher_context import FRAMES, require_room
+from trial_ray.rollout.engines import pool_arguments
+
+if TYPE_CHECKING:
+    from trial_ray.adapters.adapter import EnvironmentAdapter
+    from trial_ray.warmstart.settings import WarmStartSettings
+
+logger = logging.getLogger(__name__)
+
+SHARED = ("chat_template_kwargs", "history_window", "max_prompt_tokens", "max_response_tokens")
+"""Settings of the warm start that default to the config's setting of the same name."""
+Config = TypeVar("Config", bound=AlgorithmConfig)
+FirstTurn = tuple[EnvironmentEntry, str, StepResult]
+"""An environment, its first task, and its output at the start of the task."""
+
+
+def require_inputs(config: RunSettings) -> None:
+    """Check that all inputs are available, before Ray starts; a model on the hub is downloaded into the hub's cache.
+
+    Raises:
+        ConfigError: a model, an environment, a split or an engine is unknown or unavailable, a split has too few tasks, or the
+            engine cannot be started with its arguments and this model.
+        MissingDependencyError: the engine or a packaged model is not installed.
+        TrialEnvError: the data of an environment are missing.
+    """
+    require_engine(config.engine, config.num_gpus_per_engine)
+    require_initial_policy(config)
+    for entry in config.environment_entries():
+        if entry.weight:
+            entry.tasks()
+    for entry in config.evaluation_entries():
+        EvaluationSet.choose(entry.env_id, entry.split, entry.tasks(), config.evaluation_num_tasks)
+    path = config.model_path if config.warm_start is None else config.warm_start.get("model_path")
+    folder = None if path is None else policy_folder(str(path))
+    require_engine_arguments(config.engine, folder, pool_arguments(config)["engine_kwargs"], config.num_gpus_per_engine)
+
+
+# -- the first policy --------------------------------------------------------------------------------------------------
+
+
+def initial_policy(config: RunSettings) -> str:
+    """Return the model folder that training starts from; if the config only describes it, it is created or downloaded.
+
+    A created or downloaded folder is cached. The driver calls this once, and every actor gets the same folder.
+
+    Raises:
+        ConfigError: the folder does not exist, and the model hub does not have such a model.
+        ConfigError, CheckpointError, ChatTemplateError: the warm start's settings or model are wrong.
+        MissingDependencyError: the packaged model is not installed.
+    """
+    if config.warm_start is None:
+        return policy_folder(str(config.model_path))
+    from trial_ray.warmstart import warm_start
+
+    settings, adapters = warm_start_settings(config)
+    if settings.model_path is not None:
+        settings = replace(settings, model_path=policy_folder(settings.model_path))
+    path = str(warm_start(settings, adapters, config.env_specs).path)
+    release_memory()
+    return path
+
+
+def require_initial_policy(config: RunSettings) -> None:
+    """Check the settings of the config's warm start and the number of its tasks; loads no model.
+
+    Raises:
+        ConfigError: the settings are wrong, or the environment has too few tasks for them.
+    """
+    if config.warm_start is None:
+        return
+    from trial_ray.models.tiny import POSITIONS
+    from trial_ray.warmstart.settings import require_tasks
+
+    settings, adapters = warm_start_settings(config)
+    (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, config.env_specs)
+    require_tasks(settings, entry)
+    if settings.model_path is None and (found := config.row_tokens()) > POSITIONS:
+        raise ConfigError(
+            f"max_prompt_tokens + max_response_tokens is {found}, but a warm-started model has {POSITIONS} positions; lower them, "
+            "or set warm_start's model_path."
+        )
+
+
+def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
+    """Return the settings of the config's warm start, with ``model_path`` as given, and the adapter of its environment.
+
+    If the config has no warm start, they are the settings that an empty warm start would have.
+
+    Raises:
+        ConfigError: a setting is unknown, out of its range, or contradicts the config's.
+    """
+    from trial_ray.warmstart.settings import CHOSEN, WarmStartSettings
+
+    described, known = config.warm_start or {}, fields_of(WarmStartSettings)
+    for name in described:
+        if name not in known:
+            raise ConfigError(f"warm_start has no setting {name!r}.{did_you_mean(str(name), known)}")
+    own = {"response_style": config.prompt_style, **{name: getattr(config, name) for name in SHARED}}
+    if described.get("env", config.env) == config.env:
+        kept = {name: value for name, value in config.env_config.items() if name not in CHOSEN}
+        own |= {"env": config.env, "env_config": kept}
+    settings = WarmStartSettings(**{**own, **described})
+    if settings.response_style != config.prompt_style:
+        raise ConfigError(
+            f"warm_start: response_style is {settings.response_style!r}, but prompt_style is {config.prompt_style!r}: the policy "
+            "would be trained in another format than it has learned. Leave response_style out, or set prompt_style to the same."
+        )
+    return settings, [adapter for adapter in config.adapters if adapter.env_id == settings.env.rpartition(":")[2]]
+
+
+def policy_folder(model_path: str) -> str:
+    """Return the folder of a model; it is downloaded or created if it is a name on the model hub or of a package.
+
+    Raises:
+        ConfigError, MissingDependencyError: as :func:`initial_policy`.
+    """
+    return str(packaged_folder(model_path)) if model_path.startswith(PREFIX) else model_folder(model_path)
+
+
+# -- what an algorithm begins with -------------------------------------------------------------------------------------
+
+
+def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
+    """Return the tasks to train on, and the first turn of each environment, after playing one turn in it.
+
+    Raises:
+        ConfigError: there is no task, an environment raised or breaks the contract of text environments, or it does not provide a
+            feature that the settings need.
+    """
+    evaluated = {entry.name: entry for entry in config.evaluation_entries()}
+    # An environment that is evaluated alone need have no other split.
+    entries = [entry if entry.weight else evaluated[entry.name] for entry in config.environment_entries()]
+    tasks = [entry.tasks() for entry in entries]
+    first_turns: list[FirstTurn] = []
+    for entry, listed in zip(entries, tasks, strict=True):
+        if listed:
+            view = config.teacher_context if entry.weight else None
+            start = check_environment(
+                entry,
+                listed,
+                style=config.prompt_style,
+                reward=config.reward,
+                teacher_context=view,
+                episodes_at_once=episodes_at_once(config),
+            )
+            first_turns.append((entry, listed[0], start))
+    sampler = SuccessRateSampler if config.task_sampling == "success_rate" else TaskSampler
+    return sampler(tasks, config.seed or 0, [entry.weight for entry in entries]), first_turns
+
+
+def episodes_at_once(config: RunSettings) -> int:
+    """Return the maximum number of episodes that all env runners of a run play at once."""
+    runners = max(1, fewest_and_most(config.num_env_runners)[1])
+    ready = config.tasks_per_iteration * config.group_size * (1 + config.max_staleness)
+    limit = runners * config.max_episodes_in_flight
+    return limit if config.evaluation_split else min(limit, ready)  # an evaluation set may have any number of tasks
+
+
+def resolved(config: Config, folder: Path | None) -> Config:
+    """Return the config, frozen, with a model folder and the date that chat templates may show.
+
+    The folder, created or downloaded once, replaces warm-start settings, a hub name or a packaged model's name.
+
+    Args:
+        config: config of the run.
+        folder: folder of the Tune trial, if it is one; folders of recordings are relative to it.
+    """
+    found: Any = config.copy(copy_frozen=False)
+    found.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
+    for name in ("trajectories_folder", "training_folder"):
+        if folder is not None and getattr(config, name):
+            setattr(found, name, str(folder / getattr(config, name)))
+    found.freeze()
+    resolved_config: Config = found
+    return resolved_config
+
+
+def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:
+    """Reject limits that the first prompts, or the text around a teacher context, exceed with the policy's tokenizer.
+
+    Returns:
+        The tokenizer's chat template, as returned by :func:`describe_chat_template`.
+
+    Raises:
+        ConfigError, PromptTooLongError, ChatTemplateError: a check failed; the message contains the change to make.
+    """
+    tokenizer = load_tokenizer(str(config.model_path))
+    described = describe_chat_template(tokenizer, template_options(config))
+    for entry, task, shown in first_turns:
+        require_first_prompt(prompt_writer(tokenizer, config, entry.adapter), shown, entry.name, task)
+    if config.teacher_context is not None:
+        require_room(FRAMES[config.teacher_context], tokenizer, config.max_outcome_tokens)
+        check_positions(str(config.model_path), config.row_tokens() + config.max_outcome_tokens)
+    return described
+
+
+def require_memory(config: RunSettings) -> None:
+    """Reject a run with learners or engines that do not fit on their requested GPUs, if the memory of the GPUs is known.
+
+    Raises:
+        ConfigError: they do not fit; the message contains settings that fit, or other advice.
+    """
+    if config.num_gpus_per_learner or config.num_gpus_per_engine:
+        require_fit(PlanRequest.of(config), Machine(None, gpu_bytes(ray.cluster_resources())))
+
+
+def compare_initial_weights(config: RunSettings, found: dict[str, str], recorded: dict[str, str]) -> None:
+    """Compare the weights at ``model_path`` with those at the start of the run; checkpoints do not contain the frozen model.
+
+    Warns if the KL reference has changed.
+
+    Args:
+        config: config of the run.
+        found: checksum and dtype of the weights that were first sent to the engines.
+        recorded: checksum and dtype at the start of the run.
+
+    Raises:
+        CheckpointError: LoRA adapters were trained with other base weights.
+    """
+    # Other engines may take the same weights in another dtype, in which they cannot be compared.
+    if found == recorded or found["dtype"] != recorded["dtype"]:
+        return
+    adapted = config.lora_rank is not None
+    message = (
+        f"The model in {config.model_path} has other weights than at the start of the run (checksum {found['checksum']}, expected "
+        f"{recorded['checksum']}), so the {'policy' if adapted else 'KL reference'} has changed. Restore that model, or start a "
+        "new run."
+    )
+    if adapted:
+        raise CheckpointError(message)
+    if config.ref_kl_coeff > 0:
+        logger.warning(message)

@@ -1,0 +1,1 @@
+"""Writing a policy's prompts and reading its responses."""

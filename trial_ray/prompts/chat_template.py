@@ -1,0 +1,332 @@
+"""A chat template in parts: the text that it writes around messages, as token ids that can be joined to the ids of messages.
+
+The template is rendered once with probes as messages, and the text around the probes is tokenised once. A message then
+costs only its own tokenisation, special tokens spelled in it stay ordinary text, and a sampled response keeps its ids.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from trial_ray.errors import ChatTemplateError, ConfigError
+from trial_ray.files import text_digest
+from trial_ray.prompts.teacher_context import encode_untrusted, ordinary_controls
+
+# Mixed case, markup, quotes, doubled blanks and a line break: any change that a chat template makes to text shows here.
+_PROBE = 'Sentinel {} of  the <User>\'s & "message"\nends Here'
+HEAD_END = "\n\n"
+"""Separator between the head (role, task and form of responses) and the first message, if both are in one user message."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """Arguments of a chat template other than the messages.
+
+    Attributes:
+        kwargs: the run's ``chat_template_kwargs``.
+        date: day, ``YYYY-MM-DD``, that a template writes as today's date; ``None``: the day of rendering.
+    """
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    date: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Text that a chat template writes around a message of the system, the user or a tool.
+
+    Attributes:
+        ids: ids before the message, up to the last special token.
+        lead_in: text between that token and the message, tokenised together with the message.
+        lead_out: text between the message and the next special token, tokenised together with the message.
+        quoted: whether the message is written as the inside of a JSON string.
+    """
+
+    ids: list[int]
+    lead_in: str
+    lead_out: str
+    quoted: bool = False
+
+    def encode(self, tokenizer: Any, message: str) -> list[int]:
+        """Return the ids of an untrusted message with its ``lead_in`` and ``lead_out``."""
+        written = json_string(message) if self.quoted else message
+        return encode_untrusted(tokenizer, self.lead_in + written + self.lead_out)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationParts:
+    """Texts around the messages of a conversation.
+
+    Attributes:
+        system: text around the system message; ``None`` if the template does not delimit a system message. The system text
+            then goes to the head of the user's first message.
+        first: text around the user's first message.
+        later: text around the user's later messages; its first id is the token that closes a response.
+        suffix_ids: ids between a message of the user and the response.
+        end_ids: special tokens that close the last response; the policy must stop at one of these tokens.
+    """
+
+    system: Around | None
+    first: Around
+    later: Around
+    suffix_ids: list[int]
+    end_ids: frozenset[int]
+
+
+DEFAULT_OPTIONS = TemplateOptions()
+
+
+def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> tuple[Around, list[int]]:
+    """Return the text around a single user message, and the ids from there to the response.
+
+    Raises:
+        ChatTemplateError: the tokenizer has no chat template, or the template alters, repeats or does not delimit the
+            message.
+        ConfigError: an option is an argument that this package sets itself.
+    """
+    before, behind = render(tokenizer, ["user"], options)
+    around, rest = find_around(tokenizer, before, behind, "the user's message")
+    suffix_ids = encode_trusted(tokenizer, rest)
+    whole = [*around.ids, *around.encode(tokenizer, probe(0)), *suffix_ids]
+    require_same(tokenizer, before + probe(0) + behind, whole)
+    return around, suffix_ids
+
+
+def split_conversation(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> ConversationParts:
+    """Return the texts around the messages of a conversation that starts with role, task and form of responses.
+
+    This start is the system message, or the head of the user's first message if the template does not delimit a system
+    message. The probed conversation has a response without reasoning. The text between a message of the user and an earlier
+    response is not checked: it may differ from the text before a new response, as in Qwen3's template, and is never needed.
+
+    Raises:
+        ChatTemplateError: the tokenizer has no chat template, or the template alters, repeats or does not delimit a
+            message, or writes a message differently depending on the messages before or after it.
+        ConfigError: an option is an argument that this package sets itself.
+    """
+    try:
+        return _split(tokenizer, options, ["system"])
+    except ChatTemplateError:
+        return _split(tokenizer, options, [])
+
+
+def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> ConversationParts:
+    *head, opens, suffix = render(tokenizer, [*system, "user"], options)
+    *long_head, long_opens, _, closing, long_suffix = render(tokenizer, [*system, "user", "assistant", "user"], options)
+    around_system = None
+    if system:
+        around_system, opens = find_around(tokenizer, head[0], opens, "the system message")
+        _, long_opens = find_around(tokenizer, long_head[0], long_opens, "the system message")
+    first, rest = find_around(tokenizer, opens, suffix, "the user's message")
+    later, _ = find_around(tokenizer, closing, long_suffix, "the user's message")
+    if not any(closing.startswith(token) for token in control_tokens(tokenizer)):
+        raise not_delimited("a response", closing)
+    same = (head, opens, suffix) == (long_head, long_opens, long_suffix)
+    if not same or (first.ids[-1:], first.lead_in) != (later.ids[-1:], later.lead_in):
+        raise ChatTemplateError(
+            "The chat template writes earlier messages differently when the conversation continues, so a longer conversation does "
+            "not start with the shorter one. Use prompt_style='tagged', or a template that only appends."
+        )
+    ends = _end_ids(tokenizer, options) or frozenset(
+        later.ids
+    )  # the next message's opening may be what ends a response
+    parts = ConversationParts(around_system, first, later, encode_trusted(tokenizer, rest), ends)
+    beginning, written = _beginning(tokenizer, parts, "".join(head), opens)
+    require_same(tokenizer, written + suffix, [*beginning, *parts.suffix_ids])
+    turn = [*later.ids, *later.encode(tokenizer, probe(0)), *parts.suffix_ids]
+    require_same(tokenizer, closing + probe(0) + suffix, turn)
+    return parts
+
+
+def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
+    """Special tokens after the last response; empty if the template writes none or rejects such a conversation."""
+    with suppress(ChatTemplateError):
+        _, _, end = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
+        special = set(control_tokens(tokenizer))
+        return frozenset(
+            id_ for id_ in encode_trusted(tokenizer, end) if tokenizer.convert_ids_to_tokens(id_) in special
+        )
+    return frozenset()
+
+
+def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) -> tuple[list[int], str]:
+    """A probed conversation up to the end of the user's first message: ids of its parts, and as text."""
+    system, first = parts.system, parts.first
+    if system is not None:
+        ids = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
+        return ids, head + probe(1) + system.lead_out + opens + probe(0)
+    # The user's message is tokenised apart from the head that stands before it in the first turn alone.
+    folded = encode_head(tokenizer, first, probe(1))
+    message, lead_in = first.encode(tokenizer, probe(0)), encode_untrusted(tokenizer, first.lead_in)
+    if message[: len(lead_in)] != lead_in:
+        raise ChatTemplateError(
+            f"This tokenizer merges {first.lead_in!r}, which the chat template writes before a message, with the message's first "
+            "word, so the two cannot be separated. Use prompt_style='tagged'."
+        )
+    return [*first.ids, *folded, *message[len(lead_in) :]], opens + probe(1) + HEAD_END + probe(0)
+
+
+def encode_head(tokenizer: Any, first: Around, text: str) -> list[int]:
+    """Return the ids of the head of the user's first message (role, task and form of responses), with its ``lead_in``."""
+    return encode_untrusted(tokenizer, first.lead_in + text + HEAD_END)
+
+
+def describe_chat_template(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
+    """Describe a chat template for records: digest of the text around messages, arguments, and the date if the template writes it.
+
+    Raises:
+        ChatTemplateError: the tokenizer has no chat template, or it cannot be rendered.
+    """
+    written = _written(tokenizer, options)
+    found = {"digest": text_digest(written).hex()[:16], "kwargs": dict(options.kwargs)}
+    # Two days of which every part differs.
+    others = {_written(tokenizer, TemplateOptions(options.kwargs, day)) for day in ("1999-12-31", "2028-02-01")}
+    return {**found, "date": str(_day(options))} if len(others) > 1 else found
+
+
+def _written(tokenizer: Any, options: TemplateOptions) -> str:
+    texts = render(tokenizer, ["user"], options)
+    for roles in (["system", "user"], ["user", "assistant", "user"]):
+        with suppress(ChatTemplateError):
+            texts += ["", *render(tokenizer, roles, options)]
+    return "\0".join(texts)
+
+
+def _day(options: TemplateOptions) -> datetime.date:
+    return datetime.date.today() if options.date is None else datetime.date.fromisoformat(options.date)
+
+
+# -- rendering ---------------------------------------------------------------------------------------------------------
+
+
+def render(
+    tokenizer: Any,
+    roles: Sequence[str | Mapping[str, Any]],
+    options: TemplateOptions,
+    *,
+    quoted: bool = False,
+    **further: Any,
+) -> list[str]:
+    """Render probes as messages of these roles; return the texts around the probes, up to the start of the response.
+
+    A message is a string, or a list of parts if the template does not render strings.
+
+    Args:
+        tokenizer: tokenizer with the chat template.
+        roles: roles of the messages, or messages; a message with content has no probe.
+        options: arguments of the template.
+        quoted: whether the last probe is written as a JSON string.
+        further: further arguments of ``apply_chat_template``.
+
+    Raises:
+        ChatTemplateError: the template rejects the messages, or alters or repeats a probe.
+        ConfigError: an option is an argument that this package sets itself.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ChatTemplateError(
+            "The tokenizer has no chat template. Use an instruct model, or set tokenizer.chat_template."
+        )
+    named = {"add_generation_prompt": True, **further, "tokenize": False}
+    taken = {"self", "strftime_now", *inspect.signature(type(tokenizer).apply_chat_template).parameters, *named}
+    if wrong := sorted(taken & options.kwargs.keys()):
+        raise ConfigError(
+            f"chat_template_kwargs has {', '.join(map(repr, wrong))}, which this package sets itself; expected variables of the "
+            "template, such as enable_thinking."
+        )
+    day = _day(options)
+    named |= {**options.kwargs, "strftime_now": day.strftime}
+    given: list[dict[str, Any]] = [{"role": each} if isinstance(each, str) else dict(each) for each in roles]
+    probed = [message for message in given if "content" not in message]
+    probes = [probe(len(probed) - 1 - index) for index in range(len(probed))]
+    written = [*probes[:-1], json_string(probes[-1])] if quoted else probes
+    refused: ChatTemplateError | None = None
+    for in_parts in (False, True):
+        for message, text in zip(probed, probes, strict=True):
+            message["content"] = [{"type": "text", "text": text}] if in_parts else text
+        try:
+            try:
+                rendered: str = tokenizer.apply_chat_template(given, **named)
+            except Exception as error:  # the template is a program, which may fail in any way
+                names = ", ".join(message["role"] for message in given)
+                raise ChatTemplateError(f"The chat template cannot render messages of {names}: {error}") from error
+            return _pieces(rendered, [message["role"] for message in probed], written)
+        except ChatTemplateError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _pieces(rendered: str, roles: Sequence[str], probes: Sequence[str]) -> list[str]:
+    pieces = []
+    for role, text in zip(roles, probes, strict=True):
+        if rendered.count(text) != 1:
+            raise ChatTemplateError(
+                f"The chat template must write every message once, unaltered and in order, but a probe as message of the {role} "
+                f"occurs {rendered.count(text)} times in its output. Use a template that does not alter messages."
+            )
+        piece, rendered = rendered.split(text)
+        pieces.append(piece)
+    return [*pieces, rendered]
+
+
+def json_string(text: str) -> str:
+    """Return a text as the inside of a JSON string, as chat templates write it."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def probe(index: int) -> str:
+    """Return the probe text of a message; the messages of a conversation are numbered from its end."""
+    return _PROBE.format(index)
+
+
+def find_around(tokenizer: Any, before: str, behind: str, message: str) -> tuple[Around, str]:
+    """Return the text around a message, and the rest of ``behind`` from its first special token on.
+
+    Raises:
+        ChatTemplateError: no special token follows the message, so an observation could imitate the end of the message.
+    """
+    special = control_tokens(tokenizer)
+    end = max((before.rfind(token) + len(token) for token in special if token in before), default=0)
+    closes = min((behind.find(token) for token in special if token in behind), default=None)
+    if closes is None:
+        raise not_delimited(message, behind)
+    return Around(encode_trusted(tokenizer, before[:end]), before[end:], behind[:closes]), behind[closes:]
+
+
+def control_tokens(tokenizer: Any) -> list[str]:
+    """Return the texts of the special tokens and of :func:`ordinary_controls`."""
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return [*special, *ordinary_controls(tokenizer).values()]
+
+
+def encode_trusted(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text that a chat template wrote, control tokens included."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def not_delimited(message: str, text: str) -> ChatTemplateError:
+    """Return the error for a message that no special token closes."""
+    return ChatTemplateError(
+        f"The chat template must close {message} with a special token, but continues with {text[:40]!r}. Without a special token, "
+        "an observation could imitate the end of the message."
+    )
+
+
+def require_same(tokenizer: Any, whole: str, parts: list[int]) -> None:
+    """Require that the ids of a conversation's parts are the ids of the whole.
+
+    Raises:
+        ChatTemplateError: the ids differ.
+    """
+    if parts != encode_trusted(tokenizer, whole):
+        raise ChatTemplateError(
+            "This tokenizer encodes the whole conversation differently from its parts (before, in and after the user's message). "
+            "Use a tokenizer whose special tokens separate text."
+        )

@@ -1,0 +1,126 @@
+"""Conversations in token ids: every prompt starts with the previous prompt and its response, exactly as sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.adapters.templates import ConversationPrompt, PromptContext
+from trial_ray.errors import ChatTemplateError, PromptTooLongError
+from trial_ray.prompts.chat_template import Around, TemplateOptions, encode_head, split_conversation
+from trial_ray.prompts.single_turn import Prompt, PromptWriter, too_long
+from trial_ray.prompts.teacher_context import encode_untrusted
+from trial_ray.trajectory import Turn
+
+
+def past_turns(result: StepResult, turns: Sequence[Turn]) -> int:
+    """Return the number of last turns that the conversation contains; 0 if a new conversation starts."""
+    return len(turns) if result.past_turns is None else min(len(turns), result.past_turns)
+
+
+class ConversationBuilder(PromptWriter):
+    """Writes prompts with the whole episode: role, task and form of responses, then observations and responses in turn.
+
+    Role, task and form of responses are the system message, or the head of the user's first message if the chat template
+    does not delimit a system message.
+
+    Prompt k+1 is prompt k, the ids of response k, the chat template's text between a response and the next message, the
+    message, and the opening of the response. Nothing is decoded and tokenised again, and reasoning is kept even if the chat
+    template would drop it from earlier responses. If a response does not end as the chat template closes it (it reached the
+    length limit, or another stop token was sampled), the missing ids are added.
+
+    A prompt over the limit starts the conversation again: role, task and form of responses, then the last
+    ``history_window`` turns, or the largest number of them that fits, complete and with their ids. Later messages are
+    appended to this conversation.
+    """
+
+    template: ConversationPrompt
+
+    def _split(self, options: TemplateOptions) -> None:
+        self._parts = split_conversation(self._tokenizer, options)
+        # What opens the user's message stands before the head, where the first message begins with one.
+        folded = self._parts.system is None
+        ids = encode_untrusted(self._tokenizer, self._parts.first.lead_in) if folded else []
+        self._lead_in = np.asarray(ids, np.int32)
+
+    def require_end(self, stop_ids: Sequence[int]) -> None:
+        """Require that the chat template ends a response with one of the model's stop tokens.
+
+        Args:
+            stop_ids: stop tokens of the model.
+
+        Raises:
+            ChatTemplateError: it does not; the message contains the tokens.
+        """
+        if (ends := self._parts.end_ids).isdisjoint(stop_ids):
+            written, known = (self._tokenizer.convert_ids_to_tokens(sorted(ids)) for ids in (ends, stop_ids))
+            raise ChatTemplateError(
+                f"The chat template ends a response with {' '.join(written)}, expected one of the model's stop tokens "
+                f"({' '.join(map(str, known)) or 'none'}): the policy would continue and write the user's next message itself. Add "
+                f"the id of {written[0]}, {min(ends)}, to eos_token_id in the model's generation_config.json, or use "
+                "prompt_style='tagged'."
+            )
+
+    def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
+        """See :class:`PromptWriter`; the system message and the user's message are never truncated."""
+        context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), len(turns) + 1)
+        message = self.template.render(context).strip()
+        if len(message) > self._most_characters:
+            raise self._too_long(result, None)
+        later = np.asarray([*self._parts.later.encode(self._tokenizer, message), *self._parts.suffix_ids], np.int32)
+        num_past = past_turns(result, turns)
+        if num_past:
+            ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1], self._parts.later), later])
+            if len(ids) <= self.max_prompt_tokens:
+                return self._prompt(ids, 0)
+        beginning = self._beginning(result.task)
+        for num_kept in range(min(self.history_window, num_past), -1, -1):
+            ids = self._conversation(beginning, turns[len(turns) - num_kept :], later)
+            if len(ids) <= self.max_prompt_tokens:
+                return self._prompt(ids, len(turns) - num_kept)
+        raise self._too_long(result, len(ids))
+
+    def _conversation(self, beginning: np.ndarray, turns: Sequence[Turn], message: np.ndarray) -> np.ndarray:
+        """A conversation that starts with these turns, up to the response to a message."""
+        later = self._parts.later
+        kept = [part for turn in turns for part in (self._message(turn, beginning), self._answered(turn, later))]
+        ids = [*kept, message]
+        return np.concatenate([beginning, ids[0][len(self._lead_in) :], *ids[1:]])
+
+    def _beginning(self, task: str) -> np.ndarray:
+        """Ids of role, task and form of responses, up to the user's first message."""
+        parts, text = self._parts, self.template.system(task).strip()
+        if parts.system is None:
+            return np.asarray([*parts.first.ids, *encode_head(self._tokenizer, parts.first, text)], np.int32)
+        return np.asarray([*parts.system.ids, *parts.system.encode(self._tokenizer, text), *parts.first.ids], np.int32)
+
+    def _message(self, turn: Turn, beginning: np.ndarray) -> np.ndarray:
+        """Ids of a turn's message and of the text after it, as at the end of its prompt, without any head."""
+        # Messages hold no special tokens, so the last one before the end of the message is the one that opens it.
+        opens = np.flatnonzero(turn.prompt_ids[: turn.insert_at] == self._parts.first.ids[-1])[-1] + 1
+        head = beginning[len(self._parts.first.ids) :]
+        if self._parts.system is None and np.array_equal(turn.prompt_ids[opens : opens + len(head)], head):
+            return np.concatenate([self._lead_in, turn.prompt_ids[opens + len(head) :]])
+        return turn.prompt_ids[opens:]
+
+    def _answered(self, turn: Turn, later: Around) -> np.ndarray:
+        """Ids of a turn's response and of the text between it and the next message."""
+        glue, ids = later.ids, turn.response_ids.tolist()
+        written = next(number for number in range(len(glue), -1, -1) if ids[len(ids) - number :] == glue[:number])
+        return np.concatenate([turn.response_ids, np.asarray(glue[written:], np.int32)])
+
+    def _prompt(self, ids: np.ndarray, num_cut: int) -> Prompt:
+        return Prompt(
+            ids.astype(np.int32, copy=False), len(ids) - len(self._parts.suffix_ids), "history" if num_cut else "none"
+        )
+
+    def _too_long(self, result: StepResult, length: int | None) -> PromptTooLongError:
+        return too_long(
+            f"the task, an observation of {len(result.observation)} characters and its {len(result.admissible_actions)} "
+            "admissible actions",
+            length,
+            self.max_prompt_tokens,
+            ", or choose prompt_style='tagged', which shortens observations",
+        )

@@ -1,0 +1,42 @@
+"""Prompt styles: create the prompt writer of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.adapters.templates import ConversationPrompt
+from trial_ray.config.run import RunSettings
+from trial_ray.models.vocabulary import stop_token_ids
+from trial_ray.prompts.chat_template import TemplateOptions
+from trial_ray.prompts.conversation import ConversationBuilder
+from trial_ray.prompts.single_turn import PromptBuilder, PromptWriter
+from trial_ray.prompts.tool_conversation import ToolConversationBuilder
+
+
+def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapter) -> PromptWriter:
+    """Create the prompt writer of a run for one of its environments.
+
+    Raises:
+        ChatTemplateError: the tokenizer's chat template cannot be used in the configured style, or ends the responses of a
+            conversation with a token that is not a stop token of the model in ``config.model_path``.
+        ConfigError, MissingDependencyError: as in :class:`ToolConversationBuilder`.
+    """
+    template = adapter.template(config.prompt_style)
+    settings = config.max_prompt_tokens, config.history_window, template_options(config)
+    if config.prompt_style not in ("conversation", "tools"):
+        return PromptBuilder(tokenizer, template, *settings)
+    conversation = cast(ConversationPrompt, template)
+    if config.prompt_style == "tools":
+        writer: ConversationBuilder = ToolConversationBuilder(tokenizer, conversation, adapter.tools, *settings)
+    else:
+        writer = ConversationBuilder(tokenizer, conversation, *settings)
+    if config.model_path is not None and Path(config.model_path).is_dir():
+        writer.require_end(stop_token_ids(config.model_path))
+    return writer
+
+
+def template_options(config: RunSettings) -> TemplateOptions:
+    """Return the arguments of a run's chat template."""
+    return TemplateOptions(config.chat_template_kwargs, config.chat_template_date)

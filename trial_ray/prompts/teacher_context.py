@@ -1,0 +1,262 @@
+"""Hindsight views of a turn: OutcomeView (Eq. 2), Aug (Eq. 3) and the views of the compared methods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.errors import ConfigError
+from trial_ray.trajectory import Trajectory
+
+REASONING_TAGS = frozenset({"<think>", "</think>"})
+"""Separate tokens in many tokenizers, special tokens in some; they do not delimit messages."""
+_controls: WeakKeyDictionary[Any, tuple[Any, dict[int, str]]] = WeakKeyDictionary()
+
+
+def ordinary_controls(tokenizer: Any) -> dict[int, str]:
+    """Return added tokens by id that are not special but appear in the chat template, such as DeepSeek's ``<｜User｜>``."""
+    template = getattr(tokenizer, "chat_template", None)
+    known = _controls.get(tokenizer)
+    if known is None or known[0] != template:
+        source = str(template)
+        named = {id_: str(token) for id_, token in tokenizer.added_tokens_decoder.items() if not token.special}
+        found = {id_: text for id_, text in named.items() if text in source and _is_control(text)}
+        known = _controls[tokenizer] = template, found
+    return known[1]
+
+
+def _is_control(text: str) -> bool:
+    """True if a token has both marks and letters: words and line breaks (Gemma has such tokens) do not."""
+    return text not in REASONING_TAGS and any(map(str.isalpha, text)) and not text.replace(" ", "").isalnum()
+
+
+def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
+    """Return token ids of ``text`` without any control token, whatever the text spells.
+
+    ``<|im_end|>`` in an observation is tokenised as its characters, so it cannot end the message that contains it. The same
+    applies to :func:`ordinary_controls`. Nothing is added before or after the text. Lone surrogates, which have no UTF-8
+    form, become ``?``.
+
+    Args:
+        tokenizer: a ``transformers`` tokenizer.
+        text: any text.
+    """
+    well_formed = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    ids = _encode(tokenizer, well_formed)
+    if (controls := ordinary_controls(tokenizer)) and not controls.keys().isdisjoint(ids):
+        starts = re.finditer(f"(?={'|'.join(map(re.escape, controls.values()))})", well_formed)
+        cuts = [0, *(match.start() + 1 for match in starts), len(well_formed)]
+        ids = [id_ for cut in pairwise(cuts) for id_ in _encode(tokenizer, well_formed[slice(*cut)])]
+        if not controls.keys().isdisjoint(ids):  # spelled in another way, which the tokenizer normalises
+            ids = [id_ for char in well_formed for id_ in _encode(tokenizer, char)]
+    return ids
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text; special tokens in it are encoded as ordinary text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return found
+    # What transformers calls, too, which then makes masks and offsets: most of its time. Set only where it differs, because
+    # another thread may be encoding.
+    if not backend.encode_special_tokens:
+        backend.encode_special_tokens = True
+    if backend.truncation is not None:
+        backend.no_truncation()
+    if backend.padding is not None:
+        backend.no_padding()
+    ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Text before and after a view's text, and the position of all three in the prompt.
+
+    Attributes:
+        lead: text before the view's text, which introduces it.
+        close: text after the view's text.
+        in_front: whether they go before the whole prompt; otherwise they go to the end of the user's message.
+    """
+
+    lead: str
+    close: str = ""
+    in_front: bool = False
+
+
+OUTCOME = Frame("\n\nOutcome after the reply:\n")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegedView:
+    """The text of a turn's teacher context, shared by all tokens of the turn's response; z_k for an outcome.
+
+    Attributes:
+        text: the content; the environment's text is not changed.
+        frame: text before and after it.
+    """
+
+    text: str
+    frame: Frame = OUTCOME
+
+
+def outcome_view(outcome: str, *, terminal: bool, success: bool) -> PrivilegedView:
+    """Return the view of one turn: the environment's answer, and the verdict if the answer ended the episode.
+
+    ALFWorld: ``outcome`` is the text rendered after the action; WebShop: the page that the action reached. A terminal turn
+    adds the terminal consequence. The last turn of a truncated trajectory is not terminal: its view is only the
+    environment's answer.
+
+    Args:
+        outcome: the environment's answer to the action.
+        terminal: whether the environment ended the episode with this turn (not a limit on turns or tokens).
+        success: whether the task was solved; used only for a terminal turn.
+    """
+    text = outcome.strip()
+    if terminal:
+        verdict = f"The episode ended: the task {'succeeded' if success else 'failed'}."
+        text = f"{text}\n{verdict}" if text else verdict
+    return PrivilegedView(text)
+
+
+CUT_MARK = " [cut] "
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The teacher context of a turn, inserted into its prompt.
+
+    Attributes:
+        ids: int32 ``[z]``.
+        insert_at: index in the prompt; the ids are inserted before this position.
+    """
+
+    ids: NDArray[np.int32]
+    insert_at: int
+
+
+def encode_evidence(view: PrivilegedView, tokenizer: Any, max_outcome_tokens: int = 512) -> NDArray[np.int32]:
+    """Return the token ids of a view, lead and close included, tokenised separately from the prompt.
+
+    Separate tokenisation keeps the ids of the ordinary prompt as they were sent, even if tokenising the joined text would
+    merge tokens across the boundary. A view over the limit loses part of its middle, which a mark replaces. Its end is kept
+    because it contains the verdict of a terminal turn. Special tokens spelled in the view stay ordinary text.
+
+    Args:
+        view: view of the turn.
+        tokenizer: the policy's ``transformers`` tokenizer.
+        max_outcome_tokens: maximum number of ids in the result, lead, close and mark included.
+
+    Returns:
+        int32 ``[z]``, ``z <= max_outcome_tokens``.
+
+    Raises:
+        ConfigError: see :func:`require_room`.
+    """
+    close = encode_untrusted(tokenizer, view.frame.close)
+    ids, limit = encode_untrusted(tokenizer, view.frame.lead + view.text), max_outcome_tokens - len(close)
+    if len(ids) > limit:
+        mark = encode_untrusted(tokenizer, CUT_MARK)
+        end_length = require_room(view.frame, tokenizer, max_outcome_tokens) // 4
+        ids = ids[: limit - len(mark) - end_length] + mark + ids[len(ids) - end_length :]
+    return np.asarray(ids + close, dtype=np.int32)
+
+
+def require_room(frame: Frame, tokenizer: Any, max_outcome_tokens: int) -> int:
+    """Return the maximum number of tokens of a text that is truncated to fit into a frame, at least one.
+
+    Args:
+        frame: frame of the view.
+        tokenizer: the policy's tokenizer.
+        max_outcome_tokens: as in :func:`encode_evidence`.
+
+    Raises:
+        ConfigError: the limit leaves no room for any of the text.
+    """
+    least = sum(len(encode_untrusted(tokenizer, text)) for text in (frame.lead, CUT_MARK, frame.close))
+    if max_outcome_tokens <= least:
+        raise ConfigError(
+            f"max_outcome_tokens is {max_outcome_tokens}, expected more than {least}: the fixed text around the teacher context, "
+            f"from {frame.lead.strip()!r} on, and the truncation mark already have that many. Raise it."
+        )
+    return max_outcome_tokens - least
+
+
+def augment(prompt_ids: ArrayLike, insert_at: int, evidence_ids: ArrayLike) -> NDArray[np.int32]:
+    """Return P_k⁺ of Eq. 3: the ordinary prompt with the teacher context inserted.
+
+    Args:
+        prompt_ids: integer ``[P]``, the ordinary prompt P_k.
+        insert_at: index in ``prompt_ids``, in ``[0, P]``; the teacher context is inserted before this position.
+        evidence_ids: integer ``[z]``, the teacher context.
+
+    Returns:
+        int32 ``[P + z]``.
+
+    Raises:
+        ValueError: ``insert_at`` is outside the prompt.
+    """
+    prompt, evidence = np.asarray(prompt_ids, np.int32), np.asarray(evidence_ids, np.int32)
+    if not 0 <= insert_at <= len(prompt):
+        raise ValueError(f"insert_at must be in [0, {len(prompt)}] for a prompt of that length, got {insert_at}.")
+    return np.concatenate([prompt[:insert_at], evidence, prompt[insert_at:]])
+
+
+# As ``trial_ray.config.training.TEACHER_CONTEXTS`` names the views.
+FRAMES: dict[str, Frame] = {
+    "outcome": OUTCOME,
+    "feedback": Frame(
+        "\n\nThe environment's immediate answer to this step:\n", "\n\nNow solve the task as it should be solved.\n"
+    ),
+    "skill": Frame("[Privileged advice on tasks of this kind]\n", "\n\n", in_front=True),
+    "solution": Frame(
+        "\n\nA solution of this task for reference, as actions from its beginning:\n",
+        "\n\nSee why each of its steps is taken, then reach the same end by a reasoning of your own.\n",
+    ),
+    "peer": Frame("\n\nThe actions of another attempt at this task, which succeeded:\n", "\n"),
+}
+
+
+def teacher_context(
+    name: str, trajectory: Trajectory, index: int, adapter: EnvironmentAdapter, peer: Sequence[str] = ()
+) -> PrivilegedView:
+    """Return the view of one turn.
+
+    Args:
+        name: name of the view.
+        trajectory: trajectory with the turn.
+        index: index of the turn.
+        adapter: adapter of the environment, with its advice.
+        peer: actions of a successful rollout of the task, if this rollout failed; else empty.
+
+    Raises:
+        KeyError: no view has that name.
+        ConfigError: the environment has no solution, or its adapter has no advice.
+    """
+    frame, outcome = FRAMES[name], trajectory.turns[index].outcome
+    if name == "outcome":
+        # Not where a limit ended the episode.
+        terminal = trajectory.ended == "terminated" and index == len(trajectory.turns) - 1
+        return outcome_view(outcome, terminal=terminal, success=trajectory.success)
+    if name in ("feedback", "peer"):
+        shown = outcome.strip() if name == "feedback" else ", ".join(peer)
+        return PrivilegedView(shown, frame if shown else Frame(""))
+    if name == "skill":
+        skills = adapter.skills or {}
+        needed, text = "advice of the adapter", skills.get(trajectory.family) or skills.get("")
+    else:
+        needed, text = "the environment's own solution (its `walkthrough`)", ", ".join(trajectory.solution)
+    if not text:
+        raise ConfigError(
+            f"The {name!r} teacher context needs {needed}; {adapter.env_id} has none. Choose another teacher_context."
+        )
+    return PrivilegedView(text, frame)

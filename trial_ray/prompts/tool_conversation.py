@@ -1,0 +1,247 @@
+"""Conversations with tools: responses call tools in the model's own format, and tool messages contain the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from trial_envs.core.projection import Projection
+from trial_envs.tool_env import ToolEpisode
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.adapters.templates import ConversationPrompt, PromptContext
+from trial_ray.errors import ChatTemplateError, ConfigError
+from trial_ray.prompts.chat_template import (
+    DEFAULT_OPTIONS,
+    Around,
+    ConversationParts,
+    TemplateOptions,
+    control_tokens,
+    encode_trusted,
+    find_around,
+    json_string,
+    not_delimited,
+    probe,
+    render,
+    require_same,
+)
+from trial_ray.prompts.conversation import ConversationBuilder, past_turns
+from trial_ray.prompts.single_turn import Prompt, records
+from trial_ray.prompts.tool_calls import ToolSet, parse_message, read_call, require_response_template
+from trial_ray.trajectory import Turn
+
+_ARGUMENT = "Sentinel"
+"""Argument of a probed call; no chat template escapes any of its letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParts:
+    """Texts around a tool's answer.
+
+    Attributes:
+        around: text around the answer; the first of its ids is the token that closes a response.
+        suffix_ids: ids between the answer and the next response.
+        end: text that closes the last response; empty if the template writes none.
+    """
+
+    around: Around
+    suffix_ids: list[int]
+    end: str
+
+
+def split_answer(tokenizer: Any, options: TemplateOptions, tools: Sequence[dict[str, Any]], name: str) -> AnswerParts:
+    """Return the texts around a tool's answer to a response that calls the tool.
+
+    Args:
+        tokenizer: tokenizer with the chat template.
+        options: arguments of the template.
+        tools: schemas of all tools.
+        name: name of the tool, which some templates repeat in the answer.
+
+    Raises:
+        ChatTemplateError: the template does not write calls or answers of tools, alters the answer, does not delimit it, or
+            closes a response differently if an answer follows.
+    """
+    call = call_message(name, {"argument": _ARGUMENT})
+    messages: list[str | Mapping[str, Any]] = ["system", "user", call, {"role": "tool", "name": name}]
+    try:
+        quoted, (*_, called, behind) = False, render(tokenizer, messages, options, tools=tools)
+    except ChatTemplateError as error:
+        try:
+            quoted, (*_, called, behind) = True, render(tokenizer, messages, options, quoted=True, tools=tools)
+        except ChatTemplateError:
+            raise error from None
+    *_, last = render(tokenizer, messages[:3], options, add_generation_prompt=False, tools=tools)
+    *_, plain = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False, tools=tools)
+    if not called.count(_ARGUMENT) == last.count(_ARGUMENT) == 1:
+        raise ChatTemplateError(
+            "The chat template does not write the tool calls of a response. Use a model that was trained to call tools, or "
+            "prompt_style='conversation'."
+        )
+    glue, tail = called.partition(_ARGUMENT)[2], last.partition(_ARGUMENT)[2]
+    end = plain if tail.endswith(plain) else tail[_last_control(tokenizer, tail) :]
+    written = tail[: len(tail) - len(end)]
+    if not glue.startswith(written):
+        raise ChatTemplateError(
+            f"The chat template ends a call with {written!r}, but with {glue[: len(written)]!r} if an answer follows, so a longer "
+            "conversation does not start with the shorter one. Use a template that only appends."
+        )
+    glue = glue.removeprefix(written)
+    if not any(glue.startswith(token) for token in control_tokens(tokenizer)):
+        raise not_delimited("a response", glue)
+    around, rest = find_around(tokenizer, glue, behind, "the answer of a tool")
+    around = Around(around.ids, around.lead_in, around.lead_out, quoted)
+    parts = AnswerParts(around, encode_trusted(tokenizer, rest), end)
+    whole = glue + (json_string(probe(0)) if quoted else probe(0)) + behind
+    require_same(tokenizer, whole, [*around.ids, *around.encode(tokenizer, probe(0)), *parts.suffix_ids])
+    return parts
+
+
+def _last_control(tokenizer: Any, text: str) -> int:
+    """Index of the last control token in a text; its length if it has none."""
+    return max((text.rfind(token) for token in control_tokens(tokenizer) if token in text), default=len(text))
+
+
+def call_message(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message that calls a tool, in the format of ``apply_chat_template``."""
+    function = {"name": name, "arguments": dict(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+class ToolConversationBuilder(ConversationBuilder):
+    """Writes conversations with tools: role and task, the tools and the first observation, then calls and answers in turn.
+
+    The chat template determines the position of the tools' schemas. Prompt k+1 is prompt k, the ids of response k, and the
+    chat template's text around the answer of the tool that was called. A response without a call is answered by the first
+    tool.
+
+    A prompt over the limit starts the conversation again, with the last ``history_window`` turns as text in the user's
+    message.
+
+    Args:
+        tokenizer: a ``transformers`` tokenizer; its ``response_template`` is set if missing.
+        template: writes the messages.
+        tools: class with the tools as its public methods.
+        settings: as in :class:`~trial_ray.prompts.single_turn.PromptWriter`.
+
+    Raises:
+        ChatTemplateError: as in the base class; or the chat template does not support tools, or the ``response_template``
+            misreads its calls.
+        ConfigError: a tool has no schema.
+        MissingDependencyError: the tokenizer has no ``response_template``, and TRL is not installed.
+    """
+
+    def __init__(self, tokenizer: Any, template: ConversationPrompt, tools: type[ToolEpisode], *settings: Any) -> None:
+        self.tools = ToolSet(tools)
+        require_response_template(tokenizer)
+        super().__init__(tokenizer, template, *settings)
+
+    def _split(self, options: TemplateOptions = DEFAULT_OPTIONS) -> None:
+        tokenizer, schemas = self._tokenizer, self.tools.schemas
+        head, opens, suffix = render(tokenizer, ["system", "user"], options, tools=schemas)
+        system, between = find_around(tokenizer, head, opens, "the system message")
+        first, rest = find_around(tokenizer, between, suffix, "the user's message")
+        self._answers = {name: split_answer(tokenizer, options, schemas, name) for name in self.tools.names}
+        answer = next(iter(self._answers.values()))
+        # The opening of the answer may be what ends a response.
+        self._stop = answer.end.strip() or self.responses.decode(answer.around.ids[:1])
+        ends = frozenset(encode_trusted(tokenizer, self._stop))
+        suffix_ids = encode_trusted(tokenizer, rest)
+        self._options, self._opening = options, suffix
+        self._parts = ConversationParts(system, first, answer.around, suffix_ids, ends)
+        beginning = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
+        require_same(tokenizer, head + probe(1) + opens + probe(0) + suffix, [*beginning, *suffix_ids])
+        self._require_parsing()
+
+    def _require_parsing(self) -> None:
+        """Require that the ``response_template`` reads the calls of the chat template."""
+        name = self.tools.names[0]
+        response = self.call_text(name, {"argument": _ARGUMENT})
+        try:
+            found = [read_call(call) for call in parse_message(self._tokenizer, response, self._opening)[0]]
+        except ValueError as error:
+            found = [("", error)]
+        if found != [(name, {"argument": _ARGUMENT})]:
+            raise ChatTemplateError(
+                f"The tokenizer's response_template parses {found} from {response!r}, but its chat template writes that text for a "
+                f"call of {name}. Set the response_template of this chat template."
+            )
+
+    def call_text(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return the response that calls a tool, as the chat template writes it after a prompt, with its end token."""
+        messages: list[str | Mapping[str, Any]] = ["system", "user", call_message(name, arguments)]
+        further: dict[str, Any] = {"add_generation_prompt": False, "tools": self.tools.schemas}
+        *_, written = render(self._tokenizer, messages, self._options, **further)
+        # A prompt may open reasoning that the template writes in another way where there is none.
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, self._opening, strict=False)))
+        return written[shared:].removesuffix(self._answers[name].end) + self._stop
+
+    def encode_action(self, prompt: Prompt, action: str) -> np.ndarray:
+        """Return the ids of the response that calls the tool for an action, end token included: int32 ``[y]``.
+
+        Raises:
+            ConfigError: no tool has this action, or no call in this chat template expresses it, such as an action that
+                spells the end token.
+        """
+        call = self.tools.call_of(action)
+        ids = np.asarray([] if call is None else encode_trusted(self._tokenizer, self.call_text(*call)), np.int32)
+        if np.isin(ids, list(self._parts.end_ids)).sum() != 1 or self.read(prompt, ids) != Projection(action, True):
+            raise ConfigError(
+                f"The action {action!r:.200} cannot be expressed as a call of {', '.join(self.tools.names)} in this chat template. "
+                "Add a tool for it to the environment adapter, or choose another response_style."
+            )
+        return ids
+
+    def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
+        """Read the action of the tool that a response calls; see :meth:`ToolSet.project`."""
+        try:
+            return self.tools.project(*self._parsed(prompt.ids, prompt.insert_at, response_ids))
+        except ValueError as error:
+            return self.tools.refuse(f"The response could not be read ({error!s:.200}).")
+
+    def _parsed(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> tuple[list[Any], str]:
+        """Calls and text of a response."""
+        # From the end of the last message on: an observation cannot spell what opens a response.
+        prefix = self.responses.decode(prompt_ids[insert_at:].tolist())
+        return parse_message(self._tokenizer, self.responses.whole(response_ids), prefix, self.tools.schemas)
+
+    def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
+        """See :class:`PromptWriter`; the system message and the last message are never truncated."""
+        num_past = past_turns(result, turns)
+        if num_past:
+            answer = self._answers[self._called(turns[-1])]
+            message = answer.around.encode(self._tokenizer, self._text(result, turns, 0))
+            ids = np.concatenate(
+                [turns[-1].prompt_ids, self._answered(turns[-1], answer.around), message, answer.suffix_ids]
+            ).astype(np.int32)
+            if len(ids) <= self.max_prompt_tokens:
+                return Prompt(ids, len(ids) - len(answer.suffix_ids), "none")
+        beginning = self._beginning(result.task)
+        for num_shown in range(min(self.history_window, num_past), -1, -1):
+            message = self._parts.first.encode(self._tokenizer, self._text(result, turns, num_shown))
+            ids = np.concatenate([beginning, message, self._parts.suffix_ids]).astype(np.int32)
+            if len(ids) <= self.max_prompt_tokens:
+                return self._prompt(ids, len(turns))
+        raise self._too_long(result, len(ids))
+
+    def _text(self, result: StepResult, turns: Sequence[Turn], num_shown: int) -> str:
+        """The message of the next turn, with the last turns before it."""
+        past = records(turns[len(turns) - num_shown :])
+        context = PromptContext(
+            result.task, result.observation.strip(), result.admissible_actions, past, len(turns) + 1
+        )
+        message = self.template.render(context).strip()
+        if not num_shown and len(message) > self._most_characters:
+            raise self._too_long(result, None)
+        return message
+
+    def _called(self, turn: Turn) -> str:
+        """Name of the tool that answers a turn."""
+        try:
+            name, _ = read_call(self._parsed(turn.prompt_ids, turn.insert_at, turn.response_ids)[0][0])
+        except (ValueError, IndexError):
+            name = ""
+        return name if name in self._answers else self.tools.names[0]

@@ -1,0 +1,47 @@
+"""Recorded trajectories in the terminal: a table of them, and the text of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from trial_ray.files import visible
+from trial_ray.reports.templates import render
+from trial_ray.runs.recorded_trajectory import RecordedTrajectory, TokenTexts
+
+MAX_CELL_LENGTH = 100
+
+
+def list_trajectories(recorded: Sequence[RecordedTrajectory], title: str) -> Table:
+    """Table with one row per trajectory."""
+    won = sum(each.trajectory.success for each in recorded)
+    table = Table(title=f"{title}: {len(recorded)} trajectories, {won} successful")
+    for name in ("#", "task", "family", "turns", "return", "success", "ended", "advantage", "disagreement"):
+        table.add_column(name, overflow="fold")
+    for each in recorded:
+        played = each.trajectory
+        cells = (
+            str(each.number),
+            played.task_id,
+            played.family,
+            str(len(played.turns)),
+            f"{played.episode_return:g}",
+            "yes" if played.success else "",
+            played.error or played.ended,
+            "" if each.advantage is None else f"{each.advantage:.2f}",
+            "" if each.disagreement is None else f"{each.disagreement:.4f}",
+        )
+        table.add_row(*(Text(visible(cell).replace("\n", " ")[:MAX_CELL_LENGTH]) for cell in cells))
+    return table
+
+
+def print_trajectory(recorded: RecordedTrajectory, tokens: TokenTexts | None) -> Iterator[Text]:
+    """Yield one trajectory as text: prompt, response and recorded values of every turn.
+
+    Args:
+        recorded: the trajectory.
+        tokens: texts of the run's tokens; ``None``: prompts and responses are omitted.
+    """
+    yield Text(render("trajectory.txt.jinja", recorded=recorded, tokens=tokens, visible=visible))

@@ -1,0 +1,226 @@
+"""Recorded trajectories with the texts of their tokens and the values that the update computed for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.errors import UserInputError
+from trial_ray.learner.recording import read_training
+from trial_ray.models.vocabulary import spell_unknown
+from trial_ray.prompts.responses import ResponseTexts
+from trial_ray.rollout.partitions import partitions
+from trial_ray.rollout.recording import read_iteration
+from trial_ray.trajectory import Trajectory, Turn
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_MOST_PIECES = 4
+"""Bytes of the longest character in UTF-8, hence most tokens that may share one."""
+
+
+class TokenTexts:
+    """Texts of tokens by id; each token is decoded once.
+
+    A tokenizer drops the blank before the first decoded word, so every token is decoded after another token. Tokens that
+    contain only a part of a character are decoded together: the first token gets the text, the others an empty text.
+
+    Args:
+        tokenizer: a ``transformers`` tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._responses = ResponseTexts(tokenizer)
+        self._tokenizer = tokenizer
+        self._anchor = tokenizer.encode("a", add_special_tokens=False)[-1:]
+        self._skipped = len(self._tokenizer.decode(self._anchor))
+        self._known: dict[int, str] = {}
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return one text per token.
+
+        Args:
+            ids: token ids ``[T]``; ids outside of the vocabulary are spelled as ``⟨id 99999⟩``.
+        """
+        for new in set(ids) - self._known.keys():
+            # A model may have more ids than its tokenizer.
+            self._known[new] = self._decode([new]) if 0 <= new < len(self._tokenizer) else spell_unknown(new)
+        found = [self._known[each] for each in ids]
+        for index, text in enumerate(found):
+            if _INCOMPLETE not in text:
+                continue
+            for stop in range(index + 2, min(index + _MOST_PIECES, len(found)) + 1):
+                if _INCOMPLETE not in (whole := self._decode(ids[index:stop])):
+                    found[index:stop] = [whole, *[""] * (stop - index - 1)]
+                    break
+        return found
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the joined text of the tokens."""
+        return "".join(self.texts(ids))
+
+    def opened(self, turn: Turn) -> str:
+        """Return the text at the end of a prompt that belongs to the response."""
+        return self._responses.opened(turn.prompt_ids, turn.insert_at)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        whole = self._tokenizer.decode(
+            [*self._anchor, *ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(whole)[self._skipped :]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """A turn with the values that training recorded for it, which are ``None`` if it was not trained on.
+
+    Attributes:
+        turn: the sampled turn.
+        action_class: class from ``environments.adapter.ACTION_CLASSES``; empty if the environment's actions have no classes.
+        advantage: advantage of the turn's row.
+        turn_score: s_k (Eq. 5), the mean absolute hindsight log-ratio of its tokens, in nats; ``None`` if the method does not
+            score turns.
+        turn_weight: w_k (Eq. 6), with a token-weighted mean of one over the trajectory; ``None`` if the method does not weight
+            turns.
+        gap: signed hindsight log-ratio of each response token in nats, ``[y]``; ``None`` without a teacher context.
+        learner_logprobs: log-probability of each response token under the learner before the update, ``[y]``.
+        evidence_ids: tokens of the teacher context that are inserted into the prompt; ``None`` without a teacher context.
+        evidence_at: index in the prompt before which they are inserted; ``None`` without a teacher context.
+    """
+
+    turn: Turn
+    action_class: str = ""
+    advantage: float | None = None
+    turn_score: float | None = None
+    turn_weight: float | None = None
+    gap: list[float] | None = None
+    learner_logprobs: list[float] | None = None
+    evidence_ids: list[int] | None = None
+    evidence_at: int | None = None
+
+    def split_prompt(self) -> tuple[list[int], list[int]]:
+        """Ids of the prompt before and after the position of the teacher context or, without it, the end of the user's message."""
+        at = self.turn.insert_at if self.evidence_at is None else self.evidence_at
+        ids = self.turn.prompt_ids.tolist()
+        return ids[:at], ids[at:]
+
+
+_KEY = ("group_id", "rollout_index", "turn_index")
+_TRAINED = [each.name for each in fields(RecordedTurn)[2:]]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTrajectory:
+    """One trajectory.
+
+    Attributes:
+        iteration: iteration in which it was recorded.
+        number: number in its iteration, from 1, in the order group, rollout.
+        rollout_index: its index in the group of rollouts of its task.
+        trajectory: the sampled trajectory.
+        turns: its turns, with the values that training recorded for them.
+    """
+
+    iteration: int
+    number: int
+    rollout_index: int
+    trajectory: Trajectory
+    turns: Sequence[RecordedTurn]
+
+    @property
+    def advantage(self) -> float | None:
+        """Mean advantage of its trained turns; ``None`` if it was not trained on."""
+        found = [turn.advantage for turn in self.turns if turn.advantage is not None]
+        return float(np.mean(found)) if found else None
+
+    @property
+    def weighed(self) -> bool:
+        """``True`` if training recorded a score and a weight for every turn."""
+        known = [turn.turn_score is not None and turn.turn_weight is not None for turn in self.turns]
+        return bool(known) and all(known)
+
+    @property
+    def disagreement(self) -> float | None:
+        """Weighted hindsight log-ratio against the outcome, in nats per token; ``None`` if no log-ratio was recorded.
+
+        With the weight w of a token's turn (1 if the method has no turn weights) and its signed log-ratio Δ,
+
+            D = (1 / N) Σ w max(0, -σ Δ)
+
+        over the N tokens that have a log-ratio. σ is the sign of the turn's advantage; if that is 0 or unknown, +1 for a
+        success and -1 otherwise. The dense loss raises tokens with a positive log-ratio, and the outcome loss raises tokens
+        with a positive advantage. Therefore D is 0 if both losses move every token in the same direction.
+        """
+        total, tokens = 0.0, 0
+        for turn in self.turns:
+            sign = np.sign(turn.advantage or 0.0) or (1.0 if self.trajectory.success else -1.0)
+            weight = 1.0 if turn.turn_weight is None else turn.turn_weight
+            gap = np.asarray(turn.gap or (), np.float64)
+            total += weight * float(np.maximum(0.0, -sign * gap).sum())
+            tokens += len(gap)
+        return total / tokens if tokens else None
+
+
+def read_recorded(
+    folder: Path, iteration: int, max_staleness: int, adapters: Mapping[str, EnvironmentAdapter]
+) -> list[RecordedTrajectory]:
+    """Read the recorded trajectories of one iteration, with the values that training recorded for their turns.
+
+    Args:
+        folder: folder of the run.
+        iteration: iteration of the recording.
+        max_staleness: maximum number of updates between the recording of a rollout and training on it.
+        adapters: adapters by the environment's name in the run, for the classes of actions.
+
+    Raises:
+        UserInputError: a file has another version of the schema, lacks columns or is cut off, or the training record belongs to
+            other responses.
+    """
+    groups = read_iteration(folder / "trajectories", iteration)
+    wanted = pa.array([group.group_id for group in groups], pa.string())
+    trained: dict[Any, dict[str, Any]] = {}
+    for number in trained_iterations(folder):
+        if iteration <= number <= iteration + max_staleness:
+            table = read_training(folder / "training", number)
+            for row in table.filter(pc.is_in(table["group_id"], wanted)).to_pylist():
+                trained[tuple(row[name] for name in _KEY)] = {name: row[name] for name in _TRAINED}
+    found: list[RecordedTrajectory] = []
+    for group in groups:
+        for rollout, trajectory in enumerate(group.trajectories):
+            adapter = adapters.get(trajectory.environment, EnvironmentAdapter(trajectory.environment or "unknown"))
+            actions = [turn.action for turn in trajectory.turns]
+            classes = adapter.turn_classes(actions, trajectory.ended == "terminated")
+            turns = [
+                RecordedTurn(turn, name, **trained.get((group.group_id, rollout, index), {}))
+                for index, (turn, name) in enumerate(zip(trajectory.turns, classes, strict=True))
+            ]
+            _require_same_responses(turns, trajectory.task_id, folder)
+            found.append(RecordedTrajectory(iteration, len(found) + 1, rollout, trajectory, turns))
+    return found
+
+
+def trained_iterations(folder: Path) -> list[int]:
+    """Iterations of a run with recorded values for each turn of the update.
+
+    Updates with too many tokens are not included, since only the data for a replay are recorded for them.
+    """
+    return [number for number, path in partitions(folder / "training").items() if any(path.glob("*.parquet"))]
+
+
+def _require_same_responses(turns: Sequence[RecordedTurn], task_id: str, folder: Path) -> None:
+    for turn in turns:
+        for values in (turn.gap, turn.learner_logprobs):
+            if values is not None and len(values) != len(turn.turn.response_ids):
+                raise UserInputError(
+                    f"{folder / 'training'} has {len(values)} values for a response of {len(turn.turn.response_ids)} tokens of "
+                    f"task {task_id}: it is from another run than {folder / 'trajectories'}."
+                )
+
+
+# -- for the terminal, which no recorded text reaches as markup or as a control sequence ----------------------------------------
