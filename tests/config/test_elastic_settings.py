@@ -7,7 +7,7 @@ import json
 import pytest
 
 from trial_ray.algorithms import TRIAL, TRIALConfig
-from trial_ray.config.sampling import fewest_and_most
+from trial_ray.config.sampling import actor_range
 from trial_ray.errors import ConfigError
 from trial_ray.planning.memory import PlanRequest
 from trial_ray.runs.config_record import from_record, to_record
@@ -24,7 +24,7 @@ def elastic() -> TRIALConfig:
 
 
 def numbers(config) -> list[tuple[int, int]]:
-    return [fewest_and_most(config.num_engines), fewest_and_most(config.num_env_runners)]
+    return [actor_range(config.num_engines), actor_range(config.num_env_runners)]
 
 
 def test_a_number_is_both_limits():

@@ -17,7 +17,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from trial_ray.config.run import RunSettings
-from trial_ray.config.sampling import fewest_and_most
+from trial_ray.config.sampling import actor_range
 from trial_ray.engines.pool import answers
 from trial_ray.errors import ConfigError, ResourcesError
 from trial_ray.process import Progress, forget, read_progress, runs_here
@@ -180,7 +180,7 @@ def with_engines(bundles: list[Bundle], config: RunSettings) -> list[Bundle]:
     if config.num_gpus_per_engine:
         engine["GPU"] = config.num_gpus_per_engine
     engine |= config.custom_resources_per_engine
-    number, _ = fewest_and_most(config.num_engines)
+    number, _ = actor_range(config.num_engines)
     if not config.colocate:
         return bundles + [engine] * number
     first = first_engine_bundle(bundles, config)
@@ -195,7 +195,7 @@ def first_engine_bundle(bundles: list[Bundle], config: RunSettings) -> int:
     """Return the index of the first engine's bundle; the bundles of the engines are consecutive."""
     if config.colocate and config.num_learners == 0:
         return 0  # the main process learns
-    return len(bundles) - fewest_and_most(config.num_engines)[0]
+    return len(bundles) - actor_range(config.num_engines)[0]
 
 
 def reserve_pairs(bundles: list[Bundle], config: RunSettings) -> PlacementGroup | None:

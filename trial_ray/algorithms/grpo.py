@@ -42,7 +42,7 @@ from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampling import GroupSampler, SampledBatch
 from trial_ray.algorithms.startup import compare_initial_weights, list_tasks, require_memory, require_tokens, resolved
 from trial_ray.algorithms.timeline import Timeline, collect_timeline
-from trial_ray.config.sampling import fewest_and_most
+from trial_ray.config.sampling import actor_range
 from trial_ray.engines.fault_log import FAULTS
 from trial_ray.engines.pool import answers
 from trial_ray.engines.requirements import require_engine
@@ -88,7 +88,7 @@ class GRPO(RLlibCalls):
         """Return RLlib's bundles with the engines', so a Tune trial reserves both; a range of actors counts with its minimum."""
         full: GRPOConfig = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
         fixed = full.copy(copy_frozen=False)
-        fixed.num_env_runners, _ = fewest_and_most(full.num_env_runners)
+        fixed.num_env_runners, _ = actor_range(full.num_env_runners)
         base = super().default_resource_request(fixed)
         return PlacementGroupFactory(with_engines(base.bundles, full), strategy=full.placement_strategy)
 
@@ -126,7 +126,7 @@ class GRPO(RLlibCalls):
                 # Each learner then finds room in one bundle only, and on its device all that the engine does not need asleep.
                 self.engine_pool.start(config.engine_start_timeout_s)
                 self.engine_pool.sleep(config.sleep_level)
-            runners, _ = fewest_and_most(config.num_env_runners)
+            runners, _ = actor_range(config.num_env_runners)
             before = self.env_runner_group if kept else None
             with learners_in(self.pairs), env_runners_of(before, runners, TextEnvRunnerGroup):
                 super().setup(config)

@@ -17,7 +17,7 @@ from trial_ray.algorithms.success_rates import SuccessRateSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.config.declare import did_you_mean, fields_of
 from trial_ray.config.run import RunSettings
-from trial_ray.config.sampling import fewest_and_most
+from trial_ray.config.sampling import actor_range
 from trial_ray.engines.arguments import check_positions
 from trial_ray.engines.requirements import require_engine, require_engine_arguments
 from trial_ray.errors import CheckpointError, ConfigError
@@ -184,7 +184,7 @@ def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
 
 def episodes_at_once(config: RunSettings) -> int:
     """Return the maximum number of episodes that all env runners of a run play at once."""
-    runners = max(1, fewest_and_most(config.num_env_runners)[1])
+    runners = max(1, actor_range(config.num_env_runners)[1])
     ready = config.tasks_per_iteration * config.group_size * (1 + config.max_staleness)
     limit = runners * config.max_episodes_in_flight
     return limit if config.evaluation_split else min(limit, ready)  # an evaluation set may have any number of tasks

@@ -19,7 +19,7 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 SHARDINGS = ("none", "fsdp")
 
 
-def fewest_and_most(number: int | Sequence[int]) -> tuple[int, int]:
+def actor_range(number: int | Sequence[int]) -> tuple[int, int]:
     """Return the smallest and the largest number of actors, which are equal if the number is fixed."""
     return (number, number) if isinstance(number, int) else (number[0], number[1])
 

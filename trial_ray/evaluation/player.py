@@ -13,7 +13,7 @@ import torch
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.config.run import RunSettings
-from trial_ray.config.sampling import fewest_and_most
+from trial_ray.config.sampling import actor_range
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import (
     TEXT_FACTOR,
@@ -193,7 +193,7 @@ class Evaluator:
                 env_creator=None,
                 config=config,
                 local_env_runner=config.create_local_env_runner,
-                num_env_runners=fewest_and_most(config.num_env_runners)[0],
+                num_env_runners=actor_range(config.num_env_runners)[0],
             )
             stack.callback(runners.stop)
             engines.start(config.engine_start_timeout_s)

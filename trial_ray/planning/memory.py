@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.config.sampling import fewest_and_most
+from trial_ray.config.sampling import actor_range
 from trial_ray.engines.arguments import (
     GPU_MEMORY_UTILIZATION,
     MEMORY_SHARE,
@@ -114,7 +114,7 @@ class PlanRequest:
         # The policy with its adapters switched off is its own reference.
         reference = config.ref_kl_coeff > 0 and not config.lora_rank
         entries, chosen = config.environment_entries(), config.environment_processes
-        num_env_runners = max(1, fewest_and_most(config.num_env_runners)[1])
+        num_env_runners = max(1, actor_range(config.num_env_runners)[1])
         evaluated = num_env_runners * config.max_episodes_in_flight if config.evaluation_split else 0
         sizes: dict[str, Any] = {each.name: getattr(config, each.name, None) for each in fields(cls)}
         sizes |= {
@@ -129,7 +129,7 @@ class PlanRequest:
             "kv_cache_gib": cache,
             "gpu_memory_utilization": engine.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION),
             "max_batch": engine.get("max_batch") or engine.get("max_num_seqs"),
-            "num_engines": fewest_and_most(config.num_engines)[1],
+            "num_engines": actor_range(config.num_engines)[1],
             "num_env_runners": num_env_runners,
             "trajectories": config.group_size * config.tasks_per_iteration,
             "max_turns": max(entry.max_turns for entry in entries),

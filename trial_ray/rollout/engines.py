@@ -7,7 +7,7 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup
 
 from trial_ray.config.run import RunSettings
-from trial_ray.config.sampling import fewest_and_most
+from trial_ray.config.sampling import actor_range
 from trial_ray.engines.pool import EnginePool
 from trial_ray.errors import ConfigError
 
@@ -36,7 +36,7 @@ def pool_arguments(config: RunSettings) -> dict[str, Any]:
     arguments = {"max_model_len": config.row_tokens(), **config.engine_kwargs, "dtype": config.engine_dtype()}
     if config.colocate and config.engine == "vllm":
         arguments["enable_sleep_mode"] = True
-    fewest, most = fewest_and_most(config.num_engines)
+    fewest, most = actor_range(config.num_engines)
     return {
         "engine": config.engine,
         "model_path": str(config.model_path),

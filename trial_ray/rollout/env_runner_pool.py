@@ -17,7 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from trial_ray.config.run import RunSettings
-from trial_ray.config.sampling import fewest_and_most
+from trial_ray.config.sampling import actor_range
 from trial_ray.engines.pool import EnginePool, runs_on
 from trial_ray.errors import InfrastructureError, NotConnectedError, root_cause
 from trial_ray.ray_internals import (
@@ -299,7 +299,7 @@ class EnvRunnerPool:
     def grow(self) -> None:
         """Request engines and env runners from Ray up to the maximum, without waiting; :meth:`adapt` adds them."""
         self._engines.grow()
-        _, most = fewest_and_most(self._config.num_env_runners)
+        _, most = actor_range(self._config.num_env_runners)
         self._new_runners.request(most - self._runners.num_remote_env_runners())
 
     def adapt(self, holding: Collection[int]) -> None:

@@ -79,13 +79,13 @@ def _policy(config: GRPOConfig) -> str:
 
 
 def _actors(config: GRPOConfig) -> str:
-    from trial_ray.config.sampling import fewest_and_most
+    from trial_ray.config.sampling import actor_range
 
     gpus = {"engine": config.num_gpus_per_engine, "learner": config.num_gpus_per_learner}
 
     def count(number: int | tuple[int, int], what: str, kind: str = "") -> str:
         share = f" ({gpus[kind]:g} GPU each)" if gpus.get(kind) else ""
-        fewest, most = fewest_and_most(number)
+        fewest, most = actor_range(number)
         several = f"{fewest} to {most}" if most > fewest else f"{most}"
         return f"{several} {what}{'' if most == 1 else 's'}{share}"
 

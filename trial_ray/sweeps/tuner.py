@@ -20,7 +20,7 @@ from ray.tune.search.repeater import TRIAL_INDEX
 from ray.tune.utils import flatten_dict
 from rich import get_console
 
-from trial_ray.config.sampling import fewest_and_most
+from trial_ray.config.sampling import actor_range
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
 from trial_ray.files import checked_content, make_folder, read_json, redacted, write_json
 from trial_ray.planning.fit import Machine, make_plan
@@ -150,7 +150,7 @@ def _reserved(config: GRPOConfig) -> dict[str, float]:
 def _host_bytes(config: GRPOConfig) -> float | None:
     try:
         request = PlanRequest.of(config)
-        engines, runners = fewest_and_most(config.num_engines)[0], fewest_and_most(config.num_env_runners)[0]
+        engines, runners = actor_range(config.num_engines)[0], actor_range(config.num_env_runners)[0]
         reserved = replace(request, num_engines=engines, num_env_runners=max(1, runners))
         actors = make_plan(reserved, Machine(None, None)).actors
     except ConfigError:
