@@ -172,7 +172,7 @@ class FinalEvaluation:
         config = algorithm.config
         (entry,) = config.environment_entries()
         for played in self.sets:
-            own = entry.at(**config.evaluation_env_config, split=played.split)
+            own = entry.with_config(**config.evaluation_env_config, split=played.split)
             result = algorithm.evaluate_set(choose_evaluation_set(own, played.evaluation_set), own)
             result.policy, result.labels = f"{folder.name}, iteration {self.iterations}", dict(self.labels)
             result.save(evaluation_file(folder, played, self.iterations))

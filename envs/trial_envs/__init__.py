@@ -3,6 +3,16 @@
 Importing this package registers the environment ids, as Gymnasium 1.x expects of third-party packages. Engines are
 imported only when an environment is made, so the import is fast. ``gymnasium.make("trial_envs:trial/ALFWorld-v0")``
 imports the package and makes the environment.
+
+In reading order:
+
+- ``core``: the base class of the environments; ``errors``: their exceptions.
+- ``alfworld``, ``webshop``, ``textworld``: environments with an engine.
+- ``imports``: environments of other libraries; ``exports``: these environments in other libraries.
+- ``openenv``: a server of the environments.
+- ``wrappers``: Gymnasium wrappers.
+- ``chat``, ``tool_env``: an environment as a conversation, and as an object with tools.
+- ``program``, ``local_endpoint``: programs that call a chat model as environments, in this process or in another one.
 """
 
 from gymnasium.envs import registration
@@ -25,7 +35,7 @@ ENTRY_POINTS = {
 
 
 def register() -> None:
-    """Registers every environment as ``trial/<name>``; repeated calls have no effect."""
+    """Register every environment as ``trial/<name>``; repeated calls have no effect."""
     for name, entry_point in ENTRY_POINTS.items():
         if f"{NAMESPACE}/{name}" not in registration.registry:
             registration.register(id=f"{NAMESPACE}/{name}", entry_point=entry_point)

@@ -95,9 +95,9 @@ def test_tasks_are_those_that_the_environment_lists_else_seeds():
     assert seeds.listed_tasks() is None
     assert listed.tasks() == ["one", "two", "three", "four"]
     assert seeds.tasks() == ["0", "1", "2"]
-    splits = [seeds.at(split=split).tasks() for split in ("train", "valid", "test")]
+    splits = [seeds.with_config(split=split).tasks() for split in ("train", "valid", "test")]
     assert len({task for tasks in splits for task in tasks}) == 9
-    assert seeds.at(split="test").tasks() == splits[2]
+    assert seeds.with_config(split="test").tasks() == splits[2]
 
 
 SPLITS = (

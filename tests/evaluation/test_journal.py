@@ -167,7 +167,7 @@ def test_a_committed_evaluation_set_is_found_in_the_data(own_set):
 @pytest.mark.parametrize(
     ("changes", "entry", "words"),
     [
-        ({}, GAMES.at(generator_seed=5), "lack 3 of the 3 tasks"),
+        ({}, GAMES.with_config(generator_seed=5), "lack 3 of the 3 tasks"),
         ({"instructions_sha256": "0" * 64}, GAMES, "equal ids have other instructions"),
         ({"sha256": "0" * 64}, GAMES, "was changed"),
         ({"split": "valid_seen"}, GAMES, "expected trial/ALFWorld-v0 split 'valid_seen', got"),

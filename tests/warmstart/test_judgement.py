@@ -85,7 +85,7 @@ def scripted(entry):
 def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
     """The scorer is a hindsight view that confirms solutions and nothing else."""
     (entry,) = make_entries([(SETTINGS.env, {"difficulty": "tiny", "max_turns": 12}, 1.0)])
-    entry = entry.at(split="generated", num_games=4, generator_seed=3)
+    entry = entry.with_config(split="generated", num_games=4, generator_seed=3)
     monkeypatch.setattr(
         module,
         "_gaps",

@@ -31,8 +31,9 @@ from trial_ray.errors import (
 )
 from trial_ray.files import CACHE_VARIABLE, get_or_build
 from trial_ray.models.tiny import build_tiny_model
-from trial_ray.prompts.single_turn import Prompt, PromptBuilder
+from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
+from trial_ray.prompts.writer import Prompt
 from trial_ray.warmstart import WarmStartSettings, cloning, warm_start
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.cloning import (

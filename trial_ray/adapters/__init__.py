@@ -1,4 +1,16 @@
-"""Environment adapters and the registry of a run's environments."""
+"""Environment adapters: what the trainer knows about an environment, and isolation of its instances.
+
+In reading order:
+
+- ``adapter``: the adapter of an environment, and the protocol of its expert.
+- ``templates``: prompt templates, which write messages and read actions.
+- ``alfworld``, ``webshop``, ``external``: the adapters of this package's environments and of other libraries' environments.
+- ``program``: the adapter of an environment that is a program.
+- ``registry``: the environments of a run: specs, adapters, keyword arguments and tasks.
+- ``guarded``: an instance of an environment whose answers are validated.
+- ``processes``: an instance of an environment in a separate process.
+- ``check``: the check of an environment before a run.
+"""
 
 from trial_ray.adapters.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
 from trial_ray.adapters.program import program_adapter

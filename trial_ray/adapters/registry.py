@@ -90,7 +90,7 @@ class EnvironmentEntry:
         limits = [known.get("max_turns"), self.spec.max_episode_steps, self.adapter.max_turns]
         return min((limit for limit in limits if isinstance(limit, int)), default=UNKNOWN_MAX_TURNS)
 
-    def at(self, **changes: Any) -> EnvironmentEntry:
+    def with_config(self, **changes: Any) -> EnvironmentEntry:
         """Return the same environment with changed keyword arguments."""
         return replace(self, config={**self.config, **changes})
 

@@ -30,9 +30,9 @@ from trial_ray.planning.memory import PlanRequest
 from trial_ray.planning.time import gpu_bytes
 from trial_ray.process import release_memory
 from trial_ray.prompts.chat_template import describe_chat_template
-from trial_ray.prompts.single_turn import require_first_prompt
 from trial_ray.prompts.styles import prompt_writer, template_options
 from trial_ray.prompts.teacher_context import FRAMES, require_room
+from trial_ray.prompts.writer import require_first_prompt
 from trial_ray.rollout.engines import pool_arguments
 
 if TYPE_CHECKING:

@@ -147,7 +147,7 @@ class RunSettings(
                     f"{', '.join(map(repr, names))}."
                 )
         return tuple(
-            entry.at(**changes.get(entry.name, {}), split=splits[entry.name])
+            entry.with_config(**changes.get(entry.name, {}), split=splits[entry.name])
             for entry in entries
             if entry.name in splits
         )

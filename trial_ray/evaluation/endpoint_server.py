@@ -15,8 +15,9 @@ from trial_ray.errors import EngineError, UserInputError
 from trial_ray.evaluation.endpoint import BUSY, ChatEndpoint, EndpointPlayer
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.prompts.conversation import ConversationBuilder
-from trial_ray.prompts.single_turn import PromptBuilder, PromptWriter
+from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.styles import template_options
+from trial_ray.prompts.writer import PromptWriter
 from trial_ray.trajectory import Turn
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from trial_ray.config.run import RunSettings
 from trial_ray.models.vocabulary import stop_token_ids
 from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.conversation import ConversationBuilder
-from trial_ray.prompts.single_turn import PromptBuilder, PromptWriter
+from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
+from trial_ray.prompts.writer import PromptWriter
 
 
 def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapter) -> PromptWriter:

@@ -29,8 +29,8 @@ from trial_ray.prompts.chat_template import (
     require_same,
 )
 from trial_ray.prompts.conversation import ConversationBuilder, past_turns
-from trial_ray.prompts.single_turn import Prompt, records
 from trial_ray.prompts.tool_calls import ToolSet, parse_message, read_call, require_response_template
+from trial_ray.prompts.writer import Prompt, records
 from trial_ray.trajectory import Turn
 
 _ARGUMENT = "Sentinel"
@@ -125,7 +125,7 @@ class ToolConversationBuilder(ConversationBuilder):
         tokenizer: a ``transformers`` tokenizer; its ``response_template`` is set if missing.
         template: writes the messages.
         tools: class with the tools as its public methods.
-        settings: as in :class:`~trial_ray.prompts.single_turn.PromptWriter`.
+        settings: as in :class:`~trial_ray.prompts.writer.PromptWriter`.
 
     Raises:
         ChatTemplateError: as in the base class; or the chat template does not support tools, or the ``response_template``

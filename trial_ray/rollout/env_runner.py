@@ -29,8 +29,8 @@ from trial_ray.engines.client import EngineClient
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import NotConnectedError, UnsupportedError, refusing
 from trial_ray.process import EPISODE, RESPONSE, ProcessEvents, announce, note_event, peak_memory, process_events
-from trial_ray.prompts.single_turn import PromptWriter
 from trial_ray.prompts.styles import prompt_writer
+from trial_ray.prompts.writer import PromptWriter
 from trial_ray.rollout.background_groups import BackgroundGroups
 from trial_ray.rollout.callbacks import EpisodeWatch, RunnerCallbacks
 from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
@@ -194,7 +194,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def take_env(self, environment: int, env_config: dict[str, Any]) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
         """Return a free instance of one of the run's environments, and the list to return it to unless it failed."""
-        entry = self._entries[environment].at(**env_config)
+        entry = self._entries[environment].with_config(**env_config)
         free = self._free_envs.setdefault(_key(entry), [])
         return free.pop() if free else self._new_env(entry), free
 

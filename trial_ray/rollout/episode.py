@@ -15,7 +15,7 @@ from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import text_digest
 from trial_ray.process import advance
-from trial_ray.prompts.single_turn import PromptWriter, located
+from trial_ray.prompts.writer import PromptWriter, located
 from trial_ray.trajectory import Ending, Trajectory, Turn
 
 if TYPE_CHECKING:

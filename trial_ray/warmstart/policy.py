@@ -27,8 +27,9 @@ from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.models.vocabulary import stop_tokens_of
 from trial_ray.prompts.chat_template import TemplateOptions
-from trial_ray.prompts.single_turn import PromptBuilder, PromptWriter
+from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
+from trial_ray.prompts.writer import PromptWriter
 from trial_ray.rollout.env_runner import run_quietly
 from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
 from trial_ray.trajectory import Trajectory

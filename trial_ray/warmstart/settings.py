@@ -156,9 +156,9 @@ def task_set(
     """
     needs = [settings.games, settings.check_games, settings.evaluation_games]
     if (generated := entry.adapter.warm_start.generated) is not None:
-        entry = entry.at(**generated(settings.generator_seed + purpose, needs[purpose]))
+        entry = entry.with_config(**generated(settings.generator_seed + purpose, needs[purpose]))
         return entry, entry.tasks()
-    training = entry.at(split=TRAIN)
+    training = entry.with_config(split=TRAIN)
     if (listed := training.listed_tasks()) is not None:
         entry = training
         tasks = sorted(listed, key=lambda task: text_digest(f"{settings.generator_seed}\n{task}"))

@@ -1,4 +1,9 @@
-"""Gymnasium wrappers for text environments. For a turn limit, use Gymnasium's ``TimeLimit``."""
+"""Gymnasium wrappers for text environments. For a turn limit, use Gymnasium's ``TimeLimit``.
+
+- ``projection``: ``step`` takes a language model's whole response.
+- ``history``: observations contain the last turns.
+- ``recording``, ``transcript``: episodes are appended to a file, and its format.
+"""
 
 from trial_envs.wrappers.history import HistoryWindow
 from trial_envs.wrappers.projection import ActionProjection
