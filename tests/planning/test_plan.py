@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from snippets import snippets
 from transformers import LlamaConfig
 
 from trial_ray import cli
@@ -259,16 +258,6 @@ def test_the_command_prints_the_prediction_and_tells_whether_it_fits(arguments, 
     assert cli.main(["plan", *map(str, arguments)]) == code
     printed = capsys.readouterr()
     assert words in printed.out + printed.err
-
-
-def test_the_example_of_the_readme_fits_its_gpus_and_evaluates(tmp_path, capsys):
-    [code] = snippets("../README.md")
-    file = tmp_path / "readme.py"
-    file.write_text(f'{code.split("algo = ")[0]}stop = {{"training_iteration": 1}}\n')
-    assert cli.main(["plan", str(file), "--gpu-memory", "80"]) == 0, capsys.readouterr().out
-    config = load_experiment(file).config
-    assert config.evaluation_interval
-    assert config.evaluation_entries()
 
 
 PLANNED = {
