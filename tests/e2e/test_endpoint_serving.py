@@ -16,7 +16,7 @@ from trial_ray.models.packaged import alfworld_tiny
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 EVALUATION_S = 600
-TASKS = ["--env", "trial/ALFWorld-v0", "--split", "generated", "--episodes", "24"]
+TASKS = ["--env", "trial/ALFWorld-v0", "--split", "generated", "--tasks", "24"]
 SETTINGS = {
     "env_config.num_games": 24,
     "prompt_style": "plain",

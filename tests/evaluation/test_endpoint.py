@@ -124,7 +124,7 @@ def command(server, tmp_path, monkeypatch):
         yield lambda *more: main(
             [
                 *("evaluate", "--endpoint", server.url, "--model", "riddler", "--api-key-env", VARIABLE),
-                *("--env", RiddleEnv.ENV_ID, "--split", "test", "--env-adapter", str(adapter), "--episodes", "8"),
+                *("--env", RiddleEnv.ENV_ID, "--split", "test", "--env-adapter", str(adapter), "--tasks", "8"),
                 *("--set", "prompt_style=plain", *more),
             ]
         )
@@ -153,16 +153,14 @@ def test_a_model_behind_an_endpoint_is_evaluated_and_compared(command, server, t
 def test_what_is_sent(command, server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-endpoint")
     body = json.dumps({"max_tokens": None, "max_completion_tokens": 8})
-    assert (
-        command("--body", body, "--set", "evaluation_temperature=0", "--episodes", "1", "--request-timeout", "7") == 0
-    )
+    assert command("--body", body, "--set", "evaluation_temperature=0", "--tasks", "1", "--request-timeout", "7") == 0
     path, headers, sent = server.seen[0]
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == f"Bearer {KEY}"
     assert headers["X-Stainless-Read-Timeout"] == "7"
     assert sent.keys() == {"model", "messages", "temperature", "seed", "max_completion_tokens"}
     assert (sent["model"], sent["temperature"], sent["max_completion_tokens"]) == ("riddler", 0, 8)
-    assert command("--set", "evaluation_temperature=0.4", "--episodes", "1", "--api-key-env", "") == 0
+    assert command("--set", "evaluation_temperature=0.4", "--tasks", "1", "--api-key-env", "") == 0
     _, headers, sent = server.seen[-1]
     assert headers["Authorization"] == "Bearer none", "not the key of another endpoint"
     assert sent["temperature"] == 0.4
@@ -173,7 +171,7 @@ def test_a_server_samples_without_its_models_own_settings(command, server, tmp_p
     protocols = []
     for owner in ("vllm", "someone"):
         server.owner, server.seen = owner, []
-        assert command("--episodes", "1", "--json", str(tmp_path / f"{owner}.json"), "--body", '{"min_p": 0.1}') == 0
+        assert command("--tasks", "1", "--json", str(tmp_path / f"{owner}.json"), "--body", '{"min_p": 0.1}') == 0
         sent = server.seen[0][2]
         assert ("top_k" in sent, "repetition_penalty" in sent, sent["min_p"]) == (owner == "vllm",) * 2 + (0.1,)
         protocols.append(EvaluationResult.load(tmp_path / f"{owner}.json").protocol)
@@ -286,7 +284,7 @@ def test_without_the_client_the_command_says_how_to_install_it(command, monkeypa
 def test_a_conversation_sends_all_earlier_messages(command, server):
     server.script = [(200, {}, chat("<action>purple</action>"))] * 3
     thinking = ("--set", 'chat_template_kwargs={"enable_thinking": true}')
-    assert command("--set", "prompt_style=conversation", *thinking, "--max-concurrency", "1", "--episodes", "1") == 0
+    assert command("--set", "prompt_style=conversation", *thinking, "--max-concurrency", "1", "--tasks", "1") == 0
     assert [body["chat_template_kwargs"] for _, _, body in server.seen] == [{"enable_thinking": True}] * 3
     first, second, third = (body["messages"] for _, _, body in server.seen)
     assert [each["role"] for each in third] == ["system", "user", "assistant", "user", "assistant", "user"]

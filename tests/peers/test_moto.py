@@ -115,7 +115,7 @@ def test_a_run_on_s3_is_trained_resumed_and_read_there_though_the_server_goes_aw
         (["report", uri], "report.html"),
         (["inspect", uri, "--text", "--iteration", "3"], "iteration 3"),
         (["replay", uri, "--iteration", "3", "--trust"], "the same weights, bit for bit"),
-        (["evaluate", uri, "--split", "generated", "--episodes", "2"], "first try"),
+        (["evaluate", uri, "--split", "generated", "--tasks", "2"], "first try"),
         (["export", f"{uri.replace('?', '/checkpoints/000003?')}", str(tmp_path / "agent")], "model: "),
     ):
         assert cli.main(arguments) == 0, arguments

@@ -353,14 +353,14 @@ def test_demonstrations_of_an_interrupted_warm_start_are_kept_once_there_are_all
 
 
 @pytest.mark.usefixtures("tiny_models_only")
-def test_a_judgement_that_fails_costs_no_cloning(demonstrated, monkeypatch, caplog):
+def test_failed_evaluation_costs_no_cloning(demonstrated, monkeypatch, caplog):
     demonstrated(SETTINGS)
 
     def fail(*arguments):
         raise EnvironmentFaultError("the power is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("trial_ray.warmstart.judgement.judge", fail)
+        patched.setattr("trial_ray.warmstart.agreement.compare_with_expert", fail)
         with pytest.raises(EnvironmentFaultError, match="the power is gone"):
             warm_start(SETTINGS, progress=False)
     assert "The cloned model is complete in " in caplog.text
@@ -368,8 +368,8 @@ def test_a_judgement_that_fails_costs_no_cloning(demonstrated, monkeypatch, capl
     found = warm_start(SETTINGS, progress=False)
     assert (found.cached, found.steps, found.episodes) == (True, 4, SETTINGS.evaluation_games)
     record = json.loads((found.path / module.RECORD).read_text())
-    assert record["judgement"]["games"] == SETTINGS.evaluation_games
-    monkeypatch.setattr("trial_ray.warmstart.judgement.judge", fail)
+    assert record["agreement"]["games"] == SETTINGS.evaluation_games
+    monkeypatch.setattr("trial_ray.warmstart.agreement.compare_with_expert", fail)
     assert warm_start(SETTINGS, progress=False).seconds == found.seconds
 
 
@@ -528,12 +528,12 @@ def test_what_is_not_there_is_refused(changes, error, words, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("own_cache")
-def test_a_gpu_clones_and_judges_as_a_cpu_does():
+def test_a_gpu_clones_and_evaluates_as_a_cpu_does():
     found = {}
     for device in ("cpu", "cuda"):
         settings = replace(SETTINGS, device=device, evaluation_games=2)
         record = json.loads((warm_start(settings, progress=False).path / "warmstart.json").read_text())
-        found[device] = record["steps"], record["examples"], record["judgement"]["games"]
+        found[device] = record["steps"], record["examples"], record["agreement"]["games"]
     assert found["cuda"] == found["cpu"]
 
 

@@ -31,7 +31,6 @@ COMMANDS = {
     "inspect": paths.inspect,
     "replay": paths.replay,
     "warmstart": warmstart.warmstart,
-    "judge": warmstart.judge,
     "export": paths.export,
     "data": data.data,
     "plan": plan.plan,
@@ -40,10 +39,10 @@ COMMANDS = {
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 """A URI that was converted to a ``Path``, which removes a slash."""
 EPILOG = """start here:
-  trial-ray doctor                                         installed and missing packages
-  trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine
-  trial-ray reproduce table3 --scale tiny --dry-run        the runs of the paper's comparisons
-  trial-ray COMMAND --help                                 options and examples of a command
+  trial-ray doctor                                             installed and missing packages
+  trial-ray train tuned_examples/alfworld_quickstart.py        a small agent on this machine
+  trial-ray evaluate runs/NAME --split generated --tasks 64    its success on held-out tasks
+  trial-ray COMMAND --help                                     options and examples of a command
 
 exit codes: 0 done, 1 failed while running, 2 the input is wrong, 130 interrupted (state saved)
 """

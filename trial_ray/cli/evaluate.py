@@ -1,21 +1,34 @@
-"""``trial-ray evaluate CHECKPOINT|oracle`` or ``--endpoint URL``: play an evaluation set and print success by family."""
+"""``trial-ray evaluate``: plays an evaluation set, or with ``--hindsight`` measures the hindsight signal."""
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.cli.console import ENV_ADAPTER, SET, command, one_of, option, output, positive, readable, show
+from trial_ray.cli.checkpoint_config import ORACLE, checkpoint_config, recorded_config
+from trial_ray.cli.console import (
+    ENV_ADAPTER,
+    SET,
+    Suggested,
+    command,
+    flag,
+    option,
+    output,
+    positive,
+    readable,
+    show,
+    table,
+)
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.evaluation_sets import SEED, SIZES, evaluation_set_names
+from trial_ray.evaluation.evaluation_sets import SIZES, evaluation_set_names
 
 if TYPE_CHECKING:
-    from trial_ray.adapters.adapter import EnvironmentAdapter
     from trial_ray.adapters.registry import EnvironmentEntry
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.evaluation.evaluation_sets import EvaluationSet
@@ -24,7 +37,6 @@ if TYPE_CHECKING:
 
     Play = Callable[[dict[str, EpisodeResult], Callable[[EpisodeResult], None]], EvaluationResult]
 
-ORACLE = "oracle"
 _SIZES = "; ".join(f"{name}: {size or 'all'} tasks" for name, size in SIZES.items())
 
 
@@ -38,17 +50,19 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _endpoint_arguments(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("a model behind an OpenAI-compatible chat API")
-    for add in (
-        option("--endpoint", "play with it, e.g. http://127.0.0.1:8000/v1", "URL"),
-        option("--model", "name of the model at the endpoint", "NAME"),
-        option("--api-key-env", "environment variable with the key, e.g. OPENAI_API_KEY (default: no key)", "VARIABLE"),
-        option("--max-concurrency", "games at once (default: 8)", "N", positive, default=8),
-        option("--request-timeout", "seconds for a request (default: 120)", "S", positive, default=120),
-        option("--body", "fields added to each request; null removes a field", "JSON", _json_object, default={}),
-    ):
-        add(group)
+def _number_or_name(text: str) -> int | str:
+    return positive(text) if text.isdecimal() else text
+
+
+def _group(title: str, *arguments: Callable[[Any], Any]) -> Callable[[ArgumentParser], None]:
+    """Declare a group of options with a title in the command's help."""
+
+    def add_all(parser: ArgumentParser) -> None:
+        group = parser.add_argument_group(title)
+        for add in arguments:
+            add(group)
+
+    return add_all
 
 
 @command(
@@ -56,10 +70,11 @@ def _endpoint_arguments(parser: ArgumentParser) -> None:
     """examples:
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate runs/my-run --split valid_unseen --json unseen.json
-  trial-ray evaluate runs/my-run/checkpoints/000020 --env trial/ALFWorld-v0 --split generated --episodes 64
+  trial-ray evaluate runs/my-run/checkpoints/000020 --env trial/ALFWorld-v0 --split generated --tasks 64
   trial-ray evaluate path/to/hf_model --env trial/ALFWorld-v0 --split valid_seen --set engine=transformers
   trial-ray evaluate --endpoint http://127.0.0.1:8000/v1 --model NAME --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate --endpoint https://HOST/v1 --model NAME --api-key-env OPENAI_API_KEY --env trial/ALFWorld-v0 --split valid_seen
+  trial-ray evaluate models/start --hindsight --json hindsight.json
 
 CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, a Hugging Face model folder, the URI of one, a name on the model
 hub, or package:NAME. A checkpoint inside a run folder is evaluated with the settings that the run had then (prompt, limits,
@@ -68,6 +83,10 @@ The game data are found through the environment's own rules, or with --set env_c
 With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
 --endpoint plays with a model behind an OpenAI-compatible chat API; a CHECKPOINT given too only provides the settings.
 Responses are seeded by their tasks: results do not depend on the number of env runners and engines, up to rounding.
+
+--hindsight measures instead whether the hindsight log-ratio (Eq. 4) of the model separates wasted from planned actions, in held-out
+games of a warm start. Without such a signal TRIAL has nothing to learn from: measure it before a long run. A model of a run or
+of `trial-ray warmstart` plays with the settings that made it; --set changes fields of trial_ray.warmstart.WarmStartSettings.
 """,
     option("policy", "what to evaluate, see below", "CHECKPOINT|oracle", readable(1), nargs="?", default=Path(ORACLE)),
     option("--env", "environment, e.g. trial/ALFWorld-v0 (default: the environment of CHECKPOINT's run)", "ID"),
@@ -76,55 +95,69 @@ Responses are seeded by their tasks: results do not depend on the number of env 
         "the environment's split, e.g. valid_seen (default: the split of the evaluation set of CHECKPOINT's run)",
         "NAME",
     ),
-    one_of(
-        option("--episodes", "play N tasks of the split, always the same", "N", positive),
+    option(
+        "--tasks",
+        f"N tasks of the split, always the same, or an evaluation set ({_SIZES}; the others are committed lists of 128 tasks of "
+        "one split; default: full); with --hindsight N held-out games (default: 192)",
+        "N|NAME",
+        _number_or_name,
+        choices=Suggested(evaluation_set_names()),
+    ),
+    option(
+        "--json",
+        "write every episode as JSON; continues an interrupted evaluation. With --hindsight write every turn, and a plot as .png",
+        "FILE",
+        Path,
+    ),
+    _group(
+        "the hindsight signal before training",
+        flag("--hindsight", "measure whether hindsight separates wasted from planned actions, see below"),
         option(
-            "--panel",
-            f"{_SIZES} (default: full); the others are committed lists of 128 tasks of one split",
-            choices=evaluation_set_names(),
-            default="full",
+            "--demonstrator",
+            "let the demonstrator play, with probability P another action than the one it planned, and the model only score the "
+            "turns: for a model that cannot play yet",
+            "P",
+            float,
         ),
     ),
-    option("--json", "write every episode as JSON; continues an interrupted evaluation", "FILE", Path),
-    _endpoint_arguments,
+    _group(
+        "a model behind an OpenAI-compatible chat API",
+        option("--endpoint", "play with it, e.g. http://127.0.0.1:8000/v1", "URL"),
+        option("--model", "name of the model at the endpoint", "NAME"),
+        option("--api-key-env", "environment variable with the key, e.g. OPENAI_API_KEY (default: no key)", "VARIABLE"),
+        option("--max-concurrency", "games at once (default: 8)", "N", positive, default=8),
+        option("--request-timeout", "seconds for a request (default: 120)", "S", positive, default=120),
+        option("--body", "fields added to each request; null removes a field", "JSON", _json_object, default={}),
+    ),
     ENV_ADAPTER,
     SET,
 )
 def evaluate(args: Namespace) -> None:
     """Play the episodes that are not in the result file yet, save them, and print the table."""
     from trial_ray.adapters.registry import load_adapters
-    from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
-    from trial_ray.evaluation.endpoint_server import connect
     from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
     from trial_ray.evaluation.player import evaluate_oracle, oracle_protocol
     from trial_ray.evaluation.results import EpisodeJournal
 
     if bool(args.endpoint) != bool(args.model):
         raise UserInputError("--endpoint URL and --model NAME belong together; give both or none.")
+    if args.hindsight:
+        measure_hindsight(args)
+        return
+    if args.demonstrator is not None:
+        raise UserInputError("--demonstrator P plays the games of --hindsight; give --hindsight with it.")
     policy, adapters = str(args.policy), load_adapters(args.env_adapters)
     config, labels = checkpoint_config(policy, args.env, args.split, args.overrides, adapters)
     (entry,) = config.environment_entries()
-    evaluation_set = choose_evaluation_set(entry, args.episodes or args.panel)
+    evaluation_set = choose_evaluation_set(entry, args.tasks or "full")
     if args.endpoint:
-        config.check_evaluation()
-        given = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)
-        endpoint = connect(given, config, entry)
-        if endpoint.uncontrolled:
-            show(f"the server decides: {', '.join(endpoint.uncontrolled)} (recorded in the protocol, not compared)")
-        labels = {"method": "endpoint", "backbone": endpoint.model, "seed": None}
-        protocol, weights = (
-            endpoint_protocol(config, evaluation_set, entry, endpoint),
-            f"{endpoint.model} at {endpoint.url}",
-        )
-        play: Play = partial(evaluate_endpoint, evaluation_set, entry, config, endpoint, args.max_concurrency)
+        protocol, weights, play = _endpoint_player(args, config, evaluation_set, entry)
+        labels = {"method": "endpoint", "backbone": args.model, "seed": None}
     elif policy == ORACLE:
         if config.model_path is not None:
             raise UserInputError(f"The oracle plays without a model. Name {config.model_path} in place of {ORACLE}.")
-        protocol, weights, play = (
-            oracle_protocol(evaluation_set, entry),
-            "",
-            partial(evaluate_oracle, evaluation_set, entry),
-        )
+        protocol, weights = oracle_protocol(evaluation_set, entry), ""
+        play = partial(evaluate_oracle, evaluation_set, entry)
     else:
         protocol, weights, play = _checkpoint_player(config, evaluation_set, entry, policy, args.verbose)
     with EpisodeJournal(args.json, protocol, weights) as journal:
@@ -139,6 +172,23 @@ def evaluate(args: Namespace) -> None:
     output().print(result.table(title=f"{result.policy} · {result.protocol['env']} · {result.protocol['split']}"))
     if args.json:
         show(f"episodes: {args.json}")
+
+
+def _endpoint_player(
+    args: Namespace, config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry
+) -> tuple[dict[str, Any], str, Play]:
+    """Connect to an endpoint; return the same as :func:`_checkpoint_player`, with a name in place of the checksum."""
+    from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
+    from trial_ray.evaluation.endpoint_server import connect
+
+    config.check_evaluation()
+    endpoint = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)
+    endpoint = connect(endpoint, config, entry)
+    if endpoint.uncontrolled:
+        show(f"the server decides: {', '.join(endpoint.uncontrolled)} (recorded in the protocol, not compared)")
+    protocol = endpoint_protocol(config, evaluation_set, entry, endpoint)
+    play = partial(evaluate_endpoint, evaluation_set, entry, config, endpoint, args.max_concurrency)
+    return protocol, f"{endpoint.model} at {endpoint.url}", play
 
 
 def _checkpoint_player(
@@ -165,95 +215,6 @@ def _checkpoint_player(
     return policy_protocol(config, evaluation_set, entry), evaluator.weights, play
 
 
-def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tuple[GRPOConfig | None, dict[str, Any]]:
-    """Return the recorded config of a model's run at the model's iteration, and the labels for tables: method, backbone and seed
-    of the run, and the checkpoint's iteration; ``(None, {})`` if the model is not in a run folder."""
-    from trial_ray.runs.checkpoints import checkpoint_iteration, find_run_folder
-    from trial_ray.runs.config_record import load_method, load_record, run_labels
-
-    if (run_folder := find_run_folder(model)) is None:
-        return None, {}
-    record, iteration = run_folder / "resolved_config.json", checkpoint_iteration(model, run_folder)
-    config = load_record(record, adapters, iteration=iteration)
-    trained = {} if iteration is None else {"iteration": iteration}
-    return config, {**run_labels(config), "method": load_method(record), **trained}
-
-
-def checkpoint_config(
-    checkpoint: str,
-    env: str | None,
-    split: str | None,
-    overrides: list[str],
-    adapters: Sequence[EnvironmentAdapter] = (),
-) -> tuple[GRPOConfig, dict[str, Any]]:
-    """Return the config for the evaluation of a checkpoint.
-
-    If the checkpoint is in a run folder, the config has the settings of the run at the checkpoint's iteration. For
-    :data:`ORACLE` it has no model.
-
-    Args:
-        checkpoint: a run folder, a checkpoint, a model folder, or :data:`ORACLE`.
-        env: the environment's id; ``None``: the environment of the run.
-        split: the environment's split; ``None``: the split of the run's evaluation set.
-        overrides: ``key=value`` overrides of other settings.
-        adapters: the user's environment adapters.
-
-    Returns:
-        The config, and the labels for tables as in :func:`recorded_config`.
-
-    Raises:
-        UserInputError: ``env`` is ``None``, but the checkpoint is not in a run with a single environment; or ``split`` is
-            ``None``, but the checkpoint is not in a run with an evaluation set for ``env``.
-    """
-    from trial_ray.adapters.registry import find_spec
-    from trial_ray.algorithms.methods import new_config, with_method
-    from trial_ray.runs.checkpoints import find_model
-    from trial_ray.runs.overrides import apply_overrides
-
-    env = env and find_spec(env).id  # imports the module in front of it, which the run's record cannot ask for
-    model = None if checkpoint == ORACLE else find_model(checkpoint)
-    recorded, labels = recorded_config(model, adapters) if model else (None, {})
-    config = with_method(recorded or new_config("grpo"), "grpo")  # nothing is trained, so no method needs anything
-    sets = config.evaluation_entries()
-    entries = sets or config.environment_entries()
-    known = {entry.env_id: entry for entry in reversed(entries)}
-    if env is None:
-        if len(known) != 1:
-            found = f"its run plays {', '.join(sorted(known))}" if known else "it is not part of a run"
-            raise UserInputError(f"Choose the environment of {checkpoint} with --env ID: {found}.")
-        (env,) = known
-    if sum(entry.env_id == env for entry in entries) > 1 and not any(
-        each.startswith("env_config") for each in overrides
-    ):
-        raise UserInputError(
-            f"The run of {checkpoint} plays {env} with several keyword arguments. Choose them with --set env_config={{...}}."
-        )
-    played = known.get(env)
-    if split is None:
-        if played is None or not sets:
-            raise UserInputError(
-                f"Choose a split with --split NAME: {checkpoint} is not part of a run with an evaluation set for {env}."
-            )
-        split = played.split
-    trained = {entry.env_id: entry for entry in reversed(config.environment_entries())} if recorded else {}
-    own = [adapter for adapter in adapters if adapter.env_id == env] if recorded else adapters
-    if env in trained:
-        # environment() would replace settings of the run that equal the class's by the adapter's defaults.
-        config.env, config.environments, config.adapters = env, (), tuple(own)
-    else:
-        config.environment(env, adapter=own)
-    source = played or trained.get(env)
-    config.env_config = {**(source.config if source else {}), "split": split}
-    config.rl_module(model_path=str(model) if model else None, warm_start=None)
-    config.evaluation(evaluation_split=split, evaluation_env_config={}, evaluation_seed=SEED)
-    config.recording(trajectories_folder=None)
-    config.training(teacher_context=None, teacher_sync_iterations=None)
-    config = apply_overrides(config, overrides)
-    config.env_config = {"split": split, **config.env_config}  # --set env_config={…} replaces all of it
-    # Another model than the run's is no method's result.
-    return config, labels if model is None or config.model_path == str(model) else {}
-
-
 @contextmanager
 def _episode_bar(total: int, journal: EpisodeJournal) -> Iterator[Callable[[EpisodeResult], None]]:
     """Show a progress bar on a terminal, else a line for every tenth of the episodes; yield the function to call per episode."""
@@ -268,9 +229,55 @@ def _episode_bar(total: int, journal: EpisodeJournal) -> Iterator[Callable[[Epis
         def on_episode(episode: EpisodeResult) -> None:
             journal.add(episode)
             done = len(journal.episodes)
-            text = f"{done} of {total} episodes"  # not how many are won: these end first
+            text = f"{done} of {total} episodes"  # without the number of wins, which is biased: wins end first
             progress.update(task, completed=done, description=text)
             if not console.is_terminal and done * 10 // total > (done - 1) * 10 // total:
                 show(text)
 
         yield on_episode
+
+
+def measure_hindsight(args: Namespace) -> None:
+    """Measure whether a model's hindsight log-ratio separates wasted from planned actions, print the result and save it."""
+    from trial_ray.adapters.registry import load_adapters, make_entries
+    from trial_ray.algorithms.startup import warm_start_settings
+    from trial_ray.files import finite, make_folder, write_json
+    from trial_ray.reports.plots import plot_agreement
+    from trial_ray.runs.checkpoints import find_model
+    from trial_ray.runs.overrides import override_dataclass
+    from trial_ray.warmstart.agreement import measure_agreement
+    from trial_ray.warmstart.policy import recorded_settings
+
+    if args.endpoint or args.split or isinstance(args.tasks, str) or str(args.policy) == ORACLE:
+        raise UserInputError(
+            "--hindsight plays held-out games of a warm start with a model: name a checkpoint or a model folder, give the number "
+            "of games with --tasks N, and leave out --split and --endpoint."
+        )
+    if args.json:
+        make_folder(args.json.parent)
+        if args.json.exists():
+            raise UserInputError(f"{args.json} exists. Name another file, or delete this one to measure again.")
+    adapters, model = load_adapters(args.env_adapters), find_model(args.policy)
+    config, _ = recorded_config(model, adapters)
+    if config is None:
+        settings = recorded_settings(model)
+    else:  # environment, prompts and limits of the run
+        settings = replace(warm_start_settings(config)[0], chat_template_date=config.chat_template_date)
+    overrides = [f"env={args.env}", *args.overrides] if args.env else args.overrides
+    # A model that was cloned on a GPU is evaluated on the CPU, unless --set device=cuda is given.
+    settings = override_dataclass(replace(settings, model_path=str(model), device="cpu"), overrides)
+    if config is not None:  # its adapters may be of several environments
+        adapters = tuple(adapter for adapter in adapters if adapter.env_id == settings.env)
+    (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters)
+    agreement = measure_agreement(settings, entry, args.tasks, args.demonstrator)
+    figures = agreement.figures
+    title = f"{figures['turns']} turns of {figures['games']} held-out games, {figures['won']} won"
+    kinds = ((name, figures[name]) for name in ("planned", "wasted", "decisive", "routine"))
+    rows = [(name, kind["turns"], f"{kind['gap']:+.3f}") for name, kind in kinds if kind["turns"]]
+    output().print(table(title, ("turns", "number", "mean gap (nats per token)"), rows))
+    show(str(agreement))
+    if args.json:
+        show(f"written: {write_json(args.json, finite(agreement.to_dict()))}")
+        picture = args.json.with_suffix(".png")
+        plot_agreement(agreement.to_dict(), picture)  # needs the extra reports
+        show(f"written: {picture}")

@@ -138,13 +138,13 @@ def choose_evaluation_set(entry: EnvironmentEntry, chosen: str | int = "full") -
     if missing:
         raise EvaluationSetError(
             f"The installed data lack {len(missing)} of the {len(committed)} tasks of evaluation set {chosen!r}, for example "
-            f"{missing[0]!r}: they are another release. Choose --panel full or --episodes N instead."
+            f"{missing[0]!r}: they are another release. Choose --tasks full or --tasks N instead."
         )
     found = instructions_digest(entry, committed.task_ids)
     if found != committed.instructions:
         raise EvaluationSetError(
             f"The installed data differ from the data of evaluation set {chosen!r}: equal ids have other instructions (digest "
-            f"{found[:12]}, expected {committed.instructions[:12]}). Choose --panel full or --episodes N instead."
+            f"{found[:12]}, expected {committed.instructions[:12]}). Choose --tasks full or --tasks N instead."
         )
     return committed
 

@@ -171,11 +171,11 @@ def _short(text: str, longest: int = 34) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def plot_judgement(data: Mapping[str, Any], path: Path) -> None:
+def plot_agreement(data: Mapping[str, Any], path: Path) -> None:
     """Plot how well the signed hindsight log-ratio separates planned turns from wasted turns.
 
     Args:
-        data: ``trial_ray.warmstart.judgement.Judgement.figures``, and ``of_turns``, one mapping per turn.
+        data: ``trial_ray.warmstart.agreement.Agreement.to_dict``.
         path: the file to write.
     """
     with drawing([path], (6.4, 3.6)) as (_, axis):

@@ -90,7 +90,7 @@ class Policy:
 
 
 def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
-    """Load the policy for cloning or for judgement.
+    """Load the policy that is cloned or evaluated.
 
     Raises:
         CheckpointError: ``model_path`` does not contain a model.
@@ -160,7 +160,7 @@ def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:
 
 
 @contextmanager
-def computing_with(settings: WarmStartSettings) -> Iterator[None]:
+def set_threads(settings: WarmStartSettings) -> Iterator[None]:
     """Set PyTorch's number of threads to the settings' number, and restore the previous number at the end of the context.
 
     Raises:
@@ -179,7 +179,8 @@ def computing_with(settings: WarmStartSettings) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-Watch = Callable[[str, Player, GuardedEnv], Player]
+WrapPlayer = Callable[[str, Player, GuardedEnv], Player]
+"""Function of a task, the policy's player and the environment that returns the player of the episode."""
 IN_FLIGHT = 64
 """Maximum number of episodes that are played at the same time."""
 
@@ -218,13 +219,13 @@ class HeldOutGames:
         for env in self._envs:
             env.close()
 
-    def play(self, watch: Watch | None = None) -> list[Trajectory]:
+    def play(self, wrap: WrapPlayer | None = None) -> list[Trajectory]:
         """Play each task once and return the trajectories of the tasks that did not fail.
 
         The same model, seed and number of threads give the same trajectories.
 
         Args:
-            watch: function that makes the player of an episode from the task, the policy's player and the environment.
+            wrap: function that makes the player of each episode; ``None``: the policy plays.
 
         Raises:
             InfrastructureError: the environment or the engine failed in every episode. If only some failed, a warning is logged.
@@ -232,7 +233,7 @@ class HeldOutGames:
         model = self._policy.model.eval()
         ends = stop_tokens_of(model.config, model.generation_config, self._policy.tokenizer)
         with asyncio.Runner() as loop:
-            trajectories = run_quietly(loop, self._play_all(LocalEngine(model, frozenset(ends)), watch))
+            trajectories = run_quietly(loop, self._play_all(LocalEngine(model, frozenset(ends)), wrap))
         ended = [trajectory for trajectory in trajectories if not trajectory.failed]
         if len(ended) < len(trajectories):
             first = next(trajectory.error for trajectory in trajectories if trajectory.failed)
@@ -244,7 +245,7 @@ class HeldOutGames:
             _log.warning("%s. They are not counted.", message)
         return ended
 
-    async def _play_all(self, engine: LocalEngine, watch: Watch | None) -> list[Trajectory]:
+    async def _play_all(self, engine: LocalEngine, wrap: WrapPlayer | None) -> list[Trajectory]:
         settings, free = self._policy.settings, asyncio.Queue[GuardedEnv]()
         params = SamplingParams(settings.max_response_tokens)
         for env in self._envs:
@@ -254,7 +255,7 @@ class HeldOutGames:
             env = await free.get()
             seed = derive_seed(settings.seed, task)
             player: Player = PolicyPlayer(self._policy.builder, params, engine.generate, seed)
-            trajectory = await play_episode(env, task, watch(task, player, env) if watch else player)
+            trajectory = await play_episode(env, task, wrap(task, player, env) if wrap else player)
             if env.faulty:
                 env.close()  # its next reset makes another instance
                 env.faulty = False

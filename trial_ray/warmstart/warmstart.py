@@ -36,17 +36,17 @@ from trial_ray.files import (
 from trial_ray.models.folders import write_model
 from trial_ray.models.tensors import stored_tensors
 from trial_ray.rollout.env_runner import outside_loop
+from trial_ray.warmstart.agreement import measure_agreement
 from trial_ray.warmstart.cloning import Example, updates
 from trial_ray.warmstart.demonstrations import collect, kept_examples, to_examples
-from trial_ray.warmstart.judgement import judge_model
 from trial_ray.warmstart.policy import (
     RECORD,
     HeldOutGames,
     Policy,
-    computing_with,
     load_policy,
     make_demonstrator,
     model_files,
+    set_threads,
     success_figures,
 )
 from trial_ray.warmstart.settings import CHECKED, WarmStartSettings
@@ -62,15 +62,9 @@ CODE = (
     "engines/transformers.py",
     "learner/packing.py",
     "objectives/allocation.py",
-    "rollout/chat_template.py",
-    "rollout/prompts.py",
-    "rollout/response_texts.py",
-    "rollout/hindsight.py",
+    "prompts/*.py",
     "rollout/episode.py",
-    "rollout/conversation.py",
-    "rollout/tool_calls.py",
-    "rollout/tool_conversation.py",
-    "environments/*.py",
+    "adapters/*.py",
 )
 """Code, in addition to the environment's code, that determines the result of a warm start."""
 
@@ -178,7 +172,7 @@ def warm_start(
     path, cached = get_or_build(
         "warmstart", key, lambda work: outside_loop(lambda: _make(settings, entry, key, work, progress))
     )
-    record = _judged(settings, entry, path, progress)
+    record = _evaluated(settings, entry, path, progress)
     if out is not None:
         write_folder(out, lambda partial: shutil.copytree(path, partial))
     found = {name: record[name] for name in ("success_rate", "episodes", "invalid_share", "steps", "curve", "seconds")}
@@ -240,7 +234,7 @@ def _environment_files(entry: EnvironmentEntry) -> list[Path]:
 def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder: Path, progress: bool) -> None:
     """Make the model and write it and its record to ``folder``; the examples are cached under ``key`` as soon as they are made."""
     started = time.perf_counter()
-    with computing_with(settings), WarmStartProgress(settings, progress) as shown:
+    with set_threads(settings), WarmStartProgress(settings, progress) as shown:
         policy = load_policy(settings, entry)
         examples = kept_examples(
             key, lambda: to_examples(collect(policy, lambda: shown.advance(shown.collecting)), settings)
@@ -261,16 +255,16 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
     write_json(folder / RECORD, record)
 
 
-def _judged(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> dict[str, Any]:
+def _evaluated(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> dict[str, Any]:
     """Return the record in ``folder``; if it has no evaluation yet, evaluate the model and add the results."""
     record = read_json(folder / RECORD)
-    if "judgement" in record:
+    if "agreement" in record:
         return record
     started = time.perf_counter()
     if progress:
         rich.get_console().print(f"Evaluating on {settings.evaluation_games} games never seen before …")
     try:
-        judgement = judge_model(replace(settings, model_path=str(folder)), entry)
+        agreement = measure_agreement(replace(settings, model_path=str(folder)), entry)
     except BaseException:
         _log.warning(
             "The cloned model is complete in %s, but its success was not measured; a warm start with the same settings measures it "
@@ -279,8 +273,8 @@ def _judged(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, 
         )
         raise
     record |= {
-        **success_figures(judgement.trajectories),
-        "judgement": judgement.figures,
+        **success_figures(agreement.trajectories),
+        "agreement": agreement.figures,
         "seconds": record["seconds"] + time.perf_counter() - started,
     }
     write_json(folder / RECORD, record)

@@ -2,10 +2,10 @@
 
     trial-ray reproduce study --scale study --dry-run
     trial-ray reproduce study --scale study          # hours; the same command continues
-    trial-ray judge MODEL --env-adapter tuned_examples/reproduce/study.py    # MODEL: of the warm start that it made
+    trial-ray evaluate MODEL --hindsight --env-adapter tuned_examples/reproduce/study.py    # MODEL: of the warm start that it made
 
 The warm start clones a player who wastes a turn with probability 0.25, and answers hindsight views with what it had planned
-(docs/warmstart.md); `trial-ray judge` measures how well the view tells the one from the other. The player remembers nothing that
+(docs/warmstart.md); `evaluate --hindsight` measures how well the view separates them. The player remembers nothing that
 a prompt does not show, so that a model which sees no more can judge. λ is the best of 0.01, 0.1 and 1 for each of the four
 hindsight losses on games of their own; docs/results.md states the comparisons and what they can detect.
 """

@@ -2,7 +2,7 @@
 
     trial-ray reproduce shape --scale webshop --dry-run
     trial-ray reproduce shape --scale webshop               # 32 runs; the same command continues
-    trial-ray judge MODEL --env-adapter tuned_examples/reproduce/webshop.py    # MODEL: of the warm start that it made
+    trial-ray evaluate MODEL --hindsight --env-adapter tuned_examples/reproduce/webshop.py   # MODEL: of its warm start
 
 λ is 0.1 for every profile, which is what the scale `study` chose for each of them in ALFWorld: nothing was chosen on a shop but
 the warm start, by its success and by how well its hindsight view judges, on goals of their own.

@@ -1,4 +1,4 @@
-"""Measures whether a model judges actions better with hindsight than it chooses them, on held-out games before training.
+"""Measures whether the hindsight log-ratio of a model tells wasted actions from planned ones, on held-out games before training.
 
 The model plays. For each of its actions two facts are recorded that the model does not receive: whether the expert would have
 chosen the same action, and whether the environment's planner needs fewer actions after it than before. The hindsight log-ratio of
@@ -8,7 +8,7 @@ the turn (Eq. 4) should separate the two kinds of actions; if it does not, turn 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.episode import History, Player, derive_seed
 from trial_ray.trajectory import Trajectory, Turn
 from trial_ray.warmstart.demonstrations import DemonstratorPlayer, outcome_evidence
-from trial_ray.warmstart.policy import HeldOutGames, Policy, Watch, computing_with, load_policy, make_demonstrator
+from trial_ray.warmstart.policy import HeldOutGames, Policy, WrapPlayer, load_policy, make_demonstrator, set_threads
 from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
 
 GAP_CLIP = 2.0
@@ -36,7 +36,7 @@ MAX_TOKENS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedTurn:
+class ScoredTurn:
     """One turn of the policy.
 
     Attributes:
@@ -56,15 +56,15 @@ class JudgedTurn:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """All judged turns of the games that a model played.
+class Agreement:
+    """Agreement of a model's hindsight log-ratio with the expert and the planner, in the games that the model played.
 
     Attributes:
-        turns: judged turns, in the order of games and turns.
+        turns: scored turns, in the order of games and turns.
         trajectories: trajectories of the games.
     """
 
-    turns: tuple[JudgedTurn, ...]
+    turns: tuple[ScoredTurn, ...]
     trajectories: list[Trajectory]
 
     @cached_property
@@ -72,15 +72,19 @@ class Judgement:
         """Number and mean hindsight log-ratio of turns by kind, and areas under the curve with 95 % intervals, for JSON."""
         return {
             "games": len(self.trajectories),
-            "won": sum(each.success for each in self.trajectories),
+            "won": sum(trajectory.success for trajectory in self.trajectories),
             "turns": len(self.turns),
             "planned": self._kind("planned", True),
             "wasted": self._kind("planned", False),
             "decisive": self._kind("decisive", True),
             "routine": self._kind("decisive", False),
-            "auc_wasted": _auc(self.turns, "planned"),
-            "auc_routine": _auc(self.turns, "decisive"),
+            "auc_wasted": _auc_interval(self.turns, "planned"),
+            "auc_routine": _auc_interval(self.turns, "decisive"),
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures and all turns, for JSON."""
+        return {**self.figures, "of_turns": [asdict(turn) for turn in self.turns]}
 
     def _kind(self, name: str, value: bool) -> dict[str, float | int | None]:
         gaps = [turn.gap for turn in self.turns if getattr(turn, name) is value]
@@ -89,52 +93,19 @@ class Judgement:
     def __str__(self) -> str:
         """Return a summary in one sentence."""
         gaps = [self.figures[kind]["gap"] for kind in ("planned", "wasted")]
-        told = ["unknown" if gap is None else f"{gap:+.2f} nats a token" for gap in gaps]
+        planned, wasted = ("unknown" if gap is None else f"{gap:+.2f} nats a token" for gap in gaps)
         auc = self.figures["auc_wasted"]
         area = "unknown" if auc is None else f"{auc[0]:.2f} [{auc[1]:.2f}, {auc[2]:.2f}]"
         return (
-            f"Hindsight view: gap {told[0]} for planned actions, {told[1]} for wasted ones; "
+            f"Hindsight log-ratio: {planned} for planned actions, {wasted} for wasted ones; "
             f"area under the curve as a detector of wasted turns {area}"
         )
 
 
-def judge(policy: Policy, games: HeldOutGames, plays: Watch | None = None) -> Judgement:
-    """Let a model play, and compare the hindsight log-ratio of each turn with the expert's and the planner's judgement.
-
-    Args:
-        policy: policy with the model that plays, and that scores each turn with and without teacher context.
-        games: held-out games; each game is played once.
-        plays: function that makes the player of an episode; ``None``: the model plays.
-
-    Raises:
-        InfrastructureError: every episode failed.
-        ConfigError: the adapter has no expert and the environment lists no actions.
-    """
-    watchers: dict[str, _Watcher] = {}
-
-    def watch(task: str, player: Player, env: GuardedEnv) -> Player:
-        watchers[task] = _Watcher(plays(task, player, env) if plays else player, env, make_demonstrator(policy.entry))
-        return watchers[task]
-
-    trajectories = games.play(watch)
-    gaps = iter(_gaps(policy, trajectories))
-    turns = [
-        JudgedTurn(index, turn.action, planned, decisive, next(gaps))
-        for index, trajectory in enumerate(trajectories)
-        for turn, planned, decisive in zip(
-            trajectory.turns,
-            watchers[trajectory.task_id].planned,
-            watchers[trajectory.task_id].decisive(trajectory),
-            strict=True,
-        )
-    ]
-    return Judgement(tuple(turns), trajectories)
-
-
-def judge_model(
+def measure_agreement(
     settings: WarmStartSettings, entry: EnvironmentEntry, games: int | None = None, demonstrator: float | None = None
-) -> Judgement:
-    """Judge the model at ``settings.model_path`` on the held-out games of a warm start with these settings.
+) -> Agreement:
+    """Measure the agreement of the model at ``settings.model_path`` on the held-out games of a warm start with these settings.
 
     Args:
         settings: settings of prompts and responses, as in training, and device and threads.
@@ -149,14 +120,13 @@ def judge_model(
         ConfigError: the adapter has no expert and the environment lists no actions, or ``device`` is ``cuda`` without a CUDA
             device.
     """
-    # Action noise would carry out another action than the response says.
-    noise: dict[str, Any] = (
-        {} if demonstrator is None else {"suboptimal_probability": demonstrator, "action_noise": 0.0}
-    )
-    settings = replace(replace(settings, **noise), evaluation_games=games or settings.evaluation_games)
+    settings = replace(settings, evaluation_games=games or settings.evaluation_games)
+    if demonstrator is not None:
+        # Action noise would execute another action than the response contains.
+        settings = replace(settings, suboptimal_probability=demonstrator, action_noise=0.0)
 
-    def play() -> Judgement:
-        with computing_with(settings):
+    def measure() -> Agreement:
+        with set_threads(settings):
             policy = load_policy(settings, entry)
 
             def demonstrate(task: str, player: Player, env: GuardedEnv) -> Player:
@@ -164,14 +134,42 @@ def judge_model(
                 return DemonstratorPlayer(policy, make_demonstrator(entry), random, env.walkthrough)
 
             with HeldOutGames(policy, EVALUATED) as held_out:
-                return judge(policy, held_out, demonstrate if noise else None)
+                return compare_with_expert(policy, held_out, None if demonstrator is None else demonstrate)
 
-    return outside_loop(play)
+    return outside_loop(measure)
+
+
+def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | None = None) -> Agreement:
+    """Play held-out games, score each turn with and without its outcome, and record what the expert and the planner say of it.
+
+    Args:
+        policy: policy with the model that plays, and that scores each turn with and without teacher context.
+        games: held-out games; each game is played once.
+        wrap: function that makes the player of an episode; ``None``: the model plays.
+
+    Raises:
+        InfrastructureError: every episode failed.
+        ConfigError: the adapter has no expert and the environment lists no actions.
+    """
+    watchers: dict[str, _Watcher] = {}
+
+    def watch(task: str, player: Player, env: GuardedEnv) -> Player:
+        watchers[task] = _Watcher(wrap(task, player, env) if wrap else player, env, make_demonstrator(policy.entry))
+        return watchers[task]
+
+    trajectories = games.play(watch)
+    gaps = iter(mean_gaps(policy, trajectories))
+    turns = []
+    for index, trajectory in enumerate(trajectories):
+        watcher = watchers[trajectory.task_id]
+        facts = zip(trajectory.turns, watcher.planned, watcher.decisive(trajectory), strict=True)
+        turns += [ScoredTurn(index, turn.action, planned, decisive, next(gaps)) for turn, planned, decisive in facts]
+    return Agreement(tuple(turns), trajectories)
 
 
 @dataclass(slots=True)
 class _Watcher:
-    """Wraps a player; records the judgement of the expert and of the planner on every turn without changing actions."""
+    """Wraps a player; records for every turn what expert and planner would do, without changing actions."""
 
     player: Player
     env: GuardedEnv
@@ -180,11 +178,11 @@ class _Watcher:
     planned: list[bool] = field(default_factory=list)
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
-        """Return the policy's action; see :class:`~trial_ray.rollout.episode.Player`."""
+        """Return the player's action; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
             begin(self.demonstrator, result.task, result.observation, 0, self.env.walkthrough)
         _, planned = plan(self.demonstrator, result.observation, result.admissible_actions)
-        self.remaining.append(self.env.commands_to_win())  # also before a turn that the prompt limit prevents
+        self.remaining.append(self.env.commands_to_win())  # even if the prompt limit then prevents the turn
         turn = await self.player.act(result, history, step)
         if turn is not None:
             self.planned.append(turn.action in planned)
@@ -195,24 +193,27 @@ class _Watcher:
         """Yield for each turn whether it shortened the plan; ``None`` for the last turn of a game that was not won."""
         remaining = [*self.remaining, 0 if trajectory.success else None]
         for index in range(len(trajectory.turns)):
-            before, then = remaining[index : index + 2]
-            yield None if before is None or then is None else then < before
+            before, after = remaining[index : index + 2]
+            yield None if before is None or after is None else after < before
 
 
-def _gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]:
-    """Return the mean hindsight log-ratio of each turn."""
-    shown = [
+def mean_gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]:
+    """Return the mean hindsight log-ratio of each turn, in nats: Eq. 4, averaged over the response's tokens."""
+    turns = [
         (turn, Evidence(ids, turn.insert_at))
         for trajectory in trajectories
         for turn, ids in zip(trajectory.turns, outcome_evidence(trajectory, policy.tokenizer), strict=True)
     ]
-    views = {"ordinary": [scored_turn(turn) for turn, _ in shown], "hindsight": [scored_turn(*each) for each in shown]}
+    views = {
+        "ordinary": [scored_turn(turn) for turn, _ in turns],
+        "hindsight": [scored_turn(turn, evidence) for turn, evidence in turns],
+    }
     scores, _ = score_views(policy.model, views, max_tokens=MAX_TOKENS)
     gap = hindsight_gap(scores["hindsight"], scores["ordinary"], GAP_CLIP)
-    return [float(each.mean()) for each in gap.split([len(turn.response_ids) for turn, _ in shown])]
+    return [float(of_turn.mean()) for of_turn in gap.split([len(turn.response_ids) for turn, _ in turns])]
 
 
-def _auc(turns: Sequence[JudgedTurn], name: str) -> tuple[float, float, float] | None:
+def _auc_interval(turns: Sequence[ScoredTurn], name: str) -> tuple[float, float, float] | None:
     """Return the area under the curve of the negated hindsight log-ratio as a detector of turns that are not ``name``, with a 95 %
     interval over resampled episodes.
 
@@ -226,12 +227,11 @@ def _auc(turns: Sequence[JudgedTurn], name: str) -> tuple[float, float, float] |
         return None
     rows = [np.flatnonzero(episodes == episode) for episode in np.unique(episodes)]
     random = np.random.default_rng(0)
-    resampled = []
+    areas = []
     for _ in range(RESAMPLES):
         drawn = np.concatenate([rows[index] for index in random.integers(len(rows), size=len(rows))])
-        found = auc(-gaps[drawn], labels[drawn])
-        resampled += [] if found is None else [found]
-    low, high = np.quantile(resampled, [0.025, 0.975])
+        areas.append(auc(-gaps[drawn], labels[drawn]))
+    low, high = np.quantile([resampled for resampled in areas if resampled is not None], [0.025, 0.975])
     return area, float(low), float(high)
 
 
@@ -244,7 +244,8 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
         scores: float ``[N]``.
         positive: bool ``[N]``.
     """
-    count, others = int(positive.sum()), int((~positive).sum())
-    if not count or not others:
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    if not positives or not negatives:
         return None
-    return float((rankdata(scores)[positive].sum() - count * (count + 1) / 2) / (count * others))
+    rank_sum = rankdata(scores)[positive].sum()
+    return float((rank_sum - positives * (positives + 1) / 2) / (positives * negatives))

@@ -1,0 +1,139 @@
+"""Agreement of the hindsight log-ratio with the expert and the planner, for models that are known to judge well or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from test_warmstart import ADAPTER, HOME, SETTINGS
+
+from trial_ray import cli
+from trial_ray.adapters.guarded import GuardedEnv
+from trial_ray.adapters.registry import make_entries
+from trial_ray.models.tiny import build_tiny_model
+from trial_ray.prompts.single_turn import PromptBuilder
+from trial_ray.rollout.episode import play_episode
+from trial_ray.trajectory import Turn
+from trial_ray.warmstart import agreement as module
+from trial_ray.warmstart.agreement import auc, compare_with_expert, mean_gaps, measure_agreement
+from trial_ray.warmstart.demonstrations import outcome_evidence
+from trial_ray.warmstart.policy import HeldOutGames, Policy
+from trial_ray.warmstart.settings import EVALUATED
+
+
+@pytest.fixture
+def untrained(tokenizer):
+    builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
+    return Policy(SETTINGS, HOME, build_tiny_model(tokenizer, "nano"), tokenizer, builder)
+
+
+def test_area_is_the_share_of_pairs_in_the_right_order():
+    random = np.random.default_rng(0)
+    scores, positive = random.integers(0, 6, 60).astype(float), random.random(60) < 0.3
+    pairs = [(a > b) + (a == b) / 2 for a in scores[positive] for b in scores[~positive]]
+    assert auc(scores, positive) == pytest.approx(np.mean(pairs))
+    assert auc(scores, np.ones(60, bool)) is None
+
+
+def test_gaps_are_mean_differences_of_the_two_views(untrained):
+    with HeldOutGames(untrained, EVALUATED) as games:
+        trajectories = games.play()[:2]
+    expected = []
+    for trajectory in trajectories:
+        for turn, evidence in zip(trajectory.turns, outcome_evidence(trajectory, untrained.tokenizer), strict=True):
+            prompt, at, response = turn.prompt_ids, turn.insert_at, turn.response_ids
+            ordinary, hindsight = (
+                untrained.model(torch.tensor([[*view, *response]]))
+                .logits[0, len(view) - 1 : -1]
+                .double()
+                .log_softmax(-1)[range(len(response)), response.tolist()]
+                for view in (prompt, np.concatenate([prompt[:at], evidence, prompt[at:]]))
+            )
+            expected.append((hindsight - ordinary).clamp(-2, 2).mean().item())
+    assert mean_gaps(untrained, trajectories) == pytest.approx(expected, abs=1e-5)
+
+
+def scripted(entry):
+    """Games whose player gives an idle command before each command of the solution."""
+
+    def play(watch):
+        trajectories = []
+        for task in entry.tasks():
+            env = GuardedEnv(entry)
+
+            async def act(result, history, step, env=env):
+                action = "inventory" if step % 2 else env.walkthrough()[(step - 1) // 2]
+                ids = np.array([5, 6, 7], np.int32)
+                return Turn(action=action, prompt_ids=ids, insert_at=2, response_ids=ids)
+
+            trajectories.append(asyncio.run(play_episode(env, task, watch(task, SimpleNamespace(act=act), env))))
+            env.close()
+        return trajectories
+
+    return SimpleNamespace(play=play)
+
+
+def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
+    """The scorer confirms the actions of solutions and no others."""
+    (entry,) = make_entries([(SETTINGS.env, {"difficulty": "tiny", "max_turns": 12}, 1.0)])
+    entry = entry.with_config(split="generated", num_games=4, generator_seed=3)
+    monkeypatch.setattr(
+        module,
+        "mean_gaps",
+        lambda policy, trajectories: [
+            -1.0 if turn.action == "inventory" else 1.0 for trajectory in trajectories for turn in trajectory.turns
+        ],
+    )
+    agreement = compare_with_expert(Policy(SETTINGS, entry, None, None, None), scripted(entry))
+    figures = agreement.figures
+    assert figures["won"] == figures["games"] == 4
+    assert figures["decisive"]["turns"] == figures["routine"]["turns"] == figures["turns"] / 2
+    assert (figures["decisive"]["gap"], figures["routine"]["gap"]) == (1.0, -1.0)
+    assert figures["auc_routine"][0] == 1.0
+    # The explorer does not know where objects are, and may plan another receptacle than the solution's.
+    assert not any(turn.planned for turn in agreement.turns if turn.action == "inventory")
+    assert figures["planned"]["turns"] > figures["turns"] / 4
+    assert figures["auc_wasted"][0] > 0.8
+
+
+def test_demonstrator_plays_in_place_of_the_model(untrained, monkeypatch):
+    scored = []
+    monkeypatch.setattr(
+        module,
+        "load_policy",
+        lambda settings, entry: Policy(settings, entry, untrained.model, untrained.tokenizer, untrained.builder),
+    )
+    monkeypatch.setattr(module, "mean_gaps", lambda policy, trajectories: scored.extend(trajectories) or [0.0] * 99)
+    perfect, noisy = (measure_agreement(SETTINGS, HOME, demonstrator=rate).figures for rate in (0.0, 0.5))
+    assert perfect["games"] == noisy["games"] == 5
+    assert perfect["wasted"]["turns"] == 0
+    assert noisy["planned"]["turns"] > noisy["wasted"]["turns"] > 0
+    # Without action noise, the scored response is the executed action.
+    for turn in (turn for trajectory in scored for turn in trajectory.turns):
+        assert untrained.tokenizer.decode(turn.response_ids, skip_special_tokens=True) == turn.action
+
+
+def test_command_measures_a_model_and_writes_its_turns(untrained, tmp_path):
+    folder, file = tmp_path / "model", tmp_path / "out" / "hindsight.json"
+    untrained.model.save_pretrained(folder)
+    untrained.tokenizer.save_pretrained(folder)
+
+    def evaluate(*arguments, model=folder):
+        settings = ("--set", 'env_config={"difficulty":"tiny","max_turns":4}')
+        return cli.main(["evaluate", str(model), "--hindsight", *settings, *map(str, arguments)])
+
+    assert evaluate("--tasks", 3, "--env", SETTINGS.env, "--json", file) == 0
+    written = json.loads(file.read_text())
+    assert (written["games"], written["won"], written["auc_wasted"], len(written["of_turns"])) == (3, 0, None, 12)
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert evaluate("--json", file) == 2
+    for refused in (["--tasks", "quick"], ["--split", "train"], ["--env", "no/Such-v0"]):
+        assert evaluate(*refused) == 2
+    assert evaluate(model="oracle") == evaluate(model=tmp_path / "absent") == 2
+    assert cli.main(["evaluate", str(folder), "--demonstrator", "0.5"]) == 2
+    (folder / "warmstart.json").write_text("{}")
+    assert evaluate() == 2
