@@ -83,7 +83,7 @@ class Explorer:
 def play(config: Any, tokenizer: Any, random_actions: float) -> list[Any]:
     """The groups of an iteration."""
     from trial_ray.adapters.guarded import GuardedEnv
-    from trial_ray.algorithms.task_sampler import TaskSampler
+    from trial_ray.algorithms.tasks import TaskSampler
     from trial_ray.rollout.episode import derive_seed, play_episode
     from trial_ray.trajectory import TrajectoryGroup
 

@@ -16,7 +16,7 @@ from typing import Any
 import trial_ray.trajectory
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.algorithms.startup import initial_policy
-from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.algorithms.tasks import TaskSampler
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.transformers import LocalEngine
 from trial_ray.files import content_key, files_digest, get_or_build

@@ -9,10 +9,9 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.algorithms.methods import EXAMPLES, METHODS, config_class
-from trial_ray.algorithms.rllib_settings import UNCALLED_HOOKS, UNREAD
-from trial_ray.algorithms.rllib_values import CHECKED_ELSEWHERE, HARMLESS, VALUES
+from trial_ray.algorithms.rllib_settings import CHECKED_ELSEWHERE, HARMLESS, UNCALLED_HOOKS, UNREAD, VALUES
 from trial_ray.config.declare import declaration, default_of, expected, fields_of, sections_of
 from trial_ray.metrics import COLUMNS, GROUPS
 from trial_ray.warmstart.settings import WarmStartSettings

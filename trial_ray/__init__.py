@@ -12,8 +12,7 @@ from trial_ray.version import __version__
 
 if TYPE_CHECKING:
     from trial_ray.adapters.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
-    from trial_ray.algorithms.config import GRPOConfig
-    from trial_ray.algorithms.grpo import GRPO
+    from trial_ray.algorithms.grpo import GRPO, GRPOConfig
     from trial_ray.algorithms.methods.gigpo import GiGPOConfig
     from trial_ray.algorithms.methods.opsd import OPSDConfig
     from trial_ray.algorithms.methods.rlsd import RLSDConfig
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 _METHODS = "trial_ray.algorithms.methods"
 _MODULES = {
     "GRPO": "trial_ray.algorithms.grpo",
-    "GRPOConfig": "trial_ray.algorithms.config",
+    "GRPOConfig": "trial_ray.algorithms.grpo",
     "GRPOOPSDConfig": f"{_METHODS}.sdar",
     "GiGPOConfig": f"{_METHODS}.gigpo",
     "OPSDConfig": f"{_METHODS}.opsd",

@@ -28,8 +28,7 @@ from trial_ray.sweeps.plan import SweepFile, recorded_config
 from trial_ray.user_files import run_user_file
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.config import GRPOConfig
-    from trial_ray.algorithms.grpo import GRPO
+    from trial_ray.algorithms.grpo import GRPO, GRPOConfig
     from trial_ray.algorithms.methods.trial import TRIALConfig
 
 

@@ -15,7 +15,7 @@ from statistics import fmean
 import numpy as np
 import pandas
 
-from trial_ray.algorithms.success_rates import DECAY, PRIOR
+from trial_ray.algorithms.tasks import DECAY, PRIOR
 from trial_ray.evaluation.statistics import holm, seed_interval
 from trial_ray.files import read_json, write_json
 from trial_ray.metrics import EVALUATION, LEARNER

@@ -12,8 +12,7 @@ import pytest
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.sampling import MAX_LOSSES, GroupSampler, SampledBatch
-from trial_ray.algorithms.success_rates import SuccessRateSampler
-from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.algorithms.tasks import SuccessRateSampler, TaskSampler
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import EvaluationPlayer

@@ -57,7 +57,7 @@ def health_checks(of: HealthChecks | None = None, **settings) -> HealthChecks:
 
 def judge(made: HealthChecks, iteration: int, values: dict[str, float]) -> int:
     prefix = lambda name: LEARNER if "/" in name or name == "total_loss" else ENV_RUNNERS  # noqa: E731
-    return made.judge(iteration, {prefix(name) + name: value for name, value in values.items()})
+    return made.check(iteration, {prefix(name) + name: value for name, value in values.items()})
 
 
 @pytest.mark.parametrize("name", VIOLATIONS)

@@ -7,12 +7,7 @@ import ray
 from ray.util import placement_group_table
 
 from trial_ray.algorithms import TRIAL, TRIALConfig
-from trial_ray.algorithms.actors import (
-    first_engine_bundle,
-    require_resources,
-    reserve_pairs,
-    with_fewer_learners,
-)
+from trial_ray.algorithms.placement import first_engine_bundle, require_resources, reserve_pairs, with_fewer_learners
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.rollout.engines import create_engines
 

@@ -9,8 +9,7 @@ from ray.rllib.core.rl_module import RLModuleSpec
 from ray.rllib.utils.metrics.stats import SumStats
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.rllib_settings import UNREAD, stored_name
-from trial_ray.algorithms.rllib_values import CHECKED_ELSEWHERE, HARMLESS, VALUES
+from trial_ray.algorithms.rllib_settings import CHECKED_ELSEWHERE, HARMLESS, UNREAD, VALUES, stored_name
 from trial_ray.errors import ConfigError
 from trial_ray.rollout.callbacks import NEVER_CALLED
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from trial_ray.algorithms.success_rates import SuccessRateSampler
-from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.algorithms.tasks import SuccessRateSampler, TaskSampler
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
 from trial_ray.trajectory import EpisodeResult

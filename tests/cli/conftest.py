@@ -16,7 +16,7 @@ def train(monkeypatch, tmp_path):
 
     The first argument may be the number of iterations; ``train.resume`` continues the run."""
     from trial_ray.algorithms import startup
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
 
     file = tmp_path / "experiment.py"
     file.write_text(EXPERIMENT)

@@ -21,7 +21,7 @@ from trial_ray.algorithms import GRPO, GRPOConfig, TRIALConfig
 from trial_ray.algorithms.health_checks import HealthChecks
 from trial_ray.algorithms.methods import method_names, new_config
 from trial_ray.algorithms.sampling import SampledBatch
-from trial_ray.algorithms.success_rates import SuccessRateSampler
+from trial_ray.algorithms.tasks import SuccessRateSampler
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import GROUPS, METRICS
 from trial_ray.rollout.groups import GroupRequest, GroupSample

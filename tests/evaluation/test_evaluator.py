@@ -11,7 +11,7 @@ import ray
 from tiny_run import with_small_actors
 
 from trial_ray.adapters.registry import EnvironmentEntry
-from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.evaluation.evaluation_sets import EvaluationSet, choose_evaluation_set
 from trial_ray.evaluation.player import EvaluationPlayer, Evaluator, policy_protocol
 

@@ -10,7 +10,8 @@ import pytest
 from evaluation_samples import coin_flips, evaluation
 
 from trial_ray import cli, reproduction
-from trial_ray.algorithms.config import NAMED_CONFIG, GRPOConfig
+from trial_ray.algorithms.config import NAMED_CONFIG
+from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.errors import ConfigError
 from trial_ray.reproduction import STUDIES, StudySweep, evaluation_file, load_scale, scale_file, scale_names
 from trial_ray.runs.folder import RunFolder

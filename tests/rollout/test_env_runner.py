@@ -19,7 +19,7 @@ from ray import cloudpickle
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from user_env import registered
 
-from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import CallbackError, EnvironmentFaultError, NotConnectedError
 from trial_ray.learner.rows import group_turn_rows

@@ -261,7 +261,7 @@ class UnpicklingAlgorithm(FakeAlgorithm):
 
 
 def test_a_downloaded_run_is_read_and_resumed_only_with_trust(key_folder, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("trial_ray.algorithms.config.GRPOConfig.build_algo", lambda self: UnpicklingAlgorithm())
+    monkeypatch.setattr("trial_ray.algorithms.grpo.GRPOConfig.build_algo", lambda self: UnpicklingAlgorithm())
     monkeypatch.setattr("trial_ray.runs.ray_session._start", lambda logs: None)
     monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
     experiment, run = tmp_path / "experiment.py", tmp_path / "run"

@@ -112,7 +112,7 @@ def secrets_in(folder):
 def test_no_file_of_a_run_holds_a_secret(planted, monkeypatch, tmp_path):
     """Planted in the environment, the experiment file, the command line, the environment's arguments and an error."""
     error = RuntimeError(f"no access with {PLANTED['HF_TOKEN']} at {IN_ADDRESS}")
-    monkeypatch.setattr("trial_ray.algorithms.config.GRPOConfig.build_algo", lambda self: FakeAlgorithm(3, error))
+    monkeypatch.setattr("trial_ray.algorithms.grpo.GRPOConfig.build_algo", lambda self: FakeAlgorithm(3, error))
     monkeypatch.setattr("trial_ray.runs.ray_session._start", lambda logs: None)
     monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
     experiment = tmp_path / "experiment.py"

@@ -17,7 +17,7 @@ from faulty_env import CountingEnv
 from rich.console import Console
 from tiny_run import with_small_actors
 
-from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.runs.checkpoints import find_model, list_checkpoints
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.session import TrainingSession

@@ -8,7 +8,7 @@ import method_reference as ref
 import numpy as np
 import torch
 
-from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.loss import microbatch_loss
 from trial_ray.learner.rows import TokenBatch, TurnRows, group_turn_rows

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import trial_ray
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.config import GRPOConfig
-    from trial_ray.algorithms.grpo import GRPO
+    from trial_ray.algorithms.grpo import GRPO, GRPOConfig
     from trial_ray.algorithms.methods.trial import TRIAL, TRIALConfig
 
 __all__ = ["GRPO", "TRIAL", "GRPOConfig", "TRIALConfig"]

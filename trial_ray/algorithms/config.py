@@ -13,8 +13,7 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.registry import find_adapter, find_spec, travelling
 from trial_ray.algorithms.rllib_builds import BuildCalls
-from trial_ray.algorithms.rllib_settings import refuse_uncalled, refuse_unread
-from trial_ray.algorithms.rllib_values import check_values
+from trial_ray.algorithms.rllib_settings import check_values, refuse_uncalled, refuse_unread
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
 from trial_ray.errors import ConfigError, TrialRayError, refusing
 from trial_ray.learner.method import Method
@@ -35,7 +34,7 @@ else:
 CONFIG_CLASS = "config_class"
 NAMED_CONFIG = "named_config"
 """Key of a Tune trial; its value is a name and the dict of a whole config, so a grid can contain several methods."""
-LARGEST_SEED = 2**32 - 2_000_000
+MAX_SEED = 2**32 - 2_000_000
 """Largest seed: NumPy accepts seeds below 2**32, and RLlib adds an env runner's index, and a million in evaluations."""
 
 
@@ -44,26 +43,12 @@ LARGEST_SEED = 2**32 - 2_000_000
         "validate_train_batch_size_vs_rollout_fragment_length": "neither has an effect here",
     }
 )
-class GRPOConfig(Sections, BuildCalls):
-    """Group-relative policy optimisation of a language-model agent in a text environment.
-
-    .. code-block:: python
-
-        config = (
-            GRPOConfig()
-            .environment("trial/ALFWorld-v0", env_config={"split": "train"})
-            .rl_module(model_path="Qwen/Qwen3-1.7B")
-            .training(lr=1e-6, group_size=8, tasks_per_iteration=16)
-            .engines(engine="vllm", num_engines=1)
-        )
-        algo = config.build_algo()
+class TextAlgorithmConfig(Sections, BuildCalls):
+    """RLlib's config with the checked settings that all methods share.
 
     Every setting that is not RLlib's is a field of one of the base classes and is set by its config group. Most defaults are the
     values of the published runs. ``tuned_examples/paper_alfworld.py`` sets the paper's values; its ``reward_scale`` and
     ``hindsight_start_iteration`` differ from the defaults.
-
-    Other methods derive from this class (``trial_ray/algorithms/methods``): they set ``method_class`` and declare their own
-    settings, which ``training`` accepts like the shared settings.
 
     RLlib and Tune pass configs as dicts, and rebuild a config by updating the algorithm's default config from the dict. Several
     methods share an algorithm, so the dict contains the config's class, and the update returns an instance of that class.
@@ -72,10 +57,6 @@ class GRPOConfig(Sections, BuildCalls):
     method_class: ClassVar[type[Method[Any]]] = Method
 
     def __init__(self, algo_class: type | None = None) -> None:
-        if algo_class is None:
-            from trial_ray.algorithms.grpo import GRPO
-
-            algo_class = GRPO
         super().__init__(algo_class=algo_class)
         self.environments: tuple[tuple[str, dict[str, Any], float], ...] = ()
         self.adapters: tuple[EnvironmentAdapter, ...] = ()
@@ -86,7 +67,7 @@ class GRPOConfig(Sections, BuildCalls):
     def __setattr__(self, key: str, value: Any) -> None:
         super().__setattr__(key, plain(value))
         if key == "environments" and value and isinstance(value, list | tuple):
-            with contextlib.suppress(ConfigError):  # validate() raises it
+            with contextlib.suppress(ConfigError):  # validate() raises the error later.
                 env, env_config, _ = _environment(value[0])
                 super().__setattr__("env", env)
                 super().__setattr__("env_config", env_config)
@@ -101,13 +82,13 @@ class GRPOConfig(Sections, BuildCalls):
         self.grad_clip_by = "global_norm"
         # The driver holds no environment: all stepping happens in env-runner actors.
         self.create_local_env_runner = False
-        # The default pieces expect RLlib episodes; learners are given groups of trajectories.
+        # RLlib's default connectors expect its episodes, but learners get groups of trajectories.
         self.add_default_connectors_to_learner_pipeline = False
-        # Nothing of an env runner's state is learned, so nothing needs merging or broadcasting.
+        # Env runners have no learned state that could be merged or broadcast.
         self.merge_env_runner_states = False
         self.broadcast_env_runner_states = False
         self._dont_auto_sync_env_runner_states = True
-        # RLlib's 60 s would silently drop slow rollouts.
+        # RLlib's default of 60 s would silently drop slow rollouts.
         self.sample_timeout_s = 3600.0
         self.restart_failed_env_runners = True
         self.delay_between_env_runner_restarts_s = 1.0
@@ -142,7 +123,7 @@ class GRPOConfig(Sections, BuildCalls):
         """
         before = self._adapter_defaults()
         if environments is not NotProvided and environments:
-            self.environments = tuple(_environment(each) for each in environments)
+            self.environments = tuple(_environment(environment) for environment in environments)
             env, env_config = self.environments[0][:2]
         elif env is not NotProvided:
             if self.environments:
@@ -153,12 +134,12 @@ class GRPOConfig(Sections, BuildCalls):
         if env is not NotProvided:
             kwargs["env"] = env
         if env_config is not NotProvided:
-            kwargs["env_config"] = plain(env_config)  # RLlib updates the setting in place
+            kwargs["env_config"] = plain(env_config)  # A copy, since RLlib updates the dict in place.
         super().environment(**kwargs)
         for env_id, _, _ in self.played_environments():
             if env_id not in self.env_specs:
-                with contextlib.suppress(ConfigError):  # it may be registered later; validate() looks again
-                    # What Gymnasium knows under the id here, for actors in which it is not registered.
+                with contextlib.suppress(ConfigError):  # The user may register it later; validate() tries again.
+                    # Keep the spec for actors, in which the environment is not registered.
                     self.env_specs = {**self.env_specs, env_id: find_spec(env_id)}
         own, after = vars(type(self)()), self._adapter_defaults()
         for name in before.keys() | after.keys():
@@ -168,7 +149,7 @@ class GRPOConfig(Sections, BuildCalls):
 
     def _adapter_defaults(self) -> dict[str, Any]:
         """Defaults for settings from the adapters of the environments selected so far; the first adapter with a default applies."""
-        own, found = vars(type(self)()), dict[str, Any]()
+        own, defaults = vars(type(self)()), dict[str, Any]()
         for env_id, _, _ in self.played_environments():
             if env_id not in self.env_specs:
                 continue
@@ -177,8 +158,8 @@ class GRPOConfig(Sections, BuildCalls):
                     raise ConfigError(
                         f"The adapter of {env_id} has a default for {name!r}, which is not a setting of a config."
                     )
-                found.setdefault(name, value)
-        return found
+                defaults.setdefault(name, value)
+        return defaults
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
@@ -194,7 +175,7 @@ class GRPOConfig(Sections, BuildCalls):
             super().validate()
         except TrialRayError:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError) as error:  # RLlib checks few types of its own settings
+        except (KeyError, TypeError, AttributeError, ValueError) as error:  # RLlib checks few types.
             raise ConfigError(f"RLlib cannot use one of its settings ({type(error).__name__}: {error}).") from error
         # RLlib itself adds "class" when it builds an algorithm, and Tune its "__stdout_file__" and the like.
         known = {*vars(type(self)()), "class"}
@@ -229,10 +210,10 @@ class GRPOConfig(Sections, BuildCalls):
         from trial_ray.models.module import CausalLMModule
         from trial_ray.rollout.env_runner import TextEnvRunner
 
-        chosen = self.seed is None or is_search(self.seed)  # Tune has still to choose it
-        if not chosen and not (type(self.seed) is int and 0 <= self.seed <= LARGEST_SEED):
+        is_open = self.seed is None or is_search(self.seed)  # Tune chooses a seed from a search space.
+        if not is_open and not (type(self.seed) is int and 0 <= self.seed <= MAX_SEED):
             raise ConfigError(
-                f"seed is {self.seed!r}, expected an int of at least 0 and at most {LARGEST_SEED}, or None. Set .debugging(seed=0)."
+                f"seed is {self.seed!r}, expected an int of at least 0 and at most {MAX_SEED}, or None. Set .debugging(seed=0)."
             )
         if self.evaluation_interval and self.evaluation_split is None and not self.in_evaluation:
             raise ConfigError(
@@ -241,24 +222,24 @@ class GRPOConfig(Sections, BuildCalls):
             )
         if self.is_multi_agent:
             raise ConfigError(f"multi_agent() has the policies {sorted(self.policies)}, but one policy is trained.")
-        for name, found, base in (
+        for name, chosen, base in (
             ("env_runner_cls", self.env_runner_cls, TextEnvRunner),
             ("learner_class", self._learner_class or self.get_default_learner_class(), GRPOLearner),
             ("module_class", getattr(self._rl_module_spec, "module_class", None), CausalLMModule),
         ):
-            if found is None:
+            if chosen is None:
                 continue
-            if not (isinstance(found, type) and issubclass(found, base)):
-                shown = found.__name__ if isinstance(found, type) else repr(found)[:200]
+            if not (isinstance(chosen, type) and issubclass(chosen, base)):
+                shown = chosen.__name__ if isinstance(chosen, type) else repr(chosen)[:200]
                 raise ConfigError(f"{name} is {shown}, expected a class derived from {base.__name__}.")
-            refuse_uncalled(name, found, base)
+            refuse_uncalled(name, chosen, base)
         require_connectors(self)
-        if self.num_learners > (most := self.tasks_per_iteration * self.group_size):
+        if self.num_learners > (trajectories := self.tasks_per_iteration * self.group_size):
             raise ConfigError(
-                f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "
+                f"num_learners is {self.num_learners}, but an iteration samples at most {trajectories} trajectories "
                 "(tasks_per_iteration times group_size); expected at least one for each learner."
             )
-        # RLlib's copy for evaluation has no env runners of its own.
+        # The copy that RLlib makes for evaluation has no env runners.
         if self.max_staleness and not self.num_env_runners and not self.in_evaluation:
             raise ConfigError(
                 f"max_staleness is {self.max_staleness}, but num_env_runners is 0: this process would have to sample and update at "
@@ -269,10 +250,10 @@ class GRPOConfig(Sections, BuildCalls):
         """Reject environments, weights and adapters that cannot be used.
 
         Raises:
-            ConfigError: one cannot be used; the message contains the environment, the value and the expected value.
+            ConfigError: an environment, a weight or an adapter cannot be used; the message contains the expected value.
         """
-        for each in self.environments:
-            _environment(each)
+        for environment in self.environments:
+            _environment(environment)
         if self.environments and [self.env, self.env_config] != list(self.environments[0][:2]):
             raise ConfigError(
                 "env or env_config was changed, but the run plays several environments, each with its own keyword arguments: "
@@ -281,7 +262,7 @@ class GRPOConfig(Sections, BuildCalls):
         for env_id, _, weight in self.played_environments():
             if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
                 raise ConfigError(f"The weight of {env_id} is {weight!r}, expected a number of at least 0.")
-            # Once more: while a file still runs, the modules beside it that must travel by value are unknown.
+            # Mark again: modules next to the experiment file are only known once it has finished importing.
             known = self.env_specs.get(env_id)
             spec = find_spec(env_id) if known is None else travelling(known)
             if spec is not known:
@@ -326,19 +307,19 @@ class GRPOConfig(Sections, BuildCalls):
             ConfigError: the dict is from a config class that is not derived from this one, and that the algorithm does not train.
         """
         settings = dict(config_dict.items())
-        _, named = settings.pop(NAMED_CONFIG, ("", {}))
-        settings = {**named, **settings}
-        wanted = settings.pop(CONFIG_CLASS, type(self))
-        if wanted is type(self):
+        _, config_settings = settings.pop(NAMED_CONFIG, ("", {}))
+        settings = {**config_settings, **settings}
+        config_class = settings.pop(CONFIG_CLASS, type(self))
+        if config_class is type(self):
             super().update_from_dict(settings)
             return self
-        if not issubclass(wanted, type(self)):
+        if not issubclass(config_class, type(self)):
             raise ConfigError(
-                f"Settings of a {wanted.__name__} cannot make a {type(self).__name__}; build the algorithm with "
+                f"Settings of a {config_class.__name__} cannot make a {type(self).__name__}; build the algorithm with "
                 "config.build_algo(), or give Tune config.algo_class."
             )
-        made: Self = wanted()
-        return made.update_from_dict(settings)
+        config: Self = config_class()
+        return config.update_from_dict(settings)
 
     def schedules(self) -> dict[str, int]:
         """Return the number of iterations that the method's schedules need to take effect, by the name of the setting."""
@@ -359,8 +340,8 @@ class GRPOConfig(Sections, BuildCalls):
         Raises:
             ConfigError: a schedule needs more than ``iterations``; the message contains both numbers.
         """
-        for complaint in self.unfinished_schedules(iterations):
-            raise ConfigError(complaint)
+        for message in self.unfinished_schedules(iterations):
+            raise ConfigError(message)
 
 
 def plain(value: Any) -> Any:
@@ -372,15 +353,15 @@ def plain(value: Any) -> Any:
     return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
-def _environment(each: Any) -> tuple[str, dict[str, Any], float]:
-    if not isinstance(each, list | tuple) or len(each) != 3 or not isinstance(each[1], Mapping):
-        raise ConfigError(f"environments has {each!r:.200}, expected (id, keyword arguments, weight).")
-    return each[0], dict(each[1]), each[2]
+def _environment(given: Any) -> tuple[str, dict[str, Any], float]:
+    if not isinstance(given, list | tuple) or len(given) != 3 or not isinstance(given[1], Mapping):
+        raise ConfigError(f"environments has {given!r:.200}, expected (id, keyword arguments, weight).")
+    return given[0], dict(given[1]), given[2]
 
 
 def _adapters(adapter: Any) -> tuple[EnvironmentAdapter, ...]:
     adapters = () if adapter is None else (adapter,) if isinstance(adapter, EnvironmentAdapter) else tuple(adapter)
-    for each in adapters:
-        if not isinstance(each, EnvironmentAdapter):
-            raise ConfigError(f"adapter is {each!r:.200}, expected an EnvironmentAdapter.")
+    for instance in adapters:
+        if not isinstance(instance, EnvironmentAdapter):
+            raise ConfigError(f"adapter is {instance!r:.200}, expected an EnvironmentAdapter.")
     return adapters

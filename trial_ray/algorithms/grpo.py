@@ -22,22 +22,16 @@ from ray.util import get_current_placement_group
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from trial_ray.adapters.registry import EnvironmentEntry
-from trial_ray.algorithms.actors import (
-    ANSWER_S,
-    ENGINE,
-    ENV_RUNNER,
-    LEARNER,
-    RunActor,
-    answering,
-    end_processes,
+from trial_ray.algorithms.actors import ANSWER_S, ENGINE, ENV_RUNNER, LEARNER, RunActor, answering, end_processes
+from trial_ray.algorithms.config import TextAlgorithmConfig
+from trial_ray.algorithms.health_checks import HealthChecks
+from trial_ray.algorithms.placement import (
     first_engine_bundle,
     learners_in,
     require_resources,
     reserve_pairs,
     with_engines,
 )
-from trial_ray.algorithms.config import GRPOConfig
-from trial_ray.algorithms.health_checks import HealthChecks
 from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampling import GroupSampler, SampledBatch
 from trial_ray.algorithms.startup import compare_initial_weights, list_tasks, require_memory, require_tokens, resolved
@@ -65,6 +59,28 @@ REPORT_TIMEOUT_S = 10.0
 """Deadline in seconds for the actors' reports and events."""
 
 
+class GRPOConfig(TextAlgorithmConfig):
+    """Configuration of group-relative policy optimisation of a language-model agent in a text environment.
+
+    .. code-block:: python
+
+        config = (
+            GRPOConfig()
+            .environment("trial/ALFWorld-v0", env_config={"split": "train"})
+            .rl_module(model_path="Qwen/Qwen3-1.7B")
+            .training(lr=1e-6, group_size=8, tasks_per_iteration=16)
+            .engines(engine="vllm", num_engines=1)
+        )
+        algo = config.build_algo()
+
+    Other methods derive from this class (``trial_ray/algorithms/methods``): they set ``method_class`` and declare their own
+    settings, which ``training`` accepts like the shared settings.
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or GRPO)
+
+
 class GRPO(RLlibCalls):
     """Group-relative policy optimisation of a language-model agent.
 
@@ -74,13 +90,14 @@ class GRPO(RLlibCalls):
 
     config: GRPOConfig
     pairs: PlacementGroup | None = None
-    _weights_sent = True  # False between an update and its weight sync
+    _weights_sent = True
+    """False between an update and the weight sync after it."""
     _made_for: dict[str, Any] | None = None
-    """Arguments for which the engines and env runners were created."""
+    """Arguments with which the engines and env runners were created."""
 
     @classmethod
     def get_default_config(cls) -> GRPOConfig:
-        """Default configuration."""
+        """Return the default configuration."""
         return GRPOConfig()
 
     @classmethod
@@ -111,19 +128,19 @@ class GRPO(RLlibCalls):
         self.phase = ""
         request = self.default_resource_request(config)
         kept = self._keep_actors(request)
-        self.is_stopped = False  # Ending the actors of an earlier trial has set it.
-        in_trial = get_current_placement_group() is not None  # Tune has reserved all of the trial's
+        self.is_stopped = False  # cleanup() of an earlier trial sets it to True.
+        in_trial = get_current_placement_group() is not None  # Tune has reserved the resources of a trial.
         if not kept and not in_trial:
-            remote = request.bundles[1:]  # this process takes nothing from Ray
+            remote = request.bundles[1:]  # The first bundle is of this process, which uses no resources of Ray.
             require_resources(remote, config.resource_timeout_s)
             self.pairs = reserve_pairs(request.bundles, config)
         try:
             if not kept:
-                # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.
+                # Create the engines before RLlib's actors, or a learner without a fixed bundle could take an engine's bundle.
                 first = first_engine_bundle(request.bundles, config) if in_trial else None
                 self.engine_pool = create_engines(config, self.pairs, first if self.pairs is None else 0)
             if config.colocate:
-                # Each learner then finds room in one bundle only, and on its device all that the engine does not need asleep.
+                # Start the engines and put them to sleep first: each learner then fits into one bundle only, and on its device.
                 self.engine_pool.start(config.engine_start_timeout_s)
                 self.engine_pool.sleep(config.sleep_level)
             runners, _ = actor_range(config.num_env_runners)
@@ -137,9 +154,9 @@ class GRPO(RLlibCalls):
             self._sync_weights()
             self.initial_weights = {"checksum": self.weights_checksum, "dtype": config.engine_dtype()}
             self.learner_group.weights_set = self._send_set_weights
-            if not in_trial:  # what Tune has reserved does not grow
+            if not in_trial:  # A Tune trial cannot use more than its placement group.
                 self.workers.grow()
-            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would have before engines start
+            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib calls it before engines start.
         except BaseException:
             self.cleanup()
             raise
@@ -155,7 +172,7 @@ class GRPO(RLlibCalls):
         config.freeze()
         try:
             learners = self.__dict__.pop("learner_group", None)
-            if learners is not None:  # else the last trial could not begin
+            if learners is not None:  # The last trial has no learners if its setup failed.
                 self.workers.abandon_groups()
                 learners.shutdown()
             self.config = config
@@ -175,13 +192,13 @@ class GRPO(RLlibCalls):
     def _keep_actors(self, request: PlacementGroupFactory) -> bool:
         """Return whether the engines and env runners of an earlier trial match this one; if not, they are stopped."""
         runners = self.config.num_env_runners
-        wanted = {"engines": pool_arguments(self.config), "runners": runners, "placed": request}
-        if self._made_for == wanted:
+        arguments = {"engines": pool_arguments(self.config), "runners": runners, "placed": request}
+        if self._made_for == arguments:
             self.engine_pool.renew()
             return True
         if self._made_for is not None:
             self._end_actors()
-        self.pairs, self._made_for = None, wanted
+        self.pairs, self._made_for = None, arguments
         return False
 
     def actors(self) -> list[RunActor]:
@@ -192,17 +209,17 @@ class GRPO(RLlibCalls):
             ENGINE: enumerate(engines),
             LEARNER: enumerate(learner_actors(getattr(self, "learner_group", None))),
         }
-        return [RunActor(kind, index, handle) for kind, found in handles.items() for index, handle in found]
+        return [RunActor(kind, index, handle) for kind, indexed in handles.items() for index, handle in indexed]
 
     def cleanup(self) -> None:
         """Stop every actor; actors that do not answer within seconds are killed, and all actors after a keyboard interrupt."""
         self.is_stopped = True
-        if "workers" in vars(self):  # RLlib's class has a method of that name
+        if "workers" in vars(self):  # hasattr() would find RLlib's method of that name.
             self.workers.abandon_groups()
             self.workers.withdraw()
         actors = self.actors()
         answered = [] if isinstance(sys.exception(), KeyboardInterrupt) else answering(actors, ANSWER_S)
-        # RLlib waits for each of its actors without a deadline.
+        # Kill actors that do not answer: RLlib would wait for them without a deadline.
         end_processes([actor for actor in actors if actor not in answered])
         if hasattr(self, "engine_pool"):
             self.engine_pool.stop()
@@ -248,7 +265,7 @@ class GRPO(RLlibCalls):
             self._record_update(timesteps, sampled_by)
         else:
             logger.warning("iteration %d trained nothing: %s", self.iteration + 1, batch.reason)
-        self.health_checks.look(self.iteration + 1, self.metrics, trained=bool(batch.kept))
+        self.health_checks.check_iteration(self.iteration + 1, self.metrics, trained=bool(batch.kept))
 
     def _log_batch(self, batch: SampledBatch) -> None:
         """Log counts of groups and rows, and the metrics of all rollouts; with several environments, also by environment name."""
@@ -268,14 +285,14 @@ class GRPO(RLlibCalls):
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Measure the time of a phase, and set it as the current phase."""
+        """Set the current phase and log its duration in seconds."""
         self.phase = name
         with log_time(self.metrics, f"seconds/{name}"), event(name):
             yield
         self.phase = ""
 
     def _update(self, samples: list[GroupSample]) -> dict[str, int]:
-        """Train on the groups; returns the time steps of the learners' schedules."""
+        """Train on the groups and return the time steps of the learners' schedules."""
         self._weights_sent = False
         self.learner_group.make_room(self.engine_pool)
         num_steps = peek(self.metrics, f"{ENV_RUNNERS}{NUM_ENV_STEPS_SAMPLED_LIFETIME}")
@@ -313,27 +330,27 @@ class GRPO(RLlibCalls):
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """RLlib's evaluation hook: play the evaluation sets and return their rates, except of sets that could not be played.
+        """Play the evaluation sets and return their rates (RLlib's hook); a set that could not be played is omitted.
 
         Raises:
             UnsupportedError: the algorithm was stopped.
         """
         self._require_running("evaluate")
         self._call_back("on_evaluate_start", metrics_logger=self.metrics)
-        self.workers.take_logged(in_evaluation=True)  # of evaluation sets that were played by themselves
+        self.workers.take_logged(in_evaluation=True)  # Drop metrics of earlier calls of evaluate_sets().
         with self._phase("evaluation"):
             results = self.evaluate_sets(skip_failed=True)
         counts = {name: result.counts or RolloutCounts() for name, result in results.items()}
-        # Over the episodes of other tasks, the overall rates would be those of another evaluation set.
+        # Without every evaluation set, the overall rates would be of other tasks than in other iterations.
         whole = len(results) == len(self.evaluation_sets)
         figures: dict[str, Any] = sum(counts.values(), RolloutCounts()).evaluation_metrics() if whole else {}
         if len(self.evaluation_sets) > 1:
-            figures |= {name: each.evaluation_metrics() for name, each in counts.items()}
+            figures |= {name: set_counts.evaluation_metrics() for name, set_counts in counts.items()}
         self._log_callbacks(self.workers.take_logged(in_evaluation=True), in_evaluation=True)
         return self._evaluation_result(figures)
 
     def evaluate_sets(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:
-        """Play the configured evaluation sets, one per environment; returns the results by environment name.
+        """Play the configured evaluation sets, one per environment, and return the results by environment name.
 
         Args:
             skip_failed: warn of an evaluation set that could not be played and omit it, instead of raising.
@@ -346,7 +363,7 @@ class GRPO(RLlibCalls):
         self._require_running("evaluate_sets")
         if not self.evaluation_sets:
             raise ConfigError("There is no evaluation set; choose one with .evaluation(evaluation_split=...).")
-        self.sampler.finish()  # An error of the sampler is not skipped: no evaluation has failed.
+        self.sampler.finish()  # skip_failed does not apply to errors of the sampler.
         results = {}
         for name, evaluation_set in self.evaluation_sets.items():
             try:
@@ -354,7 +371,7 @@ class GRPO(RLlibCalls):
             except InfrastructureError as error:
                 if not skip_failed:
                     raise
-                # Raised out of train(), it would cost the update and the metrics of the iteration.
+                # An error out of train() would lose the update and the metrics of the iteration.
                 logger.warning("iteration %d: no evaluation in %s: %s", self.iteration + 1, name, error)
         return results
 
@@ -376,7 +393,7 @@ class GRPO(RLlibCalls):
         """Return the protocol of the result of :meth:`evaluate_set`, without playing."""
         return policy_protocol(self.config, evaluation_set, entry)
 
-    # -- what it costs ---------------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------------
 
     def actor_reports(self) -> dict[str, dict[str, Any] | None]:
         """Return the peak memory of every actor by name, with the usage of engines; ``None`` for an actor that does not answer.
@@ -384,16 +401,16 @@ class GRPO(RLlibCalls):
         The fields are as in ``peak_memory`` and ``EngineUsage``. A learner without a separate actor is part of the driver.
         """
         actors = self.actors()
-        found = answers([actor.handle.report.remote() for actor in actors], REPORT_TIMEOUT_S)
+        reports = answers([actor.handle.report.remote() for actor in actors], REPORT_TIMEOUT_S)
         driver = "driver and learner" if self.learner_group.is_local else "driver"
-        return {driver: peak_memory(), **{actor.name: each for actor, each in zip(actors, found, strict=True)}}
+        return {driver: peak_memory(), **{actor.name: report for actor, report in zip(actors, reports, strict=True)}}
 
     def timeline(self) -> Timeline | None:
         """Return each actor's events in the last iteration, ``None`` if it does not answer; ``None`` before the first iteration."""
         return collect_timeline(self.actors(), REPORT_TIMEOUT_S)
 
     def matmul_rate(self) -> float:
-        """Floating-point operations per second of a large matrix product on a learner's device, while all learners compute."""
+        """Return the floating-point operations per second of a large matrix product, while all learners compute one."""
         return float(torch.tensor(self.learner_group.ask(lambda learner: learner.matmul_rate())).mean())
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -426,7 +443,7 @@ class GRPO(RLlibCalls):
         super().set_state(state)
         if "health_checks" in state:
             self.health_checks.set_state(state["health_checks"])
-        if "time_total_s" in state:  # RLlib saves it for Tune's trials alone
+        if "time_total_s" in state:  # RLlib restores it only in trials of Tune.
             self._time_total = state["time_total_s"]
         if "initial_weights" in state:
             compare_initial_weights(self.config, self.initial_weights, state["initial_weights"])

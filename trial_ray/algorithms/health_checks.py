@@ -47,7 +47,7 @@ HEALTH_CHECKS = (
     HealthCheck(
         "finite",
         [f"{LEARNER}{name}" for name in LOSSES],
-        lambda found: float(sum(not math.isfinite(each) for each in found)),
+        lambda losses: float(sum(not math.isfinite(loss) for loss in losses)),
         None,
         "{value:g} of the losses are not finite: steps are skipped in every iteration",
         "lower lr, or look for unusual responses and rewards",
@@ -94,9 +94,9 @@ HEALTH_CHECKS = (
     ),
     HealthCheck(
         "min_valid_rate",
-        # A turn is invalid by its form or by its action; at least the larger share of the two is.
+        # A turn is invalid by its form or by its action: at least the larger of the two rates is invalid.
         [f"{ENV_RUNNERS}invalid_response_rate", f"{ENV_RUNNERS}invalid_action_rate"],
-        lambda found: 1.0 - max(found),
+        lambda rates: 1.0 - max(rates),
         10.0,
         "only {value:.2%} of the turns are valid (min_valid_rate={limit:g})",
         "raise invalid_action_penalty or ref_kl_coeff, or lower lr",
@@ -133,7 +133,7 @@ class HealthChecks:
         if self._verdict:
             raise TrainingDivergedError(self._verdict)
 
-    def look(self, iteration: int, metrics: MetricsLogger, *, trained: bool) -> None:
+    def check_iteration(self, iteration: int, metrics: MetricsLogger, *, trained: bool) -> None:
         """Check the metrics of an iteration, and log the number of failed checks.
 
         Args:
@@ -142,58 +142,58 @@ class HealthChecks:
             trained: whether there was an update; without an update, the learner's metrics are from an earlier iteration.
         """
         names = {name for check in HEALTH_CHECKS for name in check.metrics if trained or not name.startswith(LEARNER)}
-        log(metrics, "health_checks/num_failed", self.judge(iteration, {name: peek(metrics, name) for name in names}))
+        log(metrics, "health_checks/num_failed", self.check(iteration, {name: peek(metrics, name) for name in names}))
 
-    def judge(self, iteration: int, metrics: Mapping[str, float | None]) -> int:
+    def check(self, iteration: int, metrics: Mapping[str, float | None]) -> int:
         """Return the number of checks that the metrics of an iteration fail; warns of each, and records a verdict."""
         for check in HEALTH_CHECKS:
             name = check.name
             limit = 1.0 if name == "finite" else getattr(self._settings, name)
-            found = [value for each in check.metrics if (value := metrics.get(each)) is not None]
-            value = check.value(found) if found else None
+            values = [metric for key in check.metrics if (metric := metrics.get(key)) is not None]
+            value = check.value(values) if values else None
             if limit is None:
-                # The run may have watched it up to the checkpoint that it continues from.
-                for remembered in (self._armed, self._well, self._sudden):
-                    remembered.discard(name)
+                # The check may have been active in the run that wrote the checkpoint.
+                for names in (self._armed, self._well, self._sudden):
+                    names.discard(name)
                 self._in_a_row.pop(name, None)
                 continue
             if value is None:
-                continue  # neither a violation nor its end
+                continue  # Without a value the check neither fails nor passes.
             fell = name in self._well
             self._well.discard(name)
-            least = name.startswith("min")
+            is_minimum = name.startswith("min")
             if check.armed_at is None:
                 self._armed.add(name)
-            elif value >= check.armed_at * limit if least else value <= check.armed_at * limit:
+            elif value >= check.armed_at * limit if is_minimum else value <= check.armed_at * limit:
                 self._armed.add(name)
                 self._well.add(name)
-            if name in self._armed and (value < limit if least else value >= limit):
+            if name in self._armed and (value < limit if is_minimum else value >= limit):
                 self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
                 self._sudden |= {name} if fell else set()
-                self._tell(check, iteration, check.says.format(value=value, limit=limit))
+                self._warn(check, iteration, check.says.format(value=value, limit=limit))
             else:
                 self._in_a_row.pop(name, None)
                 self._sudden.discard(name)
         return len(self._in_a_row)
 
-    def _tell(self, check: HealthCheck, iteration: int, found: str) -> None:
+    def _warn(self, check: HealthCheck, iteration: int, finding: str) -> None:
         count, patience = self._in_a_row[check.name], self._settings.health_check_patience
         if check.name in self._sudden:
             patience = min(patience, SUDDEN_PATIENCE)
-        upshot = f"{count} in a row"
+        consequence = f"{count} in a row"
         if self._settings.health_check_action == "stop":
-            upshot = f"{count} of {patience} iterations in a row after which the run stops"
+            consequence = f"{count} of {patience} iterations in a row after which the run stops"
             if count >= patience:
                 self._verdict = (
-                    f"Stopped after iteration {iteration}: {found}, for {count} iterations in a row. Continue from the last "
+                    f"Stopped after iteration {iteration}: {finding}, for {count} iterations in a row. Continue from the last "
                     f"checkpoint with other settings: {check.advice}."
                 )
-        logger.warning("iteration %d: %s; %s. %s", iteration, found, upshot, check.advice.capitalize())
+        logger.warning("iteration %d: %s; %s. %s", iteration, finding, consequence, check.advice.capitalize())
 
     def get_state(self) -> dict[str, Any]:
         """Return the state for a resumed run."""
         names = {"armed": self._armed, "well": self._well, "sudden": self._sudden}
-        return {**{key: sorted(each) for key, each in names.items()}, "in_a_row": dict(self._in_a_row)}
+        return {**{key: sorted(checks) for key, checks in names.items()}, "in_a_row": dict(self._in_a_row)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from a state of :meth:`get_state`; the verdict is cleared, since it depends on the current settings."""

@@ -22,7 +22,7 @@ from trial_ray.learner.state import reading_checkpoint
 from trial_ray.ray_internals import learner_actors
 
 Result = TypeVar("Result")
-FAILED_TOGETHER_S = 5.0
+OTHER_RESULTS_S = 5.0
 """Seconds to wait for the results of the other learners after one failed: the cause may be the death of one of them."""
 _LOOK_S = 60.0
 
@@ -45,7 +45,7 @@ class PolicyLearnerGroup(LearnerGroup):
         Raises:
             WeightSyncError: not all learners answered within :data:`LOAD_TIMEOUT_S` seconds.
         """
-        expected = max(1, len(self))  # RLlib counts actors, and none inside this process
+        expected = max(1, len(self))  # len() counts actors only, not the learner inside this process.
         values: list[Any] = []
         for result in self.foreach_learner(call, timeout_seconds=LOAD_TIMEOUT_S):
             if not result.ok:
@@ -61,14 +61,14 @@ class PolicyLearnerGroup(LearnerGroup):
     def update(
         self, *, training_data: TrainingGroups | None = None, timesteps: dict[str, Any] | None = None, **others: Any
     ) -> list[dict[str, Any]]:
-        """Train every learner on the groups; returns the metrics of each.
+        """Train every learner on the groups, and return the metrics of each.
 
         There is no time limit; the watchdog of the run kills learners that hang.
 
         Args:
             training_data: references to the groups.
             timesteps: as for ``GRPOLearner.update``.
-            others: other arguments of RLlib's, which are refused.
+            others: other arguments of RLlib, which are rejected.
 
         Raises:
             UnsupportedError: no ``training_data``, or another argument was given.
@@ -79,7 +79,7 @@ class PolicyLearnerGroup(LearnerGroup):
         timesteps = timesteps or {}
         if self.is_local:
             return list(super().update(training_data=training_data, timesteps=timesteps))
-        # Not through RLlib's update, which waits for all learners when one has failed.
+        # RLlib's update() would wait for all learners even if one has failed.
         learners = learner_actors(self)
         calls = [worker.update.remote(training_data=training_data, timesteps=timesteps) for worker in learners]
         pending, results = list(calls), {}
@@ -98,7 +98,7 @@ class PolicyLearnerGroup(LearnerGroup):
             engines.sleep(self.config.sleep_level)
 
     def send_weights(self, engines: EnginePool, version: int) -> str:
-        """Load the weights into every engine, which is awake afterwards; returns their checksum (``weights_checksum``).
+        """Load the weights into every engine, and return their checksum; all engines are awake afterwards.
 
         Raises:
             WeightSyncError: an engine has other weights than were sent, or a learner did not send them in time.
@@ -113,7 +113,7 @@ class PolicyLearnerGroup(LearnerGroup):
         lasting = config.transfer_backend() == "object_store"
         if config.colocate:
             self.ask(lambda learner: learner.free_memory())
-            # Not by IPC if an engine died: CUDA frees exported tensors only after another process has opened them.
+            # Do not use IPC if an engine died: CUDA frees exported tensors only after another process has opened them.
             lasting |= engines.wake("weights")
         weights = offer(lasting)
         engines.sync(
@@ -162,7 +162,7 @@ class PolicyLearnerGroup(LearnerGroup):
         def set_on(learner: GRPOLearner) -> CheckpointError | None:
             try:
                 learner.set_state(ray.get(sent, timeout=LOAD_TIMEOUT_S) if isinstance(sent, ObjectRef) else sent)
-            except CheckpointError as error:  # raised on an actor, it would make RLlib take the learner out of service
+            except CheckpointError as error:  # RLlib takes a learner out of service whose call raises.
                 return error
             return None
 
@@ -204,13 +204,13 @@ class PolicyLearnerGroup(LearnerGroup):
             self.weights_set()
 
     def _num_failed(self) -> int:
-        """Return the number of learners that RLlib took out of service; it drops what a call raised while it saves or restores."""
+        """Return the number of learners that RLlib took out of service, which it does not report while it saves or restores."""
         return 0 if self._worker_manager is None else len(self) - self._worker_manager.num_healthy_actors()
 
 
 def _cause(calls: list[Any], error: RayError, timesteps: dict[str, Any]) -> Exception:
     """Return an error for the learners that died, if any, else the first error that was raised."""
-    ready, _ = ray.wait(calls, num_returns=len(calls), timeout=FAILED_TOGETHER_S)
+    ready, _ = ray.wait(calls, num_returns=len(calls), timeout=OTHER_RESULTS_S)
     dead = []
     for call in ready:
         try:

@@ -9,7 +9,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from trial_ray.algorithms.actors import LEARNERS_PLACED
+from trial_ray.algorithms.placement import LEARNERS_PLACED
 from trial_ray.config.run import RunSettings
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BuildCalls(RunSettings, AlgorithmConfig):
-    """Base class of :class:`~trial_ray.algorithms.config.GRPOConfig` that implements RLlib's calls which build something.
+    """Base class of :class:`~trial_ray.algorithms.grpo.GRPOConfig` that implements RLlib's calls which build something.
 
     Specs and learners are built of a model folder: a model on the hub is downloaded, a packaged model and a warm start are created,
     each once. All spaces are texts, so ``env`` and ``spaces`` can be omitted.

@@ -79,12 +79,12 @@ class RLlibCalls(Algorithm):
         """
         if filesystem is None and isinstance(path, str | Path):
             require_parts(path, COMPONENT_FILE)
-        made: Self = super().from_checkpoint(path, filesystem, **kwargs)
-        return made
+        algorithm: Self = super().from_checkpoint(path, filesystem, **kwargs)
+        return algorithm
 
     @classmethod
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
-        # The training runners play the evaluation set between two iterations: same engines, no second set of actors.
+        # The env runners of training play the evaluation set between two iterations.
         return False
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
@@ -127,7 +127,7 @@ class RLlibCalls(Algorithm):
         if not kwargs.get("component") and not kwargs.get("filesystem"):
             require_parts(path)
         self.learner_group.make_room(self.engine_pool)
-        self.learner_group.weights_set = None  # they are sent once, after everything is restored
+        self.learner_group.weights_set = None  # Send the weights once, after everything is restored.
         try:
             with reading_checkpoint(path):
                 super().restore_from_path(path, *args, **kwargs)
@@ -140,7 +140,7 @@ class RLlibCalls(Algorithm):
 
     def _set_up_callbacks(self) -> None:
         """Warn of the user's callbacks that are never called, and create the logger for evaluations."""
-        # RLlib's own cannot be read under a key that both env runners and driver log to.
+        # RLlib's logger cannot read a key to which both env runners and the driver log.
         self._logged_in_evaluation = MetricsLogger(root=True, stats_cls_lookup=self.config.stats_cls_lookup)
         for hook in hooks_of(force_list(self.callbacks), self.config, NEVER_CALLED):
             logger.warning("the callback %s is never called: %s", hook, NEVER_CALLED[hook])
@@ -163,7 +163,7 @@ class RLlibCalls(Algorithm):
         )
 
     def _call_recreated(self, runner_ids: list[int]) -> None:
-        """Report env runners that Ray restarted during an iteration; RLlib reports those that were restarted before one."""
+        """Call the callback for env runners that Ray restarted during an iteration; RLlib calls it for restarts before one."""
         self._call_back(
             "on_env_runners_recreated",
             env_runner_group=self.env_runner_group,
@@ -178,21 +178,21 @@ class RLlibCalls(Algorithm):
             CallbackError: a callback logged a metric of this package.
         """
         place = (EVALUATION_RESULTS, ENV_RUNNER_RESULTS) if in_evaluation else (ENV_RUNNER_RESULTS,)
-        for key in {"/".join((*place, *path)) for each in logged for path in _paths(each)}:
+        for key in {"/".join((*place, *path)) for metrics in logged for path in _paths(metrics)}:
             if table_key(key) in METRICS:
                 raise CallbackError(f"A callback logs {key}, which is logged already; choose another name.")
-        for each in logged:  # one after the other: RLlib cannot merge several values of reduce="item"
+        for metrics in logged:  # Aggregate one at a time: RLlib cannot merge several values of reduce="item".
             if in_evaluation:
-                self._logged_in_evaluation.aggregate([each])
+                self._logged_in_evaluation.aggregate([metrics])
             else:
-                self.metrics.aggregate([each], key=place)
+                self.metrics.aggregate([metrics], key=place)
 
     def _evaluation_result(self, figures: dict[str, Any]) -> dict[str, Any]:
         """Return the result of an evaluation: its metrics, and those that callbacks logged under ``evaluation/`` during it."""
         in_driver: dict[str, Any] = self.metrics.peek(EVALUATION_RESULTS, default={})
-        found = {**in_driver, ENV_RUNNER_RESULTS: {**self._logged_in_evaluation.compile(), **figures}}
-        self._call_back("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=found)
-        return found
+        result = {**in_driver, ENV_RUNNER_RESULTS: {**self._logged_in_evaluation.compile(), **figures}}
+        self._call_back("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=result)
+        return result
 
     def _compile_iteration_results(self, *, train_results: Any, eval_results: Any) -> dict[str, Any]:
         """Return the result of an iteration; the logged metrics in it were taken before its evaluation."""
@@ -200,12 +200,12 @@ class RLlibCalls(Algorithm):
             train_results=train_results, eval_results=eval_results
         )
         if not eval_results:
-            result.pop(EVALUATION_RESULTS, None)  # what callbacks in the driver logged in an earlier one
+            result.pop(EVALUATION_RESULTS, None)  # Remove metrics that callbacks logged in an earlier evaluation.
         seconds = dict(result.get("seconds", {}))
-        seconds.pop("evaluation", None)  # of a call of evaluate()
-        if eval_results and (found := peek(self.metrics, "seconds/evaluation")) is not None:
-            seconds["evaluation"] = found
-        self.metrics.delete("seconds", "evaluation", key_error=False)  # else the next iteration has it, too
+        seconds.pop("evaluation", None)  # Remove the duration of a call of evaluate() outside train().
+        if eval_results and (duration := peek(self.metrics, "seconds/evaluation")) is not None:
+            seconds["evaluation"] = duration
+        self.metrics.delete("seconds", "evaluation", key_error=False)  # Do not repeat it in the next iteration.
         return {**result, "seconds": seconds}
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
@@ -221,7 +221,7 @@ _PARTS = (
     "learner_group/learner/state",
     "learner_group/learner/rl_module/module_state",
 )
-"""Files without which RLlib restores an algorithm partly, or fails after it has built one; each is a pickle or of msgpack."""
+"""Files without which RLlib restores an algorithm partly, or fails after it has built one; the format is pickle or msgpack."""
 
 
 def require_parts(path: str | Path, *files: str) -> None:

@@ -1,17 +1,24 @@
-"""RLlib settings that have no effect here; each is rejected with the setting to use instead, or the reason."""
+"""RLlib's settings in three classes: those that work here with the values they take, those that are harmless, and those that are
+rejected with the setting to use instead, or the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import math
+from collections.abc import Callable, Container, Mapping
 from inspect import getattr_static
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import DEPRECATED_VALUE, AlgorithmConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils import force_list
+from ray.rllib.utils.metrics.stats import StatsBase
 
+from trial_ray.config.declare import is_search
 from trial_ray.errors import ConfigError
 from trial_ray.rollout.callbacks import NEVER_CALLED
 
-# In the order of the documentation's list; several names with one reason are separated by spaces.
+# The order is that of the documentation's list. Names that share a reason are separated by spaces.
 _REASONS: dict[str, str] = {
     "minibatch_size": "set minibatch_rows, in turn rows over all learners",
     "shuffle_batch_per_epoch": "set shuffle",
@@ -183,8 +190,106 @@ def refuse_unread(config: Any) -> None:
     """
     if config.in_evaluation:
         return
-    own, found = vars(type(config)()), vars(config)
+    defaults, settings = vars(type(config)()), vars(config)
     for name, why in UNREAD.items():
-        stored = stored_name(name, own)
-        if found.get(stored) != own.get(stored):
-            raise ConfigError(f"RLlib's {name} is {found[stored]!r:.100}, but has no effect here: {why}.")
+        stored = stored_name(name, defaults)
+        if settings.get(stored) != defaults.get(stored):
+            raise ConfigError(f"RLlib's {name} is {settings[stored]!r:.100}, but has no effect here: {why}.")
+
+
+# -- values of the settings that work --------------------------------------------------------------------------------
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
+def _are_resources(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(key, str) and _is_number(amount) for key, amount in value.items()
+    )
+
+
+def _are_functions(value: Any) -> bool:
+    return all(map(callable, force_list(value)))
+
+
+def _are_callback_classes(value: Any) -> bool:
+    return all(
+        callable(callback) and (not isinstance(callback, type) or issubclass(callback, RLlibCallback))
+        for callback in force_list(value)
+    )
+
+
+def _are_stats_classes(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(stats, type) and issubclass(stats, StatsBase) for stats in value.values()
+    )
+
+
+_LOG_LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR")
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_HOOKS = (
+    "algorithm_init env_runners_recreated checkpoint_loaded environment_created episode_created episode_start episode_step "
+    "episode_end evaluate_start evaluate_end sample_end train_result"
+)
+_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "create_local_env_runner restart_failed_env_runners ignore_env_runner_failures validate_env_runners_after_construction "
+    "log_gradients log_sys_usage": ("a bool", lambda value: type(value) is bool),
+    "num_cpus_for_main_process num_cpus_per_env_runner num_gpus_per_env_runner num_gpus_per_learner "
+    "delay_between_env_runner_restarts_s env_runner_health_probe_timeout_s env_runner_restore_timeout_s": (
+        "a number of at least 0",
+        _is_number,
+    ),
+    "num_cpus_per_learner": ("a number of at least 0, or 'auto'", lambda value: value == "auto" or _is_number(value)),
+    "max_num_env_runner_restarts num_consecutive_env_runner_failures_tolerance local_gpu_idx": (
+        "an int of at least 0",
+        _is_whole,
+    ),
+    "max_requests_in_flight_per_env_runner": ("an int of at least 1", lambda value: _is_whole(value) and value > 0),
+    "evaluation_interval": ("an int of at least 0, or None", lambda value: value is None or _is_whole(value)),
+    "custom_resources_for_main_process custom_resources_per_env_runner custom_resources_per_learner": (
+        "a dict of numbers of at least 0 by resource",
+        _are_resources,
+    ),
+    "placement_strategy": (f"one of {', '.join(_STRATEGIES)}", lambda value: value in _STRATEGIES),
+    "log_level": (f"one of {', '.join(_LOG_LEVELS)}", lambda value: value in _LOG_LEVELS),
+    "env_config": ("a dict", lambda value: isinstance(value, Mapping)),
+    "callbacks_class": ("a class derived from RLlibCallback, or a list of them", _are_callback_classes),
+    " ".join(f"callbacks_on_{hook}" for hook in _HOOKS.split()): ("a function, or a list of them", _are_functions),
+    "stats_cls_lookup": ("a dict of classes derived from StatsBase", _are_stats_classes),
+    "rl_module_spec": ("an RLModuleSpec", lambda value: value is None or isinstance(value, RLModuleSpec)),
+}
+VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    name: check for names, check in _VALUES.items() for name in names.split()
+}
+"""What is expected of a setting, in words and as a function, by the setting's name."""
+CHECKED_ELSEWHERE = frozenset(
+    {
+        "algo_class", "env", "env_runner_cls", "grad_clip", "grad_clip_by", "learner_class", "learner_connector", "lr",
+        "num_env_runners", "num_epochs", "num_learners", "policies", "sample_timeout_s", "seed",
+    }
+)  # fmt: skip
+"""Settings that work, with values that RLlib or other checks of this package's config require."""
+HARMLESS = {
+    "learner_config_dict": "nothing here reads it; a learner_class of your own may",
+    "simple_optimizer": "RLlib sets it in its checks; it is of RLlib's old API stack",
+    "in_evaluation": "RLlib sets it in the config that it copies for evaluation",
+}
+"""Settings that have no effect and are accepted, with the reason."""
+
+
+def check_values(config: Any) -> None:
+    """Reject values of RLlib's settings that RLlib itself accepts, and that fail or are ignored later.
+
+    Raises:
+        ConfigError: there is such a value; the message contains what is expected.
+    """
+    for name, (expected, is_valid) in VALUES.items():
+        value = vars(config)[stored_name(name, vars(config))]
+        if not is_search(value) and not is_valid(value):
+            raise ConfigError(f"RLlib's {name} is {value!r:.100}, expected {expected}.")

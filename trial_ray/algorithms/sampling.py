@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.algorithms.tasks import TaskSampler
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import InfrastructureError, PromptTooLongError
 from trial_ray.rollout.env_runner_pool import EnvRunnerPool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -13,8 +13,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from trial_ray.adapters.check import check_environment
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.registry import EnvironmentEntry, make_entries
-from trial_ray.algorithms.success_rates import SuccessRateSampler
-from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.algorithms.tasks import SuccessRateSampler, TaskSampler
 from trial_ray.config.declare import did_you_mean, fields_of
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import actor_range
@@ -108,10 +107,10 @@ def require_initial_policy(config: RunSettings) -> None:
     settings, adapters = warm_start_settings(config)
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, config.env_specs)
     require_tasks(settings, entry)
-    if settings.model_path is None and (found := config.row_tokens()) > POSITIONS:
+    if settings.model_path is None and (row_tokens := config.row_tokens()) > POSITIONS:
         raise ConfigError(
-            f"max_prompt_tokens + max_response_tokens is {found}, but a warm-started model has {POSITIONS} positions; lower them, "
-            "or set warm_start's model_path."
+            f"max_prompt_tokens + max_response_tokens is {row_tokens}, but a warm-started model has {POSITIONS} positions; lower "
+            "them, or set warm_start's model_path."
         )
 
 
@@ -151,7 +150,7 @@ def policy_folder(model_path: str) -> str:
     return str(packaged_folder(model_path)) if model_path.startswith(PREFIX) else model_folder(model_path)
 
 
-# -- what an algorithm begins with -------------------------------------------------------------------------------------
+# -- tasks, limits and memory ------------------------------------------------------------------------------------------
 
 
 def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
@@ -162,19 +161,19 @@ def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
             feature that the settings need.
     """
     evaluated = {entry.name: entry for entry in config.evaluation_entries()}
-    # An environment that is evaluated alone need have no other split.
+    # An environment of weight 0 is only evaluated, and may have no training split.
     entries = [entry if entry.weight else evaluated[entry.name] for entry in config.environment_entries()]
     tasks = [entry.tasks() for entry in entries]
     first_turns: list[FirstTurn] = []
     for entry, listed in zip(entries, tasks, strict=True):
         if listed:
-            view = config.teacher_context if entry.weight else None
+            teacher_context = config.teacher_context if entry.weight else None
             start = check_environment(
                 entry,
                 listed,
                 style=config.prompt_style,
                 reward=config.reward,
-                teacher_context=view,
+                teacher_context=teacher_context,
                 episodes_at_once=episodes_at_once(config),
             )
             first_turns.append((entry, listed[0], start))
@@ -187,7 +186,7 @@ def episodes_at_once(config: RunSettings) -> int:
     runners = max(1, actor_range(config.num_env_runners)[1])
     ready = config.tasks_per_iteration * config.group_size * (1 + config.max_staleness)
     limit = runners * config.max_episodes_in_flight
-    return limit if config.evaluation_split else min(limit, ready)  # an evaluation set may have any number of tasks
+    return limit if config.evaluation_split else min(limit, ready)  # An evaluation set may have any size.
 
 
 def resolved(config: Config, folder: Path | None) -> Config:
@@ -199,14 +198,13 @@ def resolved(config: Config, folder: Path | None) -> Config:
         config: config of the run.
         folder: folder of the Tune trial, if it is one; folders of recordings are relative to it.
     """
-    found: Any = config.copy(copy_frozen=False)
-    found.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
+    resolved_config: Any = config.copy(copy_frozen=False)
+    resolved_config.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
     for name in ("trajectories_folder", "training_folder"):
         if folder is not None and getattr(config, name):
-            setattr(found, name, str(folder / getattr(config, name)))
-    found.freeze()
-    resolved_config: Config = found
-    return resolved_config
+            setattr(resolved_config, name, str(folder / getattr(config, name)))
+    resolved_config.freeze()
+    return cast(Config, resolved_config)
 
 
 def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:
@@ -238,26 +236,26 @@ def require_memory(config: RunSettings) -> None:
         require_fit(PlanRequest.of(config), Machine(None, gpu_bytes(ray.cluster_resources())))
 
 
-def compare_initial_weights(config: RunSettings, found: dict[str, str], recorded: dict[str, str]) -> None:
+def compare_initial_weights(config: RunSettings, current: dict[str, str], recorded: dict[str, str]) -> None:
     """Compare the weights at ``model_path`` with those at the start of the run; checkpoints do not contain the frozen model.
 
     Warns if the KL reference has changed.
 
     Args:
         config: config of the run.
-        found: checksum and dtype of the weights that were first sent to the engines.
+        current: checksum and dtype of the weights that were first sent to the engines.
         recorded: checksum and dtype at the start of the run.
 
     Raises:
         CheckpointError: LoRA adapters were trained with other base weights.
     """
-    # Other engines may take the same weights in another dtype, in which they cannot be compared.
-    if found == recorded or found["dtype"] != recorded["dtype"]:
+    # Checksums of the same weights in two dtypes cannot be compared.
+    if current == recorded or current["dtype"] != recorded["dtype"]:
         return
     adapted = config.lora_rank is not None
     message = (
-        f"The model in {config.model_path} has other weights than at the start of the run (checksum {found['checksum']}, expected "
-        f"{recorded['checksum']}), so the {'policy' if adapted else 'KL reference'} has changed. Restore that model, or start a "
+        f"The model in {config.model_path} has other weights than at the start of the run (checksum {current['checksum']}, "
+        f"expected {recorded['checksum']}), so the {'policy' if adapted else 'KL reference'} has changed. Restore that model, or start a "
         "new run."
     )
     if adapted:

@@ -18,7 +18,7 @@ SCHEMA = "trial_ray/timeline"
 SCHEMA_VERSION = 1
 IDLE_S = 0.001
 """Seconds between two steps of an engine above which its batch was empty."""
-MOST_COLLECTED = 200_000
+MAX_COLLECTED_EVENTS = 200_000
 """Maximum number of events of all actors together, which limits the driver's work in large clusters."""
 DRIVER = "driver"
 
@@ -48,18 +48,18 @@ def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline |
         timeout_s: seconds that the actors have to answer; the events of others are missing.
     """
     own = process_events(since=0.0)
-    iteration = next((each for each in reversed(own.events) if each.name == ITERATION), None)
+    iteration = next((event for event in reversed(own.events) if event.name == ITERATION), None)
     if iteration is None:
         return None
-    most = min(MOST_EVENTS, max(1, MOST_COLLECTED // (1 + len(actors))))
-    found = answers([actor.handle.recorded_events.remote(iteration.began, most) for actor in actors], timeout_s)
+    per_actor = min(MOST_EVENTS, max(1, MAX_COLLECTED_EVENTS // (1 + len(actors))))
+    answered = answers([actor.handle.recorded_events.remote(iteration.began, per_actor) for actor in actors], timeout_s)
     return Timeline(
         iteration=int(iteration.counts["number"]),
         began=iteration.began,
         seconds=iteration.seconds,
         actors={
-            DRIVER: process_events(iteration.began, most),
-            **{actor.name: events for actor, events in zip(actors, found, strict=True)},
+            DRIVER: process_events(iteration.began, per_actor),
+            **{actor.name: events for actor, events in zip(actors, answered, strict=True)},
         },
     )
 
@@ -74,13 +74,13 @@ def write_timeline(file: Path, timeline: Timeline | None) -> None:
         return
     events: list[dict[str, Any]] = []
     silent, cut = [], {}
-    for pid, (name, found) in enumerate(timeline.actors.items(), start=1):
-        if found is None:
+    for pid, (name, recorded) in enumerate(timeline.actors.items(), start=1):
+        if recorded is None:
             silent.append(name)
             continue
-        events += _actor_events(pid, name, found, timeline)
-        if found.complete_since > timeline.began:
-            cut[name] = round(found.complete_since - timeline.began, 6)
+        events += _actor_events(pid, name, recorded, timeline)
+        if recorded.complete_since > timeline.began:
+            cut[name] = round(recorded.complete_since - timeline.began, 6)
     other = {
         "iteration": timeline.iteration,
         "began": timeline.began,
@@ -93,13 +93,13 @@ def write_timeline(file: Path, timeline: Timeline | None) -> None:
     write_text(file, json.dumps({**head, "traceEvents": events}, allow_nan=False, separators=(",", ":")))
 
 
-def _actor_events(pid: int, name: str, found: ProcessEvents, timeline: Timeline) -> Iterator[dict[str, Any]]:
-    yield _named("process_name", pid, 0, f"{name} ({found.host}, process {found.pid})")
+def _actor_events(pid: int, name: str, recorded: ProcessEvents, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    yield _metadata("process_name", pid, 0, f"{name} ({recorded.host}, process {recorded.pid})")
     tids: dict[str, int] = {}
-    for event, thread in _with_threads(found.events):
+    for event, thread in _with_threads(recorded.events):
         if thread not in tids:
             tids[thread] = len(tids) + 1
-            yield _named("thread_name", pid, tids[thread], thread)
+            yield _metadata("thread_name", pid, tids[thread], thread)
         began = max(event.began, timeline.began)
         ended = min(event.began + event.seconds, timeline.began + timeline.seconds)
         if began <= ended:
@@ -114,7 +114,9 @@ def _actor_events(pid: int, name: str, found: ProcessEvents, timeline: Timeline)
                 "args": dict(event.counts) | ({"of": event.track} if event.track else {}),
             }
     steps = [
-        event for event in found.events if event.name == STEP and 0 <= event.began - timeline.began <= timeline.seconds
+        event
+        for event in recorded.events
+        if event.name == STEP and 0 <= event.began - timeline.began <= timeline.seconds
     ]
     yield from _batch_sizes(pid, steps, timeline)
 
@@ -157,7 +159,7 @@ def _with_threads(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
         yield event, threads[event.track] if event.track else event.name
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def _metadata(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 

@@ -30,7 +30,7 @@ from trial_ray.evaluation.evaluation_sets import SIZES, evaluation_set_names
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.evaluation.evaluation_sets import EvaluationSet
     from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult
     from trial_ray.trajectory import EpisodeResult

@@ -21,7 +21,7 @@ from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.runs.folder import RunFolder
     from trial_ray.sweeps.result import SweepResult
     from trial_ray.sweeps.tuner import Sweep

@@ -26,7 +26,7 @@ from trial_ray.runs.overrides import settable_names
 from trial_ray.runs.ownership import is_signed, signature
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
 
 SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 2

@@ -17,7 +17,7 @@ from trial_ray.files import examples_folder
 from trial_ray.user_files import run_user_file
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
 
 
 @dataclass(frozen=True, slots=True)

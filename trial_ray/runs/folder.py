@@ -36,7 +36,7 @@ from trial_ray.runs.metric_files import evaluation_file, kept_lines, read_name, 
 from trial_ray.runs.terminal import LOG_FILE
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.runs.config_record import SettingChange
 
 SCHEMA_VERSION = 1

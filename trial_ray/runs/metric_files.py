@@ -25,7 +25,7 @@ from trial_ray.metrics import EVALUATION, METRICS, table_key
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.evaluation.evaluation_sets import EvaluationSet
 
 

@@ -26,7 +26,7 @@ from trial_ray.errors import ConfigError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
 
 Settings = typing.TypeVar("Settings", bound="DataclassInstance")
 NoneType = type(None)

@@ -31,7 +31,7 @@ from trial_ray.runs.overrides import apply_overrides
 
 if TYPE_CHECKING:
     from trial_ray.adapters.adapter import EnvironmentAdapter
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.runs.folder import RunFolder
     from trial_ray.trajectory import TrajectoryGroup
 

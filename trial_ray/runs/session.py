@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.algorithms.actors import with_fewer_learners
 from trial_ray.algorithms.methods import method_of
+from trial_ray.algorithms.placement import with_fewer_learners
 from trial_ray.algorithms.timeline import write_timeline
 from trial_ray.engines.fault_log import FAULTS
 from trial_ray.errors import (
@@ -64,8 +64,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from trial_ray.adapters.registry import EnvironmentEntry
-    from trial_ray.algorithms.config import GRPOConfig
-    from trial_ray.algorithms.grpo import GRPO
+    from trial_ray.algorithms.grpo import GRPO, GRPOConfig
     from trial_ray.evaluation.evaluation_sets import EvaluationSet
     from trial_ray.runs.folder import RunFolder
 

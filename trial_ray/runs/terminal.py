@@ -19,7 +19,7 @@ from trial_ray.metrics import COLUMNS, ENV_RUNNERS
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
 
 
 def say(console: Console, line: str) -> None:

@@ -24,7 +24,7 @@ from trial_ray.runs.metric_files import check_metric
 from trial_ray.runs.overrides import apply_overrides, settable_names
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.runs.experiment import Experiment
 
 SEED = "seed"

@@ -34,7 +34,7 @@ from trial_ray.sweeps.result import DONE, FAILED, UNFINISHED, SweepResult, Trial
 from trial_ray.termination import GracefulInterrupt
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
 
 CHECKPOINT_EVERY = 5
 """Number of iterations between two checkpoints of a trial."""

@@ -14,7 +14,7 @@ from trial_ray.files import examples_folder
 from trial_ray.user_files import load_user_module
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
 
 METHODS = {
     "grpo": ("GRPO", "GRPOConfig"),
@@ -97,12 +97,12 @@ def with_method(config: GRPOConfig, method: str) -> GRPOConfig:
 def _same(value: Any, default: Any) -> bool:
     try:
         return bool(value == default)
-    except (TypeError, ValueError):  # arrays and their like answer == element by element
+    except (TypeError, ValueError):  # Arrays compare element by element.
         return value is default
 
 
 def _config_of(module: ModuleType, method: str) -> type[GRPOConfig]:
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
 
     found = getattr(module, "CONFIG", None)
     if not (isinstance(found, type) and issubclass(found, GRPOConfig)):

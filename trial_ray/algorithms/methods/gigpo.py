@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TurnRows, anchor_ids, form_penalties, normalised_returns, step_returns
@@ -36,7 +36,7 @@ class StepGroups(Method["GiGPOConfig"]):
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Log the spread of the step advantages, and how many turns are compared with others."""
         anchors = anchor_ids(groups)
-        # A turn shares its anchor where its group has more than one member.
+        # A turn shares its anchor observation if its group has more than one member.
         shared = anchors.bincount()[anchors] > 1
         return {
             "step_advantage_std": self._step_advantages(groups).std(correction=0),

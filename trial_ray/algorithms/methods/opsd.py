@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.declare import setting
 from trial_ray.errors import ConfigError
 from trial_ray.learner.method import Divergence, Method, Metrics, per_token

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics, linear_decay, per_token
 from trial_ray.learner.rows import TokenBatch, TurnRows, required

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from trial_ray.algorithms.config import GRPOConfig
-from trial_ray.algorithms.grpo import GRPO
+from trial_ray.algorithms.grpo import GRPO, GRPOConfig
 from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics, per_token
 from trial_ray.learner.rows import TokenBatch, TurnRows, required
@@ -66,7 +65,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         """
         returns = [each.outcome_reward(self.config.reward) for group in groups for each in group.survivors]
         if not (returns and self.config.hindsight_coeff) or self.config.drop_zero_variance_groups:
-            return {}  # A comparison needs λ and all groups: the dropped ones have the highest and lowest returns.
+            return {}  # Comparing returns needs λ and all groups, because the dropped ones have the highest and lowest returns.
         first = self.config.hindsight_start_iteration
         if not first < iteration <= first + self.config.max_staleness:
             phase = "return_recent" if iteration > first else "return_before"
@@ -88,7 +87,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         if self.config.profile == "uniform":
             return uniform_weights(scores, counts, trajectory_ids)
         if self.config.profile == "permuted":
-            # Seeded by the iteration, so that a resumed run permutes as an uninterrupted one does.
+            # The iteration is the seed, so a resumed run permutes as an uninterrupted run does.
             generator = torch.Generator().manual_seed(derive_seed("permuted", self.config.seed or 0, iteration))
             return permuted_weights(scores, counts, trajectory_ids, generator)
         return relative_weights(scores, counts, trajectory_ids)
