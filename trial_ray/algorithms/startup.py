@@ -255,8 +255,8 @@ def compare_initial_weights(config: RunSettings, current: dict[str, str], record
     adapted = config.lora_rank is not None
     message = (
         f"The model in {config.model_path} has other weights than at the start of the run (checksum {current['checksum']}, "
-        f"expected {recorded['checksum']}), so the {'policy' if adapted else 'KL reference'} has changed. Restore that model, or start a "
-        "new run."
+        f"expected {recorded['checksum']}), so the {'policy' if adapted else 'KL reference'} has changed. Restore that model, or "
+        "start a new run."
     )
     if adapted:
         raise CheckpointError(message)

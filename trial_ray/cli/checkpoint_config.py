@@ -11,7 +11,7 @@ from trial_ray.evaluation.evaluation_sets import SEED
 
 if TYPE_CHECKING:
     from trial_ray.adapters.adapter import EnvironmentAdapter
-    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPOConfig
 
 ORACLE = "oracle"
 
