@@ -106,13 +106,12 @@ def play(config: Any, tokenizer: Any, random_actions: float) -> list[Any]:
 
 def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
     """Tokens of the rows, and of the learners' passes over them, cut and filled up as on a GPU."""
-    from trial_ray.learner import packing
     from trial_ray.learner.loss import WeightedMeans
     from trial_ray.learner.passes import MicrobatchPasses
     from trial_ray.learner.rows import group_turn_rows
     from trial_ray.learner.scoring import encode_views
     from trial_ray.learner.update_plan import plan_rows
-    from trial_ray.models import tree_attention
+    from trial_ray.models import packing, tree_attention
     from trial_ray.models.prefix_tree import PrefixOrder
 
     rows = group_turn_rows(groups, config)
@@ -134,15 +133,14 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
     passes._table = rows
     cuda = {
         "layout_of": lambda lm: SimpleNamespace(rows="tree"),
-        "takes_blocks": lambda lm: True,
+        "accepts_blocks": lambda lm: True,
         "block_size": lambda lm: 128,
     }
     with mock.patch.multiple(packing, **cuda):
         for step in plan.steps:
             for learner in range(len(plan.scoring)):
-                for group in passes._groups([each for each in step if each.learner == learner]):
-                    for part in passes._parts(np.concatenate([each.rows for each in group])):
-                        update += forwarded(rows.sequences(part))
+                own = [microbatch for microbatch in step if microbatch.learner == learner]
+                update += sum(forwarded(part.order.sequences) for _, parts in passes._combined(own) for part in parts)
     tokens = sum(len(turn.prompt_ids) + len(turn.response_ids) - 1 for turn in rows.turns)
     return {
         "rows": len(rows),

@@ -354,7 +354,7 @@ class PhaseMemory:
         self._setup = setup
         self._device_peak = 0
         self.peaks: dict[str, dict[str, int]] = {}
-        learner.scoring.finished_rows = self._measured(learner.scoring.finished_rows, "scoring")
+        learner.scoring.scored_rows = self._measured(learner.scoring.scored_rows, "scoring")
         learner._optimizer_steps = self._measured(learner._optimizer_steps, "update")
 
     def _measured(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:

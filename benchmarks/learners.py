@@ -65,7 +65,7 @@ class BenchLearner:
         self.learner = build_learner(config)
         self.lm = self.learner.policy_module.lm
         self._names = {id(parameter): name for name, parameter in self.lm.named_parameters()}
-        self._finished_rows = self.learner.scoring.finished_rows
+        self._scored_rows = self.learner.scoring.scored_rows
         self._optimizer_step = self.learner._optimizer_step
         self.learner.apply_gradients = lambda gradients: None
 
@@ -73,8 +73,8 @@ class BenchLearner:
         """Score and train on the groups; see :class:`Update`."""
         found = Update()
 
-        def finished_rows(*args: Any) -> tuple[TurnRows, UpdatePlan]:
-            found.rows, found.plan = self._finished_rows(*args)
+        def scored_rows(*args: Any) -> tuple[TurnRows, UpdatePlan]:
+            found.rows, found.plan = self._scored_rows(*args)
             return found.rows, found.plan
 
         def optimizer_step(rows: TurnRows, minibatch: Minibatch) -> tuple[float, bool]:
@@ -91,7 +91,7 @@ class BenchLearner:
                 found.gradients.append({self._names[id(ref)]: value.clone() for ref, value in gradients.items()})
             return gradients
 
-        self.learner.scoring.finished_rows = finished_rows
+        self.learner.scoring.scored_rows = scored_rows
         self.learner._optimizer_step = optimizer_step
         self.learner.postprocess_gradients = keep
         metrics = self.learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})

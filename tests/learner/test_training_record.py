@@ -9,10 +9,10 @@ from snippets import snippets
 from synthetic_groups import synthetic_groups
 
 from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.learner.packing import score_views
 from trial_ray.learner.recording import UpdateRecord, read_training
 from trial_ray.learner.rows import group_turn_rows
 from trial_ray.learner.scoring import encode_views
+from trial_ray.models.packing import score_views
 from trial_ray.rollout.recording import read_turns, write_groups
 from trial_ray.trajectory import Trajectory
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trial_ray.learner.packing import score_views, scored_turn
+from trial_ray.learner.rows import scored_turn
+from trial_ray.models.packing import score_views
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.prompts.teacher_context import Evidence
 from trial_ray.trajectory import Turn

@@ -24,7 +24,7 @@ from torch import nn
 
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
-from trial_ray.engines.weights import Weights
+from trial_ray.engines.weights import TEXT_FACTOR, TextLogprobs, Weights, text_ids
 from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDivergedError, refusing
 from trial_ray.learner.connectors import call_connectors
 from trial_ray.learner.exchange import GradientSums, LearnerExchange, TrainingGroups, fetch_groups, training_refs
@@ -163,7 +163,7 @@ class GRPOLearner(TorchLearner):
         num_lost = max(0, len(refs) - len(groups))
         with log_time(self.metrics, f"{LEARNER}scoring/seconds"), event("scoring"):
             call_connectors(self._learner_connector, groups, self.module, self.metrics)
-            rows, plan = self.scoring.finished_rows(groups, self.iteration, self.weight_version)
+            rows, plan = self.scoring.scored_rows(groups, self.iteration, self.weight_version)
         with log_time(self.metrics, f"{LEARNER}update/seconds"):
             losses, num_rows = self._optimizer_steps(rows, plan)
         self._require_finite_weights()
@@ -345,7 +345,9 @@ class GRPOLearner(TorchLearner):
         """
         sender = ObjectStoreSender(self.exchange.rank) if lasting else self.sender
         weights = partial(self.policy_module.named_weights, getattr(torch, dtype) if dtype else None)
-        text = self.scoring.text_logprobs()
+        module, ids = self.policy_module, text_ids(self.policy_module.tokenizer)
+        limit = TEXT_FACTOR * self.config.logprob_diff_limit()
+        text = TextLogprobs(ids, module.text_logprobs(ids), limit, type(module.lm).__name__)
         offer = sender.offer(weights, version, engines)
         return None if offer is None else replace(offer, text=text)
 

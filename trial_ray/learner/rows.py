@@ -17,7 +17,6 @@ from trial_ray.adapters.templates import PromptStyle
 from trial_ray.config.run import RunSettings
 from trial_ray.config.training import Reward, reward_name
 from trial_ray.errors import MethodError, TrainingDivergedError
-from trial_ray.learner.packing import scored_turn
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.models.vocabulary import special_token_ids
 from trial_ray.objectives.advantages import (
@@ -26,7 +25,7 @@ from trial_ray.objectives.advantages import (
     penalised_advantages,
 )
 from trial_ray.objectives.segments import segment_sum
-from trial_ray.prompts.teacher_context import Evidence
+from trial_ray.prompts.teacher_context import Evidence, augment
 from trial_ray.prompts.tool_calls import last_call, require_response_template
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
@@ -157,6 +156,12 @@ class TokenBatch:
             weights=of_turns(table.weights),
             action_mask=of_tokens(table.action_mask),
         )
+
+
+def scored_turn(turn: Turn, evidence: Evidence | None = None) -> ScoredSequence:
+    """Sequence that scores a turn's response after its prompt P_k, or after P_k⁺ of Eq. 3, with the evidence inserted."""
+    prompt = turn.prompt_ids if evidence is None else augment(turn.prompt_ids, evidence.insert_at, evidence.ids)
+    return ScoredSequence(np.concatenate((prompt, turn.response_ids)), len(turn.response_ids))
 
 
 def required(values: torch.Tensor | None) -> torch.Tensor:

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.engines.weights import TEXT_FACTOR, TextLogprobs, text_ids
 from trial_ray.errors import ConfigError, MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.method import Method
-from trial_ray.learner.packing import score_views
 from trial_ray.learner.rows import TurnRows, action_mask, group_turn_rows
 from trial_ray.learner.update_plan import UpdatePlan, plan_rows
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
 from trial_ray.models.module import CausalLMModule
+from trial_ray.models.packing import score_views
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.objectives.importance import effective_sample_size, importance_weights
@@ -68,7 +67,7 @@ class Scoring:
         self._exchange = exchange
         self._metrics = metrics
 
-    def finished_rows(
+    def scored_rows(
         self, groups: list[TrajectoryGroup], iteration: int, version: int | None
     ) -> tuple[TurnRows, UpdatePlan]:
         """Return the turn rows of an update, as they are trained on, and its plan.
@@ -98,21 +97,11 @@ class Scoring:
         self._score(rows, share, version)
         if self._method.needs_action_spans:
             own = action_mask([rows.turns[row].response_ids for row in share], tokenizer, config.prompt_style)
-            rows.action_mask = self._of_all(rows, share, own, torch.uint8).bool()
+            rows.action_mask = self._sum_over_learners(rows, share, own, torch.uint8).bool()
         for name, value in self._method.prepare(rows, groups, iteration).items():
             self._log(f"{self._method.name}/{name}", value)
         _require_trainable(self._method, rows)
         return rows, plan.weighted_by(rows.eligible()) if config.microbatch_weighting == "rows" else plan
-
-    def text_logprobs(self) -> TextLogprobs:
-        """Log-probabilities of a fixed text, by the same passes as in training; learners that share weights must all call this."""
-        module, ids = self._module, text_ids(self._module.tokenizer)
-        views = {"text": [ScoredSequence(ids, len(ids) - 1)]}
-        with module.autocast():
-            scores, _ = score_views(module.lm, views, max_tokens=self._config.max_tokens_per_forward)
-        module.finish_passes()
-        found, limit = scores["text"].float().cpu().numpy(), TEXT_FACTOR * self._config.logprob_diff_limit()
-        return TextLogprobs(ids, found, limit, type(module.lm).__name__)
 
     def _score(self, rows: TurnRows, share: np.ndarray, version: int | None) -> None:
         """Fill in the log-probabilities of the rows; this learner scores its share of them."""
@@ -122,7 +111,7 @@ class Scoring:
         sampled = [rows.turns[row].logprobs for row in share]
         scores[_BEHAVIOUR] = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *sampled]))
         wide = torch.float64 if self._module.lm.dtype == torch.float64 else torch.float32
-        found = {name: self._of_all(rows, share, values, wide) for name, values in scores.items()}
+        found = {name: self._sum_over_learners(rows, share, values, wide) for name, values in scores.items()}
         behaviour = found.pop(_BEHAVIOUR)
         for name, values in found.items():
             if wrong := int((~values.isfinite()).sum()):
@@ -166,7 +155,9 @@ class Scoring:
             log(self._metrics, f"{LEARNER}scoring/tokens_distinct", packed.num_distinct)
         return scores
 
-    def _of_all(self, rows: TurnRows, share: np.ndarray, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _sum_over_learners(
+        self, rows: TurnRows, share: np.ndarray, values: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
         """Combine the values that every learner has computed for the tokens of its share, ``[T]`` on the CPU."""
         whole = torch.zeros(len(rows.turn_ids), dtype=dtype)
         whole[rows.token_positions(share)] = values.to("cpu", dtype)

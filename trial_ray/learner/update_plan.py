@@ -18,7 +18,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.config.training import MicrobatchWeighting
 from trial_ray.trajectory import TrajectoryGroup
 
-MOST_IMBALANCE = 1.15
+MAX_IMBALANCE = 1.15
 """Maximum load of the most loaded learner in a minibatch, relative to the least possible, up to which learners train the rows
 that they score."""
 
@@ -111,7 +111,7 @@ def plan_update(
             order = np.random.default_rng([*shuffle_seed, epoch]).permutation(len(tokens))
         for rows in _even_cuts(order, minibatch_rows):
             pieces = _even_cuts(np.sort(rows), microbatch_rows)
-            learners = _dealt(pieces, tokens, owners, num_learners)
+            learners = _assign_to_learners(pieces, tokens, owners, num_learners)
             weights = [1 / len(pieces) if weighting == "equal" else len(piece) / len(rows) for piece in pieces]
             steps.append(tuple(Microbatch(*each) for each in zip(pieces, learners, weights, strict=True)))
     scoring = tuple(np.flatnonzero(owners == learner) for learner in range(num_learners))
@@ -155,7 +155,7 @@ def _even_cuts(rows: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
     return np.array_split(rows, math.ceil(len(rows) / most)) if len(rows) else []
 
 
-def _dealt(
+def _assign_to_learners(
     pieces: Sequence[NDArray[np.int64]], tokens: NDArray[np.int64], owners: NDArray[np.int64], num_learners: int
 ) -> list[int]:
     """Learner of each piece of a minibatch, ascending: the learner that scores the middle of the piece.
@@ -171,14 +171,14 @@ def _dealt(
     """
     costs = [int(tokens[piece].sum()) for piece in pieces]
     ends = np.concatenate([[0], np.cumsum(costs)])
-    capacity = int(MOST_IMBALANCE * _least_capacity(ends, max(costs), num_learners))
+    capacity = int(MAX_IMBALANCE * _least_capacity(ends, max(costs), num_learners))
     earliest = [len(costs)]  # cuts that leave no more than the capacity to each of the learners behind them
     for _ in range(num_learners - 1):
         earliest.append(int(np.searchsorted(ends, ends[earliest[-1]] - capacity)))
     wanted = np.searchsorted([owners[piece[len(piece) // 2]] for piece in pieces], np.arange(num_learners))
     cuts = [0]
     for learner in range(1, num_learners):
-        cuts.append(min(max(int(wanted[learner]), earliest[-learner]), _filled(ends, cuts[-1], capacity)))
+        cuts.append(min(max(int(wanted[learner]), earliest[-learner]), _fill(ends, cuts[-1], capacity)))
     learners: list[int] = (np.searchsorted(cuts, np.arange(len(costs)), side="right") - 1).tolist()
     return learners
 
@@ -189,7 +189,7 @@ def _least_capacity(ends: NDArray[np.int64], largest: int, num_learners: int) ->
     while least < enough:
         capacity, cut = (least + enough) // 2, 0
         for _ in range(num_learners):
-            cut = _filled(ends, cut, capacity)
+            cut = _fill(ends, cut, capacity)
         if cut == len(ends) - 1:
             enough = capacity
         else:
@@ -197,7 +197,7 @@ def _least_capacity(ends: NDArray[np.int64], largest: int, num_learners: int) ->
     return enough
 
 
-def _filled(ends: NDArray[np.int64], cut: int, capacity: int) -> int:
+def _fill(ends: NDArray[np.int64], cut: int, capacity: int) -> int:
     """The cut up to which a learner that starts at ``cut`` has at most ``capacity``."""
     return int(np.searchsorted(ends, ends[cut] + capacity, side="right")) - 1
 

@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -20,7 +22,8 @@ from trial_ray.models.folders import load_tensors, require_same_config, restore_
 from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
 from trial_ray.models.logprobs import gather_divergence, gather_logprobs, hidden_states, output_head
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
-from trial_ray.models.prefix_tree import PackedSequences
+from trial_ray.models.packing import score_views
+from trial_ray.models.prefix_tree import PackedSequences, ScoredSequence
 from trial_ray.models.sharding import ShardedModels, decoder_layers, gathered
 from trial_ray.models.tensors import engine_tensors, from_arrays, stored_tensors, to_arrays
 
@@ -202,6 +205,24 @@ class CausalLMModule(TorchRLModule):
         if self.sharded is not None and torch.is_grad_enabled():
             outputs["logprobs"] = outputs["logprobs"] + self.sharded.before_backward()
         return outputs
+
+    def text_logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Compute the log-probabilities of a text's tokens but the first, by the same passes as in training.
+
+        Learners that share weights must all call this.
+
+        Args:
+            ids: int32 ``[P]``, at least two tokens.
+
+        Returns:
+            float32 ``[P - 1]``, in nats.
+        """
+        with self.autocast():
+            views = {"text": [ScoredSequence(ids, len(ids) - 1)]}
+            scores, _ = score_views(self.lm, views, max_tokens=len(ids))
+        self.finish_passes()
+        logprobs: NDArray[np.float32] = scores["text"].float().cpu().numpy()
+        return logprobs
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors that change in training, by name: the adapter, or all weights and the weights of the lagged teacher, if any."""

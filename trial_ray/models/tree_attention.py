@@ -29,7 +29,7 @@ MIN_FLEX_TOKENS = 1024
 """Minimum length of packs for FlexAttention; SDPA is faster for shorter packs."""
 
 
-def takes_blocks(lm: PreTrainedModel) -> bool:
+def accepts_blocks(lm: PreTrainedModel) -> bool:
     """Return whether a model passes its attention, with any further arguments, to :func:`_attention`."""
     # A model that keeps attention of its own would take a block mask for a tensor.
     dispatches = getattr(lm, "_supports_attention_backend", False)
@@ -38,7 +38,7 @@ def takes_blocks(lm: PreTrainedModel) -> bool:
 
 def block_size(lm: PreTrainedModel) -> int:
     """Nodes in a block for this model; packs are filled up to a multiple of this. 1 if the model does not accept blocks."""
-    if not takes_blocks(lm):
+    if not accepts_blocks(lm):
         return 1
     return FLEX_BLOCK if lm.device.type == "cuda" else SDPA_BLOCK
 
@@ -103,7 +103,7 @@ def tree_blocks(exits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torch.Tensor | BlockMask]:
     """Return the keyword arguments for the decoder of a model that supports trees, to compute a tree."""
-    blocks = takes_blocks(lm)
+    blocks = accepts_blocks(lm)
     if blocks and exits.is_cuda and len(exits) >= MIN_FLEX_TOKENS:
         return {"attention_mask": tree_block_mask(exits)}
     if blocks and not exits.is_cuda:

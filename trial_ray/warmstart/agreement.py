@@ -18,7 +18,8 @@ from scipy.stats import rankdata
 from trial_ray.adapters.adapter import Demonstrator, begin, plan
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import EnvironmentEntry
-from trial_ray.learner.packing import score_views, scored_turn
+from trial_ray.learner.rows import scored_turn
+from trial_ray.models.packing import score_views
 from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.prompts.teacher_context import Evidence
 from trial_ray.rollout.env_runner import outside_loop

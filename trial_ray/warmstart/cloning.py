@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from trial_ray.learner.packing import lay_out
 from trial_ray.models.logprobs import sequence_logprobs
+from trial_ray.models.packing import pack_sequences
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
 from trial_ray.process import advance
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
@@ -226,7 +226,7 @@ def shared_prefix_loss(
     """
     sequences = [_scored(each, with_prompt=prompt_weight > 0) for each in examples]
     order = PrefixOrder(sequences)
-    logprobs = sequence_logprobs(model, lay_out(model, order, order.num_distinct)).split(
+    logprobs = sequence_logprobs(model, pack_sequences(model, order, order.num_distinct)).split(
         [each.num_targets for each in sequences]
     )
     responses = [each[-len(example.response_ids) :] for each, example in zip(logprobs, examples, strict=True)]

@@ -60,7 +60,7 @@ CODE = (
     "models/vocabulary.py",
     "engines/decoding.py",
     "engines/transformers.py",
-    "learner/packing.py",
+    "models/packing.py",
     "objectives/allocation.py",
     "prompts/*.py",
     "rollout/episode.py",

@@ -1,4 +1,4 @@
-"""From turns to model inputs: which sequences a forward pass scores, and how they are packed for a model."""
+"""Pack sequences for a model, split them into forward passes, and score them without gradient."""
 
 from __future__ import annotations
 
@@ -12,26 +12,19 @@ from numpy.typing import NDArray
 from trial_ray.models.layout import layout_of, pack_rows
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, ScoredSequence
-from trial_ray.models.tree_attention import block_size, takes_blocks
-from trial_ray.prompts.teacher_context import Evidence, augment
-from trial_ray.trajectory import Turn
+from trial_ray.models.tree_attention import accepts_blocks, block_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_CPU_TOKENS = 4096
-"""On a CPU larger packs leave the caches: a tenth slower with 16,384 tokens and the quickstart's model."""
-_TOKENS_PER_HIDDEN = 2
-_MIN_TOKENS = 1024
+_MAX_CPU_TOKENS = 4096
+"""Larger packs exceed a CPU's caches: the quickstart's model is a tenth slower with 16,384 tokens."""
+_TREE_TOKENS_PER_HIDDEN, _MIN_TREE_TOKENS = 2, 1024
+"""Number of nodes, relative to the hidden size and at least, up to which a dense mask is worth its cost. A larger pack repeats
+fewer nodes at its cuts and needs fewer calls."""
 
 
-def scored_turn(turn: Turn, evidence: Evidence | None = None) -> ScoredSequence:
-    """Sequence that scores a turn's response after its prompt P_k, or after P_k⁺ of Eq. 3, with the evidence inserted."""
-    prompt = turn.prompt_ids if evidence is None else augment(turn.prompt_ids, evidence.insert_at, evidence.ids)
-    return ScoredSequence(np.concatenate((prompt, turn.response_ids)), len(turn.response_ids))
-
-
-def lay_out(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedSequences:
+def pack_sequences(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedSequences:
     """Pack sequences for a model: as prefix trees if it supports them, else as padded rows, of equal length if it requires that.
 
     Args:
@@ -43,11 +36,11 @@ def lay_out(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedS
     return pack_rows(lm, rows, order, _pack_tokens(lm, max_tokens) if rows == "tree" else max_tokens)
 
 
-def pass_parts(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list[NDArray[np.int64]]:
+def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list[NDArray[np.int64]]:
     """Divide sequences into forward passes with a gradient; all inputs of a pass stay in memory until its backward pass.
 
     Args:
-        lm: as in :func:`lay_out`; the packs of a pass are counted with repeated and padded inputs.
+        lm: as in :func:`pack_sequences`; the packs of a pass are counted with repeated and padded inputs.
         order: prefix order of the sequences.
         max_tokens: maximum number of inputs in a pass; a longer sequence has a separate pass.
 
@@ -55,42 +48,35 @@ def pass_parts(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list
         Indices of the sequences of each pass.
     """
     if (rows := layout_of(lm).rows) != "tree":
-        # One pack each: shorter views of the same rows, cut in other places, must not need more.
+        # A pass gets one pack, so that shorter views of its rows also fit into one pack.
         return [members for members, _ in order.padded_packs(max_tokens, mixed=rows == "padded")]
-    parts: list[NDArray[np.int64]] = []
-    held = 0
+    passes: list[NDArray[np.int64]] = []
+    num_inputs = 0
     for members, size in order.packs(_pack_tokens(lm, max_tokens), block_size(lm)):
-        if parts and held + size <= max_tokens:
-            parts[-1] = np.concatenate((parts[-1], members))
-            held += size
+        if passes and num_inputs + size <= max_tokens:
+            passes[-1] = np.concatenate((passes[-1], members))
+            num_inputs += size
         else:
-            parts.append(members)
-            held = size
-    return parts
+            passes.append(members)
+            num_inputs = size
+    return passes
 
 
 def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
     """Maximum number of nodes in a pack for a model that supports trees; padding to whole blocks stays within ``max_tokens``."""
-    if not takes_blocks(lm):
-        return min(max_tokens, tree_tokens(lm))
-    most = max_tokens if lm.device.type == "cuda" else min(max_tokens, _CPU_TOKENS)
-    return most - most % block_size(lm) or most
-
-
-def tree_tokens(lm: PreTrainedModel) -> int:
-    """Number of nodes of a tree up to which a dense mask is worth its cost.
-
-    The cost of a node's matrix products is proportional to the square of the hidden size, the cost of its dense attention to the
-    hidden size times the nodes of the pack. A larger pack repeats less at its cuts and makes fewer calls.
-    """
-    return max(_MIN_TOKENS, _TOKENS_PER_HIDDEN * int(lm.config.get_text_config().hidden_size))
+    if not accepts_blocks(lm):
+        # Matrix products cost the square of the hidden size per node, dense attention the hidden size times the nodes of the pack.
+        hidden_size = int(lm.config.get_text_config().hidden_size)
+        return min(max_tokens, max(_MIN_TREE_TOKENS, _TREE_TOKENS_PER_HIDDEN * hidden_size))
+    limit = max_tokens if lm.device.type == "cuda" else min(max_tokens, _MAX_CPU_TOKENS)
+    return limit - limit % block_size(lm) or limit
 
 
 @torch.no_grad()
 def score_views(
     lm: PreTrainedModel, views: Mapping[str, Sequence[ScoredSequence]], *, max_tokens: int, temperature: float = 1.0
 ) -> tuple[dict[str, torch.Tensor], PackedSequences | None]:
-    """Log-probabilities of the scored tokens of all views, which form one prefix tree, without gradient.
+    """Compute the log-probabilities of the scored tokens of all views, which form one prefix tree, without gradient.
 
     Args:
         lm: a transformers causal language model.
@@ -104,6 +90,6 @@ def score_views(
     sequences = [sequence for view in views.values() for sequence in view]
     if not sequences:
         return {name: torch.empty(0, device=lm.device) for name in views}, None
-    packed = lay_out(lm, PrefixOrder(sequences), max_tokens)
+    packed = pack_sequences(lm, PrefixOrder(sequences), max_tokens)
     logprobs = sequence_logprobs(lm, packed, temperature)
     return dict(zip(views, logprobs.chunk(len(views)), strict=True)), packed
