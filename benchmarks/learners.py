@@ -16,7 +16,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from trial_ray.learner.rows import TurnRows
-from trial_ray.learner.update_plan import Minibatch, UpdatePlan
+from trial_ray.learner.update_plan import Microbatch, UpdatePlan
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.trajectory import TrajectoryGroup
 
@@ -77,10 +77,10 @@ class BenchLearner:
             found.rows, found.plan = self._scored_rows(*args)
             return found.rows, found.plan
 
-        def optimizer_step(rows: TurnRows, minibatch: Minibatch) -> tuple[float, bool]:
+        def optimizer_step(rows: TurnRows, microbatches: Sequence[Microbatch]) -> tuple[float, bool]:
             with counted_tokens(self.lm) as count:
                 began = time.perf_counter()
-                loss, applied = self._optimizer_step(rows, minibatch)
+                loss, applied = self._optimizer_step(rows, microbatches)
                 found.seconds += time.perf_counter() - began
             found.tokens.append(count())
             found.losses.append(loss)

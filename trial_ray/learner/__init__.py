@@ -1,1 +1,13 @@
-"""The learner: scoring, packing, losses, checkpoints, weight export."""
+"""The learner: it scores the rollouts of an update, takes its optimizer steps, and exports and saves the weights.
+
+- ``learner``: GRPOLearner, the learner of every method.
+- ``method``: the hooks in which methods differ.
+- ``rows``: the turns of an update as rows, their advantages, the tokens of actions.
+- ``update_plan``: the rows of each optimizer step and microbatch, and the learner that computes each.
+- ``scoring``: log-probabilities before the update, and their comparison with the engine's.
+- ``loss``: the loss of a microbatch, and weighted means of its metrics.
+- ``passes``: forward and backward passes, combined and split to fit into memory.
+- ``exchange``: sums and exchange between data-parallel learners.
+- ``state``: the optimizers and their files.
+- ``recording``: records of updates. ``connectors``: the user's learner connectors.
+"""

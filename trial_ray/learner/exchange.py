@@ -96,8 +96,8 @@ class GradientSums:
         """Start the sums that no backward pass started, and wait for all; each parameter's ``grad`` is then the sum."""
         while len(self._sums) < len(self._buckets):
             self._begin_next()
-        for each in self._sums:
-            each.wait()
+        for pending in self._sums:
+            pending.wait()
         self._sums, self._incomplete = [], []
 
     def _completed(self, index: int, _: torch.Tensor) -> None:
@@ -110,12 +110,12 @@ class GradientSums:
     @torch.no_grad()
     def _begin_next(self) -> None:
         bucket = self._buckets[len(self._sums)]
-        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
-        flat = torch.cat([each.reshape(-1) for each in gradients])
-        for parameter, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+        gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in bucket]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        for parameter, part in zip(bucket, flat.split([gradient.numel() for gradient in gradients]), strict=True):
             parameter.grad = part.view_as(parameter)
         work = distributed.all_reduce(flat, async_op=True)
-        assert work is not None  # None is for processes outside the group
+        assert work is not None  # torch returns None only to processes outside the group
         self._sums.append(work)
 
 
@@ -166,23 +166,23 @@ def fetch_groups(refs: Sequence[ObjectRef[TrajectoryGroup]], exchange: LearnerEx
     Raises:
         InfrastructureError: a group did not arrive in time, or all are lost.
     """
-    found = _found(refs)
-    own = {index for index, group in enumerate(found) if group is None}
-    if lost := set[int]().union(*exchange.gather(own)):
+    fetched = _fetch(refs)
+    missing = {index for index, group in enumerate(fetched) if group is None}
+    if lost := set[int]().union(*exchange.gather(missing)):
         logger.warning("%d of %d groups were lost with the env runner that sampled them", len(lost), len(refs))
-    groups = [group for index, group in enumerate(found) if group is not None and index not in lost]
+    groups = [group for index, group in enumerate(fetched) if group is not None and index not in lost]
     if not groups:
         raise InfrastructureError(f"The update has no group to train on: all {len(refs)} were lost.")
     return groups
 
 
-def _found(refs: Sequence[ObjectRef[TrajectoryGroup]]) -> list[TrajectoryGroup | None]:
+def _fetch(refs: Sequence[ObjectRef[TrajectoryGroup]]) -> list[TrajectoryGroup | None]:
     """Fetch the groups; ``None`` for lost groups."""
     try:
         return list(ray.get([*refs], timeout=FETCH_TIMEOUT_S))
     except ObjectLostError:
         if len(refs) > 1:
-            return [group for ref in refs for group in _found([ref])]
+            return [group for ref in refs for group in _fetch([ref])]
         logger.warning("a group of rollouts is lost", exc_info=True)
         return [None]
     except GetTimeoutError as error:
@@ -192,7 +192,7 @@ def _found(refs: Sequence[ObjectRef[TrajectoryGroup]]) -> list[TrajectoryGroup |
 
 
 def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
-    """Consecutive tensors of one dtype with at most ``BUCKET_ELEMENTS`` together, or a single larger one."""
+    """Split tensors into consecutive buckets of one dtype with at most ``BUCKET_ELEMENTS`` together, or a single larger one."""
     buckets: list[list[AnyTensor]] = []
     size = 0
     for tensor in tensors:

@@ -35,7 +35,7 @@ from trial_ray.learner.recording import write_training
 from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.learner.scoring import Scoring
 from trial_ray.learner.state import load_optimizers, new_optimizer, save_optimizers, save_shards, state_tensors
-from trial_ray.learner.update_plan import Minibatch, UpdatePlan
+from trial_ray.learner.update_plan import Microbatch, UpdatePlan
 from trial_ray.metrics import LEARNER, log, log_time
 from trial_ray.models.module import CausalLMModule, compute_dtype, matmul_rate
 from trial_ray.models.sharding import gathered, local_part
@@ -79,8 +79,8 @@ class GRPOLearner(TorchLearner):
             self.config.transfer_backend(), self.exchange.rank, self.config.workers_per_engine()
         )
         self.means = WeightedMeans()
-        alone = self.exchange.num_learners == 1 or self.policy_module.sharded is not None
-        self.gradient_sums = GradientSums([] if alone else self.policy_module.policy_parameters())
+        summed = self.exchange.num_learners > 1 and self.policy_module.sharded is None
+        self.gradient_sums = GradientSums(self.policy_module.policy_parameters() if summed else [])
         self.passes = MicrobatchPasses(
             self.policy_module, self.method, self.config, self.means, before_last=self.gradient_sums.begin
         )
@@ -111,7 +111,7 @@ class GRPOLearner(TorchLearner):
         """Register AdamW, as in the published runs."""
         parameters = self.get_parameters(self.module[module_id])
         optimizer = new_optimizer(parameters, config.adam_betas, config.weight_decay)
-        # The rate is set on registration, and again after each update where lr is a schedule over environment steps.
+        # Registration sets the rate; if lr is a schedule over environment steps, each update sets it again.
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )
@@ -123,7 +123,7 @@ class GRPOLearner(TorchLearner):
         self.env_steps = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
         self.weight_version = timesteps.get("weight_version")
         period = self.config.teacher_sync_iterations
-        # Not by the remainder alone: the iteration in which a renewal is due may train nothing.
+        # Compare periods, not remainders: the iteration in which a renewal is due may train nothing.
         if period and (self.iteration - 1) // period != (self.teacher_renewed_in - 1) // period:
             self.policy_module.renew_teacher()
             self.teacher_renewed_in = self.iteration
@@ -169,7 +169,7 @@ class GRPOLearner(TorchLearner):
         self._require_finite_weights()
         self._log_update(losses, num_rows, num_lost)
         self.trained_groups = [group.group_id for group in groups]
-        # The learners together have scored each turn once.
+        # Each learner records the turns that it scored, so every turn is recorded once.
         folder, share = self.config.training_folder, plan.scoring[self.exchange.rank]
         if folder is not None and len(share) and len(rows.turn_ids) <= self.config.max_recorded_tokens:
             write_training(folder, self.iteration, groups, rows, share, f"learner{self.exchange.rank:03d}")
@@ -178,30 +178,30 @@ class GRPOLearner(TorchLearner):
         return metrics
 
     def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], dict[str, int]]:
-        """Take the steps of the plan; returns this learner's part of each loss, and its rows that were trained or skipped."""
+        """Take the steps of the plan; return this learner's part of each loss, and its numbers of trained and skipped rows."""
         losses: list[float] = []
         num_rows = {"trained": 0, "skipped": 0}
         num_tokens = 0
         for minibatch in plan.steps:
-            mine = [row for each in minibatch if each.learner == self.exchange.rank for row in each.rows.tolist()]
-            with event("optimizer step", rows=len(mine)):
-                loss, applied = self._optimizer_step(rows, minibatch)
+            microbatches = tuple(microbatch for microbatch in minibatch if microbatch.learner == self.exchange.rank)
+            own_rows = [int(row) for microbatch in microbatches for row in microbatch.rows]
+            with event("optimizer step", rows=len(own_rows)):
+                loss, applied = self._optimizer_step(rows, microbatches)
             losses.append(loss)
-            num_rows["trained" if applied else "skipped"] += len(mine)
-            num_tokens += sum(rows.turns[row].num_tokens for row in mine) if applied else 0
+            num_rows["trained" if applied else "skipped"] += len(own_rows)
+            num_tokens += sum(rows.turns[row].num_tokens for row in own_rows) if applied else 0
         log(self.metrics, f"{LEARNER}update/tokens_trained", num_tokens)
         return losses, num_rows
 
-    def _optimizer_step(self, rows: TurnRows, minibatch: Minibatch) -> tuple[float, bool]:
-        """Add up the gradients of the minibatch over all learners and apply them.
+    def _optimizer_step(self, rows: TurnRows, microbatches: Sequence[Microbatch]) -> tuple[float, bool]:
+        """Add up the gradients of this learner's microbatches and those of all other learners, and apply them.
 
         Returns:
             This learner's part of the loss, and whether the step was taken.
         """
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
-        mine = [each for each in minibatch if each.learner == self.exchange.rank]
-        loss = self.passes.backward(rows, mine, self.iteration)
+        loss = self.passes.backward(rows, microbatches, self.iteration)
         self.policy_module.finish_passes()
         gradients = self._exchanged_gradients()
         if applied := self._finite(gradients):
@@ -209,14 +209,15 @@ class GRPOLearner(TorchLearner):
         return loss, applied
 
     def _exchanged_gradients(self) -> dict[Any, torch.Tensor]:
-        """Gradients added up over all learners; one that had nothing to compute adds zeros."""
+        """Return the gradients added up over all learners; a learner without work adds zeros."""
         self.gradient_sums.finish()
-        # FSDP has added up those of a copy of the model.
+        # FSDP has already added up the gradients within each copy of the model.
         if (sharded := self.policy_module.sharded) is not None and sharded.copies_group is not None:
-            for each in self._params.values():
-                each.grad = torch.zeros_like(each) if each.grad is None else each.grad
-            self.exchange.add_up([local_part(each.grad) for each in self._params.values()], sharded.copies_group)
-        return {ref: each.grad for ref, each in self._params.items() if each.grad is not None}
+            for parameter in self._params.values():
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parts = [local_part(parameter.grad) for parameter in self._params.values()]
+            self.exchange.add_up(parts, sharded.copies_group)
+        return {ref: parameter.grad for ref, parameter in self._params.items() if parameter.grad is not None}
 
     def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
         """Take the optimizer's step with gradients that were checked to be finite."""
@@ -238,12 +239,12 @@ class GRPOLearner(TorchLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: RunSettings, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Loss of one whole microbatch, shape (), for RLlib's interface; updates compute it in :class:`MicrobatchPasses`."""
+        """Compute the loss of a whole microbatch, shape (), for RLlib's interface; updates use :class:`MicrobatchPasses`."""
         return microbatch_loss(self.method, config, batch, fwd_out, self.iteration)[0]
 
     def _log_update(self, losses: list[float], num_rows: dict[str, int], num_lost: int) -> None:
         """Log the metrics of the update; means are over all learners, the same number on each."""
-        for name, value in means(self.exchange.gather(self.means.take())).items():
+        for name, value in means(self.exchange.gather(self.means.pop())).items():
             log(self.metrics, f"{LEARNER}{name}", value)
         tokens, self.passes.counts = self.passes.counts, TokenCounts()
         counts: dict[str, float] = {
@@ -255,10 +256,10 @@ class GRPOLearner(TorchLearner):
             "rows/lost_groups": num_lost if self.exchange.rank == 0 else 0,
         }
         if losses:
-            counts[self.TOTAL_LOSS_KEY] = sum(sum(each) for each in self.exchange.gather(losses)) / len(losses)
+            counts[self.TOTAL_LOSS_KEY] = sum(map(sum, self.exchange.gather(losses))) / len(losses)
         for name, count in counts.items():
             log(self.metrics, f"{LEARNER}{name}", count)
-        # RLlib reads those over all modules, of which there is one.
+        # RLlib reads these two over all modules; there is one module.
         for name, kind in ((NUM_MODULE_STEPS_TRAINED, "sum"), (NUM_MODULE_STEPS_TRAINED_LIFETIME, "lifetime_sum")):
             self.metrics.log_value((ALL_MODULES, name), num_rows["trained"], reduce=kind)
 
@@ -275,7 +276,7 @@ class GRPOLearner(TorchLearner):
         if self.policy_module.sharded is not None:
             finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        self.passes.broken = self.passes.broken and not finite  # the weights are about to change
+        self.passes.broken = self.passes.broken and not finite  # otherwise the step changes the weights
         log(self.metrics, f"{LEARNER}skipped_updates", int(not finite and self.exchange.rank == 0))
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
             self._require_finite_weights()
@@ -291,21 +292,21 @@ class GRPOLearner(TorchLearner):
         return finite
 
     def _require_finite_weights(self) -> None:
-        """Keep weights that are not finite from engines and checkpoints.
+        """Reject weights that are not finite, so that they reach neither engines nor checkpoints.
 
         Raises:
             PolicyBrokenError: weights are not finite.
         """
-        weights = [local_part(each.detach()) for each in self._params.values()]
-        # One flag a device, which is read once.
-        finite = bool(torch.stack([each.isfinite().all() for each in weights]).all())
+        weights = [local_part(parameter.detach()) for parameter in self._params.values()]
+        # Stack the flags, so that the device is read once.
+        finite = bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
         if not all(self.exchange.gather(finite)):
             raise PolicyBrokenError(
                 f"Weights are not finite after the update of iteration {self.iteration}, so they are neither saved nor sent to "
                 "the engines. Lower lr, and continue from the last checkpoint."
             )
 
-    def take_optimizer_settings(self, env_steps: int) -> None:
+    def apply_optimizer_settings(self, env_steps: int) -> None:
         """Set the optimizers' rate, betas and weight decay from the config, in place of the values from a checkpoint.
 
         Args:
@@ -320,12 +321,12 @@ class GRPOLearner(TorchLearner):
         """Return the peak memory of this process, with the keys of ``peak_memory``."""
         return peak_memory()
 
-    def recorded_events(self, since: float, most: int) -> ProcessEvents:
+    def recorded_events(self, since: float, limit: int) -> ProcessEvents:
         """Return the events of scoring and optimizer steps; arguments as in ``process_events``."""
-        return process_events(since, most)
+        return process_events(since, limit)
 
     def matmul_rate(self) -> float:
-        """Floating-point operations per second of a large matrix product on this device, in the dtype of the passes."""
+        """Measure floating-point operations per second of a large matrix product on this device, in the dtype of the passes."""
         dtype = compute_dtype(self.config.compute_dtype, self.device.type) or self.policy_module.lm.dtype
         return matmul_rate(self.device, dtype)
 
@@ -375,10 +376,10 @@ class GRPOLearner(TorchLearner):
             kwargs: RLlib's. With ``inference_only``, the state has neither weights nor optimizer state, since checkpoints have
                 them in separate files.
         """
-        left_out = [not_components] if isinstance(not_components, str) else list(not_components or ())
-        state: dict[str, Any] = super().get_state(components, not_components=[*left_out, COMPONENT_OPTIMIZER], **kwargs)
+        excluded = [not_components] if isinstance(not_components, str) else list(not_components or ())
+        state: dict[str, Any] = super().get_state(components, not_components=[*excluded, COMPONENT_OPTIMIZER], **kwargs)
         state |= {"method": dict(self.method.state), **{name: getattr(self, name) for name in SAVED_ATTRIBUTES}}
-        if not kwargs.get("inference_only") and self._check_component(COMPONENT_OPTIMIZER, components, left_out):
+        if not kwargs.get("inference_only") and self._check_component(COMPONENT_OPTIMIZER, components, excluded):
             state[COMPONENT_OPTIMIZER] = to_arrays(self._optimizer_tensors())
         return state
 
@@ -403,9 +404,9 @@ class GRPOLearner(TorchLearner):
         Raises:
             CheckpointError: not every learner can access the folder.
         """
-        if missing := [seen for seen in self.exchange.gather(folder.is_dir()) if not seen]:
+        if num_missing := self.exchange.gather(folder.is_dir()).count(False):
             raise CheckpointError(
-                f"{len(missing)} of {self.exchange.num_learners} learners cannot access {folder}: a sharded model is saved by all "
+                f"{num_missing} of {self.exchange.num_learners} learners cannot access {folder}: a sharded model is saved by all "
                 "learners together. Set the run folder to a file system that all of them share."
             )
         save_shards(self._named_optimizers, self.policy_module.parameter_names(), folder)
@@ -418,13 +419,13 @@ class GRPOLearner(TorchLearner):
         Raises:
             CheckpointError: files are missing, or they have another sharding.
         """
-        if kwargs.get("component"):  # a part of the learner, without the optimizers
+        if kwargs.get("component"):  # RLlib restores one component, without the optimizers
             super().restore_from_path(path, **kwargs)
             return
         super().restore_from_path(path, **kwargs)
         names = None if self.policy_module.sharded is None else self.policy_module.parameter_names()
         self.iteration = load_optimizers(self._named_optimizers, names, Path(path))
-        self.take_optimizer_settings(self.env_steps)
+        self.apply_optimizer_settings(self.env_steps)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from a state of :meth:`get_state`; the optimizers' settings are the config's.
@@ -432,7 +433,7 @@ class GRPOLearner(TorchLearner):
         Raises:
             CheckpointError: the state is of another model; nothing was changed.
         """
-        # Not by RLlib, which passes over weights that are older than those that are here.
+        # Load the weights here: RLlib skips weights with a lower sequence number than the current ones.
         weights, moments = state.get(COMPONENT_RL_MODULE), state.get(COMPONENT_OPTIMIZER)
         if moments is not None:
             require_fitting(moments, self._optimizer_tensors())
@@ -445,4 +446,4 @@ class GRPOLearner(TorchLearner):
             setattr(self, name, state[name])
         self.method.state = dict(state.get("method", self.method.state))
         if "env_steps" in state:
-            self.take_optimizer_settings(state["env_steps"])
+            self.apply_optimizer_settings(state["env_steps"])

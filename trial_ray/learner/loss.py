@@ -35,7 +35,7 @@ class WeightedMeans:
                 total, before = self._sums.get(name, (0.0, 0.0))
                 self._sums[name] = total + weight * value.detach().item(), before + weight
 
-    def take(self) -> Sums:
+    def pop(self) -> Sums:
         """Return the sums so far, and reset them."""
         sums, self._sums = self._sums, {}
         return sums
@@ -44,8 +44,8 @@ class WeightedMeans:
 def means(sums: Iterable[Sums]) -> dict[str, float]:
     """Return the means of the sums of several learners."""
     totals: Sums = {}
-    for each in sums:
-        for name, (total, weight) in each.items():
+    for learner_sums in sums:
+        for name, (total, weight) in learner_sums.items():
             before = totals.get(name, (0.0, 0.0))
             totals[name] = before[0] + total, before[1] + weight
     return {name: total / weight for name, (total, weight) in totals.items()}
@@ -54,7 +54,7 @@ def means(sums: Iterable[Sums]) -> dict[str, float]:
 def microbatch_loss(
     method: Method[Any], config: RunSettings, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
 ) -> tuple[torch.Tensor, Metrics]:
-    """Loss of a microbatch, or of a part of it if the loss is a mean over tokens.
+    """Compute the loss of a microbatch, or of a part of it if the loss is a mean over tokens.
 
     L = L_out + clip_b(λ · dense), with b = α · |L_GRPO| (Eq. 8) and
     L_out = L_GRPO + ref_kl_coeff · KL − entropy_coeff · entropy, each a mean over ``tokens.mask``.
@@ -77,40 +77,40 @@ def microbatch_loss(
         kl = k3_divergence(logprobs, tokens.reference_logprobs, tokens.mask)
         loss = loss + config.ref_kl_coeff * kl
     else:
-        # Without a reference, the drift from the sampling policy is what there is to watch.
+        # Without a reference, log the drift from the policy before the update.
         kl = k3_divergence(logprobs.detach(), tokens.old_logprobs, tokens.mask)
     ratio = bounded_ratio(method.log_ratios(tokens, logprobs.detach()))
     clipped = ((ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)).to(logprobs.dtype)
-    logged = {
+    metrics = {
         "grpo/surrogate_loss": surrogate,
         "grpo/entropy": entropy,
         "grpo/clip_fraction": masked_mean(clipped, tokens.mask),
         "grpo/ratio_mean": masked_mean(ratio, tokens.mask),
         "grpo/kl": kl,
     }
-    dense, own = method.dense_loss(tokens, fwd_out, iteration)
-    logged |= {f"{method.name}/{name}": value for name, value in own.items()}
+    dense, method_metrics = method.dense_loss(tokens, fwd_out, iteration)
+    metrics |= {f"{method.name}/{name}": value for name, value in method_metrics.items()}
     if dense is None:
-        return loss, logged
+        return loss, metrics
     _require_shape(method, "dense_loss", dense, torch.Size())
     coefficient, alpha = method.dense_coefficient(iteration), method.clamp
     if alpha is None:
-        return loss + coefficient * dense, logged
+        return loss + coefficient * dense, metrics
     saturated = clamp_saturated(surrogate, dense, coefficient, alpha)
-    logged[f"{method.name}/clamp_saturated_fraction"] = saturated.float()
-    return joint_loss(loss, surrogate, dense, coefficient, alpha), logged
+    metrics[f"{method.name}/clamp_saturated_fraction"] = saturated.float()
+    return joint_loss(loss, surrogate, dense, coefficient, alpha), metrics
 
 
 def _importance_weighted(tokens: TokenBatch) -> TokenBatch:
-    """The tokens with w Â in place of Â: as w is never negative, that is w times each token's clipped surrogate."""
+    """Replace Â by w Â: since w is never negative, this multiplies each token's clipped surrogate by w."""
     if tokens.importance_weights is None:
         return tokens
     return replace(tokens, advantages=tokens.importance_weights * tokens.advantages)
 
 
-def _require_shape(method: Method[Any], hook: str, found: object, expected: torch.Size) -> None:
-    if not isinstance(found, torch.Tensor) or found.shape != expected:
-        described = f"shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+def _require_shape(method: Method[Any], hook: str, value: object, expected: torch.Size) -> None:
+    if not isinstance(value, torch.Tensor) or value.shape != expected:
+        described = f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise MethodError(
             f"{type(method).__name__}.{hook} must return a tensor of shape {list(expected)}, got {described}. "
             "trial_ray/learner/method.py describes each hook."

@@ -34,13 +34,13 @@ TRAINING_SCHEMA = new_schema(
             "advantage",
             pa.float64(),
             "advantage of the turn: its trajectory's group-relative one (Eq. 1), less the penalty for a response without the "
-            "required form, and with what the method adds",
+            "required form, plus the terms of the method",
         ),
         (
             "turn_score",
             pa.float64(),
-            "mean absolute gap of the turn's tokens, each bounded by `gap_clip`, in nats (Eq. 5); null where the method scores no "
-            "turns",
+            "mean absolute hindsight log-ratio of the turn's tokens, each bounded by `gap_clip`, in nats (Eq. 5); null if the "
+            "method scores no turns",
         ),
         (
             "turn_weight",
@@ -74,7 +74,7 @@ TRAINING_SCHEMA = new_schema(
 )
 """Columns of a file, each with its description; ``iteration`` comes from the folder's name."""
 
-# Readers of a partitioned folder pass over names that begin with an underscore.
+# Readers of a partitioned folder ignore names that begin with an underscore.
 UPDATE_FILE = "_update.json"
 UPDATE_SCHEMA, UPDATE_SCHEMA_VERSION = "trial_ray/update", 1
 
@@ -110,13 +110,12 @@ def _records(
         if trajectory.survived
         for turn_index in range(len(trajectory.turns))
     ]
-    logprobs, gap = _single(rows.logprobs), None
+    logprobs, gap = _to_float32(rows.logprobs), None
     if rows.hindsight_logprobs is not None:
-        gap = _single(rows.hindsight_logprobs - rows.logprobs)
-    ends = rows.lengths.cumsum(0).tolist()
-    starts = [0, *ends[:-1]]
+        gap = _to_float32(rows.hindsight_logprobs - rows.logprobs)
+    starts = [0, *rows.lengths.cumsum(0).tolist()]
     for row in indices:
-        tokens = slice(starts[row], ends[row])
+        tokens = slice(starts[row], starts[row + 1])
         yield dict(zip(("group_id", "rollout_index", "turn_index"), keys[row], strict=True)) | {
             "advantage": rows.advantages[row].item(),
             "turn_score": None if rows.scores is None else rows.scores[row].item(),
@@ -128,9 +127,9 @@ def _records(
         }
 
 
-def _single(values: torch.Tensor) -> np.ndarray:
-    single: np.ndarray = values.float().numpy()
-    return single
+def _to_float32(values: torch.Tensor) -> np.ndarray:
+    array: np.ndarray = values.float().numpy()
+    return array
 
 
 def read_training(folder: str | os.PathLike[str], iteration: int | None = None) -> pa.Table:
@@ -182,10 +181,11 @@ class UpdateRecord:
         """
         path = partition(folder, iteration) / UPDATE_FILE
         if not path.exists():
-            found = ", ".join(map(str, partitions(folder))) or "none"
+            recorded = ", ".join(map(str, partitions(folder))) or "none"
             raise CheckpointError(
-                f"{path} does not exist: iteration {iteration} was not trained, or trained nothing. Recorded iterations: {found}."
+                f"{path} does not exist: iteration {iteration} was not trained, or trained nothing. "
+                f"Recorded iterations: {recorded}."
             )
         with checked_content(path):
             values = read_json(path, UPDATE_SCHEMA, UPDATE_SCHEMA_VERSION)
-            return cls(**{each.name: values[each.name] for each in fields(cls)})
+            return cls(**{column.name: values[column.name] for column in fields(cls)})

@@ -159,7 +159,7 @@ class TokenBatch:
 
 
 def scored_turn(turn: Turn, evidence: Evidence | None = None) -> ScoredSequence:
-    """Sequence that scores a turn's response after its prompt P_k, or after P_k⁺ of Eq. 3, with the evidence inserted."""
+    """Return the sequence that scores a turn's response after its prompt P_k, or with the evidence after P_k⁺ (Eq. 3)."""
     prompt = turn.prompt_ids if evidence is None else augment(turn.prompt_ids, evidence.insert_at, evidence.ids)
     return ScoredSequence(np.concatenate((prompt, turn.response_ids)), len(turn.response_ids))
 
@@ -173,7 +173,7 @@ def required(values: torch.Tensor | None) -> torch.Tensor:
     if values is None:
         raise MethodError(
             "A method reads a field of its rows that is None, expected a tensor: hindsight_logprobs needs a teacher_context, "
-            "action_mask the method's needs_action_spans, and weights are set by its prepare()."
+            "action_mask needs the method's needs_action_spans, and the method's prepare() sets weights."
         )
     return values
 
@@ -186,7 +186,8 @@ def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
     """
     survivors = [trajectory for group in groups for trajectory in group.survivors]
     advantages: torch.Tensor = config.method_class(config).advantages(groups)
-    rows = TurnRows([turn for each in survivors for turn in each.turns], _trajectory_ids(survivors), advantages)
+    turns = [turn for trajectory in survivors for turn in trajectory.turns]
+    rows = TurnRows(turns, _trajectory_ids(survivors), advantages)
     if config.mask_truncated:
         whole = torch.tensor([turn.finish_reason != "length" for turn in rows.turns], dtype=torch.bool)
         rows.mask = whole[rows.turn_ids]
@@ -213,9 +214,9 @@ def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> 
     returns = torch.tensor(rewards, dtype=torch.float64)
     if not bool(returns.isfinite().all()):
         task_id, reward = next(
-            (each.task_id, earned)
-            for (_, each), earned in zip(survivors, rewards, strict=True)
-            if not math.isfinite(earned)
+            (trajectory.task_id, reward)
+            for (_, trajectory), reward in zip(survivors, rewards, strict=True)
+            if not math.isfinite(reward)
         )
         raise TrainingDivergedError(
             f"A rollout of task {task_id!r} earned {reward} ({reward_name(config.reward)} times "
@@ -239,7 +240,7 @@ def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> t
     """Advantage of each turn's discounted return relative to the same turn of its group's rollouts, float64 ``[K]``.
 
     A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}; turn k is compared with turn k of all rollouts of the group
-    that have one. All of them started in the same state.
+    that have a turn k. All rollouts of a group start in the same state.
 
     Raises:
         TrainingDivergedError: a return is not finite.
@@ -254,9 +255,9 @@ def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> t
 
 
 def form_penalties(turns: Sequence[Turn], config: RunSettings) -> torch.Tensor:
-    """Penalty of each turn with a response that lacks the required form, float64 ``[K]`` in units of the scaled reward."""
-    charges = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
-    return torch.tensor(charges, dtype=torch.float64)
+    """Return the penalty of each turn, float64 ``[K]`` in units of the scaled reward; 0 if the response has the required form."""
+    penalties = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
+    return torch.tensor(penalties, dtype=torch.float64)
 
 
 def normalised_returns(returns: torch.Tensor, group_ids: torch.Tensor, config: RunSettings) -> torch.Tensor:
@@ -270,12 +271,12 @@ def anchor_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
 
     Turns have the same id if their task group and their raw observation are the same.
     """
-    return _numbered((group, turn.observation) for group, _, turn in _placed_turns(groups))
+    return _number((group, turn.observation) for group, _, turn in _placed_turns(groups))
 
 
 def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
-    """As :func:`anchor_ids`, but turns have the same id if their task group and their index in the rollout are the same."""
-    return _numbered((group, index) for group, index, _ in _placed_turns(groups))
+    """Id of each turn's group and index in its rollout, int64 ``[K]``, over the turns of all completed rollouts in order."""
+    return _number((group, index) for group, index, _ in _placed_turns(groups))
 
 
 def _placed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int, Turn]]:
@@ -286,13 +287,13 @@ def _placed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int,
                 yield number, index, turn
 
 
-def _numbered(keys: Iterable[Hashable]) -> torch.Tensor:
+def _number(keys: Iterable[Hashable]) -> torch.Tensor:
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
 
 
 def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: float) -> torch.Tensor:
-    """Discounted return from each turn of all completed rollouts on, float64 ``[K]``, in units of the unscaled reward.
+    """Discounted return from each turn of all completed rollouts to the end, float64 ``[K]``, in units of the unscaled reward.
 
     Args:
         groups: the groups of an update.
@@ -301,8 +302,8 @@ def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: fl
         discount: γ.
     """
     trajectories = [trajectory for group in groups for trajectory in group.survivors]
-    rewards = torch.tensor([value for each in trajectories for value in _rewards(each, reward)], dtype=torch.float64)
-    return discounted_returns(rewards, _trajectory_ids(trajectories), discount)
+    rewards = [value for trajectory in trajectories for value in _rewards(trajectory, reward)]
+    return discounted_returns(torch.tensor(rewards, dtype=torch.float64), _trajectory_ids(trajectories), discount)
 
 
 def _rewards(trajectory: Trajectory, reward: Reward) -> list[float]:
@@ -312,7 +313,7 @@ def _rewards(trajectory: Trajectory, reward: Reward) -> list[float]:
 
 
 def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptStyle = "tagged") -> torch.Tensor:
-    """Mask of the action's tokens in concatenated responses, bool ``[T]``.
+    """Return the mask of the action's tokens in concatenated responses, bool ``[T]``.
 
     In a tagged response (also in a conversation), a token counts if any of its characters is between the first ``<action>`` and
     the first ``</action>``, from which the projection reads the action; without this pair of tags, no token counts. In a plain
@@ -341,14 +342,14 @@ def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
     opening, closing = ACTION_OPEN.search(text), ACTION_CLOSE.search(text)
     if opening and closing and opening.end() < closing.start():
         first = _tokens_within(ids, opening.end(), tokenizer)
-        # The action's last character may share its token with the closing tag, or take several tokens.
+        # The action's last character may share its token with the closing tag, or consist of several tokens.
         shared = _tokens_within(ids, closing.start() - 1, tokenizer) + 1
         mask[first : max(shared, _tokens_within(ids, closing.start(), tokenizer))] = True
     return mask
 
 
 def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
-    """Number of leading tokens that spell at most ``characters`` characters: the index of the token that spells the next."""
+    """Return the number of leading tokens that spell at most ``characters`` characters, by bisection."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high + 1) // 2
@@ -360,6 +361,6 @@ def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
 
 
 def _decode(ids: np.ndarray, tokenizer: Any) -> str:
-    # Cleaning up would move blanks, and with them the positions of characters.
+    # Cleaning up would remove blanks, which changes the positions of characters.
     text: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     return text

@@ -1,4 +1,4 @@
-"""Log-probabilities of an update's turns under the policy before it, and the values that the method derives from them."""
+"""Score an update's turns under the policy before the update, and let the method derive its values."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class Scoring:
         rows, plan = group_turn_rows(groups, config), plan_rows(groups, config, iteration)
         share = plan.scoring[rank]
         if config.teacher_context is not None:
-            # The training forward of some methods scores second views too.
+            # Methods with a divergence also score the teacher context in the training forward pass.
             rows.evidence = encode_views(groups, config, tokenizer, set(plan.share(rank).tolist()))
         self._score(rows, share, version)
         if self._method.needs_action_spans:
-            own = action_mask([rows.turns[row].response_ids for row in share], tokenizer, config.prompt_style)
-            rows.action_mask = self._sum_over_learners(rows, share, own, torch.uint8).bool()
+            mask = action_mask([rows.turns[row].response_ids for row in share], tokenizer, config.prompt_style)
+            rows.action_mask = self._sum_over_learners(rows, share, mask, torch.uint8).bool()
         for name, value in self._method.prepare(rows, groups, iteration).items():
             self._log(f"{self._method.name}/{name}", value)
         _require_trainable(self._method, rows)
@@ -111,9 +111,9 @@ class Scoring:
         sampled = [rows.turns[row].logprobs for row in share]
         scores[_BEHAVIOUR] = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *sampled]))
         wide = torch.float64 if self._module.lm.dtype == torch.float64 else torch.float32
-        found = {name: self._sum_over_learners(rows, share, values, wide) for name, values in scores.items()}
-        behaviour = found.pop(_BEHAVIOUR)
-        for name, values in found.items():
+        all_scores = {name: self._sum_over_learners(rows, share, values, wide) for name, values in scores.items()}
+        behaviour = all_scores.pop(_BEHAVIOUR)
+        for name, values in all_scores.items():
             if wrong := int((~values.isfinite()).sum()):
                 raise PolicyBrokenError(
                     f"{name} of {wrong} of {len(values)} sampled tokens are not finite: the policy's weights no longer give "
@@ -131,18 +131,18 @@ class Scoring:
 
     def _scores(self, rows: TurnRows, share: np.ndarray) -> dict[str, torch.Tensor]:
         """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
-        module, own = self._module, {"logprobs": rows.sequences(share)}
+        module, views = self._module, {"logprobs": rows.sequences(share)}
         scores: dict[str, torch.Tensor] = {}
         if self._config.teacher_context is not None:
             hindsight = {"hindsight_logprobs": rows.sequences(share, hindsight=True)}
-            if module.teacher is None:  # of the same model, both views form one tree
-                own |= hindsight
+            if module.teacher is None:  # one model scores both views, which form one tree
+                views |= hindsight
             else:
                 scores = self._scored(module.teacher, hindsight)
-        scores |= self._scored(module.lm, own)
+        scores |= self._scored(module.lm, views)
         with module.reference_model() as reference:
             if reference is not None:
-                scores |= self._scored(reference, {"reference_logprobs": own["logprobs"]})
+                scores |= self._scored(reference, {"reference_logprobs": views["logprobs"]})
         return scores
 
     def _scored(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, torch.Tensor]:
@@ -158,7 +158,7 @@ class Scoring:
     def _sum_over_learners(
         self, rows: TurnRows, share: np.ndarray, values: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Combine the values that every learner has computed for the tokens of its share, ``[T]`` on the CPU."""
+        """Combine the values that every learner computed for the tokens of its share, ``[T]`` on the CPU."""
         whole = torch.zeros(len(rows.turn_ids), dtype=dtype)
         whole[rows.token_positions(share)] = values.to("cpu", dtype)
         self._exchange.add_up([whole])
@@ -171,17 +171,17 @@ class Scoring:
         """Log the differences between the engine's and the learner's log-probabilities; raise if they are of different policies."""
         sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
         staleness = (int(sampled_by.max()) if version is None else version) - sampled_by
-        # Older responses differ because the weights have changed since, which is no error.
-        found = engine_divergences(rows.logprobs, behaviour, compared=(staleness <= 0)[rows.turn_ids])
-        for name, value in found.items():
+        # Only compare responses of the current weights: older responses differ without an error.
+        differences = engine_divergences(rows.logprobs, behaviour, compared=(staleness <= 0)[rows.turn_ids])
+        for name, value in differences.items():
             self._log(f"engine/{name}", value)
         self._log("rows/staleness_mean", staleness.double().mean())
         self._log("rows/staleness_max", staleness.max())
-        gap = math.nan if found["kl"].isnan() else found["logprob_diff"].item()
+        mismatch = math.nan if differences["kl"].isnan() else differences["logprob_diff"].item()
         limit = self._config.logprob_diff_limit()
-        if not gap <= limit:  # NaN too
+        if not mismatch <= limit:  # also true for NaN
             raise WeightSyncError(
-                f"Engine and learner disagree by {gap:.3g} nats per token on average (expected at most {limit:g}, "
+                f"Engine and learner disagree by {mismatch:.3g} nats per token on average (expected at most {limit:g}, "
                 "max_logprob_diff): the engine sampled from another policy than the trained policy, so nothing was trained on its "
                 "responses. Check that both use the same dtype and temperature, and that the engine supports reloading this "
                 "model's weights."
@@ -223,7 +223,7 @@ def encode_views(
 
 def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
     """Reject fields of the wrong shape, which would assign values to other turns or tokens, and values that are not finite."""
-    name_of = type(method).__name__
+    method_name = type(method).__name__
     for name in ("advantages", "scores", "weights", "mask"):
         values: torch.Tensor | None = getattr(rows, name)
         size = len(rows.turn_ids) if name == "mask" else len(rows)
@@ -231,10 +231,10 @@ def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
             continue
         if values.shape != (size,):
             raise MethodError(
-                f"{name_of}.prepare must leave rows.{name} with shape [{size}], got {list(values.shape)}."
+                f"{method_name}.prepare must leave rows.{name} with shape [{size}], got {list(values.shape)}."
             )
         if name in ("advantages", "weights") and (wrong := int((~values.isfinite()).sum())):
             raise TrainingDivergedError(
-                f"{name} of {wrong} of {size} turns are not finite, so nothing was trained on them. Check how {name_of}.prepare "
-                "computes them."
+                f"{name} of {wrong} of {size} turns are not finite, so nothing was trained on them. Check how "
+                f"{method_name}.prepare computes them."
             )

@@ -29,7 +29,7 @@ def new_optimizer(
     beta1, beta2 = betas
     optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=weight_decay, fused=True)
     for parameter in parameters:
-        # Now, and not at the first step, out of blocks that activations have left: those could never be given back.
+        # Allocate now: at the first step, the state would occupy memory blocks of freed activations, which then stay reserved.
         step = torch.zeros((), dtype=torch.float32, device=local_part(parameter).device)
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[parameter] = {"step": step, **moments}
@@ -48,8 +48,8 @@ def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sha
 def state_tensors(optimizers: Optimizers, names: Names) -> dict[str, torch.Tensor]:
     """Return the states' tensors by names of optimizer, parameter and kind."""
     return {
-        f"{each}/{names[parameter]}/{key}": tensor
-        for each, optimizer in optimizers.items()
+        f"{name}/{names[parameter]}/{key}": tensor
+        for name, optimizer in optimizers.items()
         for parameter, state in optimizer.state.items()
         for key, tensor in state.items()
     }
@@ -63,7 +63,7 @@ def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
         names: names of the parameters.
         folder: folder of the checkpoint.
     """
-    # Not at the top: a config imports this, and the package takes half a second.
+    # Import here: configs import this module, and the package takes half a second to import.
     from torch.distributed.checkpoint.state_dict_saver import save
 
     save(state_tensors(optimizers, names), checkpoint_id=folder / SHARDS_FOLDER)
@@ -71,7 +71,7 @@ def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
 
 @contextmanager
 def reading_checkpoint(path: Path | str) -> Iterator[None]:
-    """Raise what RLlib, pickle and transformers raise about a checkpoint's files as a ``CheckpointError``."""
+    """Convert the errors of RLlib, pickle and transformers about a checkpoint's files to ``CheckpointError``."""
     try:
         yield
     except TrialRayError:
@@ -83,7 +83,7 @@ def reading_checkpoint(path: Path | str) -> Iterator[None]:
 
 
 def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -> int:
-    """Load the files of :func:`save_optimizers` and :func:`save_shards`; returns the iteration.
+    """Load the files of :func:`save_optimizers` and :func:`save_shards`, and return the iteration.
 
     Args:
         optimizers: optimizers by name, as created.
@@ -97,17 +97,17 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
     if not file.is_file():
         raise CheckpointError(f"{file} is missing; the checkpoint is incomplete. Resume from another one.")
     try:
-        # Mapped if it is copied to a device anyway: all learners of a node read it at once.
+        # Map the file if the state is copied to a device: all learners of a node read it at once.
         mapped = torch.cuda.is_available()
         saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         was_sharded, iteration = saved["sharded"], int(saved["iteration"])
         states = {name: saved["optimizers"][name] for name in optimizers}
-    except Exception as error:  # whatever a damaged archive makes of torch's reader
+    except Exception as error:  # torch raises errors of many types for a damaged archive
         raise _damaged(file, error) from error
     if was_sharded != (names is not None):
-        found, expected = ("fsdp", "none") if was_sharded else ("none", "fsdp")
+        saved_with, ours = ("fsdp", "none") if was_sharded else ("none", "fsdp")
         raise CheckpointError(
-            f"{file} was written with sharding={found!r}, but the run has {expected!r}. Set .rl_module(sharding={found!r})."
+            f"{file} was written with sharding={saved_with!r}, but the run has {ours!r}. Set .rl_module(sharding={saved_with!r})."
         )
     tensors: dict[str, torch.Tensor] = {}
     if names is not None:
@@ -119,7 +119,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         for name, state in states.items():
             optimizers[name].load_state_dict(state)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        for name, attributes in before.items():  # torch sets a state before it looks at all of it
+        for name, attributes in before.items():  # torch sets parts of a state before it finds an error
             vars(optimizers[name]).update(attributes)
         raise _damaged(file, error) from error
     if names is not None and tensors:
@@ -131,19 +131,19 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
 def _read_shards(optimizers: Optimizers, names: Names, folder: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of this learner's part, by :func:`state_tensors`' names; empty if the state has no tensors.
 
-    They are not read in place: a part that cannot be read leaves the optimizers unchanged.
+    The tensors are read into new memory: if a part cannot be read, the optimizers stay unchanged.
     """
     if not folder.is_dir():
         return {}
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    found = {key: torch.zeros_like(tensor) for key, tensor in state_tensors(optimizers, names).items()}
+    tensors = {key: torch.zeros_like(tensor) for key, tensor in state_tensors(optimizers, names).items()}
     try:
-        load(found, checkpoint_id=folder)
-    except CheckpointException as error:  # which is no Exception
+        load(tensors, checkpoint_id=folder)
+    except CheckpointException as error:  # a BaseException
         raise _damaged(folder, error) from error
-    return found
+    return tensors
 
 
 def _damaged(file: Path, error: BaseException) -> CheckpointError:

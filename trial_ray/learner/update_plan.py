@@ -19,8 +19,8 @@ from trial_ray.config.training import MicrobatchWeighting
 from trial_ray.trajectory import TrajectoryGroup
 
 MAX_IMBALANCE = 1.15
-"""Maximum load of the most loaded learner in a minibatch, relative to the least possible, up to which learners train the rows
-that they score."""
+"""Maximum load of the most loaded learner in a minibatch, relative to the smallest possible maximum. Up to this, learners train the
+rows that they score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,9 @@ class UpdatePlan:
 
     def share(self, learner: int) -> NDArray[np.int64]:
         """Return the rows that a learner scores or trains, ascending."""
-        trained = [each.rows for minibatch in self.steps for each in minibatch if each.learner == learner]
+        trained = [
+            microbatch.rows for minibatch in self.steps for microbatch in minibatch if microbatch.learner == learner
+        ]
         return np.unique(np.concatenate([self.scoring[learner], *trained]))
 
     def weighted_by(self, eligible: NDArray[np.bool_]) -> UpdatePlan:
@@ -113,7 +115,7 @@ def plan_update(
             pieces = _even_cuts(np.sort(rows), microbatch_rows)
             learners = _assign_to_learners(pieces, tokens, owners, num_learners)
             weights = [1 / len(pieces) if weighting == "equal" else len(piece) / len(rows) for piece in pieces]
-            steps.append(tuple(Microbatch(*each) for each in zip(pieces, learners, weights, strict=True)))
+            steps.append(tuple(map(Microbatch, pieces, learners, weights)))
     scoring = tuple(np.flatnonzero(owners == learner) for learner in range(num_learners))
     return UpdatePlan(scoring, tuple(steps))
 
@@ -122,7 +124,7 @@ def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration:
     """Plan the update from the lengths of all rows; every learner makes the same plan."""
     trajectories = [trajectory for group in groups for trajectory in group.survivors]
     return plan_update(
-        [[turn.num_tokens for turn in each.turns] for each in trajectories],
+        [[turn.num_tokens for turn in trajectory.turns] for trajectory in trajectories],
         minibatch_rows=config.minibatch_rows,
         microbatch_rows=config.microbatch_rows,
         num_learners=max(1, config.num_learners),
@@ -134,9 +136,10 @@ def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration:
 
 
 def _weighted(minibatch: Minibatch, eligible: NDArray[np.bool_]) -> Minibatch:
-    counts = [int(eligible[each.rows].sum()) for each in minibatch]
+    counts = [int(eligible[microbatch.rows].sum()) for microbatch in minibatch]
     return tuple(
-        replace(each, weight=count / max(1, sum(counts))) for each, count in zip(minibatch, counts, strict=True)
+        replace(microbatch, weight=count / max(1, sum(counts)))
+        for microbatch, count in zip(minibatch, counts, strict=True)
     )
 
 
@@ -150,18 +153,18 @@ def _interleaved(num_rows: int, num_shards: int) -> NDArray[np.int64]:
     return order
 
 
-def _even_cuts(rows: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
-    """Cut rows into the fewest consecutive pieces of at most ``most`` rows each, with sizes that differ by at most one."""
-    return np.array_split(rows, math.ceil(len(rows) / most)) if len(rows) else []
+def _even_cuts(rows: NDArray[np.int64], max_rows: int) -> list[NDArray[np.int64]]:
+    """Cut rows into the fewest consecutive pieces of at most ``max_rows`` rows each, with sizes that differ by at most one."""
+    return np.array_split(rows, math.ceil(len(rows) / max_rows)) if len(rows) else []
 
 
 def _assign_to_learners(
     pieces: Sequence[NDArray[np.int64]], tokens: NDArray[np.int64], owners: NDArray[np.int64], num_learners: int
 ) -> list[int]:
-    """Learner of each piece of a minibatch, ascending: the learner that scores the middle of the piece.
+    """Assign each piece of a minibatch to the learner that scores the middle of the piece, in ascending order.
 
-    A learner thus trains about the rows that it scores. If this loads the most loaded learner much more than other cuts would,
-    the cuts are moved.
+    A learner thus trains about the rows that it scores. If the most loaded learner gets much more than the least possible load, the
+    cuts between learners are moved.
 
     Args:
         pieces: rows of each piece.
@@ -171,39 +174,39 @@ def _assign_to_learners(
     """
     costs = [int(tokens[piece].sum()) for piece in pieces]
     ends = np.concatenate([[0], np.cumsum(costs)])
-    capacity = int(MAX_IMBALANCE * _least_capacity(ends, max(costs), num_learners))
-    earliest = [len(costs)]  # cuts that leave no more than the capacity to each of the learners behind them
+    capacity = int(MAX_IMBALANCE * _min_capacity(ends, max(costs), num_learners))
+    earliest = [len(costs)]  # from the last learner on: the first cut that leaves it at most the capacity
     for _ in range(num_learners - 1):
         earliest.append(int(np.searchsorted(ends, ends[earliest[-1]] - capacity)))
-    wanted = np.searchsorted([owners[piece[len(piece) // 2]] for piece in pieces], np.arange(num_learners))
+    preferred = np.searchsorted([owners[piece[len(piece) // 2]] for piece in pieces], np.arange(num_learners))
     cuts = [0]
     for learner in range(1, num_learners):
-        cuts.append(min(max(int(wanted[learner]), earliest[-learner]), _fill(ends, cuts[-1], capacity)))
+        cuts.append(min(max(int(preferred[learner]), earliest[-learner]), _fill(ends, cuts[-1], capacity)))
     learners: list[int] = (np.searchsorted(cuts, np.arange(len(costs)), side="right") - 1).tolist()
     return learners
 
 
-def _least_capacity(ends: NDArray[np.int64], largest: int, num_learners: int) -> int:
-    """Least load at which ``num_learners`` consecutive pieces of work suffice, by bisection."""
-    least, enough = max(largest, math.ceil(ends[-1] / num_learners)), int(ends[-1])
-    while least < enough:
-        capacity, cut = (least + enough) // 2, 0
+def _min_capacity(ends: NDArray[np.int64], largest: int, num_learners: int) -> int:
+    """Return the smallest capacity with which ``num_learners`` learners suffice, by bisection."""
+    lower, upper = max(largest, math.ceil(ends[-1] / num_learners)), int(ends[-1])
+    while lower < upper:
+        capacity, cut = (lower + upper) // 2, 0
         for _ in range(num_learners):
             cut = _fill(ends, cut, capacity)
         if cut == len(ends) - 1:
-            enough = capacity
+            upper = capacity
         else:
-            least = capacity + 1
-    return enough
+            lower = capacity + 1
+    return upper
 
 
 def _fill(ends: NDArray[np.int64], cut: int, capacity: int) -> int:
-    """The cut up to which a learner that starts at ``cut`` has at most ``capacity``."""
+    """Return the furthest cut at which a learner that starts at ``cut`` has at most ``capacity``."""
     return int(np.searchsorted(ends, ends[cut] + capacity, side="right")) - 1
 
 
 def _even_shares(trajectory_tokens: Sequence[Sequence[int]], num_learners: int) -> NDArray[np.int64]:
-    """Learner that scores each row: consecutive trajectories, so rollouts with a common prefix stay together."""
+    """Return the learner that scores each row: consecutive trajectories, so rollouts with a common prefix stay together."""
     costs = np.array([sum(lengths) for lengths in trajectory_tokens], np.int64)
     middles = np.cumsum(costs) - costs / 2
     owners = np.minimum(middles * num_learners // max(1, costs.sum()), num_learners - 1).astype(np.int64)

@@ -75,15 +75,15 @@ def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
     Raises:
         CheckpointError: files are missing, or their tensors do not fit.
     """
-    from trial_ray.models.sharding import copy_whole  # not at the top: a config, which imports this, needs no FSDP
+    from trial_ray.models.sharding import copy_whole  # imported here: configs import this module, but not FSDP
 
-    held = tensor_headers(folder)
-    if not held:
+    headers = tensor_headers(folder)
+    if not headers:
         raise CheckpointError(f"{folder} has no *.safetensors file; expected a checkpoint written by this version.")
-    if missing := sorted(parameters.keys() - held.keys()):
+    if missing := sorted(parameters.keys() - headers.keys()):
         raise CheckpointError(f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}.")
     for name, parameter in parameters.items():
-        shape, _ = held[name]
+        shape, _ = headers[name]
         if list(parameter.shape) != shape:
             raise CheckpointError(f"{folder}: {name} has shape {shape}, the model expects {list(parameter.shape)}.")
     for file in sorted(folder.glob("*.safetensors")):
@@ -98,13 +98,13 @@ def restore_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     Raises:
         CheckpointError: as in :func:`load_tensors`, or the checkpoint was written with other settings.
     """
-    held = tensor_headers(folder)
-    if unknown := sorted(held.keys() - tensors.keys()):
+    headers = tensor_headers(folder)
+    if unknown := sorted(headers.keys() - tensors.keys()):
         raise CheckpointError(
             f"{folder} has {len(unknown)} tensors that the model does not have, the first being {unknown[0]!r}: it was written "
             "with another model or other lora_targets. Set both as in the run."
         )
-    for name, (_, dtype) in held.items():
+    for name, (_, dtype) in headers.items():
         saved, ours = _DTYPES.get(dtype), tensors[name].dtype
         if saved is not None and torch.promote_types(saved, ours) != ours:
             raise CheckpointError(
@@ -115,7 +115,7 @@ def restore_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Floating-point types by their names in safetensors files."""
-_NO_MEANING = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures", "use_cache"}
+_MEANINGLESS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures", "use_cache"}
 """Fields of a model's configuration that its weights do not depend on."""
 
 
@@ -129,36 +129,36 @@ def require_same_config(config: PreTrainedConfig, folder: Path) -> None:
 
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json; the checkpoint is incomplete. Restore another one.")
-    saved = _meaning(AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict())
-    ours = _meaning(config.to_dict())
+    saved = _meaningful(AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict())
+    ours = _meaningful(config.to_dict())
     differing = [name for name in sorted(saved.keys() | ours.keys()) if saved.get(name) != ours.get(name)]
     if differing:
-        found = ", ".join(f"{name} is {saved.get(name)!r:.60} (now {ours.get(name)!r:.60})" for name in differing[:4])
-        raise CheckpointError(f"{folder} has the weights of another model: {found}. Set model_path as in the run.")
+        changes = ", ".join(f"{name} is {saved.get(name)!r:.60} (now {ours.get(name)!r:.60})" for name in differing[:4])
+        raise CheckpointError(f"{folder} has the weights of another model: {changes}. Set model_path as in the run.")
 
 
-def _meaning(config: dict[str, Any]) -> dict[str, Any]:
+def _meaningful(config: dict[str, Any]) -> dict[str, Any]:
     plain = json.loads(json.dumps(config, default=str))
     return {
-        name: _meaning(value) if isinstance(value, dict) else value
+        name: _meaningful(value) if isinstance(value, dict) else value
         for name, value in plain.items()
-        if name not in _NO_MEANING
+        if name not in _MEANINGLESS
     }
 
 
 def tensor_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
-    """Shape and dtype of the tensors in the folder's safetensors files, by name; empty if there are no such files."""
-    found = {}
+    """Return shape and dtype of the tensors in the folder's safetensors files, by name; empty if there are no such files."""
+    headers = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  # not a mapping
+            for name in tensors.keys():  # noqa: SIM118  # safe_open returns no mapping
                 tensor = tensors.get_slice(name)
-                found[name] = tensor.get_shape(), tensor.get_dtype()
-    return found
+                headers[name] = tensor.get_shape(), tensor.get_dtype()
+    return headers
 
 
 def _parts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
-    """Tensors by name, on the CPU, in parts of one file's size."""
+    """Yield tensors by name, on the CPU, in parts of one file's size."""
     part: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in weights:
@@ -199,7 +199,7 @@ def model_folder(model_path: str, *, weights: bool = True) -> str:
         folder = _fetch(model_path) if weights else _from_hub(model_path, "config.json")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model_path: {folder} has no config.json; give a folder in Hugging Face format.")
-    # Actors may have another working directory.
+    # Return an absolute path: actors may have another working directory.
     return str(folder.absolute())
 
 
@@ -214,14 +214,14 @@ def _fetch(name: str) -> Path:
 
 
 def _from_hub(name: str, *patterns: str) -> Path:
-    """Folder in the hub's cache with a repository's files of these patterns.
+    """Return the folder in the hub's cache with a repository's files of these patterns.
 
     Raises:
         ConfigError: the hub is not reachable, or has no such model, and the model is not in the cache.
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    # The class of the hub's own HTTP library, which differs between its versions and is not declared as exported.
+    # The base class of HTTP errors differs between versions of the hub's library, which does not declare it as exported.
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     if not _HUB_NAME.fullmatch(name):
@@ -229,7 +229,7 @@ def _from_hub(name: str, *patterns: str) -> Path:
     errors = (OSError, ValueError, HTTPError)
     failure: Exception | None = None
     try:
-        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)  # one request with a deadline, which a download does not have
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)  # a request with a deadline; a download has none
     except errors as error:
         failure = error
     try:

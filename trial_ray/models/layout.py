@@ -58,10 +58,10 @@ def layout_of(lm: PreTrainedModel) -> Layout:
     Raises:
         ConfigError: no layout gives the model's own log-probabilities.
     """
-    found: Layout | None = vars(lm).get("_layout")
-    if found is None:
-        set_layout(lm, found := measured_layout(lm.config, lm.config._attn_implementation))
-    return found
+    layout: Layout | None = vars(lm).get("_layout")
+    if layout is None:
+        set_layout(lm, layout := measured_layout(lm.config, lm.config._attn_implementation))
+    return layout
 
 
 def set_layout(lm: PreTrainedModel, layout: Layout) -> None:
@@ -80,7 +80,7 @@ def measured_layout(config: PretrainedConfig, attention: str | None = None) -> L
         ConfigError: no layout gives the model's own log-probabilities.
     """
     config = copy.deepcopy(config)
-    config._attn_implementation = None  # how an earlier model of it was loaded
+    config._attn_implementation = None  # an earlier model of this config may have set it
     key = config.to_json_string(use_diff=False), attention
     if key not in _measured:
         _measured[key] = _measure(config, attention)
@@ -95,7 +95,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad(), _quiet():
         own = _small_model(config)
         if isinstance(own, str):
-            # The model's own forward pass of rows that need no padding, which is right wherever the model is causal.
+            # Rows of one length need no padding; the model's own forward pass of them is right for any causal model.
             logger.warning(
                 "%s: rows are scored one length at a time, because layouts cannot be compared: %s",
                 config.model_type,
@@ -111,16 +111,16 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
             try:
                 lm = _built(own.config, attn_implementation=implementation)
                 lm.load_state_dict(own.state_dict())
-                alone = max(_difference(lm, kind, [row], value) for row, value in zip(rows, expected, strict=True))
+                separate = max(_difference(lm, kind, [row], value) for row, value in zip(rows, expected, strict=True))
                 together = _difference(lm, kind, rows, torch.cat(expected))
-            except Exception as error:  # any code of the model's may raise; it is said below
+            except Exception as error:  # the model's code may raise anything; the last error message lists it
                 failures.append(f"{described}: {type(error).__name__}: {first_line(error)}")
                 continue
-            if max(alone, together) <= TOLERANCE:
+            if max(separate, together) <= TOLERANCE:
                 if kind != "tree":
                     logger.warning("Rows of %s are padded, and shared prefixes are recomputed: %s", name, failures[0])
                 return Layout(kind, implementation)
-            failures.append(f"{described}: rows together differ by {together:.2g} nats, alone by {alone:.2g}")
+            failures.append(f"{described}: rows together differ by {together:.2g} nats, separately by {separate:.2g}")
     raise ConfigError(
         f"{name} cannot be scored: its log-probabilities differ from transformers' own in every layout, expected at most "
         f"{TOLERANCE:g} nats. Found with a small random model of its config: {'; '.join(failures)}. Choose another model."
@@ -128,7 +128,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
 
 
 def _own_logprobs(own: PreTrainedModel, rows: Sequence[ScoredSequence]) -> list[torch.Tensor]:
-    """Log-probabilities of each row separately, from the model's own forward pass.
+    """Compute the log-probabilities of each row separately, with the model's own forward pass.
 
     Raises:
         ConfigError: they depend on later tokens, or on the rows scored before.
@@ -140,18 +140,18 @@ def _own_logprobs(own: PreTrainedModel, rows: Sequence[ScoredSequence]) -> list[
         )
         return logs.gather(-1, torch.from_numpy(row.ids)[1:, None])[:, 0]
 
-    found = [logprobs(row) for row in rows]
-    again = [logprobs(row) for row in rows[::-1]][::-1]
-    # The first two rows differ in their last two tokens, of which one is an input; it predicts the last.
-    for what, pairs in (
-        ("another last token changes log-probabilities before it", [(found[0][:-2], found[1][:-2])]),
-        ("a row's log-probabilities depend on the rows scored before it", list(zip(found, again, strict=True))),
+    forwards = [logprobs(row) for row in rows]
+    backwards = [logprobs(row) for row in rows[::-1]][::-1]
+    # The first two rows differ in their last two tokens: the last input, and the target that it predicts.
+    for failure, pairs in (
+        ("another last token changes log-probabilities before it", [(forwards[0][:-2], forwards[1][:-2])]),
+        ("a row's log-probabilities depend on the rows scored before it", list(zip(forwards, backwards, strict=True))),
     ):
-        if not (change := max((one - other).abs().max().item() for one, other in pairs)) <= TOLERANCE:
+        if not (change := max((first - second).abs().max().item() for first, second in pairs)) <= TOLERANCE:
             raise ConfigError(
-                f"{type(own).__name__} cannot be scored: {what}, by {change:.2g} nats. Choose another model."
+                f"{type(own).__name__} cannot be scored: {failure}, by {change:.2g} nats. Choose another model."
             )
-    return found
+    return forwards
 
 
 @contextmanager
@@ -169,16 +169,16 @@ def _quiet() -> Iterator[None]:
 
 def _candidates(config: PretrainedConfig, attention: str | None) -> list[tuple[Rows, str]]:
     default = _default_attention(config)
-    # Without a tree this package's own attention is of no use.
-    known: dict[Rows, list[str]] = {
+    # This package's attention is only faster for trees.
+    candidates: dict[Rows, list[str]] = {
         "tree": [tree_attention.register(), default],
         "padded": [default, "eager"],
         "one length": [default, "eager"],
     }
     return [
         (kind, implementation)
-        for kind in known
-        for implementation in dict.fromkeys([attention] if attention else known[kind])
+        for kind in candidates
+        for implementation in dict.fromkeys([attention] if attention else candidates[kind])
     ]
 
 
@@ -190,21 +190,21 @@ def pack_rows(lm: PreTrainedModel, rows: Rows, order: PrefixOrder, max_tokens: i
 
 
 def _difference(lm: PreTrainedModel, kind: Rows, rows: Sequence[ScoredSequence], expected: torch.Tensor) -> float:
-    found = sequence_logprobs(lm, pack_rows(lm, kind, PrefixOrder(rows), max_tokens=LONGEST * len(rows)))
-    difference = (found - expected).abs().max().item()
+    logprobs = sequence_logprobs(lm, pack_rows(lm, kind, PrefixOrder(rows), max_tokens=ROW_TOKENS * len(rows)))
+    difference = (logprobs - expected).abs().max().item()
     return difference if difference == difference else float("inf")
 
 
 def _rows(vocabulary: int) -> list[ScoredSequence]:
-    """Rows with a fork, with another end, and of unequal length."""
+    """Return rows with a fork, with another end, and of unequal length."""
     generator = np.random.default_rng(0)
-    first, other = (
-        generator.integers(min(WINDOW, vocabulary // 2), min(VOCABULARY, vocabulary), LONGEST) for _ in range(2)
+    first, second = (
+        generator.integers(min(WINDOW, vocabulary // 2), min(VOCABULARY, vocabulary), ROW_TOKENS) for _ in range(2)
     )
     changed = first.copy()
-    changed[-2:] = other[-2:]
-    fork = np.concatenate((first[:10], other[:7]))
-    return [ScoredSequence(ids, len(ids) - 1) for ids in (first, changed, fork, other, other[::-1][:5].copy())]
+    changed[-2:] = second[-2:]
+    fork = np.concatenate((first[:10], second[:7]))
+    return [ScoredSequence(ids, len(ids) - 1) for ids in (first, changed, fork, second, second[::-1][:5].copy())]
 
 
 def _default_attention(config: PretrainedConfig) -> str:
@@ -213,19 +213,20 @@ def _default_attention(config: PretrainedConfig) -> str:
 
 
 VOCABULARY = 64
-LONGEST = 24
+ROW_TOKENS = 24
 """Tokens of the longest compared row."""
 WINDOW = 8
 """Value that replaces attention windows, chunks and original context lengths; short rows exceed it."""
 _NARROW, _HEAD = 64, 8
-"""Least hidden size, as a whole and for each attention head, to which models are narrowed."""
-_MOST_PARAMETERS = 2**29
+"""Minimum hidden size, in total and of each attention head, to which models are narrowed."""
+_MAX_PARAMETERS = 2**29
 _GAIN = 1.5
-"""Scale of random matrices, beyond what keeps the size of activations: caps and sinks of attention must show."""
+"""Scale of random matrices. It is larger than the scale that keeps the size of activations, so that attention's caps and
+sinks have an effect."""
 
 
 def _built(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
-    """A float32 model of a config, which is not changed; ``settings`` go to ``from_config``."""
+    """Build a float32 model of a config, which is not changed; ``settings`` go to ``from_config``."""
     from transformers import AutoModelForCausalLM
 
     lm: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -236,47 +237,47 @@ def _built(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
 
 
 def _small_model(config: PretrainedConfig) -> PreTrainedModel | str:
-    """Random model of the smallest config of this kind that transformers can build and run, or the reason why it failed."""
+    """Return a random model of the smallest config of this kind that transformers can run, or the reason for the failure."""
     configs, failure = _small_configs(config), ""
     while True:
         try:
             if (small := next(configs, None)) is None:
                 return failure
-            if (size := sum(math.prod(shape) for shape in _shapes(small).values())) > _MOST_PARAMETERS:
+            if (size := sum(math.prod(shape) for shape in _shapes(small).values())) > _MAX_PARAMETERS:
                 failure = f"{size:,} parameters are too many for a comparison"
             elif (lm := _running(small)) is not None:
                 return _with_short_windows(lm)
             else:
                 failure = "logits are not finite"
-        except Exception as error:  # of transformers' code, which makes the configs, too; said by the caller
+        except Exception as error:  # raised by transformers' code, in the configs too; the caller reports it
             failure = f"{type(error).__name__}: {first_line(error)}"
 
 
 def _running(config: PretrainedConfig) -> PreTrainedModel | None:
-    """A random model with plain attention, if it gives finite logits."""
+    """Return a random model with plain attention, or ``None`` if its logits are not finite."""
     lm = _built(config, attn_implementation="eager")
     _randomise(lm)
-    ids = torch.arange(LONGEST)[None] % config.get_text_config().vocab_size
+    ids = torch.arange(ROW_TOKENS)[None] % config.get_text_config().vocab_size
     return lm if bool(lm(input_ids=ids, use_cache=False).logits.isfinite().all()) else None
 
 
 def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """Configs to try: few layers with every kind among them, narrow layers first, and the config itself last."""
+    """Yield configs to try: few layers with every kind among them, narrow layers first, and the config itself last."""
     text = config.get_text_config()
     layers, hidden = int(text.num_hidden_layers), int(text.hidden_size)
-    # Heads whose size no setting gives share the hidden size.
+    # Without a setting for their size, heads share the hidden size.
     heads = 1 if vars(text).get("head_dim") else int(getattr(text, "num_attention_heads", None) or 1)
     factor = 2 ** min(4, int(math.log2(max(1, hidden // max(_NARROW, _HEAD * heads)))))
     for count in dict.fromkeys((_layers_of_every_kind(config), layers)):
-        # Of widths whose product is another width only one may be divided; sums want all of them divided.
-        for least in (_NARROW + 1, _NARROW, _NARROW // 2) if factor > 1 else ():
-            yield _smaller(config, count, factor, least)
+        # If a width is a product of others, only one of these may be divided; if it is a sum, all must be.
+        for min_width in (_NARROW + 1, _NARROW, _NARROW // 2) if factor > 1 else ():
+            yield _smaller(config, count, factor, min_width)
         yield _smaller(config, count)
     yield copy.deepcopy(config)
 
 
-def _smaller(config: PretrainedConfig, count: int, factor: int = 1, least: int = 0) -> PretrainedConfig:
-    """The config with fewer tokens and ``count`` layers, and its numbers of at least ``least`` divided by the factor."""
+def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: int = 0) -> PretrainedConfig:
+    """Return the config with fewer tokens, ``count`` layers, and numbers of at least ``min_width`` divided by the factor."""
     small = copy.deepcopy(config)
     text = small.get_text_config()
     vocabulary, layers = min(VOCABULARY, text.vocab_size), text.num_hidden_layers
@@ -286,22 +287,22 @@ def _smaller(config: PretrainedConfig, count: int, factor: int = 1, least: int =
         elif name.endswith("_token_id"):
             if isinstance(value, int) and value >= vocabulary:
                 setattr(text, name, 0)
-        elif type(value) is int and value >= least:
+        elif type(value) is int and value >= min_width:
             setattr(text, name, value // factor)
     text.vocab_size, text.num_hidden_layers = vocabulary, count
     for name in cast("dict[str, Any]", small.sub_configs):
         part: Any = getattr(small, name, None)
-        if part is not text and hasattr(part, "num_hidden_layers"):  # of images and sounds
+        if part is not text and hasattr(part, "num_hidden_layers"):  # a part for images or sounds
             part.num_hidden_layers = 1
     return small
 
 
 def _layers_of_every_kind(config: PretrainedConfig) -> int:
-    """Smallest number of first layers that include all kinds of the decoder's layers, at least two."""
+    """Return the smallest number of first layers that include all kinds of the decoder's layers, at least two."""
     count = int(config.get_text_config().num_hidden_layers)
     with torch.device("meta"):
         decoder = decoder_of(_built(config))
-    stacks = [each for each in decoder.modules() if isinstance(each, nn.ModuleList) and len(each) == count]
+    stacks = [module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
     firsts = [0]
     for stack in stacks:
         kinds = [_kind(layer) for layer in stack]
@@ -310,7 +311,7 @@ def _layers_of_every_kind(config: PretrainedConfig) -> int:
 
 
 def _kind(layer: nn.Module) -> str:
-    """Description of a layer's modules and settings, without its number."""
+    """Describe a layer's modules and settings, without its number."""
     parts: list[Any] = []
     for name, module in layer.named_modules():
         settings = {
@@ -318,15 +319,15 @@ def _kind(layer: nn.Module) -> str:
             for key, value in vars(module).items()
             if isinstance(value, (bool, int, float, str)) and not key.startswith("_") and "layer" not in key
         }
-        shapes = [(key, tuple(each.shape)) for key, each in module.named_parameters(recurse=False)]
+        shapes = [(key, tuple(tensor.shape)) for key, tensor in module.named_parameters(recurse=False)]
         parts.append((name, type(module).__name__, sorted(settings.items()), shapes))
     return repr(parts)
 
 
 def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
-    """The model with attention windows, chunks and original context lengths that short rows exceed.
+    """Return the model with attention windows, chunks and original context lengths that short rows exceed.
 
-    They are found as the larger numbers of a config that change no tensor's shape.
+    These settings are the larger numbers of a config that change no tensor's shape.
     """
     config = copy.deepcopy(lm.config)
     config._attn_implementation = None
@@ -343,7 +344,7 @@ def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
         value, settings[name] = settings[name], WINDOW
         try:
             changed = _running(config) if _shapes(config) == shapes else None
-        except Exception:  # a value that the model does not allow is left as it is
+        except Exception:  # the model does not allow the value: keep the original
             changed = None
         lm, settings[name] = (lm, value) if changed is None else (changed, WINDOW)
     return lm
@@ -352,18 +353,18 @@ def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
 def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         lm = _built(config)
-    return {name: tuple(each.shape) for name, each in [*lm.named_parameters(), *lm.named_buffers()]}
+    return {name: tuple(tensor.shape) for name, tensor in [*lm.named_parameters(), *lm.named_buffers()]}
 
 
 def _randomise(lm: PreTrainedModel) -> None:
-    """Random values for all that is learned, biases, sinks and corrections of routers included, so that each matters."""
+    """Set all learned tensors, including biases, sinks and corrections of routers, to random values that have an effect."""
     generator = torch.Generator().manual_seed(0)
     unstored = {id(buffer) for _, buffer in lm.named_non_persistent_buffers()}
-    learned_buffers = [each for each in lm.buffers() if each.ndim == 1 and id(each) not in unstored]
+    learned_buffers = [buffer for buffer in lm.buffers() if buffer.ndim == 1 and id(buffer) not in unstored]
     for tensor in (*lm.parameters(), *learned_buffers):
         if tensor.is_floating_point():
             count = tensor.numel()
             noise = torch.randn(min(count, 2**20 + 1), generator=generator)
             noise = noise.repeat(-(-count // len(noise)))[:count].view(tensor.shape)
-            # Vectors keep what they are centred on: scales of norms, decay rates.
+            # Vectors stay centred on their initial values, such as scales of norms and decay rates.
             tensor.copy_(noise * (_GAIN / tensor.shape[-1] ** 0.5) if tensor.ndim > 1 else tensor + 0.3 * noise)

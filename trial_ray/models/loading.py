@@ -24,9 +24,9 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: no tokenizer at ``model_path``.
     """
-    from transformers import AutoTokenizer  # not at the top: its models take three seconds to import
+    from transformers import AutoTokenizer  # imported here: transformers' models take three seconds to import
 
-    # Not by transformers: without a network it asks for each file six times, and says so each time.
+    # Fetch the folder here: without a network, transformers would retry each file six times, with a message each time.
     folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -64,11 +64,11 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
                 lm = AutoModelForCausalLM.from_config(config, **settings).eval()
             kept = kept_in_float32(lm)
             for name, buffer in lm.named_buffers():
-                if name in kept and lm.dtype in (torch.bfloat16, torch.float16):  # as transformers loads them
+                if name in kept and lm.dtype in (torch.bfloat16, torch.float16):  # transformers loads them so
                     buffer.data = buffer.data.float()
             if (Path(folder) / "generation_config.json").is_file():
                 lm.generation_config = GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:  # the last where attention cannot be chosen
+    except (OSError, ValueError, KeyError) as error:  # KeyError: attention cannot be chosen
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}.") from error
     _switch_off_dropout(lm)
     set_layout(lm, layout)
@@ -94,8 +94,8 @@ def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
     stored = stored_tensors(lm)
     for tensor in stored.values():
         setattr(tensor, _MARK, True)
-    lm.initialize_weights()  # the rest, which no file holds: rotary frequencies, multipliers
-    tensors = {name.replace(".base_layer.", "."): each for name, each in stored.items() if ".lora_" not in name}
+    lm.initialize_weights()  # tensors that no file contains: rotary frequencies, multipliers
+    tensors = {name.replace(".base_layer.", "."): tensor for name, tensor in stored.items() if ".lora_" not in name}
     folder = Path(model_folder(model_path))
     if tensors.keys() <= tensor_headers(folder).keys():
         load_tensors(tensors, folder)
@@ -110,5 +110,5 @@ def _switch_off_dropout(lm: PreTrainedModel) -> None:
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):  # in some models it is a module
+        if isinstance(getattr(module, "attention_dropout", None), float):  # a module in some models
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch knows tensors and modules as attributes only

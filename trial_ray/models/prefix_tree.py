@@ -95,12 +95,14 @@ class PrefixOrder:
     def __init__(self, sequences: Sequence[ScoredSequence]) -> None:
         self.sequences = sequences
         inputs = [sequence.inputs for sequence in sequences]
-        # Bytes of big-endian numbers compare like the numbers, and much faster than lists of them.
-        keys = [each.astype(">u4").tobytes() for each in inputs]
+        # Bytes of big-endian numbers sort like the numbers, and much faster than lists.
+        keys = [ids.astype(">u4").tobytes() for ids in inputs]
         self.order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
         self.lengths = np.array([len(inputs[index]) for index in self.order], np.int64)
         pairs = zip(self.order[:-1], self.order[1:], strict=True)
-        self.shared = np.array([0, *(_common_prefix(inputs[one], inputs[other]) for one, other in pairs)], np.int64)
+        self.shared = np.array(
+            [0, *(_common_prefix(inputs[first], inputs[second]) for first, second in pairs)], np.int64
+        )
 
     @cached_property
     def num_distinct(self) -> int:
@@ -202,7 +204,7 @@ def pack_padded(
 def _tree(
     order: PrefixOrder, start: int, stop: int, nodes: list[NDArray[np.int64]], offset: int, multiple_of: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Ids and depths ``[1, L]`` and exits ``[L]`` of one tree, int64; fills in the predicting nodes of its sequences."""
+    """Build one tree: ids and depths ``[1, L]`` and exits ``[L]``, int64; ``nodes`` receives its sequences' predicting nodes."""
     shared = order.shared[start:stop].copy()
     shared[0] = 0
     num_nodes = int((order.lengths[start:stop] - shared).sum())
@@ -245,7 +247,7 @@ def _finish(
     )
 
 
-def _common_prefix(one: Ids, other: Ids) -> int:
-    length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
+def _common_prefix(first: Ids, second: Ids) -> int:
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
     return int(different[0]) if len(different) else length

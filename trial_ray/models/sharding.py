@@ -74,10 +74,10 @@ class ShardedModels:
             fully_shard(module, mesh=self._mesh, mp_policy=mixed)
         for module in lm.modules():
             if isinstance(module, FSDPModule):
-                # The plan's weights already are shares of the whole, so gradients are added up, not averaged.
+                # The plan weights every microbatch by its share of the step, so gradients are added up, not averaged.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        # Experts, for instance, that another learner's tokens went to.
+        # A learner may not use some parameters, such as experts that its tokens are not routed to.
         cast("FSDPModule", lm).set_reduce_scatter_unused_params(True)
         self._intercept(lm)
 
@@ -105,27 +105,28 @@ class ShardedModels:
             Zero, shape (), to add to the output that the backward pass starts from: it leads through this learner's empty passes.
         """
         self._agree_on(_READY)
-        return self._taken_empty_outputs()
+        return self._pop_empty_outputs()
 
     def finish(self) -> None:
         """Take part in the other learners' passes until all have finished, and then free the gathered weights."""
-        while (agreed := self._agreed(_IDLE)) != _IDLE:
+        while (agreed := self._next_step(_IDLE)) != _IDLE:
             if agreed == _READY:
-                self._taken_empty_outputs().backward()
+                self._pop_empty_outputs().backward()
             else:
                 self._empty_pass(agreed)
         for lm in self._models:
             cast("FSDPModule", lm).reshard()
 
-    def _agree_on(self, wish: int) -> None:
-        """Make empty passes until all learners agree on ``wish``."""
-        while (agreed := self._agreed(wish)) != wish:
+    def _agree_on(self, step: int) -> None:
+        """Make empty passes until all learners agree on ``step``."""
+        while (agreed := self._next_step(step)) != step:
             self._empty_pass(agreed)
 
-    def _agreed(self, wish: int) -> int:
-        most = torch.tensor(wish, device=self._device)
-        distributed.all_reduce(most, distributed.ReduceOp.MAX, self._mesh.get_group())
-        return int(most)
+    def _next_step(self, step: int) -> int:
+        """Return the largest of the learners' steps, which all of them make next."""
+        largest = torch.tensor(step, device=self._device)
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX, self._mesh.get_group())
+        return int(largest)
 
     def _empty_pass(self, agreed: int) -> None:
         index, with_gradient = divmod(agreed - _PASSES, 2)
@@ -135,7 +136,7 @@ class ShardedModels:
             if with_gradient:
                 self._empty_outputs.append(lm.get_output_embeddings()(hidden).sum())
 
-    def _taken_empty_outputs(self) -> torch.Tensor:
+    def _pop_empty_outputs(self) -> torch.Tensor:
         outputs, self._empty_outputs = self._empty_outputs, []
         return 0.0 * sum(outputs, torch.zeros((), device=self._device))
 
@@ -155,7 +156,7 @@ def decoder_of(lm: PreTrainedModel) -> nn.Module:
     decoder: nn.Module = lm.get_decoder()
     if decoder is not lm:
         return decoder
-    # transformers looks under the names of its base classes, which some models do not follow.
+    # get_decoder() only knows the usual attribute names, and some models have others.
     return next(child for child in lm.children() if isinstance(child, PreTrainedModel))
 
 

@@ -14,9 +14,9 @@ from trial_ray.models.sharding import copy_whole, gathered
 
 
 def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters, tied parameters once, and the buffers that are stored with them, by name.
+    """Return parameters, tied parameters once, and the buffers that are stored with them, by name.
 
-    Such buffers are part of the policy, too: mixtures of experts use one to choose among experts.
+    Such buffers are part of the policy: mixtures of experts use one to choose among experts.
     """
     unstored = {
         f"{path}.{name}".lstrip(".")
@@ -28,7 +28,7 @@ def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def kept_in_float32(model: nn.Module) -> set[str]:
-    """Names of the tensors that transformers keeps in float32 in a model of bfloat16 or float16."""
+    """Return the names of the tensors that transformers keeps in float32 in a model of bfloat16 or float16."""
     declared = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     return {name for name in stored_tensors(model) if any(f".{part}." in f".{name}." for part in declared)}
 

@@ -91,7 +91,7 @@ CHAT_TEMPLATE = (
 PIECE = r" ?[A-Za-z]+| ?[0-9]+|\n+| ?[^\sA-Za-z0-9]+|\s"
 """Pattern of token candidates: words, numbers and runs of marks, each with an optional leading blank; line breaks; a blank."""
 
-LARGEST_NUMBER = 40
+MAX_NUMBER = 40
 """Objects are numbered per type ("drawer 12"); numbers up to this number are whole tokens."""
 
 PROMPT_WORDS = """
@@ -103,7 +103,7 @@ MARKS = (".", ",", ":", '"', "'", "(", ")", "-", ">", "[", "]", "/", "=", "?", "
 LINE_BREAKS = ("\n", "\n\n")
 
 
-MOST_WORDS = 1024
+MAX_WORDS = 1024
 
 
 def build_tokenizer(vocabulary: Sequence[str] = (), texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
@@ -111,7 +111,7 @@ def build_tokenizer(vocabulary: Sequence[str] = (), texts: Iterable[str] = ()) -
 
     Args:
         vocabulary: words that become tokens, with and without a leading blank.
-        texts: texts with frequent pieces that become tokens too, :data:`MOST_WORDS` at most (ties in alphabetical order).
+        texts: texts with frequent pieces that become tokens too, :data:`MAX_WORDS` at most (ties in alphabetical order).
 
     Returns:
         A fast tokenizer with a chat template that writes turns as ``<|user|>…<|assistant|>…<|end|>``; ``<|end|>`` is its
@@ -119,7 +119,7 @@ def build_tokenizer(vocabulary: Sequence[str] = (), texts: Iterable[str] = ()) -
     """
     pieces = dict.fromkeys(_known_pieces(vocabulary))
     counts = Counter(piece for text in texts for piece in re.findall(PIECE, text) if piece not in pieces)
-    pieces.update(dict.fromkeys(sorted(counts, key=lambda piece: (-counts[piece], piece))[:MOST_WORDS]))
+    pieces.update(dict.fromkeys(sorted(counts, key=lambda piece: (-counts[piece], piece))[:MAX_WORDS]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     ids = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
     for piece in pieces:
@@ -142,12 +142,12 @@ def build_tokenizer(vocabulary: Sequence[str] = (), texts: Iterable[str] = ()) -
 
 
 def _known_pieces(vocabulary: Sequence[str]) -> Iterator[str]:
-    """Pieces that are tokens regardless of the texts, in the order of their ids."""
+    """Yield the pieces that are tokens regardless of the texts, in the order of their ids."""
     yield from LINE_BREAKS
     for word in (*vocabulary, *PROMPT_WORDS.split()):
         yield " " + word
         yield word
-    yield from (f" {number}" for number in range(LARGEST_NUMBER + 1))
+    yield from (f" {number}" for number in range(MAX_NUMBER + 1))
     yield from MARKS
 
 

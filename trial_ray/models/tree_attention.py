@@ -31,7 +31,7 @@ MIN_FLEX_TOKENS = 1024
 
 def accepts_blocks(lm: PreTrainedModel) -> bool:
     """Return whether a model passes its attention, with any further arguments, to :func:`_attention`."""
-    # A model that keeps attention of its own would take a block mask for a tensor.
+    # A model with its own attention cannot use a block mask.
     dispatches = getattr(lm, "_supports_attention_backend", False)
     return bool(dispatches and lm.config._attn_implementation == IMPLEMENTATION)
 
@@ -82,23 +82,22 @@ def tree_blocks(exits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ``keys`` int64 ``[Q, K]``: the ancestors of each block's first node, padded with 0 in front, then the block's own nodes;
         and ``visible`` bool ``[Q, 1, block, K]``.
     """
-    exits = exits.to(torch.int32)  # half the time of wider numbers
+    exits = exits.to(torch.int32)  # half the time of int64
     nodes = torch.arange(len(exits), dtype=torch.int32, device=exits.device)
     queries = nodes.view(-1, SDPA_BLOCK)
     starts = queries[:, 0]
     block, ancestor = torch.nonzero((nodes[None] < starts[:, None]) & (exits[None] > starts[:, None]), as_tuple=True)
     counts = torch.bincount(block, minlength=len(starts))
-    most = int(counts.max())
-    keys = torch.zeros(len(starts), most, dtype=torch.int64, device=exits.device)
-    ends = torch.zeros(
-        len(starts), most, dtype=torch.int32, device=exits.device
-    )  # no query lies before 0: padding is unseen
-    column = torch.arange(len(block), device=exits.device) - (counts.cumsum(0) - counts)[block] + most - counts[block]
+    width = int(counts.max())
+    keys = torch.zeros(len(starts), width, dtype=torch.int64, device=exits.device)
+    # Padding ends at 0, so no query sees it.
+    ends = torch.zeros(len(starts), width, dtype=torch.int32, device=exits.device)
+    column = torch.arange(len(block), device=exits.device) - (counts.cumsum(0) - counts)[block] + width - counts[block]
     keys[block, column] = ancestor
     ends[block, column] = exits[ancestor]
-    ancestors_seen = queries[:, :, None] < ends[:, None]
-    own_seen = (queries[:, None] <= queries[:, :, None]) & (queries[:, :, None] < exits.view_as(queries)[:, None])
-    return torch.cat((keys, queries), 1), torch.cat((ancestors_seen, own_seen), 2)[:, None]
+    ancestors_visible = queries[:, :, None] < ends[:, None]
+    own_visible = (queries[:, None] <= queries[:, :, None]) & (queries[:, :, None] < exits.view_as(queries)[:, None])
+    return torch.cat((keys, queries), 1), torch.cat((ancestors_visible, own_visible), 2)[:, None]
 
 
 def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torch.Tensor | BlockMask]:
@@ -108,7 +107,7 @@ def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torc
         return {"attention_mask": tree_block_mask(exits)}
     if blocks and not exits.is_cuda:
         keys, visible = tree_blocks(exits)
-        # Every layer would make its own of a bool mask, or of one for a single query head.
+        # Convert and repeat the mask here, once: otherwise every layer would do it.
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else lm.dtype
         config = lm.config.get_text_config()
         heads: int = config.num_attention_heads
@@ -122,13 +121,13 @@ def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torc
 
 
 def _added_mask(visible: torch.Tensor, dtype: torch.dtype, hidden: float) -> torch.Tensor:
-    """The bias on attention scores: 0 where a key is visible, ``hidden`` elsewhere."""
+    """Return the bias on attention scores: 0 where a key is visible, ``hidden`` elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)
 
 
 def register() -> str:
     """Register :data:`IMPLEMENTATION` with transformers, and return it."""
-    # Not at the top: configs come here too, and transformers' models take three seconds to import.
+    # Import here: configs import this module, and transformers' models take three seconds to import.
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -147,17 +146,18 @@ def _attention(
     tree_keys: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention with the signature of transformers' attention functions; returns ``[B, L, heads, head size]``."""
+    """Compute attention with the signature of transformers' attention functions; returns ``[B, L, heads, head size]``."""
     if tree_keys is not None and isinstance(attention_mask, torch.Tensor):
         return _block_attention(query, key, value, attention_mask, scaling, tree_keys), None
     if not isinstance(attention_mask, BlockMask):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    # Under autocast norms and rotary positions leave float32.
+    # Under autocast, norms and rotary positions return float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    alone = query.is_cuda and not torch.compiler.is_compiling()  # not as a part of a compiled layer
-    attend = _compiled_flex_attention() if alone else flex_attention_in_blocks
+    # A compiled layer compiles FlexAttention with itself.
+    compile_here = query.is_cuda and not torch.compiler.is_compiling()
+    attend = _compiled_flex_attention() if compile_here else flex_attention_in_blocks
     return attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
 
 
@@ -165,8 +165,8 @@ def flex_attention_in_blocks(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: float | None
 ) -> torch.Tensor:
     """Compute FlexAttention of a pack filled up to whole blocks; inputs and output are ``[1, heads, L, head size]``."""
-    # Where the compiler knows that blocks are whole, the kernel compares nothing with the length. It has a symbol for each of
-    # these lengths, and forgets what it knew of those that turn out to be equal to another.
+    # If the compiler knows that blocks are whole, the kernel skips its comparisons with the length. The compiler has a symbol for
+    # each of these lengths and loses facts about symbols that it merges, so divisibility is checked last.
     length = query.shape[2]
     torch._check(mask.seq_lengths[0] == length)
     torch._check(mask.seq_lengths[1] == length)
@@ -185,22 +185,22 @@ def _block_attention(
     scaling: float | None,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention of each block of queries to its own keys, ``[1, L, heads, head size]``.
+    """Compute attention of each block of queries to its own keys, ``[1, L, heads, head size]``.
 
     ``mask`` is added to the scores, ``[Q, 1, query heads of a key head x block, K]``.
     """
     (num_blocks, width), num_heads, num_key_heads = keys.shape, query.shape[1], key.shape[1]
 
-    def of_blocks(values: torch.Tensor) -> torch.Tensor:
+    def by_block(values: torch.Tensor) -> torch.Tensor:
         rows = values[0].transpose(0, 1).flatten(1).index_select(0, keys.flatten())
         return rows.view(num_blocks, width, num_key_heads, -1).transpose(1, 2)
 
-    # Query heads that share a key head stand beside each other as further queries, so that no key is copied for them.
+    # Query heads that share a key head become additional queries of it, so that keys are not copied.
     group = num_heads // num_key_heads
     queries = query[0].unflatten(1, (num_blocks, -1)).transpose(0, 1)  # [Q, heads, block, head size]
     queries = queries.unflatten(1, (num_key_heads, group)).flatten(2, 3)
     output: torch.Tensor = scaled_dot_product_attention(
-        queries, of_blocks(key), of_blocks(value), attn_mask=mask.to(query.dtype), scale=scaling
+        queries, by_block(key), by_block(value), attn_mask=mask.to(query.dtype), scale=scaling
     )
     output = output.unflatten(2, (group, -1)).flatten(1, 2)
     return output.transpose(1, 2).flatten(0, 1)[None]
@@ -208,12 +208,12 @@ def _block_attention(
 
 @cache
 def _compiled_flex_attention() -> Callable[..., torch.Tensor]:
-    # dynamic: compiled once, and not again for each length.
+    # With dynamic shapes, the function is compiled once for all lengths.
     return torch.compile(flex_attention_in_blocks, dynamic=True)
 
 
 def _indices(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number of chosen key blocks of each query block, ``[1, 1, Q]``, and key blocks with the chosen first, ``[1, 1, Q, K]``."""
+    """Return the number of chosen key blocks of each query block, ``[1, 1, Q]``, and key blocks, chosen first, ``[1, 1, Q, K]``."""
     counts = blocks.sum(1, dtype=torch.int32)
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)
     return counts[None, None], order[None, None]

@@ -38,7 +38,7 @@ def stop_token_ids(model_path: str) -> list[int]:
 
 
 def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: Any) -> list[int]:
-    """Collect the stop tokens named by a model's configuration, generation settings and tokenizer, in ascending order.
+    """Collect the stop tokens of a model's configuration, generation settings and tokenizer, in ascending order.
 
     A chat model often names its end-of-turn token only in its generation settings and its end-of-text token only in its
     tokenizer; a response ends at either. Configurations of several parts may name them only in the text part.
@@ -48,13 +48,13 @@ def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: 
         generation_config: object with ``eos_token_id``, or ``None``.
         tokenizer: tokenizer with ``eos_token_id``, or ``None``.
     """
-    # The text's only where the whole names none, because its class may have others as default.
-    named = config if getattr(config, "eos_token_id", None) is not None else config.get_text_config()
-    found: set[int] = set()
-    for source in (named, generation_config, tokenizer):
-        ends = getattr(source, "eos_token_id", None)
-        found |= set(ends) if isinstance(ends, (list, tuple)) else set() if ends is None else {ends}
-    return sorted(found)
+    # Prefer the ids of the whole configuration: those of the text part may be defaults of its class.
+    model = config if getattr(config, "eos_token_id", None) is not None else config.get_text_config()
+    stop_ids: set[int] = set()
+    for source in (model, generation_config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        stop_ids |= set(ids) if isinstance(ids, (list, tuple)) else set() if ids is None else {ids}
+    return sorted(stop_ids)
 
 
 def special_token_ids(tokenizer: Any) -> frozenset[int]:

@@ -15,7 +15,7 @@ from trial_ray.objectives.segments import (
     zero_outside,
 )
 
-LEAST_PENALTY_UNIT = 1.0
+MIN_PENALTY_UNIT = 1.0
 """Lower bound on σ_R + ε in the conversion of penalties from reward to advantage; docs/decisions.md gives the reason."""
 
 
@@ -76,14 +76,14 @@ def penalised_advantages(
     if not by_deviation:
         return (centred * scales)[turns] - penalties
     units = deviations + epsilon / scales
-    return (centred / units)[turns] - penalties / (units * scales).clamp(min=LEAST_PENALTY_UNIT)[turns]
+    return (centred / units)[turns] - penalties / (units * scales).clamp(min=MIN_PENALTY_UNIT)[turns]
 
 
 def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(R_i − R̄) / s and σ_R / s for each rollout, exactly 0 where all are equal up to rounding, and the group's scale s.
+    """Return (R_i − R̄) / s and σ_R / s of each rollout, exactly 0 if its group's returns are equal up to rounding, and the scale s.
 
-    s is the largest power of two that is at most the largest return: sums and squares of returns up to 10³⁰⁸ stay finite, and
-    the rounding of no result changes.
+    s is the largest power of two that is at most the group's largest return: sums and squares of returns up to 10³⁰⁸ stay finite,
+    and the division rounds nothing.
     """
     returns = flat_floats("returns", returns).detach()
     group_ids = flat_ids("group_ids", group_ids, ("returns", returns))
@@ -137,7 +137,7 @@ def rescaled_advantages(
 
 
 def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, discount: float) -> Tensor:
-    """Return from each turn on: G_k = r_k + γ G_{k+1}, within its trajectory.
+    """Discounted return from each turn to the end of its trajectory: G_k = r_k + γ G_{k+1}.
 
     Args:
         rewards: float ``[K]``, reward of each turn; the turns of a trajectory are in chronological order.

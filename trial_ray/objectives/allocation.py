@@ -92,7 +92,7 @@ def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> 
     Raises:
         ValueError: wrong shape or dtype, NaN, negative scores, counts or ids.
     """
-    scores, counts, trajectories, num_trajectories = _checked(scores, counts, trajectory_ids)
+    scores, counts, trajectories, num_trajectories = _check_turns(scores, counts, trajectory_ids)
     tokens = segment_sum(counts, trajectories, num_trajectories).clamp(min=1)
     mean_scores = (segment_sum(counts * scores, trajectories, num_trajectories) / tokens)[trajectories]
     has_profile = mean_scores > ZERO_GAP
@@ -106,7 +106,7 @@ def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> T
 
     Arguments, result and errors as in ``relative_weights``.
     """
-    scores, counts, _, _ = _checked(scores, counts, trajectory_ids)
+    scores, counts, _, _ = _check_turns(scores, counts, trajectory_ids)
     return (counts > 0).to(scores.dtype)
 
 
@@ -130,7 +130,7 @@ def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, gen
         ValueError: as ``relative_weights``.
     """
     weights = relative_weights(scores, counts, trajectory_ids)
-    scores, counts, trajectories, num_trajectories = _checked(scores, counts, trajectory_ids)
+    scores, counts, trajectories, num_trajectories = _check_turns(scores, counts, trajectory_ids)
     active = (counts > 0).nonzero().squeeze(1)
     if len(active) == 0:
         return weights
@@ -140,7 +140,7 @@ def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, gen
     owner = trajectories[circle]
     opens = torch.ones_like(owner, dtype=torch.bool)
     opens[1:] = owner[1:] != owner[:-1]
-    # Successor in the circle: the next position, or the first of the trajectory after its last.
+    # The successor of a turn is the turn at the next position; the successor of a trajectory's last turn is its first.
     first = opens.nonzero().squeeze(1)[opens.cumsum(0) - 1]
     closes = torch.ones_like(opens)
     closes[:-1] = opens[1:]
@@ -149,13 +149,13 @@ def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, gen
     permuted[circle] = weights[circle[torch.where(closes, first, position + 1)]]
     tokens = segment_sum(counts, trajectories, num_trajectories)
     mass = segment_sum(counts * permuted, trajectories, num_trajectories)
-    # Mass 0 belongs to a trajectory without eligible tokens, where there is nothing to restore.
+    # Only a trajectory without eligible tokens has mass 0; its weights stay 0.
     factor = torch.where(mass > 0, tokens / mass, torch.ones_like(mass))
     return permuted * factor[trajectories]
 
 
-def _checked(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Scores, counts in their dtype, and trajectories renumbered from 0 without holes, with their number."""
+def _check_turns(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return scores, counts in the dtype of the scores, trajectories renumbered from 0 without gaps, and their number."""
     scores = flat_floats("scores", scores).detach()
     counts = flat_counts("counts", counts, ("scores", scores))
     ids = flat_ids("trajectory_ids", trajectory_ids, ("scores", scores))

@@ -35,7 +35,7 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) ->
     like = ("logprobs", logprobs)
     reference_logprobs = flat_floats("reference_logprobs", reference_logprobs, like).detach()
     mask = flat_mask("mask", mask, like)
-    # Far beyond the bound of the result, and keeps exp and its gradient finite.
+    # This bound is far beyond the bound of the result; it keeps exp and its gradient finite.
     difference = zero_outside(reference_logprobs - logprobs, mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return masked_mean((difference.exp() - difference - 1).clamp(-K3_BOUND, K3_BOUND), mask)
 
@@ -67,14 +67,14 @@ def engine_divergences(
         )
     difference = (logprobs - behaviour_logprobs).detach()
     ratio, bounded = bounded_ratio(difference), difference.clamp(max=LOG_RATIO_BOUND)
-    gaps = difference.abs() if compared is None else difference.abs()[compared]
-    gaps = gaps if len(gaps) else gaps.new_zeros(1)
+    distances = difference.abs() if compared is None else difference.abs()[compared]
+    distances = distances if len(distances) else distances.new_zeros(1)
     return {
-        "logprob_diff": gaps.mean(),
-        "logprob_diff_max": gaps.max(),
+        "logprob_diff": distances.mean(),
+        "logprob_diff_max": distances.max(),
         "ratio_mean": ratio.mean(),
         "ratio_max": ratio.max(),
-        # expm1 keeps what a difference of rounding size would lose.
+        # expm1 keeps the digits of small differences, which exp(d) - 1 would lose.
         "kl": (torch.expm1(bounded) - bounded).mean(),
     }
 

@@ -43,7 +43,7 @@ def importance_weights(
     log_ratio = _log_ratio(logprobs, behaviour_logprobs)
     turns = flat_ids("turn_ids", turn_ids, ("logprobs", logprobs), num_turns)
     if mode.startswith("sequence"):
-        # In float64, so that a sum over thousands of tokens does not depend on their order.
+        # Add up in float64: a float32 sum over thousands of tokens depends on their order.
         log_ratio = segment_sum(log_ratio.double(), turns, num_turns)[turns]
     if mode.endswith("truncate"):
         weights = bounded_ratio(log_ratio).clamp(max=cap)
@@ -68,7 +68,7 @@ def effective_sample_size(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tenso
         ValueError: wrong shape or dtype, or NaN.
     """
     difference = _log_ratio(logprobs, behaviour_logprobs).double()
-    # In logarithms, so that no ratio is too large for its square.
+    # Compute in logarithms: the square of a large ratio would be infinite.
     size = 2 * difference.logsumexp(0) - (2 * difference).logsumexp(0)
     return size.exp() / difference.numel()
 

@@ -76,7 +76,7 @@ def clipped_losses(
         raise ValueError(f"clip_high must be at least 0, got {clip_high}.")
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be above 1, got {dual_clip}.")
-    # Masked before exp and products: what is infinite outside of the mask must not become inf · 0 in the backward pass.
+    # Mask before exp and products: infinite values outside the mask would give inf · 0 in the backward pass.
     ratio = bounded_ratio(zero_outside(log_ratio, mask))
     advantages = zero_outside(advantages, mask)
     losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
@@ -106,7 +106,7 @@ def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: T
     like = ("logprobs", flat_floats("logprobs", logprobs))
     gap = flat_floats("gap", gap, like).detach()
     weights = flat_floats("weights", weights, like).detach()
-    # Masked before the product, so that what is infinite outside of the mask stays there.
+    # Mask before the product: infinite values outside the mask would make it NaN.
     product = zero_outside(weights * gap, flat_mask("mask", mask, like))
     return weighted_likelihood_loss(logprobs, product, mask)
 
@@ -129,7 +129,6 @@ def weighted_likelihood_loss(logprobs: Tensor, coefficients: Tensor, mask: Tenso
     like = ("logprobs", logprobs)
     coefficients = flat_floats("coefficients", coefficients, like).detach()
     mask = flat_mask("mask", mask, like)
-    # Masked before the product, as above.
     return -masked_mean(zero_outside(coefficients, mask) * logprobs, mask)
 
 

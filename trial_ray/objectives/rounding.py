@@ -14,13 +14,13 @@ rewards in another order differ in the last digit."""
 
 
 @overload
-def equal_up_to_rounding(one: float, other: float) -> bool: ...
+def equal_up_to_rounding(first: float, second: float) -> bool: ...
 @overload
-def equal_up_to_rounding(one: Tensor, other: Tensor) -> Tensor: ...
-def equal_up_to_rounding(one: Any, other: Any) -> Any:
+def equal_up_to_rounding(first: Tensor, second: Tensor) -> Tensor: ...
+def equal_up_to_rounding(first: Any, second: Any) -> Any:
     """Return whether two rewards, such as the smallest and the largest of a group, are equal: numbers, or tensors of one shape.
 
     NaN and infinities are not equal to anything.
     """
-    distance = abs(other - one)
-    return (distance <= ROUNDING * abs(one) + ROUNDING * abs(other)) & (distance < math.inf)
+    distance = abs(second - first)
+    return (distance <= ROUNDING * abs(first) + ROUNDING * abs(second)) & (distance < math.inf)

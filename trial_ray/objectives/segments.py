@@ -9,9 +9,9 @@ _FLOATS = (torch.float32, torch.float64)
 
 
 def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
-    """Return ``values``; they must be one-dimensional float32 or float64 without NaN, and as long as the named ``like``."""
+    """Return ``values``; they must be flat float32 or float64 without NaN, and as long as ``like``, a name and a tensor."""
     if values.ndim != 1 or values.dtype not in _FLOATS:
-        raise ValueError(f"{name} must be a flat float32 or float64 tensor, got {_described(values)}.")
+        raise ValueError(f"{name} must be a flat float32 or float64 tensor, got {_describe(values)}.")
     _same_length(name, values, like)
     if bool(values.isnan().any()):
         raise ValueError(f"{name} has NaN at {int(values.isnan().sum())} of {len(values)} positions.")
@@ -21,7 +21,7 @@ def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = Non
 def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
     """Return ``mask`` as bool; it must be flat, as long as ``like``, and bool or made of 0 and 1."""
     if mask.ndim != 1:
-        raise ValueError(f"{name} must be a flat tensor, got {_described(mask)}.")
+        raise ValueError(f"{name} must be a flat tensor, got {_describe(mask)}.")
     _same_length(name, mask, like)
     if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(f"{name} must be bool or contain only 0 and 1.")
@@ -31,7 +31,7 @@ def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
 def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None = None) -> Tensor:
     """Return ``ids`` as int64; they must be flat integers in ``[0, limit)``, and as long as ``like``."""
     if ids.ndim != 1 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
-        raise ValueError(f"{name} must be a flat tensor of integers, got {_described(ids)}.")
+        raise ValueError(f"{name} must be a flat tensor of integers, got {_describe(ids)}.")
     _same_length(name, ids, like)
     if len(ids) and (int(ids.min()) < 0 or (limit is not None and int(ids.max()) >= limit)):
         bounds = f"[0, {limit})" if limit is not None else "[0, …)"
@@ -42,7 +42,7 @@ def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None
 def flat_counts(name: str, counts: Tensor, like: tuple[str, Tensor]) -> Tensor:
     """Return ``counts`` in the dtype of ``like``; they must be flat, as long as ``like``, whole and not negative."""
     if counts.ndim != 1:
-        raise ValueError(f"{name} must be a flat tensor, got {_described(counts)}.")
+        raise ValueError(f"{name} must be a flat tensor, got {_describe(counts)}.")
     _same_length(name, counts, like)
     converted = counts.to(like[1].dtype)
     if not bool(((converted >= 0) & (converted == converted.floor())).all()):
@@ -53,7 +53,7 @@ def flat_counts(name: str, counts: Tensor, like: tuple[str, Tensor]) -> Tensor:
 def scalar(name: str, value: Tensor) -> Tensor:
     """Return ``value``; it must be a floating-point tensor of shape () and not NaN."""
     if value.ndim != 0 or value.dtype not in _FLOATS:
-        raise ValueError(f"{name} must be a float32 or float64 tensor of shape (), got {_described(value)}.")
+        raise ValueError(f"{name} must be a float32 or float64 tensor of shape (), got {_describe(value)}.")
     if bool(value.isnan()):
         raise ValueError(f"{name} is NaN.")
     return value
@@ -64,7 +64,7 @@ def _same_length(name: str, values: Tensor, like: tuple[str, Tensor] | None) -> 
         raise ValueError(f"{name} must be as long as {like[0]} ({len(like[1])}), got {len(values)}.")
 
 
-def _described(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)} of {tensor.dtype}"
 
 

@@ -144,7 +144,7 @@ class Replay:
             self._require_same_start(self._checksum(learners))
             if self.changed:
                 steps = self._steps_before()
-                learners.ask(lambda learner: learner.take_optimizer_settings(steps))
+                learners.ask(lambda learner: learner.apply_optimizer_settings(steps))
             results = learners.update(
                 training_data=TrainingGroups(episodes_refs=[ray.put(group) for group in self.groups]),
                 timesteps=self.record.timesteps,
