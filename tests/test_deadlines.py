@@ -26,14 +26,14 @@ TIMED = {
 
 ALLOWED = {
     ("rollout/env_runner.py", "outside_loop", "(...).result"): "the caller's own work, in a thread of its own",
-    ("rollout/workers.py", "_answers", "ray.get"): "of calls that ray.wait found ready",
+    ("rollout/env_runner_pool.py", "_answers", "ray.get"): "of calls that ray.wait found ready",
     ("engines/pool.py", "answers", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_group.py", "update", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_group.py", "_cause", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_group.py", "ask", "result.get"): "RLlib's result of a call that has ended",
     ("algorithms/rllib_builds.py", "build_learner_group", "LEARNERS_PLACED.get"): "a context variable",
-    ("engines/batching.py", "_work", "self._inbox.get"): "an idle engine's thread waits for work, or for the shutdown",
-    ("engines/admission.py", "held", "self._idle.wait"): "inside asyncio.wait_for",
+    ("engines/actor.py", "_work", "self._calls.get"): "an idle engine's thread waits for work, or for the shutdown",
+    ("engines/weight_lock.py", "write", "self._idle.wait"): "inside asyncio.wait_for",
     ("rollout/background_groups.py", "__init__", "running.result"): "set by the thread's first statement",
     ("rollout/background_groups.py", "serve", "self._stop.wait"): "a daemon thread's loop, until close() ends it",
     ("rollout/background_groups.py", "_start_groups", "self._added.wait"): "cancelled at the end of that loop",

@@ -116,7 +116,7 @@ def test_a_step_that_fails_takes_no_answer_with_it_that_waited_for_the_next():
         await engine.load_weights(WEIGHTS)
         requests = [(number, np.array([5], np.int32), SamplingParams(1 + 50 * (number > 0))) for number in range(40)]
         answer = asyncio.create_task(exchange(engine, requests))
-        await until(lambda: engine._held)
+        await until(lambda: engine._finished)
         engine.broken = True
         engine.go_on()
         answers = await answer

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from trial_ray.engines.admission import Request
-from trial_ray.engines.arguments import MOST_ROWS
 from trial_ray.engines.decoding import Batch, by_length, sample_tokens
 from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.request import Request
+from trial_ray.engines.settings import MAX_ROWS
 from trial_ray.engines.transformers import (
     JOINING_SHARE,
-    MOST_STEPS_WAITED,
+    MAX_STEPS_WAITED,
     TransformersEngine,
     free_memory,
     rows_that_fit,
@@ -78,7 +78,7 @@ def test_few_requests_wait_for_more_to_join_them_but_not_for_long(tiny_qwen3):
     assert len(engine._batch) + sum(bool(r.finish_reason) for r in many) == 32  # the first start at once
     running = len(engine._batch)
     late = Request(np.arange(10, 20), SamplingParams(max_tokens=60, temperature=0))
-    for _ in range(MOST_STEPS_WAITED):
+    for _ in range(MAX_STEPS_WAITED):
         engine._step([late] if late not in engine._waiting else [])
     assert not late.response_ids
     engine._step([])
@@ -94,7 +94,7 @@ def test_the_batch_is_what_memory_holds_up_to_a_limit(model):
     size = try_cache(model, 100)
     assert size == 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, width, bytes
     assert rows_that_fit(size, 100, 2 * 150 * size * 17) == 17
-    assert rows_that_fit(size, 100, free_memory(torch.device("cpu"))) == MOST_ROWS
+    assert rows_that_fit(size, 100, free_memory(torch.device("cpu"))) == MAX_ROWS
     with pytest.raises(EngineError, match=r"max_model_len is 10000.*15 MiB.*Lower max_prompt_tokens"):
         rows_that_fit(size, 10_000, 2**20)
 

@@ -10,9 +10,9 @@ import torch
 from transformers import Qwen3Config
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.engines.arguments import check_positions, engine_dtype
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.requirements import require_engine
+from trial_ray.engines.settings import check_positions, engine_dtype
 from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.errors import ConfigError

@@ -176,7 +176,7 @@ def test_a_pool_whose_replacement_failed_is_restored_by_the_next_call(pool, info
     assert len(pool.handles) == 1
     pool.restore()
     assert versions(pool) == [12, 12]
-    ray.get(pool.handles[0].__ray_call__.remote(lambda engine: setattr(engine._gate, "version", -1)), timeout=60)
+    ray.get(pool.handles[0].__ray_call__.remote(lambda engine: setattr(engine._lock, "version", -1)), timeout=60)
     assert pool.probe_and_restart() == [0], "it answers, and serves nothing"
     assert versions(pool) == [12, 12]
 
@@ -213,7 +213,7 @@ def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights
     kill(infos[1]["pid"])
     pool.wake("weights")
     next_weights, asked = pack_weights(halves(parameters), 14), []
-    pool.sync(next_weights, send_again=lambda: asked.append(1) or pack_weights(halves(parameters), 14))
+    pool.sync(next_weights, resend=lambda: asked.append(1) or pack_weights(halves(parameters), 14))
     pool.wake("cache")
     assert asked == [1]
     assert [response.weight_version for response in ask(EngineClient(pool.handles[1:]), range(2))] == [14, 14]

@@ -102,17 +102,17 @@ def test_ipc_brings_the_very_weights_that_the_object_store_brings(pool, learner)
         pool.sleep(2)
         pool.wake("weights")
         pool.sync(
-            sender.offer(partial(engine_tensors, learner, torch.bfloat16), version, pool.handles)
+            sender.prepare(partial(engine_tensors, learner, torch.bfloat16), version, pool.handles)
         )  # compares checksums
-        sender.withdraw()
+        sender.release()
         pool.wake("cache")
         assert greedy(pool).weight_version == version
     found = greedy(pool).response_ids.tolist()
     assert found != other.response_ids.tolist() or found == through_store.response_ids.tolist()
     free = torch.cuda.mem_get_info()[0]
     for version in range(14, 24):
-        pool.sync(sender.offer(partial(engine_tensors, learner, torch.bfloat16), version, pool.handles))
-        sender.withdraw()
+        pool.sync(sender.prepare(partial(engine_tensors, learner, torch.bfloat16), version, pool.handles))
+        sender.release()
     torch.cuda.empty_cache()
     assert free - torch.cuda.mem_get_info()[0] < 0.1 * GIB, "offers that were withdrawn still hold memory"
 
@@ -141,9 +141,9 @@ def test_nccl_brings_the_weights_to_an_engine_on_another_gpu(gpu_ray, tiny_qwen3
         with torch.cuda.device(own):
             for version in (1, 2):
                 changed(model, version)
-                weights = sender.offer(partial(engine_tensors, model, torch.bfloat16), version, pool.handles)
-                pool.sync(weights, transmit=sender.transmit)
-                sender.withdraw()
+                weights = sender.prepare(partial(engine_tensors, model, torch.bfloat16), version, pool.handles)
+                pool.sync(weights, send=sender.send)
+                sender.release()
         assert greedy(pool).weight_version == 2
     finally:
         pool.stop()

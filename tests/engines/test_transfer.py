@@ -10,7 +10,7 @@ from fake_engines import sums
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.engines import transfer as senders
-from trial_ray.engines.transfer import ObjectStoreSender, merge_offers, weight_sender
+from trial_ray.engines.transfer import ObjectStoreSender, merge_weights, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 
@@ -77,7 +77,7 @@ def test_a_backend_of_gpus_is_refused_where_there_is_none():
 
 def test_only_the_first_learner_fills_the_object_store_but_all_take_part_in_gathering():
     gathered = []
-    offered = ObjectStoreSender(rank=1).offer(lambda: map(gathered.append, range(3)), 1, ())
+    offered = ObjectStoreSender(rank=1).prepare(lambda: map(gathered.append, range(3)), 1, ())
     assert offered is None
     assert gathered == [0, 1, 2]
 
@@ -88,20 +88,20 @@ def offer(gpu, checksum="c", backend="ipc", arrangement="a"):
 
 
 def test_an_engine_finds_the_handles_of_its_own_gpu_among_those_of_all_learners():
-    merged = merge_offers([offer("gpu0"), offer("gpu1")])
+    merged = merge_weights([offer("gpu0"), offer("gpu1")])
     assert merged.update["ipc_handles"] == [
         {"gpu0": ("gpu0", "a"), "gpu1": ("gpu1", "a")},
         {"gpu0": ("gpu0", "b"), "gpu1": ("gpu1", "b")},
     ]
     assert (merged.version, merged.checksum, merged.update["names"]) == (3, "c", ["a", "b"])
-    assert merge_offers([offer("gpu0", backend="nccl"), None]) == offer("gpu0", backend="nccl")
+    assert merge_weights([offer("gpu0", backend="nccl"), None]) == offer("gpu0", backend="nccl")
 
 
 def test_learners_that_hold_different_weights_are_told_apart():
     with pytest.raises(WeightSyncError, match=r"checksum c on the first.*'d'"):
-        merge_offers([offer("gpu0"), offer("gpu1", checksum="d")])
+        merge_weights([offer("gpu0"), offer("gpu1", checksum="d")])
     with pytest.raises(WeightSyncError, match=r"on the first \(arrangement a\).*'b'"):
-        merge_offers([offer("gpu0"), offer("gpu1", arrangement="b")])
+        merge_weights([offer("gpu0"), offer("gpu1", arrangement="b")])
 
 
 WEIGHTS = {"a": torch.arange(24.0).reshape(4, 6).bfloat16().t(), "b": torch.arange(3.0), "n": torch.arange(2)}
@@ -126,17 +126,17 @@ def test_an_ipc_offer_is_what_vllm_takes_and_keeps_its_copies_until_it_is_withdr
     from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
 
     sender = weight_sender("ipc", rank=1, workers_per_engine=1)
-    offered = sender.offer(named_weights, 4, ())
+    offered = sender.prepare(named_weights, 4, ())
     assert (offered.checksum, offered.arrangement) == sums(WEIGHTS.items())
     update = IPCWeightTransferUpdateInfo(**offered.update)
     assert (update.names, update.dtype_names, update.shapes) == (
         ["a", "b", "n"], ["bfloat16", "float32", "int64"], [[6, 4], [3], [2]],
     )  # fmt: skip
     assert [list(handles) for handles in update.ipc_handles] == [["gpu7"]] * 3
-    assert all(copy.is_contiguous() for copy in sender._offered)
-    assert [handles["gpu7"][0] for handles in update.ipc_handles] == [copy.data_ptr() for copy in sender._offered]
-    sender.withdraw()
-    assert sender._offered == []
+    assert all(copy.is_contiguous() for copy in sender._copies)
+    assert [handles["gpu7"][0] for handles in update.ipc_handles] == [copy.data_ptr() for copy in sender._copies]
+    sender.release()
+    assert sender._copies == []
 
 
 @pytest.mark.vllm
@@ -170,16 +170,16 @@ def test_an_nccl_group_is_made_of_the_learner_and_every_engines_workers_and_anew
     sender = weight_sender("nccl", rank=0, workers_per_engine=2)
     engines = [engine("a"), engine("b")]
     for _ in range(2):
-        offered = sender.offer(named_weights, 4, engines)
-        sender.transmit()
-        sender.withdraw()
+        offered = sender.prepare(named_weights, 4, engines)
+        sender.send()
+        sender.release()
     assert NCCLWeightTransferUpdateInfo(**offered.update).shapes == [[6, 4], [3], [2]]
     assert [(name, backend, info["rank_offset"], info["world_size"]) for name, backend, info in joined] == [
         ("a", "nccl", 1, 5),
         ("b", "nccl", 3, 5),
     ]
     assert met == ["sent", "sent"]
-    sender.offer(named_weights, 5, [engines[0], engine("c")])
+    sender.prepare(named_weights, 5, [engines[0], engine("c")])
     assert met[2:] == ["shut down"]
     assert [name for name, _, _ in joined[2:]] == ["a", "c"]
 
@@ -188,7 +188,7 @@ def test_an_nccl_group_is_made_of_the_learner_and_every_engines_workers_and_anew
 
     monkeypatch.setattr(senders.ray, "get", unreachable)
     with pytest.raises(EngineError, match="no way there"):
-        sender.offer(named_weights, 6, engines)
+        sender.prepare(named_weights, 6, engines)
     monkeypatch.setattr(senders.ray, "get", lambda refs, timeout: refs)
-    sender.offer(named_weights, 6, [engines[0], engine("c")])  # whose group was left
+    sender.prepare(named_weights, 6, [engines[0], engine("c")])  # whose group was left
     assert [name for name, _, _ in joined[6:]] == ["a", "c"]

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from trial_ray.engines import vllm as module
-from trial_ray.engines.arguments import LOG_LEVEL
 from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.settings import LOG_LEVEL
 from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.engines.weights import Weights, WeightsChecksum, own_logprobs
 from trial_ray.errors import ConfigError

@@ -10,7 +10,7 @@ import torch
 from architectures import config_of, save_model
 from transformers import AutoTokenizer
 
-from trial_ray.engines.arguments import check_positions
+from trial_ray.engines.settings import check_positions
 from trial_ray.errors import ConfigError, TrialRayError
 from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
 from trial_ray.models.model_shape import model_shape

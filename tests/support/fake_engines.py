@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from trial_ray.engines.batching import BatchingEngine
+from trial_ray.engines.actor import EngineActor
 from trial_ray.engines.weights import WeightsChecksum
 
 
-class CountingEngine(BatchingEngine):
+class CountingEngine(EngineActor):
     """Samples the number of tokens that a request may have, one a step; the first is the prompt's first.
 
     With a number of ``steps`` it takes no more until :meth:`go_on`.
@@ -73,7 +73,7 @@ class Handle:
     """Stands in for an actor handle: ``exchange.remote`` goes to an engine of this process, fails or hangs.
 
     Attributes:
-        abandoned: numbers of the requests for which ``abandon.remote`` was called.
+        aborted: numbers of the requests for which ``abort.remote`` was called.
     """
 
     def __init__(self, engine=None, error=None):
@@ -82,14 +82,14 @@ class Handle:
         self.served = []
         self.calls = 0
         self.exchange = self
-        self.abandoned = []
-        self.calls_of_abandon = []
-        self.abandon = SimpleNamespace(remote=self._abandon)
+        self.aborted = []
+        self.abort_calls = []
+        self.abort = SimpleNamespace(remote=self._abort)
 
-    def _abandon(self, client, numbers):
-        self.abandoned += numbers
+    def _abort(self, client, numbers):
+        self.aborted += numbers
         if self.engine is not None:
-            self.calls_of_abandon.append(asyncio.ensure_future(self.engine.abandon(client, numbers)))
+            self.abort_calls.append(asyncio.ensure_future(self.engine.abort(client, numbers)))
 
     def remote(self, client, batch):
         self.calls += 1
@@ -124,7 +124,7 @@ async def started(handles):
     for handle in handles:
         if handle.engine is not None and handle.engine._thread is None:
             await handle.engine.ready()
-            handle.engine._gate.version = 3
+            handle.engine._lock.version = 3
 
 
 def run(handles, coroutine):

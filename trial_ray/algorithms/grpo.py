@@ -237,7 +237,7 @@ class GRPO(RLlibCalls):
 
     def take_faults(self) -> str:
         """Return losses and replacements since the last call, in one line; empty if there were none."""
-        return self.engine_pool.faults.take()
+        return self.engine_pool.faults.pop_line()
 
     # -- one iteration ---------------------------------------------------------------------------------------------
 

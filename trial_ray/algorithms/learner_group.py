@@ -13,7 +13,7 @@ from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from trial_ray.engines.pool import LOAD_TIMEOUT_S, EnginePool
-from trial_ray.engines.transfer import merge_offers
+from trial_ray.engines.transfer import merge_weights
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, LearnerError, WeightSyncError, refusing
 from trial_ray.learner.exchange import TrainingGroups, training_refs
@@ -106,22 +106,22 @@ class PolicyLearnerGroup(LearnerGroup):
         """
         config = self.config
 
-        def offer(lasting: bool = False) -> Weights:
+        def prepare(lasting: bool = False) -> Weights:
             dtype, handles = config.engine_dtype(), engines.handles
-            return merge_offers(self.ask(lambda learner: learner.export_weights(version, dtype, handles, lasting)))
+            return merge_weights(self.ask(lambda learner: learner.export_weights(version, dtype, handles, lasting)))
 
         lasting = config.transfer_backend() == "object_store"
         if config.colocate:
             self.ask(lambda learner: learner.free_memory())
             # Do not use IPC if an engine died: CUDA frees exported tensors only after another process has opened them.
             lasting |= engines.wake("weights")
-        weights = offer(lasting)
+        weights = prepare(lasting)
         engines.sync(
             weights,
-            transmit=lambda: self.ask(lambda learner: learner.sender.transmit()),
-            send_again=None if lasting else lambda: offer(lasting=True),
+            send=lambda: self.ask(lambda learner: learner.sender.send()),
+            resend=None if lasting else lambda: prepare(lasting=True),
         )
-        self.ask(lambda learner: learner.sender.withdraw())
+        self.ask(lambda learner: learner.sender.release())
         if config.colocate:
             self.ask(lambda learner: learner.free_memory())
             engines.wake("cache")

@@ -32,9 +32,8 @@ from trial_ray.config.training import (
     TrainingSettings,
     reward_name,
 )
-from trial_ray.engines.admission import MAX_TEMPERATURE, MIN_TEMPERATURE
-from trial_ray.engines.arguments import NO_SLEEP
-from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, is_whole
+from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, MAX_TEMPERATURE, MIN_TEMPERATURE, is_whole
+from trial_ray.engines.settings import NO_SLEEP
 from trial_ray.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any
 
 from trial_ray.adapters.templates import GENERIC, PromptStyle
 from trial_ray.config.declare import Section, Settings, setting
-from trial_ray.engines.arguments import engine_dtype
 from trial_ray.engines.protocol import is_whole
 from trial_ray.engines.requirements import ENGINES
+from trial_ray.engines.settings import engine_dtype
 from trial_ray.engines.transfer import BACKENDS
 from trial_ray.errors import ConfigError
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from trial_ray.engines.admission import Request
-from trial_ray.engines.arguments import PREFILL_TOKENS, SLACK
+from trial_ray.engines.request import Request
+from trial_ray.engines.settings import PREFILL_TOKENS, SLACK
 
 
 def sample_tokens(
@@ -56,7 +56,7 @@ def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
 
 MARGIN = 4
 """Extra tokens decoded before a stop string, because the first tokens of a text may lose a blank, or part of a character."""
-MOST_PADDING = 512
+MAX_PADDING = 512
 """Number of padding tokens above which prompts are prefilled in two forward passes instead of one."""
 
 
@@ -164,7 +164,7 @@ class Batch:
             torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=self._device),
         )
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            row.take(token, logprob, self._stop_ids)
+            row.append(token, logprob, self._stop_ids)
             if row.params.stop and row.finish_reason in ("", "length") and self._spells_stop(row):
                 row.finish_reason = "stop"
 
@@ -195,7 +195,7 @@ def by_length(requests: Sequence[Request]) -> Iterator[list[Request]]:
         if part:
             longest = len(part[0].prompt_ids)
             padding += longest - len(request.prompt_ids)
-            if padding > MOST_PADDING or longest * (len(part) + 1) > PREFILL_TOKENS:
+            if padding > MAX_PADDING or longest * (len(part) + 1) > PREFILL_TOKENS:
                 yield part
                 part, padding = [], 0
         part.append(request)

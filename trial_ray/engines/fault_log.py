@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 FAULTS = "faults"
 """Key of the line in the result of an iteration, present if something was replaced."""
-SHOWN = 3
+MAX_LOSSES_SHOWN = 3
 """Maximum number of losses listed in a line; of further losses only the number is given."""
 
 
@@ -39,9 +39,9 @@ class FaultLog:
         finally:
             self.seconds += time.monotonic() - began
 
-    def take(self) -> str:
+    def pop_line(self) -> str:
         """Return the line, empty if nothing was lost, and start a new one."""
         losses, cost = self.losses, f"played again: {self.played_again}, waited {self.seconds:.1f} s"
         self.losses, self.played_again, self.seconds = [], 0, 0.0
-        more = [f"and {len(losses) - SHOWN} more"] if len(losses) > SHOWN else []
-        return f"replaced: {'; '.join(losses[:SHOWN] + more)} ({cost})" if losses else ""
+        more = [f"and {len(losses) - MAX_LOSSES_SHOWN} more"] if len(losses) > MAX_LOSSES_SHOWN else []
+        return f"replaced: {'; '.join(losses[:MAX_LOSSES_SHOWN] + more)} ({cost})" if losses else ""

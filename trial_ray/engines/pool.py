@@ -18,10 +18,10 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trial_ray.engines.arguments import LOG_LEVEL
 from trial_ray.engines.fault_log import FaultLog
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.requirements import require_engine_arguments
+from trial_ray.engines.settings import LOG_LEVEL
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import (
     CannotServeError,
@@ -35,8 +35,8 @@ from trial_ray.ray_internals import actor_id
 
 logger = logging.getLogger(__name__)
 
-#: Calls that one engine actor serves at a time; the engine itself batches them.
 MAX_CONCURRENCY = 1024
+"""Maximum number of calls that one engine actor serves at a time; the engine itself batches them."""
 LOAD_TIMEOUT_S = 900.0
 """Deadline in seconds for an idle engine to load weights, sleep, wake, or start as a replacement that is needed."""
 DRAIN_MARGIN_S = 60.0
@@ -60,7 +60,7 @@ class EnginePool:
         engine: ``"vllm"`` or ``"transformers"``.
         model_path: folder in the Hugging Face format, visible to every engine's node.
         num_engines: minimum number of engines, without which the pool does not work; 1 or more.
-        most_engines: maximum number of engines after :meth:`grow`; ``None``: ``num_engines``.
+        max_engines: maximum number of engines after :meth:`grow`; ``None``: ``num_engines``.
         engine_kwargs: further arguments of the engine class, including ``max_model_len``; fields of vLLM's ``EngineArgs``, too.
         request_timeout_s: deadline of a response in seconds, up to which new weights wait for the running responses.
         num_cpus_per_engine: Ray CPUs of one engine.
@@ -71,7 +71,6 @@ class EnginePool:
 
     Attributes:
         faults: log of the engines and env runners that were lost.
-        vocab_size: vocabulary size of the engines' model, once they have started.
 
     Raises:
         ConfigError: the engine is unknown, ``num_engines`` is less than 1, or the engine does not accept an argument.
@@ -84,7 +83,7 @@ class EnginePool:
         engine: str,
         model_path: str,
         num_engines: int,
-        most_engines: int | None = None,
+        max_engines: int | None = None,
         engine_kwargs: dict[str, Any] | None = None,
         request_timeout_s: float = 600.0,
         num_cpus_per_engine: float = 1,
@@ -114,15 +113,14 @@ class EnginePool:
         }
         self._group = placement_group or ray.util.get_current_placement_group()
         self._offset = placement_group_bundle_offset
-        self._fewest = self._wanted = num_engines
-        self._most = most_engines or num_engines
+        self._min_engines = self._num_requested = num_engines
+        self._max_engines = max_engines or num_engines
         self._drain_timeout_s = request_timeout_s + DRAIN_MARGIN_S
         self._starts = itertools.count()
         self._weights: Weights | None = None
         self.faults = FaultLog()
-        self.vocab_size: int | None = None
         self._engines = {index: self._spawn(index) for index in range(num_engines)}
-        self._coming: dict[int, tuple[ActorHandle[Any], ObjectRef[Any]]] = {}
+        self._starting: dict[int, tuple[ActorHandle[Any], ObjectRef[Any]]] = {}
 
     @property
     def handles(self) -> list[ActorHandle[Any]]:
@@ -136,17 +134,15 @@ class EnginePool:
             EngineError: an engine failed to start, or did not start within ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
-        infos = [
+        return [
             self._result(ref, index, "start", max(0.0, deadline - time.monotonic()))
             for index, ref in self._call("ready").items()
         ]
-        self.vocab_size = infos[0]["vocab_size"]
-        return infos
 
     def grow(self) -> None:
         """Request the engines beyond the minimum from Ray, without waiting; :meth:`adapt` adds them once they have started."""
-        self._wanted = self._most
-        self._ask_for_missing()
+        self._num_requested = self._max_engines
+        self._request_missing()
 
     def adapt(self, leaving: Collection[str]) -> None:
         """Leave nodes that will be removed and add engines that have started; a :meth:`sync` has to follow.
@@ -156,15 +152,15 @@ class EnginePool:
         Args:
             leaving: ids of the nodes that will be removed.
         """
-        going = [index for index, handle in self._engines.items() if runs_on(handle, leaving)]
-        for index in going:
-            if index not in self._coming:
+        indices = [index for index, handle in self._engines.items() if runs_on(handle, leaving)]
+        for index in indices:
+            if index not in self._starting:
                 self.faults.note(f"engine {index} was on a node that is being removed")
-                self._ask(index)
-        self._ask_for_missing()
-        self._take_in()
-        for index in going:
-            if index in self._coming and len(self._engines) > self._fewest:
+                self._request(index)
+        self._request_missing()
+        self._add_started()
+        for index in indices:
+            if index in self._starting and len(self._engines) > self._min_engines:
                 ray.kill(self._engines.pop(index), no_restart=True)
 
     def renew(self) -> None:
@@ -181,23 +177,23 @@ class EnginePool:
         self,
         weights: Weights,
         *,
-        transmit: Callable[[], object] = lambda: None,
-        send_again: Callable[[], Weights] | None = None,
+        send: Callable[[], object] = lambda: None,
+        resend: Callable[[], Weights] | None = None,
     ) -> None:
         """Load one version into every engine and confirm its version and checksum; dead engines are replaced.
 
         Args:
             weights: weights that the engines load.
-            transmit: called while the engines load, for senders that have to take part.
-            send_again: returns the same version for an engine that is started later; ``None`` if ``weights`` stay readable.
+            send: called while the engines load, for senders that have to take part.
+            resend: returns the same version for an engine that is started later; ``None`` if ``weights`` stay readable.
 
         Raises:
             WeightSyncError: the weights of an engine differ from the sent weights.
             EngineError: an engine failed or did not answer in time, or too few engines are left.
         """
-        self._weights, self._send_again = weights, send_again or (lambda: weights)
+        self._weights, self._resend = weights, resend or (lambda: weights)
         pending = self._call("load_weights", weights, self._drain_timeout_s)
-        transmit()
+        send()
         self._replace(self._unconfirmed(pending))
 
     def sleep(self, level: int = 1) -> None:
@@ -211,7 +207,7 @@ class EnginePool:
         Raises:
             EngineError: an engine failed, or did not answer in time.
         """
-        self._all(self._call("sleep", level, self._drain_timeout_s), "fall asleep")
+        self._results(self._call("sleep", level, self._drain_timeout_s), "fall asleep")
 
     def wake(self, part: EnginePart) -> bool:
         """Allocate memory again, for ``"weights"`` before a :meth:`sync` or ``"cache"`` after it; returns whether one was lost.
@@ -220,29 +216,31 @@ class EnginePool:
             EngineError: an engine failed, or did not answer in time.
         """
         hint = " (if the learner left too little memory, lower gpu_memory_utilization or kv_cache_gib in engine_kwargs)"
-        return len(self._all(self._call("wake", part), f"wake its {part}", hint)) < len(self._engines)
+        return len(self._results(self._call("wake", part), f"wake its {part}", hint)) < len(self._engines)
 
-    def abandon(self, client: str) -> None:
+    def abort(self, client: str) -> None:
         """Stop sampling responses for a client that is gone, without waiting.
 
         Args:
             client: the ``owner`` of the client's ``EngineClient``.
         """
-        self._call("abandon", f"{client}/")
+        self._call("abort", f"{client}/")
 
     def _call(self, method: str, *arguments: Any) -> dict[int, ObjectRef[Any]]:
         """Call a method of every serving engine; return the calls by engine index."""
         return {index: getattr(handle, method).remote(*arguments) for index, handle in self._engines.items()}
 
-    def _all(self, refs: dict[int, ObjectRef[Any]], what: str, hint: str = "") -> dict[int, Any]:
-        """Results of calls by engine index, without engines that died or cannot serve, which are killed."""
+    def _results(self, refs: dict[int, ObjectRef[Any]], what: str, hint: str = "") -> dict[int, Any]:
+        """Return the results of calls by engine index; kill engines that died or cannot serve, and leave them out."""
         results = {}
         for index, ref in refs.items():
             try:
                 results[index] = self._result(ref, index, what, LOAD_TIMEOUT_S + self._drain_timeout_s, hint)
             except CannotServeError as error:
                 logger.warning("%s; it is replaced, at the latest with the next weights", error)
-                ray.kill(self._engines[index], no_restart=True)  # a process that lives would keep the device's memory
+                ray.kill(
+                    self._engines[index], no_restart=True
+                )  # A process that still runs would keep the device's memory.
         return results
 
     def probe_and_restart(self) -> list[int]:
@@ -273,79 +271,75 @@ class EnginePool:
         return lost
 
     def restore(self) -> None:
-        """Replace engines that an earlier call could not replace before it raised.
-
-        Raises:
-            EngineError, WeightSyncError: a replacement did not start.
-        """
+        """Replace engines that an earlier call could not replace before it raised; errors as in :meth:`probe_and_restart`."""
         self._replace([])
 
     def stop(self) -> None:
         """Shut all engines down, together within :data:`PROBE_TIMEOUT_S` seconds; engines that take longer are killed."""
         refs = self._call("shutdown")
-        obeyed = ray.wait([*refs.values()], num_returns=len(refs), timeout=PROBE_TIMEOUT_S)[0] if refs else []
+        ended = ray.wait([*refs.values()], num_returns=len(refs), timeout=PROBE_TIMEOUT_S)[0] if refs else []
         for index, ref in refs.items():
-            if ref not in obeyed:
+            if ref not in ended:
                 logger.warning("engine %d did not shut down", index)
-        for handle in [*self._engines.values(), *(handle for handle, _ in self._coming.values())]:
+        for handle in [*self._engines.values(), *(handle for handle, _ in self._starting.values())]:
             ray.kill(handle, no_restart=True)
-        self._engines, self._coming, self._weights = {}, {}, None
+        self._engines, self._starting, self._weights = {}, {}, None
 
     def _spawn(self, index: int) -> ActorHandle[Any]:
         options, kwargs = self._options, self._kwargs
         if self._group is not None:
             bundle = -1 if self._offset is None else self._offset + index
             options = {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle, True)}
-        if kwargs.get("seed") is not None:  # engines of one seed, or a replacement, would repeat each other's responses
+        if kwargs.get("seed") is not None:  # Engines with equal seeds would repeat each other's responses.
             kwargs = {**kwargs, "seed": kwargs["seed"] + next(self._starts)}
         handle: ActorHandle[Any] = self._actor_class.options(**options).remote(self._model_path, **kwargs)
         return handle
 
-    def _ask_for_missing(self) -> None:
-        for index in {*range(self._wanted)} - self._engines.keys():
-            self._ask(index)
+    def _request_missing(self) -> None:
+        for index in {*range(self._num_requested)} - self._engines.keys():
+            self._request(index)
 
-    def _ask(self, index: int) -> None:
+    def _request(self, index: int) -> None:
         """Request an engine from Ray, unless it has been requested already."""
-        if index not in self._coming:
+        if index not in self._starting:
             handle = self._spawn(index)
-            self._coming[index] = (handle, handle.ready.remote())
+            self._starting[index] = (handle, handle.ready.remote())
 
     def _replace(self, lost: list[int]) -> None:
         """Request replacements of lost engines, add the engines that have started, and send them the weights."""
         for _ in range(REPLACEMENT_ATTEMPTS):
-            # An earlier call may have raised before it had replaced all engines.
-            if not lost and len(self._engines) >= self._fewest:
+            # Engines may also be missing because an earlier call raised before it had replaced all of them.
+            if not lost and len(self._engines) >= self._min_engines:
                 return
             with self.faults.waiting():
                 for index in lost:
                     ray.kill(self._engines.pop(index), no_restart=True)
-                self._ask_for_missing()
-                taken, lost = self._take_in(), []
-                if taken and self._weights is not None:
-                    sent = self._send_again()
-                    lost = self._unconfirmed({index: self._engines[index].load_weights.remote(sent) for index in taken})
+                self._request_missing()
+                added, lost = self._add_started(), []
+                if added and self._weights is not None:
+                    sent = self._resend()
+                    lost = self._unconfirmed({index: self._engines[index].load_weights.remote(sent) for index in added})
         if lost:
             raise EngineError(f"Engine {lost[0]} died {REPLACEMENT_ATTEMPTS} times while it loaded weights.")
 
-    def _take_in(self) -> list[int]:
+    def _add_started(self) -> list[int]:
         """Add engines that have started, waiting only for as many as are needed; return their indices.
 
         Raises:
             EngineError: too few engines are left, and no other started within :data:`LOAD_TIMEOUT_S` seconds.
         """
         deadline = time.monotonic() + LOAD_TIMEOUT_S
-        taken: list[int] = []
+        added: list[int] = []
         failures: Counter[int] = Counter()
-        while self._coming:
-            needed = len(self._engines) < self._fewest
+        while self._starting:
+            needed = len(self._engines) < self._min_engines
             wait_s = max(0.0, deadline - time.monotonic()) if needed else 0.0
-            indices = {ref: index for index, (_, ref) in self._coming.items()}
+            indices = {ref: index for index, (_, ref) in self._starting.items()}
             ready, _ = ray.wait([*indices], num_returns=1, timeout=wait_s)
             if not ready:
                 break
             index = indices[ready[0]]
-            handle, ref = self._coming.pop(index)
+            handle, ref = self._starting.pop(index)
             try:
                 self._result(ref, index, "start", PROBE_TIMEOUT_S)
             except EngineError as error:
@@ -353,25 +347,25 @@ class EnginePool:
                 if needed and failures[index] == REPLACEMENT_ATTEMPTS:
                     raise
                 logger.warning("%s; it is started again", first_line(error))
-                if needed:  # else the next adapt() asks
-                    self._ask(index)
+                if needed:  # Otherwise the next adapt() requests it.
+                    self._request(index)
                 continue
-            if (before := self._engines.get(index)) is not None:
-                ray.kill(before, no_restart=True)
+            if (replaced := self._engines.get(index)) is not None:
+                ray.kill(replaced, no_restart=True)
             self._engines = dict(sorted({**self._engines, index: handle}.items()))
-            taken.append(index)
-        if len(self._engines) < self._fewest:
+            added.append(index)
+        if len(self._engines) < self._min_engines:
             raise EngineError(
-                f"{len(self._engines)} engines are left, expected at least {self._fewest}, and no other started within "
+                f"{len(self._engines)} engines are left, expected at least {self._min_engines}, and no other started within "
                 f"{LOAD_TIMEOUT_S:.0f} s. Start nodes, or lower num_engines."
             )
-        return taken
+        return added
 
     def _unconfirmed(self, pending: dict[int, ObjectRef[tuple[int, str]]]) -> list[int]:
         """Wait until engines have confirmed the weights; return the indices of engines that died before."""
         sent = self._weights
         assert sent is not None
-        results = self._all(pending, "load weights")
+        results = self._results(pending, "load weights")
         for index, (version, checksum) in results.items():
             if (version, checksum) != (sent.version, sent.checksum):
                 raise WeightSyncError(
@@ -390,10 +384,12 @@ class EnginePool:
         except GetTimeoutError as error:
             raise EngineError(f"Engine {index} did not {what} within {timeout_s:.0f} s.") from error
         except RayTaskError as error:
-            kinds = (WeightSyncError, CannotServeError)
-            kind = next((each for each in kinds if isinstance(error.cause, each)), EngineError)
-            raise kind(f"Engine {index} failed to {what}: {error.cause}{hint}") from error
-        except RayError as error:  # OutOfMemoryError, with which Ray kills processes itself, is no actor error
+            types = (WeightSyncError, CannotServeError)
+            error_type = next((type_ for type_ in types if isinstance(error.cause, type_)), EngineError)
+            raise error_type(f"Engine {index} failed to {what}: {error.cause}{hint}") from error
+        except (
+            RayError
+        ) as error:  # Not RayActorError alone: Ray raises OutOfMemoryError for a process that it killed itself.
             raise CannotServeError(f"engine {index} died before it could {what}: {error}") from error
 
 
@@ -406,9 +402,9 @@ def runs_on(handle: ActorHandle[Any], nodes: Collection[str]) -> bool:
 def answers(calls: list[ObjectRef[Any]], timeout_s: float) -> list[Any | None]:
     """Return the results of actor calls within ``timeout_s`` seconds; ``None`` if an actor is dead or busy, or its call failed."""
     ready = set(ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0]) if calls else set()
-    found: list[Any | None] = [None] * len(calls)
+    results: list[Any | None] = [None] * len(calls)
     for index, call in enumerate(calls):
         if call in ready:
             with contextlib.suppress(RayError):
-                found[index] = ray.get(call)
-    return found
+                results[index] = ray.get(call)
+    return results

@@ -1,9 +1,4 @@
-"""Protocol between rollouts and engines: token ids in, token ids out, and the weight version of every sample.
-
-An engine is a Ray actor with the methods of :class:`~trial_ray.engines.batching.BatchingEngine`; ``engines.vllm`` and
-``engines.transformers`` implement it and pass one conformance suite. A message contains many requests or many answers, as bytes:
-Ray's own pickler runs Python code for every array and every dataclass in it.
-"""
+"""Requests and responses: token ids in; token ids, their log-probabilities and the weight version out."""
 
 from __future__ import annotations
 
@@ -17,12 +12,17 @@ from trial_ray.errors import EngineError
 EnginePart = Literal["weights", "cache"]
 """Memory that a sleeping engine releases, in the order of waking."""
 
-MOST_IDS = 2**31
-"""Exclusive upper bound of token ids, which are sent as int32."""
 FLOAT32_GAP = 1e-3
 """Limit in nats per token for engine and learner in float32 or wider, which differ by 1e-7 to 1e-5; see docs/decisions.md."""
 LOW_PRECISION_GAP = 0.1
 """Limit in nats per token if engine or learner computes in bfloat16 or float16; see docs/decisions.md."""
+
+MIN_TEMPERATURE = 0.01
+"""Lowest temperature except 0; vLLM raises lower temperatures to this value without reporting it."""
+MAX_TEMPERATURE = 2.0
+"""Highest temperature; at a higher temperature, vLLM would fail a whole step with all of its requests."""
+MAX_SEED = 2**63 - 1
+"""Largest seed of a request, which is the largest seed of torch's generators."""
 
 
 class InvalidRequestError(EngineError):
@@ -72,7 +72,41 @@ def is_whole(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-SentRequest = tuple[int, np.ndarray, SamplingParams]
-"""A request in a message: the client's number for it, prompt ids, sampling parameters."""
-SentAnswer = tuple[int, Response | EngineError]
-"""An answer in a message: the number of the request, and its response or error."""
+def check_request(
+    prompt_ids: np.ndarray, params: SamplingParams, *, max_model_len: int | None, vocab_size: int
+) -> None:
+    """Reject a request that no engine of this model could serve.
+
+    Args:
+        prompt_ids: token ids of the prompt.
+        params: sampling parameters.
+        max_model_len: maximum number of tokens of prompt and response together; ``None`` if unknown.
+        vocab_size: exclusive upper bound of the token ids.
+
+    Raises:
+        InvalidRequestError: the prompt is empty, has ids outside the vocabulary or leaves no room for ``max_tokens``, or a
+            sampling value has the wrong type or is out of range.
+    """
+    if not is_whole(params.max_tokens) or params.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens: expected a whole number of at least 1, got {params.max_tokens!r}.")
+    if params.seed is not None and not (is_whole(params.seed) and 0 <= params.seed <= MAX_SEED):
+        raise InvalidRequestError(f"seed: expected None or a whole number in [0, 2**63), got {params.seed!r}.")
+    if not (isinstance(params.stop, tuple) and all(isinstance(text, str) and text for text in params.stop)):
+        raise InvalidRequestError(f"stop: expected a tuple of texts, none of them empty, got {params.stop!r:.80}.")
+    temperature, top_p = params.temperature, params.top_p
+    if not (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE) or not 0 < top_p <= 1:
+        raise InvalidRequestError(
+            f"Expected a temperature of 0 or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}], and top_p in (0, 1]; got "
+            f"temperature={temperature!r}, top_p={top_p!r}."
+        )
+    if prompt_ids.ndim != 1 or not prompt_ids.size or prompt_ids.dtype.kind not in "iu":
+        raise InvalidRequestError(
+            f"prompt_ids: expected at least one token as an integer array [P], got {prompt_ids.dtype} {prompt_ids.shape}."
+        )
+    if max_model_len is not None and prompt_ids.size + params.max_tokens > max_model_len:
+        raise InvalidRequestError(
+            f"A prompt of {prompt_ids.size} tokens and a response of up to {params.max_tokens} exceed "
+            f"max_model_len={max_model_len}; shorten the prompt, lower max_tokens or raise the engine's max_model_len."
+        )
+    if prompt_ids.min() < 0 or prompt_ids.max() >= vocab_size:
+        raise InvalidRequestError(f"prompt_ids: expected values in [0, {vocab_size}), got some outside.")

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from trial_envs.core.extras import install_command
-from trial_ray.engines.arguments import check_device, check_engine_arguments, check_positions
+from trial_ray.engines.settings import check_device, check_engine_arguments, check_positions
 from trial_ray.errors import ConfigError, MissingDependencyError
 
 ENGINES = ("transformers", "vllm")

@@ -38,7 +38,7 @@ class WeightSender(ABC):
         self._rank = rank
 
     @abstractmethod
-    def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
+    def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
         """Prepare one version of the weights.
 
         Args:
@@ -50,30 +50,30 @@ class WeightSender(ABC):
             Weights to pass to the engines; ``None`` from a learner that has nothing to add.
         """
 
-    def transmit(self) -> None:  # noqa: B027  # most backends have nothing to do here
+    def send(self) -> None:  # noqa: B027  # Most backends have nothing to do here.
         """Send the weights while the engines load; does nothing if the engines read the prepared weights themselves."""
 
-    def withdraw(self) -> None:  # noqa: B027
+    def release(self) -> None:  # noqa: B027
         """Free the prepared weights, after every engine has loaded them or has failed to."""
 
 
-def merge_offers(offers: Sequence[Weights | None]) -> Weights:
+def merge_weights(prepared: Sequence[Weights | None]) -> Weights:
     """Merge the prepared weights of all learners into one.
 
     Raises:
         WeightSyncError: learners have different weights.
     """
-    first, *others = given = [offer for offer in offers if offer is not None]
-    if differing := {(offer.checksum, offer.arrangement) for offer in others} - {(first.checksum, first.arrangement)}:
+    first, *others = parts = [weights for weights in prepared if weights is not None]
+    if differing := {(part.checksum, part.arrangement) for part in others} - {(first.checksum, first.arrangement)}:
         raise WeightSyncError(
             f"Learners have different weights: checksum {first.checksum} on the first (arrangement {first.arrangement}), "
             f"{sorted(differing)} on others. Resume from the last checkpoint."
         )
     if first.backend != "ipc":
         return first
-    # Each tensor lies on every learner's GPU; an engine takes the handle of its own.
-    per_tensor = zip(*(offer.update["ipc_handles"] for offer in given), strict=True)
-    return replace(first, update={**first.update, "ipc_handles": [dict(ChainMap(*each)) for each in per_tensor]})
+    # Every learner has a copy of each tensor on its own GPU; an engine uses the handle of the GPU that it runs on.
+    tensors = zip(*(part.update["ipc_handles"] for part in parts), strict=True)
+    return replace(first, update={**first.update, "ipc_handles": [dict(ChainMap(*handles)) for handles in tensors]})
 
 
 def contiguous_weights(weights: NamedWeights) -> Iterator[tuple[str, torch.Tensor]]:
@@ -89,7 +89,7 @@ JOIN_TIMEOUT_S = 300.0
 class ObjectStoreSender(WeightSender):
     """Sends weights through Ray's object store; they stay readable as long as a reference to them exists."""
 
-    def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
+    def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
         """Put the shards into the object store, on the first learner."""
         if self._rank:
             for _ in weights():
@@ -101,30 +101,30 @@ class ObjectStoreSender(WeightSender):
 class IPCSender(WeightSender):
     """Sends weights by CUDA IPC: engines read copies in their dtype on the GPU that they share with a learner.
 
-    Every learner provides the copies on its own GPU. The copies (2 bytes per parameter in bfloat16) stay until :meth:`withdraw`;
+    Every learner provides the copies on its own GPU. The copies (2 bytes per parameter in bfloat16) stay until :meth:`release`;
     gradients and the engines' caches are not allocated in that time.
     """
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
-        self._offered: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []
 
-    def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
+    def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
         """Make the copies and return their IPC handles under the UUID of the GPU."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         named = list(contiguous_weights(weights))
         checksum = WeightsChecksum(named)
-        self._offered = [tensor for _, tensor in named]
-        gpu = str(torch.cuda.get_device_properties(self._offered[0].device).uuid)
-        handles = [{gpu: reduce_tensor(tensor)[1]} for tensor in self._offered]
-        torch.cuda.synchronize(self._offered[0].device)
+        self._copies = [tensor for _, tensor in named]
+        gpu = str(torch.cuda.get_device_properties(self._copies[0].device).uuid)
+        handles = [{gpu: reduce_tensor(tensor)[1]} for tensor in self._copies]
+        torch.cuda.synchronize(self._copies[0].device)
         update = _update(named) | {"ipc_handles": handles}
         return Weights(version, checksum.hexdigest, checksum.arrangement, backend="ipc", update=update)
 
-    def withdraw(self) -> None:
+    def release(self) -> None:
         """Free the copies."""
-        self._offered = []
+        self._copies = []
         torch.cuda.ipc_collect()
 
 
@@ -146,7 +146,7 @@ class NCCLSender(WeightSender):
         self._group: TrainerWeightTransferEngine[Any] | None = None
         self._source: _Source | None = None
 
-    def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
+    def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
         """Prepare the tensors; create a new NCCL group if the engines changed."""
         from vllm.distributed.weight_transfer import ParamMeta
 
@@ -159,31 +159,31 @@ class NCCLSender(WeightSender):
             return None
         self._source.declared = metadata
         if list(engines) != self._members:
-            self._meet(engines)
-        update = _update([(each.name, each) for each in metadata])
+            self._join_group(engines)
+        update = _update([(meta.name, meta) for meta in metadata])
         return Weights(version, checksum.hexdigest, checksum.arrangement, backend="nccl", update=update)
 
-    def transmit(self) -> None:
+    def send(self) -> None:
         """Broadcast the weights; every learner takes part in gathering the tensors that the first learner sends."""
         assert self._source is not None, "no weights were prepared"
         if self._group is None:
             for _ in self._source:
                 pass
             return
-        self._group.source = self._source  # type: ignore[assignment]  # not a subclass: vLLM is imported late
+        self._group.source = self._source  # type: ignore[assignment]  # It is not a subclass, because vLLM is imported late.
         self._group.send_weights()
 
-    def withdraw(self) -> None:
+    def release(self) -> None:
         """Forget the prepared weights; the group stays."""
         self._source = None
 
-    def _meet(self, engines: Sequence[ActorHandle[Any]]) -> None:
+    def _join_group(self, engines: Sequence[ActorHandle[Any]]) -> None:
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
         from vllm.utils.network_utils import get_open_port
 
         if self._group is not None:
-            # Left before the next meeting, which may fail: nothing must be sent to a group that has ended.
+            # Forget the old group first: if joining the new one fails, nothing must be sent to a group that has ended.
             self._group.shutdown()
             self._group, self._members = None, []
         info = NCCLTrainerInitInfo(
@@ -236,8 +236,8 @@ class _Source:
 class _EngineCalls:
     """Calls of vLLM's trainer on the engines (its ``VLLMWeightSyncClient``).
 
-    Only joining the group is done here. Engines start and end an update inside their own ``load_weights``, behind the gate that
-    keeps requests out; the pool calls it when it confirms the checksums.
+    Only joining the group happens here. Engines start and end an update inside their own ``load_weights``, which the pool calls
+    and which keeps requests out.
     """
 
     def __init__(self, engines: Sequence[ActorHandle[Any]], workers_per_engine: int) -> None:
@@ -268,7 +268,7 @@ class _EngineCalls:
 
 
 def _update(named: Iterable[tuple[str, torch.Tensor | ParamMeta]]) -> dict[str, Any]:
-    """The arguments of every backend's ``update_weights`` in vLLM: names, dtypes and shapes of the tensors."""
+    """Return the arguments of every backend's ``update_weights`` in vLLM: names, dtypes and shapes of the tensors."""
     names, tensors = zip(*named, strict=True)
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
     return {"names": list(names), "dtype_names": dtypes, "shapes": [list(tensor.shape) for tensor in tensors]}

@@ -13,9 +13,7 @@ import numpy as np
 import psutil
 import torch
 
-from trial_ray.engines.admission import Request, check_request
-from trial_ray.engines.arguments import MEMORY_SHARE, MOST_ROWS, SLACK, check_positions, engine_dtype
-from trial_ray.engines.batching import BatchingEngine
+from trial_ray.engines.actor import EngineActor
 from trial_ray.engines.decoding import Batch
 from trial_ray.engines.protocol import (
     FLOAT32_GAP,
@@ -24,7 +22,10 @@ from trial_ray.engines.protocol import (
     InvalidRequestError,
     Response,
     SamplingParams,
+    check_request,
 )
+from trial_ray.engines.request import Request
+from trial_ray.engines.settings import MAX_ROWS, MEMORY_SHARE, SLACK, check_positions, engine_dtype
 from trial_ray.engines.weights import Weights, WeightsChecksum, iter_weights, own_logprobs
 from trial_ray.errors import ConfigError, EngineError
 from trial_ray.models.loading import load_tokenizer
@@ -104,7 +105,7 @@ def _gap_with_cache(model: PreTrainedModel, prompts: list[np.ndarray], most: int
 
 
 def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
-    """Number of full-length rows with keys and values in :data:`MEMORY_SHARE` of the free memory, at most :data:`MOST_ROWS`.
+    """Number of full-length rows with keys and values in :data:`MEMORY_SHARE` of the free memory, at most :data:`MAX_ROWS`.
 
     Args:
         token_bytes: bytes of the keys and values of one token over all layers.
@@ -122,7 +123,7 @@ def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
             f"the free memory, {free_bytes / 2**20:.0f} MiB. Lower max_prompt_tokens or max_response_tokens, free memory, or "
             "set max_batch=1 to try anyway."
         )
-    return min(rows, MOST_ROWS)
+    return min(rows, MAX_ROWS)
 
 
 def free_memory(device: torch.device) -> int:
@@ -134,11 +135,11 @@ def free_memory(device: torch.device) -> int:
 
 JOINING_SHARE = 2 / 3
 """Waiting requests join together once they are this large a share of the running rows, ..."""
-MOST_STEPS_WAITED = 6
+MAX_STEPS_WAITED = 6
 """... or after this number of decoding steps."""
 
 
-class TransformersEngine(BatchingEngine):
+class TransformersEngine(EngineActor):
     """Engine around ``AutoModelForCausalLM``; the pool makes Ray actors of this class.
 
     Requests join the running batch between two tokens and leave it when their response ends. A response depends on its seed,
@@ -187,15 +188,11 @@ class TransformersEngine(BatchingEngine):
         self._model = model.eval()
         self._stop_ids = stop_token_ids(self._model_path)
         token_bytes = try_cache(model, self._max_model_len)
-        self._cached, self._room = token_bytes is not None, self._max_batch or MOST_ROWS
+        self._cached, self._room = token_bytes is not None, self._max_batch or MAX_ROWS
         if token_bytes is not None and not self._max_batch:
             self._room = rows_that_fit(token_bytes, self._max_model_len, free_memory(model.device))
         self._recover()
-        return {
-            "engine": "transformers",
-            "vocab_size": vocabulary_size(model.config),
-            "stop_token_ids": self._stop_ids,
-        }
+        return {"engine": "transformers", "vocab_size": vocabulary_size(model.config)}
 
     def _step(self, joining: list[Request]) -> list[Request]:
         self._waiting += joining
@@ -209,7 +206,7 @@ class TransformersEngine(BatchingEngine):
         """Requests to prefill now; a few requests wait for more, because a forward pass costs little more for many."""
         room = self._room - len(self._batch)
         few = len(self._waiting) < JOINING_SHARE * len(self._batch)
-        if not room or not self._waiting or (few and self._steps_waited < MOST_STEPS_WAITED):
+        if not room or not self._waiting or (few and self._steps_waited < MAX_STEPS_WAITED):
             self._steps_waited += bool(self._waiting)
             return []
         self._steps_waited = 0

@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from trial_ray.engines.admission import Request
-from trial_ray.engines.arguments import (
+from trial_ray.engines.actor import DRAIN_TIMEOUT_S, EngineActor
+from trial_ray.engines.protocol import EnginePart
+from trial_ray.engines.request import Request
+from trial_ray.engines.settings import (
     GPU_MEMORY_UTILIZATION,
     LOG_LEVEL,
-    MOST_ROWS,
+    MAX_ROWS,
     NO_BATCH_INVARIANCE,
     PREFILL_TOKENS,
     VLLM_CPU_CACHE_GIB,
     VLLM_CPU_ROWS,
     engine_dtype,
 )
-from trial_ray.engines.batching import DRAIN_TIMEOUT_S, BatchingEngine
-from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights, iter_shards
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError, first_line
 from trial_ray.models.loading import load_tokenizer
@@ -54,7 +54,7 @@ def largest_graph(max_batch: int) -> int:
     return min(-(-max_batch // step) * step, MOST_CAPTURED_ROWS)
 
 
-class VLLMEngine(BatchingEngine):
+class VLLMEngine(EngineActor):
     """Engine around vLLM's ``LLMEngine``; the pool makes Ray actors of this class.
 
     The engine core runs in the actor's own process. It starts several times faster than vLLM's process tree, answers short
@@ -134,7 +134,7 @@ class VLLMEngine(BatchingEngine):
             "enable_prefix_caching": enable_prefix_caching,
             "enable_sleep_mode": enable_sleep_mode,
             "sleep_mode_offload_cudagraph": enable_sleep_mode,
-            "max_num_seqs": max_batch or (MOST_ROWS if self._on_cuda else VLLM_CPU_ROWS),
+            "max_num_seqs": max_batch or (MAX_ROWS if self._on_cuda else VLLM_CPU_ROWS),
             # vLLM's own choice depends on the GPU; the plan counts a prefill of so many.
             "max_num_batched_tokens": max(PREFILL_TOKENS, max_model_len),
             "seed": secrets.randbits(31) if seed is None else seed,
@@ -176,7 +176,6 @@ class VLLMEngine(BatchingEngine):
         return {
             "engine": "vllm",
             "vocab_size": self._engine.model_config.get_vocab_size(),
-            "stop_token_ids": self._stop_ids,
         }
 
     def _set_environment(self) -> None:
@@ -283,7 +282,7 @@ class VLLMEngine(BatchingEngine):
         await self._in_thread(self._engine.collective_rpc, "join_transfer", None, (backend, info))
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Release the device's memory; see ``BatchingEngine``.
+        """Release the device's memory; see ``EngineActor``.
 
         Raises:
             ConfigError: the engine was started without ``enable_sleep_mode``.

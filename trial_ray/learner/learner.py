@@ -349,8 +349,8 @@ class GRPOLearner(TorchLearner):
         module, ids = self.policy_module, text_ids(self.policy_module.tokenizer)
         limit = TEXT_FACTOR * self.config.logprob_diff_limit()
         text = TextLogprobs(ids, module.text_logprobs(ids), limit, type(module.lm).__name__)
-        offer = sender.offer(weights, version, engines)
-        return None if offer is None else replace(offer, text=text)
+        prepared = sender.prepare(weights, version, engines)
+        return None if prepared is None else replace(prepared, text=text)
 
     def free_memory(self) -> None:
         """Free the device memory that only updates need, for the engine on the same device."""

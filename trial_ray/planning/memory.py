@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.config.sampling import actor_range
-from trial_ray.engines.arguments import (
+from trial_ray.engines.settings import (
     GPU_MEMORY_UTILIZATION,
+    MAX_ROWS,
     MEMORY_SHARE,
-    MOST_ROWS,
     PREFILL_TOKENS,
     SLACK,
     VLLM_CPU_CACHE_GIB,
@@ -147,7 +147,7 @@ class PlanRequest:
     def most_rows(self) -> int:
         """Maximum number of requests that an engine decodes at a time."""
         on_cpu = self.engine == "vllm" and not self.num_gpus_per_engine
-        return self.max_batch or (VLLM_CPU_ROWS if on_cpu else MOST_ROWS)
+        return self.max_batch or (VLLM_CPU_ROWS if on_cpu else MAX_ROWS)
 
     @property
     def requests_per_engine(self) -> int:

@@ -41,7 +41,7 @@ def pool_arguments(config: RunSettings) -> dict[str, Any]:
         "engine": config.engine,
         "model_path": str(config.model_path),
         "num_engines": fewest,
-        "most_engines": most,
+        "max_engines": most,
         "engine_kwargs": arguments,
         "request_timeout_s": config.request_timeout_s,
         "num_cpus_per_engine": config.num_cpus_per_engine,

@@ -120,15 +120,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def connect(self, engines: Sequence[ActorHandle[Any]], vocab_size: int | None = None) -> None:
-        """Use these engines from now on; ``vocab_size`` is the number of token ids of their model."""
+    def connect(self, engines: Sequence[ActorHandle[Any]]) -> None:
+        """Use these engines from now on."""
         if self._client is not None:
             self._client.replace_handles(engines)
         else:
             self._client = EngineClient(
                 engines,
                 timeout_s=self.config.request_timeout_s,
-                vocab_size=vocab_size,
                 owner=ray.get_runtime_context().get_actor_id() or "" if ray.is_initialized() else "",
             )
 

@@ -365,14 +365,14 @@ class EnvRunnerPool:
         Returns:
             Ids of the env runners that had no engines: they are new, or Ray has restarted them.
         """
-        config, handles, vocab_size = self._config, self._engines.handles, self._engines.vocab_size
+        config, handles = self._config, self._engines.handles
         kept = self._kept
 
         def connect(runner: TextEnvRunner) -> int | None:
             is_new = not runner.is_connected
             if reset or (kept and is_new):  # Ray restarts an env runner with the config that it was created with
                 runner.reset(config)
-            runner.connect(handles, vocab_size)
+            runner.connect(handles)
             return runner.worker_index if is_new else None
 
         if runner_ids is None:
@@ -435,7 +435,7 @@ class EnvRunnerPool:
         logger.warning("env runner %d %s", runner_id, reason)
         self._losses.append(f"env runner {runner_id} {reason}".splitlines()[0])
         self._engines.faults.note(self._losses[-1])
-        self._engines.abandon(actor_id(self._actor(runner_id)))
+        self._engines.abort(actor_id(self._actor(runner_id)))
         mark_lost(self._runners, runner_id)
 
     def _actor(self, runner_id: int) -> ActorHandle[TextEnvRunner]:

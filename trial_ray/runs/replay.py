@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from trial_ray.algorithms.learner_group import PolicyLearnerGroup
 from trial_ray.algorithms.methods import method_of, with_method
 from trial_ray.algorithms.startup import initial_policy
-from trial_ray.engines.transfer import merge_offers
+from trial_ray.engines.transfer import merge_weights
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import UpdateRecord
@@ -207,7 +207,7 @@ class Replay:
     def _checksum(self, learners: PolicyLearnerGroup) -> str:
         """Return the checksum of the learners' weights as the run's engines received them."""
         dtype = self.recorded.engine_dtype()
-        return merge_offers(learners.ask(lambda learner: learner.export_weights(0, dtype, lasting=True))).checksum
+        return merge_weights(learners.ask(lambda learner: learner.export_weights(0, dtype, lasting=True))).checksum
 
 
 def _recorded_config(

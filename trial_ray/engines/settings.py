@@ -1,4 +1,4 @@
-"""Checks of an engine's arguments on the driver, before any actor starts."""
+"""Settings of engines: default values, and checks of the arguments of an engine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ REFUSED = {
 
 PREFILL_TOKENS = 8192
 """Maximum number of tokens, padding included, in one forward pass over prompts (a single prompt may be longer)."""
-MOST_ROWS = 256
+MAX_ROWS = 256
 """Maximum batch size. It keeps any device busy; more rows slow each response down without more responses per second."""
 MEMORY_SHARE = 0.5
 """Share of the memory free after loading the model that the decoding cache uses; the rest is for prefill and sampling."""

@@ -1,4 +1,4 @@
-"""Base class of both engines: one thread runs the batches, and coroutines pass requests to it."""
+"""Base class of the engine actors: one thread runs the batches, and coroutines pass requests to it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.engines.admission import (
-    AdmissionGate,
-    EngineUsage,
-    Outbox,
-    Outboxes,
-    Request,
-    check_request,
-    overflow_error,
-)
-from trial_ray.engines.protocol import EnginePart, SentRequest
+from trial_ray.engines.link import AnswerQueue, AnswerQueues, SentRequest
+from trial_ray.engines.protocol import EnginePart, InvalidRequestError, check_request
+from trial_ray.engines.request import EngineUsage, Request, overflow_error
+from trial_ray.engines.weight_lock import WeightLock
 from trial_ray.engines.weights import TextLogprobs, Weights, require_agreement
 from trial_ray.errors import CannotServeError, EngineError, WeightSyncError
 from trial_ray.process import (
@@ -46,19 +40,18 @@ STEP_TIMEOUT_S = 300.0
 """Seconds after which a step counts as hung: the engine then reports that it cannot serve, and is replaced."""
 DRAIN_TIMEOUT_S = 660.0
 """Default deadline for running responses to finish before weights change or the engine sleeps, in seconds."""
-FEW_ANSWERS = 1 / 10
+MIN_ANSWER_SHARE = 1 / 10
 """Answers to less than this share of the running requests wait for the answers of the next steps. A message with few answers
 costs both processes more than the requests lose by waiting a step, out of dozens of steps per response."""
-MOST_STEPS_HELD = 2
+MAX_STEPS_WAITED = 2
 """Maximum number of steps that a finished answer waits."""
-_NOT_STARTED = "it was not started; call ready first"
 
 
-class BatchingEngine(ABC):
+class EngineActor(ABC):
     """Methods of an engine actor; subclasses define how a model starts, samples and loads weights.
 
     All code that uses the model runs in one thread, and other calls run there between two steps. The actor's event loop therefore
-    always responds. Methods with an underscore that subclasses implement are called only in that thread.
+    always responds. The abstract methods are called only in that thread.
 
     Args:
         max_model_len: maximum number of tokens of prompt and response together.
@@ -66,27 +59,27 @@ class BatchingEngine(ABC):
 
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
-        self._gate = AdmissionGate()
-        self._text: TextLogprobs | None = None  # of the weights that are held
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # what the thread shall do
+        self._lock = WeightLock()
+        self._text: TextLogprobs | None = None  # The text that came with the current weights.
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # Calls for the thread to run.
         self._joining: list[Request] = []
         self._in_flight: set[Request] = set()
-        self._held: list[Request] = []  # finished, and not handed out yet
-        self._steps_held = 0  # since the first of them finished
-        self._outboxes = Outboxes()
+        self._finished: list[Request] = []  # Requests that have finished and are not delivered yet.
+        self._steps_waited = 0  # Number of steps since the first of them finished.
+        self._answers = AnswerQueues()
         self._admitting: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
         self._opening: asyncio.Task[dict[str, Any]] | None = None
         self._info: dict[str, Any] = {}
-        self._failure = _NOT_STARTED
+        self._failure = "it was not started; call ready first"
         self._ended = False
-        self._answering_version = -1  # of the newest weights under which some response had probabilities
+        self._answering_version = -1  # Newest weights under which some response had finite log-probabilities.
         self._step_began: float | None = None
         self._usage = EngineUsage()
-        self._batch_size = 0  # requests that the last step computed; subclasses set it
+        self._batch_size = 0  # Number of requests that the last step computed; subclasses set it.
 
     async def ready(self) -> dict[str, Any]:
-        """Start the engine (idempotent) and return ``{"engine", "vocab_size", "stop_token_ids", "pid"}``."""
+        """Start the engine (idempotent) and return ``{"engine", "vocab_size", "pid"}``."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._start())
         info = await asyncio.shield(self._opening)
@@ -110,52 +103,51 @@ class BatchingEngine(ABC):
             EngineError: the engine can no longer serve.
         """
         self._check_alive()
-        outbox = self._outboxes.of(client)
-        # A task of its own admits them, because answers must reach the client even while weights change.
-        if admitted := self._checked(outbox, pickle.loads(requests)):
+        answers = self._answers.of(client)
+        # Admit requests in a task of its own: answers must reach the client even while weights change.
+        if admitted := self._valid_requests(answers, pickle.loads(requests)):
             task = asyncio.create_task(self._admit(admitted))
             self._admitting.add(task)
             task.add_done_callback(self._admitting.discard)
-        return pickle.dumps(await outbox.take())
+        return pickle.dumps(await answers.collect())
 
-    def _checked(self, outbox: Outbox, sent: list[SentRequest]) -> list[Request]:
-        """Return the valid requests, which the next call may abandon; the errors of the others are their answers."""
-        admitted = []
+    def _valid_requests(self, answers: AnswerQueue, sent: list[SentRequest]) -> list[Request]:
+        """Return the valid requests, and answer the other requests with their errors."""
+        valid = []
+        vocab_size = self._info["vocab_size"]
         for number, prompt_ids, params in sent:
             try:
-                check_request(
-                    prompt_ids, params, max_model_len=self._max_model_len, vocab_size=self._info["vocab_size"]
-                )
-            except EngineError as error:
-                outbox.put(number, error)
+                check_request(prompt_ids, params, max_model_len=self._max_model_len, vocab_size=vocab_size)
+            except InvalidRequestError as error:
+                answers.put(number, error)
             else:
-                request = outbox.running[number] = Request(prompt_ids, params, partial(outbox.put, number))
-                admitted.append(request)
-        return admitted
+                request = answers.running[number] = Request(prompt_ids, params, partial(answers.put, number))
+                valid.append(request)
+        return valid
 
     async def _admit(self, admitted: list[Request]) -> None:
         try:
-            version = await self._gate.enter(len(admitted))
+            version = await self._lock.acquire_read(len(admitted))
         except EngineError as error:
             for request in admitted:
                 request.reply(error)
             return
         for request in admitted:
             request.weight_version = version
-        waiting = [request for request in admitted if not request.abandoned]
-        self._gate.leave(len(admitted) - len(waiting))
-        self._inbox.put(partial(self._join, waiting))
+        waiting = [request for request in admitted if not request.aborted]
+        self._lock.release_read(len(admitted) - len(waiting))
+        self._calls.put(partial(self._join, waiting))
         if self._thread is None:
             self._end_requests()
 
-    async def abandon(self, client: str, numbers: Collection[int] | None = None) -> None:
+    async def abort(self, client: str, numbers: Collection[int] | None = None) -> None:
         """Stop sampling responses that a client no longer waits for; requests that were answered already are ignored.
 
         Args:
             client: name of the client, or the beginning of its name.
             numbers: the client's numbers of these requests; ``None``: all of its requests.
         """
-        self._inbox.put(partial(self._drop, self._outboxes.abandon(client, numbers)))
+        self._calls.put(partial(self._abort_requests, self._answers.abort(client, numbers)))
 
     async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> tuple[int, str]:
         """Replace the weights, drop every cached prefix and adopt the version of the new weights.
@@ -177,13 +169,13 @@ class BatchingEngine(ABC):
             WeightSyncError: the received weights differ from the sent weights, or the engine computes another policy with them.
         """
         await self.ready()
-        async with self._gate.held(drain_timeout_s):
-            self._gate.version = -1
-            if "weights" in self._gate.asleep:
+        async with self._lock.write(drain_timeout_s):
+            self._lock.version = -1
+            if "weights" in self._lock.asleep:
                 raise EngineError("The engine's weights are asleep; wake them before new ones are loaded.")
-            # Inside the gate: no request may enter before these are known to be the weights that were sent.
+            # Keep the lock until the checks have passed: no request may be sampled under weights other than those sent.
             checksum: str = await self._in_thread(self._load_weights, weights)
-            self._gate.version = weights.version
+            self._lock.version = weights.version
         return weights.version, checksum
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
@@ -197,12 +189,12 @@ class BatchingEngine(ABC):
             EngineError: the running responses did not finish in time.
         """
         self._check_alive()
-        async with self._gate.held(drain_timeout_s):
-            if self._gate.asleep:
+        async with self._lock.write(drain_timeout_s):
+            if self._lock.asleep:
                 return
-            self._gate.asleep = {"weights", "cache"}
+            self._lock.asleep = {"weights", "cache"}
             if level > 1:
-                self._gate.version, self._text = -1, None
+                self._lock.version, self._text = -1, None
             await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
@@ -213,15 +205,15 @@ class BatchingEngine(ABC):
             WeightSyncError: the engine computes another policy with the weights that were loaded during sleep.
         """
         self._check_alive()
-        async with self._gate.lock:
-            if part not in self._gate.asleep:
+        async with self._lock.mutex:
+            if part not in self._lock.asleep:
                 return
             await self._in_thread(self._wake, part)
-            self._gate.asleep.remove(part)
-            if not self._gate.asleep:
-                version, self._gate.version = self._gate.version, -1
+            self._lock.asleep.remove(part)
+            if not self._lock.asleep:
+                version, self._lock.version = self._lock.version, -1
                 await self._in_thread(self._compare_text)
-                self._gate.version = version
+                self._lock.version = version
 
     async def weight_version(self) -> int:
         """Return the version of the weights; -1 if the engine has no weights, as before the first ``load_weights``.
@@ -230,15 +222,15 @@ class BatchingEngine(ABC):
             EngineError: the engine failed or hangs, and can no longer serve.
         """
         self._check_alive()
-        return self._gate.version
+        return self._lock.version
 
     async def report(self) -> dict[str, Any]:
         """Return the usage so far (:class:`EngineUsage`) and the peak memory of the process (keys of ``peak_memory``)."""
         return {**asdict(self._usage), **peak_memory()}
 
-    async def recorded_events(self, since: float, most: int) -> ProcessEvents:
+    async def recorded_events(self, since: float, max_events: int) -> ProcessEvents:
         """Return the steps and calls of the engine's thread; arguments as in ``process_events``."""
-        return process_events(since, most)
+        return process_events(since, max_events)
 
     async def shutdown(self) -> None:
         """Stop the thread and free the model; running requests and waiting calls fail."""
@@ -246,14 +238,14 @@ class BatchingEngine(ABC):
             return
         self._failure = "it was shut down"
         self._ended = True
-        self._inbox.put(lambda: None)  # the thread may wait for something
+        self._calls.put(lambda: None)  # Wake the thread if it is idle.
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._thread = None
         self._end_requests()
 
     @abstractmethod
     def _open(self) -> dict[str, Any]:
-        """Load the model; return what ``ready`` returns."""
+        """Load the model; return ``{"engine", "vocab_size"}``."""
 
     @abstractmethod
     def _step(self, joining: list[Request]) -> list[Request]:
@@ -274,7 +266,7 @@ class BatchingEngine(ABC):
 
     @abstractmethod
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
-        """Log-probabilities float32 ``[P - 1]`` of all tokens ``[P]`` but the first, by the idle model, without temperature."""
+        """Return log-probabilities float32 ``[P - 1]`` of all tokens ``[P]`` but the first from the idle model, untempered."""
 
     @abstractmethod
     def _sleep(self, level: int) -> None:
@@ -306,19 +298,19 @@ class BatchingEngine(ABC):
                 "version."
             )
         self._text = weights.text
-        if not self._gate.asleep:
+        if not self._lock.asleep:
             self._compare_text()
         return checksum
 
     def _compare_text(self) -> None:
         if self._text is not None:
-            found = self._score(self._text.token_ids[: self._max_model_len - 1])
-            require_agreement(self._text, found, self._info["engine"])
+            logprobs = self._score(self._text.token_ids[: self._max_model_len - 1])
+            require_agreement(self._text, logprobs, self._info["engine"])
 
     def _check_alive(self) -> None:
         if self._failure:
             raise self._cannot_serve()
-        # The event loop answers even where the thread that computes hangs.
+        # The event loop responds even if the thread hangs, so a caller would take the engine for healthy.
         began = self._step_began
         if began is not None and (seconds := time.monotonic() - began) > STEP_TIMEOUT_S:
             faulthandler.dump_traceback(STDERR)
@@ -330,11 +322,11 @@ class BatchingEngine(ABC):
     async def _start(self) -> dict[str, Any]:
         announce()
         self._loop = asyncio.get_running_loop()
-        # A daemon: an actor that Ray ends must not wait for it.
+        # A daemon thread, because an actor that Ray stops must not wait for it.
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
         await self._in_thread(self._open_model)
-        if self._failure == _NOT_STARTED:
+        if not self._ended:
             self._failure = ""
         return self._info
 
@@ -360,48 +352,48 @@ class BatchingEngine(ABC):
                 done.set_exception(error)
             advance()
 
-        self._inbox.put(call)
+        self._calls.put(call)
         return await asyncio.wrap_future(done)
 
     def _work(self) -> None:
         while not self._ended:
             if not self._in_flight:
-                self._inbox.get()()
-            while not self._inbox.empty():
-                self._inbox.get_nowait()()
+                self._calls.get()()
+            while not self._calls.empty():
+                self._calls.get_nowait()()
             if self._in_flight:
-                self._advance()
-        if self._info:  # else the model never came up, and there is nothing to free
+                self._run_step()
+        if self._info:  # Without it, the model was never loaded, and there is nothing to free.
             self._close()
 
     def _join(self, requests: list[Request]) -> None:
         self._joining += requests
         self._in_flight.update(requests)
 
-    def _drop(self, requests: list[Request]) -> None:
-        """Remove abandoned requests between two steps; finished ones are ignored."""
-        joining = {request for request in self._joining if request in requests}
-        running = {request for request in requests if request in self._in_flight} - joining
+    def _abort_requests(self, requests: list[Request]) -> None:
+        """Remove requests between two steps; requests that have finished are ignored."""
+        aborted = self._in_flight.intersection(requests)
+        joining = aborted.intersection(self._joining)
         self._joining = [request for request in self._joining if request not in joining]
-        if running:
+        if running := aborted - joining:
             self._abort(running)
-        self._in_flight -= joining | running
-        self._loop.call_soon_threadsafe(self._gate.leave, len(joining | running))
-        if not self._in_flight:  # no further step hands them out
-            self._hand_out()
+        self._in_flight -= aborted
+        self._loop.call_soon_threadsafe(self._lock.release_read, len(aborted))
+        if not self._in_flight:  # No further step would deliver the finished requests.
+            self._deliver_finished()
 
     def _end_requests(self) -> None:
-        """Reject calls that wait for the thread, which has ended, and report the requests that it will not finish."""
-        while not self._inbox.empty():
-            self._inbox.get_nowait()()
+        """Reject calls that wait for the thread, which has ended, and fail the requests that it will not finish."""
+        while not self._calls.empty():
+            self._calls.get_nowait()()
         self._fail_requests("the engine was shut down before the response was finished")
 
-    def _advance(self) -> None:
+    def _run_step(self) -> None:
         joining, self._joining = self._joining, []
         began = self._step_began = time.monotonic()
         try:
             finished = self._step(joining)
-        except Exception as error:  # whatever the step raises reaches every client that waits for it
+        except Exception as error:  # Every client that waits for this step receives the error, whatever its type.
             try:
                 self._recover()
             except Exception as fatal:
@@ -421,29 +413,30 @@ class BatchingEngine(ABC):
         )
         advance()
         self._in_flight.difference_update(finished)
-        self._steps_held = self._steps_held + 1 if self._held else 0
-        self._held += finished
-        if self._steps_held == MOST_STEPS_HELD or len(self._held) >= FEW_ANSWERS * len(self._in_flight):
-            self._hand_out()
+        self._steps_waited = self._steps_waited + 1 if self._finished else 0
+        self._finished += finished
+        are_enough = len(self._finished) >= MIN_ANSWER_SHARE * len(self._in_flight)
+        if are_enough or self._steps_waited == MAX_STEPS_WAITED:
+            self._deliver_finished()
 
-    def _hand_out(self) -> None:
-        finished, self._held = self._held, []
+    def _deliver_finished(self) -> None:
+        finished, self._finished = self._finished, []
         if finished:
             self._loop.call_soon_threadsafe(self._deliver, finished)
 
     def _fail_requests(self, reason: str) -> None:
-        self._hand_out()
+        self._deliver_finished()
         failed, self._in_flight = self._in_flight, set()
         self._loop.call_soon_threadsafe(self._deliver, failed, EngineError(reason))
 
     def _deliver(self, requests: Collection[Request], error: EngineError | None = None) -> None:
         """Pass finished requests, or the error that ended them, to their clients; runs in the event loop."""
-        self._gate.leave(len(requests))
-        # Those without a fault first: they say that the weights of the others are not to blame.
-        for request in sorted(requests, key=lambda request: request.fault != ""):
+        self._lock.release_read(len(requests))
+        # Requests without overflow come first: they show that the weights are not to blame for the others.
+        for request in sorted(requests, key=lambda request: request.overflow != ""):
             if error is not None:
                 request.reply(error)
-            elif request.fault:
+            elif request.overflow:
                 request.reply(overflow_error(request, self._answering_version == request.weight_version))
             else:
                 self._answering_version = request.weight_version

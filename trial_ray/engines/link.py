@@ -1,0 +1,209 @@
+"""Request batching: a message carries many requests to an engine, and another carries many answers back.
+
+:class:`EngineLink` is the client's end, :class:`AnswerQueue` the engine's end. Messages are bytes, because Ray's own pickler runs
+Python code for every array and every dataclass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+import uuid
+from collections.abc import Awaitable, Collection
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RaySystemError
+
+from trial_ray.engines.protocol import Response, SamplingParams
+from trial_ray.engines.request import Request
+from trial_ray.errors import EngineError, root_cause
+
+SentRequest = tuple[int, np.ndarray, SamplingParams]
+"""A request in a message: the client's number for it, prompt ids, sampling parameters."""
+SentAnswer = tuple[int, Response | EngineError]
+"""An answer in a message: the number of the request, and its response or error."""
+
+MAX_SEND_DELAY_S = 0.03
+"""Maximum time in seconds that a request waits for others to be sent with it, while their environments are stepping."""
+QUIET_PASSES = 4
+"""Passes of the event loop without a new request before requests are sent; an episode that ends starts the next within three."""
+FETCH_TIMEOUT_S = 60.0
+"""Seconds after which a waiting client gets an empty reply and calls again."""
+FORGET_AFTER_S = 600.0
+"""Seconds without a call after which a client counts as gone; its finished answers are dropped."""
+
+
+class EngineLink:
+    """Sends requests of one event loop to one engine and keeps a call waiting there while any request is unanswered.
+
+    Args:
+        handle: the engine actor.
+        owner: start of the name under which this link calls the engine.
+    """
+
+    def __init__(self, handle: ActorHandle[Any], owner: str = "") -> None:
+        self._handle = handle
+        self._name = f"{owner}/{uuid.uuid4().hex}"
+        self._num_requests = 0
+        self._pending: dict[int, asyncio.Future[Response]] = {}
+        self._unsent: list[SentRequest] = []
+        self._send_by: float | None = None
+        self._quiet_passes = 0
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams, timeout_s: float) -> Response:
+        """Sample one response.
+
+        Raises:
+            TimeoutError: no response within ``timeout_s`` seconds.
+            InvalidRequestError: the request itself is invalid.
+            EngineError: the engine rejected the request, failed or died.
+        """
+        number, answer = self._num_requests, asyncio.get_running_loop().create_future()
+        self._num_requests += 1
+        self._pending[number] = answer
+        self._unsent.append((number, prompt_ids, params))
+        self._send_soon()
+        try:
+            async with asyncio.timeout(timeout_s):
+                response: Response = await answer
+                return response
+        finally:
+            del self._pending[number]
+            if answer.cancelled() and not any(unsent == number for unsent, *_ in self._unsent):
+                with suppress(RaySystemError):  # Ray was shut down, and the engine with it.
+                    self._handle.abort.remote(self._name, [number])
+
+    def _send_soon(self) -> None:
+        self._quiet_passes = 0
+        if self._send_by is None:
+            self._send_by = time.monotonic() + MAX_SEND_DELAY_S
+            asyncio.get_running_loop().call_soon(self._send_when_quiet)
+        elif self._unsent and time.monotonic() > self._send_by:
+            self._send()
+
+    def _send_when_quiet(self) -> None:
+        """Run once per pass: if no more requests arrive, send the rest, or request answers if no call is waiting for them."""
+        self._quiet_passes += 1
+        if self._quiet_passes < QUIET_PASSES:
+            asyncio.get_running_loop().call_soon(self._send_when_quiet)
+            return
+        self._send_by = None
+        if self._unsent or (self._pending and not self._calls):
+            self._send()
+
+    def _send(self) -> None:
+        requests = [request for request in self._unsent if request[0] in self._pending]
+        self._unsent = []
+        try:
+            # Call the engine here: a task would start only when this pass of the event loop has ended.
+            call: ObjectRef[bytes] = self._handle.exchange.remote(self._name, pickle.dumps(requests))
+        except (
+            Exception
+        ) as error:  # Ray raises errors of many types; without this, the requests would wait until their deadline.
+            self._fail_all(error)
+            return
+        task = asyncio.ensure_future(self._receive(call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        if self._send_by is not None:
+            self._send_by = time.monotonic() + MAX_SEND_DELAY_S
+
+    async def _receive(self, call: Awaitable[bytes]) -> None:
+        try:
+            answers: list[SentAnswer] = pickle.loads(await call)
+        except Exception as error:  # Any error of the call ends all requests that wait for it.
+            self._fail_all(root_cause(error))
+            return
+        for number, answer in answers:
+            self._settle(number, answer)
+        # Send after the answered coroutines have run: most of them request the next response.
+        self._send_soon()
+
+    def _fail_all(self, cause: BaseException) -> None:
+        self._unsent.clear()
+        error = cause if isinstance(cause, EngineError) else EngineError(f"{type(cause).__name__}: {cause}")
+        for number in self._pending:
+            self._settle(number, error)
+
+    def _settle(self, number: int, answer: Response | EngineError) -> None:
+        """End a request, unless its caller has stopped waiting."""
+        waiting = self._pending.get(number)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer, EngineError):
+            waiting.set_exception(answer)
+        else:
+            waiting.set_result(answer)
+
+
+class AnswerQueue:
+    """Answers to one client, kept from the step in which a response finishes until the client's next call.
+
+    Attributes:
+        running: requests without an answer, by their numbers.
+    """
+
+    def __init__(self) -> None:
+        self.running: dict[int, Request] = {}
+        self._answers: list[SentAnswer] = []
+        self._waiting: asyncio.Future[None] | None = None
+        self._called_at = time.monotonic()
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the client has not called for more than :data:`FORGET_AFTER_S` seconds."""
+        return self._waiting is None and time.monotonic() - self._called_at > FORGET_AFTER_S
+
+    def put(self, number: int, answer: Response | EngineError) -> None:
+        """Add the answer to request ``number``: the response, or the error that replaces it."""
+        self.running.pop(number, None)
+        self._answers.append((number, answer))
+        self._wake()
+
+    async def collect(self) -> list[SentAnswer]:
+        """Return all answers, waiting for the first if necessary; return an empty list if the client calls again before that."""
+        self._wake()
+        self._called_at = time.monotonic()
+        if not self._answers:
+            waiting = self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait([waiting], timeout=FETCH_TIMEOUT_S)
+            finally:
+                if self._waiting is waiting:
+                    self._waiting = None
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            self._waiting.set_result(None)
+            self._waiting = None
+
+
+class AnswerQueues(dict[str, AnswerQueue]):
+    """The answer queues of an engine, by the names of its clients."""
+
+    def of(self, client: str) -> AnswerQueue:
+        """Return the queue of a client; a new client replaces the clients that are gone."""
+        if client not in self:
+            for name in [name for name, answers in self.items() if answers.is_stale]:
+                del self[name]
+            self[client] = AnswerQueue()
+        return self[client]
+
+    def abort(self, client: str, numbers: Collection[int] | None) -> list[Request]:
+        """Mark requests as aborted and return them; arguments as in ``EngineActor.abort``."""
+        aborted = []
+        for name, answers in self.items():
+            if name.startswith(client):
+                chosen = list(answers.running) if numbers is None else numbers
+                aborted += [answers.running.pop(number) for number in chosen if number in answers.running]
+        for request in aborted:
+            request.aborted = True
+        return aborted
