@@ -18,9 +18,12 @@ from trial_ray.warmstart.settings import WarmStartSettings
 
 _BLOCK = re.compile(r"(<!-- ((?:settings|metrics|hooks) of \S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
+MAX_NAMES = 8
+"""Names of RLlib's unread settings that are written out for each reason; the error about a setting gives its reason too."""
+
 
 def fill_page(page: str) -> str:
-    """``page`` with what stands between its markers written again from the code.
+    """Return ``page`` with the text between its markers written from the code.
 
     Raises:
         KeyError: a marker names no table.
@@ -30,7 +33,7 @@ def fill_page(page: str) -> str:
 
 
 def table_names() -> list[str]:
-    """Names of the tables that the documentation has to show, each once."""
+    """Return the names of the tables that the documentation has to show, each once."""
     return list(_tables())
 
 
@@ -41,7 +44,7 @@ def _tables() -> dict[str, str]:
     }
     tables |= _of_methods()
     tables["settings of warm-start"] = settings_of(WarmStartSettings, fields_of(WarmStartSettings))
-    tables["settings of rllib"] = by_reason(UNREAD)
+    tables["settings of rllib"] = by_reason(UNREAD, MAX_NAMES)
     expected = {name: words for name, (words, _) in VALUES.items()} | dict.fromkeys(
         sorted(CHECKED_ELSEWHERE), "as RLlib or [the settings](settings.md) say"
     )
@@ -60,21 +63,25 @@ def _metric_name(prefix: str, name: str) -> str:
     return f"`{name}` (*{heading}* in the terminal)" if heading else f"`{name}`"
 
 
-def by_reason(reasons: Mapping[str, str]) -> str:
-    """A Markdown list of reasons, each after the names that it is for."""
+def by_reason(reasons: Mapping[str, str], max_names: int | None = None) -> str:
+    """Return a Markdown list of reasons, each after its names, of which the first ``max_names`` are written out."""
     names_by_reason: dict[str, list[str]] = {}
-    for name, why in reasons.items():
-        names_by_reason.setdefault(why, []).append(f"`{name}`")
-    return listed((", ".join(names), why) for why, names in names_by_reason.items())
+    for name, reason in reasons.items():
+        names_by_reason.setdefault(reason, []).append(f"`{name}`")
+    rows = []
+    for reason, names in names_by_reason.items():
+        hidden = len(names[max_names:]) if max_names else 0
+        rows.append((", ".join(names[:max_names]) + (f" and {hidden} more" if hidden else ""), reason))
+    return listed(rows)
 
 
 def listed(rows: Iterable[tuple[str, str]]) -> str:
-    """A Markdown list of names, each with what it is."""
+    """Return a Markdown list of names and their descriptions."""
     return "".join(f"- {name}: {text}\n" for name, text in rows)
 
 
 def settings_of(cls: type, names: Iterable[str]) -> str:
-    """Settings of a class, in this order: name with default, type and range, meaning."""
+    """Return a Markdown list of a class's settings: name with default, type and range, meaning."""
     rows = []
     for name in names:
         field = fields_of(cls)[name]
@@ -84,17 +91,17 @@ def settings_of(cls: type, names: Iterable[str]) -> str:
 
 
 def _kind(field: Field[Any], text: str) -> str:
-    """A setting's type and range in brackets, without what its default and its description show."""
+    """Return a setting's type and range in brackets, unless its default and description show them."""
     kind = expected(field).replace("of at least", "≥").replace("above", ">")
     if "`None`" in text:
         kind = kind.removesuffix(", or None")
     choices = declaration(field).bounds.get("one_of", ())
-    told = choices and all(str(choice) in text for choice in choices)
-    return "" if told or kind == type(default_of(field)).__name__ else f" ({kind})"
+    described = choices and all(str(choice) in text for choice in choices)
+    return "" if described or kind == type(default_of(field)).__name__ else f" ({kind})"
 
 
 def _of_methods() -> dict[str, str]:
-    """A table of the methods' configs with the defaults that they change, and of each a list of the settings that it adds."""
+    """Return a table of the methods' configs with the defaults that they change, and lists of the settings that they add."""
     rows, tables = ["| config | extends | changed defaults |", "| --- | --- | --- |"], {}
     for method in (*METHODS, *EXAMPLES):
         config, parent = config_class(method), config_class(method).__bases__[0]
