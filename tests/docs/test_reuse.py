@@ -11,11 +11,11 @@ SETTINGS = {"split": "generated", "difficulty": "tiny", "max_turns": 3}
 
 @pytest.mark.parametrize(
     ("number", "printed"),
-    enumerate([" won 1.0\n", "async ", "True 1.0 [None, '<think>", "Actions: "]),
+    enumerate([" won 1.0\n", "True 1.0 [None, '<think>", "Actions: "]),
 )
 def test_block_runs(number, printed, capsys):
     code = snippets("environments.md")
-    assert len(code) == 4
+    assert len(code) == 3
     exec(compile(code[number], f"docs/environments.md, block {number}", "exec"), {"__name__": "__main__"})
     assert printed in capsys.readouterr().out
 
