@@ -137,7 +137,7 @@ def test_an_iteration_is_looked_at_as_it_was_logged():
         metrics.aggregate([learner.reduce()], key="learners")
         metrics.aggregate([runner.reduce()], key="env_runners")
         if expected:  # the one before still holds
-            made.look(iteration, metrics, trained=False)
+            made.check_iteration(iteration, metrics, trained=False)
             assert not made.suspect
-        made.look(iteration, metrics, trained=True)
+        made.check_iteration(iteration, metrics, trained=True)
         assert float(metrics.reduce()["health_checks"]["num_failed"]) == expected
