@@ -86,7 +86,7 @@ def test_what_a_run_needs_and_does_not_get_is_named(entry, needs, told):
 def test_a_reset_that_ignores_its_seed_is_warned_of(env_class, warnings, caplog):
     check(entry_of(env_class, templates={"plain": Curt()}))
     assert len(caplog.records) == warnings
-    assert all("observation and another admissible_actions" in record.message for record in caplog.records)
+    assert all("differ in observation and admissible_actions" in record.message for record in caplog.records)
 
 
 @registered(ServedEnv)

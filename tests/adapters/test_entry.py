@@ -15,7 +15,7 @@ from user_env import entry_of
 
 from trial_envs.errors import UnknownSplitError
 from trial_ray.adapters import EnvironmentAdapter
-from trial_ray.adapters.adapter import MOST_SEEDS
+from trial_ray.adapters.adapter import MAX_SEEDS
 from trial_ray.adapters.registry import (
     find_adapter,
     find_spec,
@@ -64,7 +64,7 @@ class NumberedEnv(RiddleEnv):
 
 
 def test_tasks_that_are_no_texts_are_refused():
-    with pytest.raises(ConfigError, match=r"tasks\('train'\) has 0 \(int\); expected texts"):
+    with pytest.raises(ConfigError, match=r"tasks\('train'\) has 0 \(int\); expected strings"):
         entry_of(NumberedEnv).tasks()
 
 
@@ -124,7 +124,7 @@ def test_no_two_splits_share_a_seed_and_none_has_any_of_the_warm_starts(splits):
     firsts += [int(warm_start_seed_tasks(seed, 1)[0]) for seed in (0, 1_000_003)]
     ordered = sorted(firsts)
     assert ordered[0] >= 0
-    assert all(later - first >= MOST_SEEDS for first, later in itertools.pairwise(ordered))
+    assert all(later - first >= MAX_SEEDS for first, later in itertools.pairwise(ordered))
 
 
 @pytest.mark.parametrize(

@@ -373,8 +373,8 @@ def test_tools_that_cannot_be_called_are_refused():
     for tools, told in (
         (ToolEpisode, "ToolEpisode has no tools"),
         (Undescribed, "has no schema.*docstring"),
-        (Stateful, "Stateful.ring gave .*no attribute 'bell'.*, expected an action as text.*tool_program"),
-        (Awaited, "Awaited.ring gave None, expected an action"),
+        (Stateful, "Stateful.ring returned .*no attribute 'bell'.*, expected an action as text.*tool_program"),
+        (Awaited, "Awaited.ring returned None, expected an action"),
     ):
         with pytest.raises(ConfigError, match=told):
             ToolSet(tools)

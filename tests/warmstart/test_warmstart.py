@@ -18,7 +18,7 @@ from chat_tokenizers import published_tokenizer
 from torch.nn.functional import cross_entropy
 
 from trial_ray.adapters.alfworld import ADAPTER
-from trial_ray.adapters.external import GamePlayer
+from trial_ray.adapters.external import GameAgent
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.adapters.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import (
@@ -477,7 +477,7 @@ def test_demonstrations_with_tools_are_calls_that_make_the_actions(policy, monke
 
 def test_every_setting_and_the_adapter_are_part_of_the_key():
     settings = {"seed": 1, "hindsight_fraction": 0.5, "env_config": {"data": Path("games")}, "optimizer": "adamw"}
-    experts = [partial(GamePlayer, opening) for opening in ("[", "<")]
+    experts = [partial(GameAgent, opening) for opening in ("[", "<")]
     specs = [replace(ADAPTER.warm_start, vocabulary=("mug",)), replace(ADAPTER.warm_start, interchangeable=())]
     specs += [replace(ADAPTER.warm_start, demonstrator=expert) for expert in experts]
     adapters = [{"max_turns": 3}, {"templates": {}}, *({"warm_start": spec} for spec in specs)]

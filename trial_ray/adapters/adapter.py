@@ -1,4 +1,4 @@
-"""Environment adapters: the trainer's description of an environment, and protocols of its experts."""
+"""Environment adapters: the trainer's description of an environment, and protocols of its expert."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trial_ray.errors import ConfigError
 
 
 class Demonstrator(Protocol):
-    """Scripted expert that sees no more than the policy."""
+    """Scripted expert with the same information as the policy."""
 
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Start an episode."""
@@ -39,15 +39,15 @@ class Demonstrator(Protocol):
 
 @runtime_checkable
 class Planner(Demonstrator, Protocol):
-    """Demonstrator that can list the actions it draws from."""
+    """Expert that can list the actions from which it draws."""
 
     def options(self, observation: str, admissible: Sequence[str]) -> Sequence[str]:
-        """List the actions that ``act`` draws from, at least one; called before ``act`` or instead of it."""
+        """List the actions from which ``act`` draws, at least one; called before ``act`` or instead of it."""
 
 
 @runtime_checkable
 class SolutionReader(Demonstrator, Protocol):
-    """Demonstrator that reads the environment's solution, for tasks that state everything their solution depends on."""
+    """Expert that reads the environment's solution, for tasks that state everything on which their solution depends."""
 
     def show(self, solution: Sequence[str]) -> None:
         """Receive the ``walkthrough`` of the episode that ``reset`` started; empty if the environment has no solution."""
@@ -56,21 +56,21 @@ class SolutionReader(Demonstrator, Protocol):
 def begin(
     demonstrator: Demonstrator, task: str, observation: str, seed: int, solution: Callable[[], Sequence[str]]
 ) -> None:
-    """Start an episode of a demonstrator; ``solution`` is only called for a :class:`SolutionReader`."""
+    """Start an episode of an expert; ``solution`` is only called for a :class:`SolutionReader`."""
     demonstrator.reset(task, observation, seed)
     if isinstance(demonstrator, SolutionReader):
         demonstrator.show(solution())
 
 
 def plan(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the demonstrator's action and all actions it chooses from."""
-    as_good = demonstrator.options(observation, admissible) if isinstance(demonstrator, Planner) else ()
+    """Return the expert's action, and all actions from which it chooses."""
+    options = demonstrator.options(observation, admissible) if isinstance(demonstrator, Planner) else ()
     action = demonstrator.act(observation, admissible)
-    return action, as_good or (action,)
+    return action, options or (action,)
 
 
-class RandomPlay:
-    """Draws an admissible action at random: it shows the form of actions, but not which actions help."""
+class RandomAgent:
+    """Expert that draws an admissible action at random: it shows the form of actions, but not which actions help."""
 
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Start an episode."""
@@ -84,7 +84,7 @@ class RandomPlay:
         """
         if not admissible:
             raise ConfigError(
-                "The environment lists no admissible_actions to draw from; give its adapter a demonstrator to clone."
+                "The environment lists no admissible_actions to draw from; set the demonstrator of its adapter."
             )
         return self._random.choice(list(admissible))
 
@@ -96,7 +96,7 @@ ACQUISITION, PLACEMENT, NAVIGATION = "acquisition", "placement", "navigation"
 COMPLETION, OTHER = "completion", "inspection/other"
 ACTION_CLASSES = (ACQUISITION, PLACEMENT, NAVIGATION, COMPLETION, OTHER)
 """Classes of actions, the rows of an allocation trace."""
-MOST_SEEDS = 1_000_000
+MAX_SEEDS = 1_000_000
 """Maximum number of tasks in a split with seeds as tasks; therefore no two splits share a seed."""
 
 
@@ -120,7 +120,7 @@ class WarmStartSpec:
 
 
 def generated_games(seed: int, number: int) -> dict[str, Any]:
-    """Keyword arguments of the split ``generated`` of this package's environments."""
+    """Return the keyword arguments of the split ``generated`` of this package's environments."""
     return {"split": "generated", "num_games": number, "generator_seed": seed}
 
 
@@ -224,14 +224,14 @@ class EnvironmentAdapter:
         return self.templates.get(style)
 
     def action_class(self, action: str) -> str:
-        """Class of an action that did not end its episode, from :data:`ACTION_CLASSES`."""
+        """Return the class of an action that did not end its episode, from :data:`ACTION_CLASSES`."""
         text = action.strip().lower()
         return next((name for pattern, name in self.labels.action_patterns if re.match(pattern, text)), OTHER)
 
     def turn_classes(self, actions: Sequence[str], terminated: bool) -> list[str]:
-        """Class of every turn of a trajectory; if the environment terminated the episode, the last turn is its completion.
+        """Return the class of every turn; if the environment terminated the episode, the last turn is its completion.
 
-        Returns empty strings if the labels have no patterns, since the environment's actions then have no classes.
+        Without patterns in the labels, actions have no classes: all strings are empty.
         """
         if not self.labels.action_patterns:
             return [""] * len(actions)
@@ -263,8 +263,8 @@ class EnvironmentAdapter:
             raise self._error("max_turns", "at least 1, or None")
         if not isinstance(self.own_process, bool):
             raise self._error("own_process", "True or False")
-        if not (_is_number(self.num_seeds, int) and 1 <= self.num_seeds <= MOST_SEEDS):
-            raise self._error("num_seeds", f"1 to {MOST_SEEDS:,}")
+        if not (_is_number(self.num_seeds, int) and 1 <= self.num_seeds <= MAX_SEEDS):
+            raise self._error("num_seeds", f"1 to {MAX_SEEDS:,}")
         if not isinstance(self.warm_start, WarmStartSpec):
             raise self._error("warm_start", "a WarmStartSpec")
         for name in ("generated", "demonstrator"):
@@ -284,7 +284,7 @@ class EnvironmentAdapter:
         for name in ("family_titles", "split_titles"):
             titles = getattr(self.labels, name)
             if not isinstance(titles, Mapping) or not all(
-                isinstance(each, str) for each in [*titles, *titles.values()]
+                isinstance(text, str) for text in [*titles, *titles.values()]
             ):
                 raise self._error(f"labels.{name}", "a dict from names to headings")
         patterns = self.labels.action_patterns
@@ -293,7 +293,7 @@ class EnvironmentAdapter:
             raise self._error("labels.action_patterns", f"pairs of a regular expression and a class out of {classes}")
 
     def describe(self) -> dict[str, Any]:
-        """Fields that determine prompts and rewards, as plain values that are the same in every process."""
+        """Return the fields that determine prompts and rewards, as plain values that are the same in every process."""
         return {
             "env_id": self.env_id,
             "task": self.task,
@@ -306,7 +306,7 @@ class EnvironmentAdapter:
         }
 
     def describe_labels(self) -> dict[str, Any]:
-        """Title and labels for reports, as plain values."""
+        """Return title and labels for reports, as plain values."""
         return {
             "title": self.name,
             "family_titles": dict(self.labels.family_titles),
@@ -322,8 +322,8 @@ class EnvironmentAdapter:
             ConfigError: the labels cannot be used.
             TypeError: ``labels`` is not a result of :meth:`describe_labels`.
         """
-        named = dict(labels)
-        adapter = cls(env_id, title=named.pop("title"), labels=ReportLabels(**named))
+        fields = dict(labels)
+        adapter = cls(env_id, title=fields.pop("title"), labels=ReportLabels(**fields))
         adapter.check_labels()
         return adapter
 
@@ -352,7 +352,7 @@ class EnvironmentAdapter:
         for part in dataclasses.fields(self):
             try:
                 cloudpickle.loads(cloudpickle.dumps(getattr(self, part.name)))
-            except Exception as error:  # whatever a user's object raises when it is pickled
+            except Exception as error:  # pickling calls a user's code, which may raise any error
                 raise ConfigError(
                     f"The adapter of {self.env_id} cannot be sent to actors: {part.name} cannot be pickled "
                     f"({type(error).__name__}: {error}). Leave open files, locks and processes out of it."
@@ -371,5 +371,5 @@ def _is_number(value: Any, kind: type | UnionType = int | float) -> bool:
 def _described(value: Any) -> Any:
     if not callable(value):
         return value
-    named = value if hasattr(value, "__qualname__") else type(value)  # a partial function has no name of its own
-    return f"{named.__module__}.{named.__qualname__}"
+    definition = value if hasattr(value, "__qualname__") else type(value)  # a partial function has no name
+    return f"{definition.__module__}.{definition.__qualname__}"

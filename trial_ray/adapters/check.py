@@ -54,19 +54,19 @@ def check_environment(
             env.step(say("look") if say else start.admissible_actions[0] if start.admissible_actions else "look")
         _warn_of_other_start(entry, tasks[0], start, env.reset(tasks[0], 0))
     except EnvironmentFaultError as error:
-        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # says by itself what to do
+        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # its message states the remedy
             raise error.__cause__ from None
-        wrong, cause = ConfigError(str(error)), error.__cause__
+        config_error, cause = ConfigError(str(error)), error.__cause__
         if cause and not isinstance(cause, ContractError):
             frame = traceback.extract_tb(cause.__traceback__)[-1]
-            wrong.add_note(f"in {frame.filename}, line {frame.lineno}")
-        raise wrong from error
+            config_error.add_note(f"in {frame.filename}, line {frame.lineno}")
+        raise config_error from error
     finally:
         env.close()
-    if stepped and (missing := [key for key in required_keys(entry, reward) if key not in env.told]):
+    if stepped and (missing := [key for key in required_keys(entry, reward) if key not in env.info_keys]):
         raise ConfigError(
             f"The info of {entry.env_id} lacks {', '.join(map(repr, missing))}, which reward={reward!r} needs (found "
-            f"{', '.join(sorted(env.told)) or 'no keys'}). Add it to info, define when an episode is won with "
+            f"{', '.join(sorted(env.info_keys)) or 'no keys'}). Add it to info, define when an episode is won with "
             "EnvironmentAdapter(success=...), or choose reward='score' or 'return'."
         )
     if instances is not None and episodes_at_once > instances:
@@ -97,10 +97,10 @@ def _warn_of_other_start(entry: EnvironmentEntry, task_id: str, first: StepResul
     shown = ("task", "observation", "admissible_actions")
     if changed := [name for name in shown if getattr(first, name) != getattr(second, name)]:
         logger.warning(
-            "%s, task %r: two resets with one seed have another %s. The rollouts of a group are compared as attempts at one task; "
-            "if they begin differently, advantages also compare how hard these starts are. Let reset depend on its seed and "
-            "options alone.",
+            "%s, task %r: two resets with the same seed differ in %s. The rollouts of a group are attempts at one task; "
+            "if their starts differ, advantages also compare the difficulty of these starts. Let reset depend on its seed and "
+            "options only.",
             entry.env_id,
             task_id,
-            " and another ".join(changed),
+            " and ".join(changed),
         )

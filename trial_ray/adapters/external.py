@@ -10,7 +10,7 @@ from trial_ray.adapters.adapter import (
     NAVIGATION,
     Demonstrator,
     EnvironmentAdapter,
-    RandomPlay,
+    RandomAgent,
     ReportLabels,
     WarmStartSpec,
 )
@@ -20,8 +20,8 @@ from trial_ray.errors import ConfigError
 ROLE = "You are an agent who plays a text game by yourself, one move at a time."
 
 
-class GamePlayer:
-    """Halves the range in games that request a number; in all other games it draws an admissible action at random.
+class GameAgent:
+    """Expert that halves the range in games that request a number, and draws admissible actions at random in all other games.
 
     Args:
         form: format of a number in the game's actions, with ``{}`` in place of the number.
@@ -29,12 +29,12 @@ class GamePlayer:
 
     def __init__(self, form: str = "[{}]") -> None:
         self._search = NumberSearch(form)
-        self._player: Demonstrator = self._search
+        self._agent: Demonstrator = self._search
 
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Start an episode."""
-        self._player = self._search if self._search.plays(task) else RandomPlay()
-        self._player.reset(task, observation, seed)
+        self._agent = self._search if self._search.plays(task) else RandomAgent()
+        self._agent.reset(task, observation, seed)
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
         """Choose an action.
@@ -42,19 +42,19 @@ class GamePlayer:
         Raises:
             ConfigError: the game does not request a number, and the environment lists no ``actions``.
         """
-        return self._player.act(observation, admissible)
+        return self._agent.act(observation, admissible)
 
     def carried_out(self, action: str) -> None:
         """Receive the action that was carried out."""
-        self._player.carried_out(action)
+        self._agent.carried_out(action)
 
 
-def _gem_player() -> GamePlayer:
-    return GamePlayer("\\boxed{{{}}}")
+def _gem_agent() -> GameAgent:
+    return GameAgent("\\boxed{{{}}}")
 
 
 class AnswerReader:
-    """Gives the data set's own answer, which is determined by the question."""
+    """Expert that gives the data set's own answer, which is determined by the question."""
 
     def __init__(self) -> None:
         self._solution: Sequence[str] = ()
@@ -74,7 +74,7 @@ class AnswerReader:
             ConfigError: the data set scores answers, but does not contain an answer.
         """
         if not self._solution:
-            raise ConfigError("The data set has no answer to demonstrate; give its adapter a demonstrator.")
+            raise ConfigError("The data set has no answer to demonstrate; set the demonstrator of its adapter.")
         return self._solution[0]
 
     def carried_out(self, action: str) -> None:
@@ -98,7 +98,7 @@ TEXTARENA = EnvironmentAdapter(
     env_id="trial/TextArena-v0",
     title="TextArena",
     templates={"tagged": TaggedTemplate(ROLE, keep_case=True)},
-    warm_start=WarmStartSpec(demonstrator=GamePlayer),
+    warm_start=WarmStartSpec(demonstrator=GameAgent),
 )
 REASONING_GYM = EnvironmentAdapter(
     env_id="trial/ReasoningGym-v0",
@@ -112,7 +112,7 @@ GEM = EnvironmentAdapter(
     env_id="trial/GEM-v0",
     title="GEM",
     templates={"tagged": TaggedTemplate(ROLE, keep_case=True)},
-    warm_start=WarmStartSpec(demonstrator=_gem_player),
+    warm_start=WarmStartSpec(demonstrator=_gem_agent),
 )
 SCIENCEWORLD = EnvironmentAdapter(
     env_id="trial/ScienceWorld-v0",

@@ -26,10 +26,10 @@ Answer = TypeVar("Answer")
 
 ROUNDING = 1e-6
 """Tolerance outside of [0, 1] for scores that are sums of parts."""
-MOST_CHARACTERS = 2_000_000
+MAX_CHARACTERS = 2_000_000
 """Maximum length of an environment's answer, all of its texts together; a longer prompt would stop the other episodes for
 seconds."""
-MOST_REWARDS = 32
+MAX_REWARDS = 32
 """Maximum number of named rewards per turn; each becomes a metric."""
 REWARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -86,13 +86,13 @@ class GuardedEnv:
     Attributes:
         faulty: a call failed, so the instance must not be used again.
         max_turns: number of turns at which an episode is truncated.
-        told: keys that ``info`` has contained so far.
+        info_keys: keys that ``info`` has contained so far.
     """
 
     def __init__(self, entry: EnvironmentEntry, required: Collection[str] = (), keep_info: bool = False) -> None:
         self.faulty = False
-        self.told: set[str] = set()
-        # Once: the episode loop asks in every turn, and the answer inspects a constructor's signature.
+        self.info_keys: set[str] = set()
+        # Keep the limit: computing it inspects a signature, and the episode loop reads it in every turn.
         self.max_turns = entry.max_turns
         self._entry = entry
         self._required = tuple(required)
@@ -149,7 +149,7 @@ class GuardedEnv:
         )
 
     def commands_to_win(self) -> int | None:
-        """Number of actions to win from here, by the environment's own planner; ``None`` without a planner or a plan.
+        """Return the number of actions to win from here, by the environment's own planner; ``None`` without planner or plan.
 
         Raises:
             EnvironmentFaultError: the planner raised.
@@ -158,7 +158,7 @@ class GuardedEnv:
         return None if planner is None else self._call("commands_to_win", planner)
 
     def max_instances(self) -> int | None:
-        """Number of instances that can play at once, as a server's environment states it; ``None`` without a limit.
+        """Return the number of instances that can play at once, if the environment states it; ``None`` without a limit.
 
         Raises:
             EnvironmentFaultError: reading it raised.
@@ -166,7 +166,7 @@ class GuardedEnv:
         return self._call("max_instances", lambda: getattr(self._made().unwrapped, "max_instances", None))
 
     def close(self) -> None:
-        """Close the instance, if it was created; errors are only logged, since nothing is left to be saved."""
+        """Close the instance, if it was created; errors are only logged."""
         env, self._env = self._env, None
         if env is not None:
             try:
@@ -184,15 +184,15 @@ class GuardedEnv:
             return call()
         except ContractError as error:
             raise self._fault(stage, str(error), error) from error
-        except (Exception, SystemExit) as error:  # an environment that exits must not end the others
+        except (Exception, SystemExit) as error:  # an environment that exits must not end other episodes
             raise self._fault(stage, first_line(error), error) from error
 
     def _fault(self, stage: str, cause: str, error: BaseException) -> EnvironmentFaultError:
         self.faulty = True
-        told = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
-        # The message that travels to the driver has one line; the traceback shows where the environment failed.
-        logger.warning(told, exc_info=error)
-        return EnvironmentFaultError(told)
+        message = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
+        # The driver receives only this line; the log also has the environment's traceback.
+        logger.warning(message, exc_info=error)
+        return EnvironmentFaultError(message)
 
     def _read_reset(self, answer: Any) -> StepResult:
         observation, info = _parts("reset", answer, ("observation", "info"))
@@ -209,7 +209,7 @@ class GuardedEnv:
         if any(ends) and (missing := [key for key in self._required if key not in info]):
             raise ContractError(
                 f"info lacks {', '.join(map(repr, missing))} at the end of an episode, which the reward needs; add it to info, or "
-                "give the adapter success=..., a test of whether an episode is won"
+                "define when an episode is won with EnvironmentAdapter(success=...)"
             )
         return result
 
@@ -217,7 +217,7 @@ class GuardedEnv:
         adapter = self._entry.adapter
         _require("observation", observation, "a str", isinstance(observation, str))
         _require("info", info, "a dict", isinstance(info, dict))
-        self.told.update(map(str, info))
+        self.info_keys.update(map(str, info))
         task, family = info.get("task", adapter.task), info.get("family", "")
         _require("info['task']", task, "a str", isinstance(task, str))
         _require("info['family']", family, "a str", isinstance(family, str))
@@ -257,7 +257,7 @@ def _won(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: f
     if callable(adapter.success):
         return _truth("success(info, return)", adapter.success(info, episode_return))
     if adapter.success is not None:
-        # Rewards that are added up, such as ten of 0.1, may miss their sum by a rounding.
+        # A sum of rewards, such as ten times 0.1, may differ from the exact return by rounding.
         return bool(episode_return >= adapter.success or equal_up_to_rounding(episode_return, adapter.success))
     return _truth("info['won']", info.get("won", False))
 
@@ -272,12 +272,12 @@ def _score(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return:
 
 
 def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that JSON can represent, with lists in place of arrays."""
-    kept = {}
+    """Return the entries that JSON can represent, with lists in place of arrays."""
+    entries = {}
     for name, value in info.items():
         with suppress(TypeError, ValueError, AttributeError, RecursionError):
-            kept[str(name)] = json.loads(json.dumps(value, default=lambda each: each.tolist()))
-    return kept
+            entries[str(name)] = json.loads(json.dumps(value, default=lambda array: array.tolist()))
+    return entries
 
 
 def named_rewards(value: Any, source: str) -> dict[str, float]:
@@ -290,16 +290,14 @@ def named_rewards(value: Any, source: str) -> dict[str, float]:
     Raises:
         ContractError: the value is not a dict of named rewards, or has too many of them.
     """
-    expected = (
-        f"a dict of at most {MOST_REWARDS} finite numbers by name (letters, digits, '_', '.' and '-', at most 64)"
-    )
-    kept = (
+    expected = f"a dict of at most {MAX_REWARDS} finite numbers by name (letters, digits, '_', '.' and '-', at most 64)"
+    valid = (
         isinstance(value, dict)
-        and len(value) <= MOST_REWARDS
+        and len(value) <= MAX_REWARDS
         and all(isinstance(name, str) and REWARD_NAME.fullmatch(name) for name in value)
         and all(isinstance(reward, Real) and math.isfinite(reward) for reward in value.values())
     )
-    return {name: float(reward) for name, reward in _require(source, value, expected, kept).items()}
+    return {name: float(reward) for name, reward in _require(source, value, expected, valid).items()}
 
 
 def _parts(method: str, answer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -326,36 +324,36 @@ def _past_turns(value: Any) -> int | None:
 
 
 def _texts(name: str, value: Any) -> Sequence[str]:
-    kept = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
-    texts: Sequence[str] = _require(name, value, "a list of str", kept)
+    valid = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    texts: Sequence[str] = _require(name, value, "a list of str", valid)
     return texts
 
 
 def _require_length(*texts: str) -> None:
     length = len(texts) + sum(map(len, texts))
-    if length > MOST_CHARACTERS:
+    if length > MAX_CHARACTERS:
         raise ContractError(
-            f"observation and info have texts of {length:,} characters; expected at most {MOST_CHARACTERS:,}"
+            f"observation and info have texts of {length:,} characters; expected at most {MAX_CHARACTERS:,}"
         )
 
 
-def _require(name: str, value: Any, expected: str, kept: bool) -> Any:
-    if not kept:
+def _require(name: str, value: Any, expected: str, valid: bool) -> Any:
+    if not valid:
         raise ContractError(f"{name} {_shown(value)}; expected {expected}")
     return value
 
 
 def _shown(value: Any) -> str:
-    """On one line, since arrays print on several."""
+    """Return value and type on one line; an array prints on several."""
     return f"{' '.join(repr(value).split()):.200} ({type(value).__name__})"
 
 
 def first_line(error: BaseException) -> str:
-    """Class and message of an error, on one line."""
+    """Return class and message of an error, on one line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
 
 
 def required_keys(entry: EnvironmentEntry, reward: Any) -> tuple[str, ...]:
-    """Keys that ``info`` must contain at the end of an episode for this reward."""
+    """Return the keys that ``info`` must contain at the end of an episode for this reward."""
     return ("won",) if reward in ("success", "per_turn") and entry.adapter.success is None else ()

@@ -23,7 +23,7 @@ import numpy as np
 from ray import cloudpickle
 
 from trial_envs.core.fork_server import ForkedProcesses, ask, json_line, serve
-from trial_ray.adapters.guarded import MOST_CHARACTERS, GuardedEnv, StepResult, first_line
+from trial_ray.adapters.guarded import MAX_CHARACTERS, GuardedEnv, StepResult, first_line
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 CREATION_FACTOR = 10
 """The creation of an environment, which may import libraries and load data, may take this many times as long as a step."""
-MOST_BYTES = 16 * MOST_CHARACTERS
+MAX_BYTES = 16 * MAX_CHARACTERS
 """Maximum size of an answer; JSON writes a character as at most 12 bytes."""
 
 EnvProcesses = partial(ForkedProcesses, __name__)
@@ -100,7 +100,7 @@ class ProcessEnv:
         """
         self._task_id, self._turn = task_id, 0
         if self._connection is not None and _has_ended(self._connection):
-            logger.warning("%s: its process ended between two episodes; another one is started", self._entry.env_id)
+            logger.warning("%s: its process ended between two episodes; a new process is started", self._entry.env_id)
             self.close()
         if self._connection is None:
             await self._start()
@@ -165,27 +165,27 @@ class ProcessEnv:
         answered, timeout_s = False, factor * self._limits.step_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                found = await ask(self._connection, request, MOST_BYTES)
-            answered = "answer" in found
+                response = await ask(self._connection, request, MAX_BYTES)
+            answered = "answer" in response
         except TimeoutError as error:
             raise self._fault(stage, f"no answer within {timeout_s:g} s; its process was ended") from error
         except (OSError, ValueError) as error:
             raise self._fault(stage, f"the connection to its process broke ({first_line(error)})") from error
         finally:
-            self.faulty = not answered  # also where the episode was given up while the environment worked
-        if "fault" in found:
-            raise EnvironmentFaultError(found["fault"])
-        if "refused" in found:
-            raise self._fault(stage, f"no process could be started ({found['refused']})")
+            self.faulty = not answered  # a cancelled call also leaves the process in an unknown state
+        if "fault" in response:
+            raise EnvironmentFaultError(response["fault"])
+        if "refused" in response:
+            raise self._fault(stage, f"no process could be started ({response['refused']})")
         if not answered:
-            raise self._fault(stage, f"its process ended {_how(found['ended'])}")
-        return found["answer"]
+            raise self._fault(stage, f"its process ended {_how(response['ended'])}")
+        return response["answer"]
 
     def _fault(self, stage: str, cause: str) -> EnvironmentFaultError:
         self.faulty = True
-        told = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
-        logger.warning(told)
-        return EnvironmentFaultError(told)
+        message = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
+        logger.warning(message)
+        return EnvironmentFaultError(message)
 
 
 def _has_ended(connection: socket.socket) -> bool:
@@ -204,9 +204,8 @@ def _how(status: int) -> str:
     if status >= 0:
         return f"with exit status {status}"
     hint = ", as the system does when memory is short" if -status == signal.SIGKILL else ""
-    name = (
-        signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
-    )  # real-time ones have no name
+    # Real-time signals have no name.
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
     return f"by signal {name}{hint}"
 
 
@@ -219,7 +218,7 @@ def answer_requests(connection: socket.socket) -> None:
     if not (line := lines.readline()):
         return
     setup = json.loads(line)
-    np.random.seed()  # every fork would draw the same numbers
+    np.random.seed()  # without this, all forks would draw the same numbers
     try:
         _limit_memory(setup["memory_bytes"])
         arguments = cloudpickle.loads(base64.b64decode(setup["environment"]))
@@ -237,16 +236,16 @@ def answer_requests(connection: socket.socket) -> None:
 
 def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, Any]:
     try:
-        found = getattr(env, method)(*arguments)
+        result = getattr(env, method)(*arguments)
     except EnvironmentFaultError as error:
         return {"fault": str(error)}
-    if isinstance(found, StepResult):
-        return {"answer": asdict(found)}
-    return {"answer": found if method == "walkthrough" else None}
+    if isinstance(result, StepResult):
+        return {"answer": asdict(result)}
+    return {"answer": result if method == "walkthrough" else None}
 
 
 def _limit_memory(num_bytes: int | None) -> None:
-    """Limit what this process may allocate beyond what it has from the fork server."""
+    """Limit the memory that this process may allocate in addition to the memory of the fork server."""
     if num_bytes is not None:
         with open("/proc/self/statm", encoding="ascii") as file:
             allocated = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")

@@ -59,9 +59,9 @@ def program_adapter(env_id: str, tools: Sequence[Callable[..., Any]] = (), **fie
         fields: further fields of the adapter. ``own_process`` is ``True`` by default, since a program may block, and ``reward``
             is ``"return"``: what the program returns.
     """
-    used: dict[str, Any] = {"own_process": True, "defaults": {"reward": "return"}}
+    defaults: dict[str, Any] = {"own_process": True, "defaults": {"reward": "return"}}
     if tools:
-        used |= {"tools": program_tools(tools), "templates": {"tools": ProgramToolTemplate()}}
+        defaults |= {"tools": program_tools(tools), "templates": {"tools": ProgramToolTemplate()}}
     else:
-        used["templates"] = {"conversation": ProgramTemplate()}
-    return EnvironmentAdapter(env_id, **{**used, **fields})
+        defaults["templates"] = {"conversation": ProgramTemplate()}
+    return EnvironmentAdapter(env_id, **{**defaults, **fields})

@@ -22,7 +22,7 @@ from ray import cloudpickle
 import trial_envs
 from trial_envs.errors import UnknownSplitError
 from trial_ray.adapters import alfworld, webshop
-from trial_ray.adapters.adapter import MOST_SEEDS, EnvironmentAdapter
+from trial_ray.adapters.adapter import MAX_SEEDS, EnvironmentAdapter
 from trial_ray.adapters.external import GEM, OPENENV, REASONING_GYM, SCIENCEWORLD, TEXTARENA, TEXTWORLD
 from trial_ray.errors import ConfigError
 from trial_ray.files import without_secrets
@@ -50,8 +50,8 @@ TRAIN = "train"
 SMALL_SEEDS = ("test", "valid", "validation", "val", "dev", "eval")
 """Splits with seeds below 2³⁰, like ``train``, for environments that do not accept larger seeds."""
 _HASHED_BLOCKS = 1000
-_LONGEST_SPLIT = 64
-"""Length of a name in bytes, about that of a seed."""
+_MAX_SPLIT_BYTES = 64
+"""Maximum length of a split's name, which is encoded in its seeds."""
 
 
 @dataclass(frozen=True)
@@ -95,47 +95,47 @@ class EnvironmentEntry:
         return replace(self, config={**self.config, **changes})
 
     def make(self) -> gymnasium.Env[Any, Any]:
-        """Create an instance, with the values of secrets. ``split`` is omitted if the environment does not accept it.
+        """Create an instance, with the values of secrets; ``split`` is omitted if the environment does not accept it.
 
         Raises:
             ConfigError: the environment does not accept a keyword of ``config``, or does not have the split, or an environment
                 variable that a secret names is not set here.
         """
         known = keyword_arguments(self.spec)
-        given = dict(self.config)
+        arguments = dict(self.config)
         if known is not None:
             if "split" not in known:
-                given.pop("split", None)
-            for key in given:
+                arguments.pop("split", None)
+            for key in arguments:
                 if key not in known:
                     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
                     hint = f" Did you mean 'env_config.{nearest[0]}'?" if nearest else ""
                     raise ConfigError(f"Unknown setting 'env_config.{key}'.{hint}")
-        with _split_setting_named():
-            return gymnasium.make(self.spec, disable_env_checker=True, **with_secrets(given))
+        with _split_setting_in_message():
+            return gymnasium.make(self.spec, disable_env_checker=True, **with_secrets(arguments))
 
     def listed_tasks(self) -> list[str] | None:
-        """Task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` if tasks are seeds.
+        """Return the task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` if tasks are seeds.
 
         Raises:
             ConfigError: the environment does not have the split.
         """
         env = self.make()
         try:
-            listed = getattr(env.unwrapped, "tasks", None)
-            with _split_setting_named():
-                found = list(listed(self.split)) if callable(listed) else None
+            list_tasks = getattr(env.unwrapped, "tasks", None)
+            with _split_setting_in_message():
+                tasks = list(list_tasks(self.split)) if callable(list_tasks) else None
         finally:
             env.close()
-        if other := [task for task in found or () if not isinstance(task, str)]:
+        if other := [task for task in tasks or () if not isinstance(task, str)]:
             raise ConfigError(
-                f"{self.env_id}: tasks({self.split!r}) has {other[0]!r} ({type(other[0]).__name__}); expected texts, which "
-                "reset(options={'task': ...}) gets."
+                f"{self.env_id}: tasks({self.split!r}) has {other[0]!r} ({type(other[0]).__name__}); expected strings, which "
+                "reset(options={'task': ...}) receives."
             )
-        return found
+        return tasks
 
     def tasks(self) -> list[str]:
-        """Task ids of the split in a fixed order: the environment's list, else seeds."""
+        """Return the task ids of the split in a fixed order: the environment's list, else seeds."""
         listed = self.listed_tasks()
         if listed is None:
             return seed_tasks(self.split, self.adapter.num_seeds)
@@ -147,13 +147,13 @@ class EnvironmentEntry:
         return listed
 
     def describe(self) -> dict[str, Any]:
-        """Fields that determine the environment's tasks and prompts, as plain values, without secrets."""
+        """Return the fields that determine the environment's tasks and prompts, as plain values, without secrets."""
         own = {} if self.adapter == find_adapter(self.env_id) else {"adapter": self.adapter.describe()}
         return {"env_id": self.env_id, "config": without_secrets(self.config), "weight": self.weight, **own}
 
 
 @contextmanager
-def _split_setting_named() -> Iterator[None]:
+def _split_setting_in_message() -> Iterator[None]:
     try:
         yield
     except UnknownSplitError as error:
@@ -164,7 +164,7 @@ def _split_setting_named() -> Iterator[None]:
 
 
 def seed_tasks(split: str, number: int) -> list[str]:
-    """Task ids of an environment with the seeds of ``reset`` as tasks; no two splits share a seed.
+    """Return the task ids of an environment with the seeds of ``reset`` as tasks; no two splits share a seed.
 
     ``train`` starts at 0, each split in :data:`SMALL_SEEDS` at a multiple of a million below 2³⁰, and any other split at a
     larger seed that encodes its name.
@@ -176,16 +176,16 @@ def seed_tasks(split: str, number: int) -> list[str]:
         return _block(0, number)
     if split in SMALL_SEEDS:
         return _block(_hashed_block(split), number)
-    spelt = split.encode("utf-8", "surrogatepass")
-    if len(spelt) > _LONGEST_SPLIT:
+    encoded = split.encode("utf-8", "surrogatepass")
+    if len(encoded) > _MAX_SPLIT_BYTES:
         raise ConfigError(
-            f"The name of the split {split!r:.200} has {len(spelt)} bytes, expected at most {_LONGEST_SPLIT}."
+            f"The name of the split {split!r:.200} has {len(encoded)} bytes, expected at most {_MAX_SPLIT_BYTES}."
         )
-    return _block(_HASHED_BLOCKS + int.from_bytes(b"\1" + spelt), number)
+    return _block(_HASHED_BLOCKS + int.from_bytes(b"\1" + encoded), number)
 
 
 def warm_start_seed_tasks(generator_seed: int, number: int) -> list[str]:
-    """Task ids of a warm start if tasks are seeds; no split contains any of these seeds.
+    """Return the task ids of a warm start if tasks are seeds; no split contains any of these seeds.
 
     Raises:
         ConfigError: there are too many tasks, or they are the seeds of a split in :data:`SMALL_SEEDS`.
@@ -204,9 +204,9 @@ def _hashed_block(name: str) -> int:
 
 
 def _block(block: int, number: int) -> list[str]:
-    if number > MOST_SEEDS:
-        raise ConfigError(f"A split whose tasks are seeds has at most {MOST_SEEDS:,} tasks; got {number:,}.")
-    return [str(block * MOST_SEEDS + index) for index in range(number)]
+    if number > MAX_SEEDS:
+        raise ConfigError(f"A split whose tasks are seeds has at most {MAX_SEEDS:,} tasks; got {number:,}.")
+    return [str(block * MAX_SEEDS + index) for index in range(number)]
 
 
 def find_spec(env_id: Any) -> EnvSpec:
@@ -231,11 +231,11 @@ def find_spec(env_id: Any) -> EnvSpec:
             f"No environment is registered as {env_id!r} ({error}). Register it with gymnasium.register(id=..., "
             "entry_point=...) in the file that names it, or name a registered one, such as trial/ALFWorld-v0."
         ) from error
-    return travelling(spec)
+    return picklable_spec(spec)
 
 
-def travelling(spec: EnvSpec) -> EnvSpec:
-    """Return the spec with the class itself in place of a path that actors could not import.
+def picklable_spec(spec: EnvSpec) -> EnvSpec:
+    """Return the spec in a form that can be sent to actors: with the class instead of a path that actors cannot import.
 
     Raises:
         ConfigError: the class, or an argument of its registration, cannot be pickled.
@@ -245,7 +245,7 @@ def travelling(spec: EnvSpec) -> EnvSpec:
         module = sys.modules.get(entry_point.partition(":")[0])
         if module is None or module.__name__ not in cloudpickle.list_registry_pickle_by_value():
             return spec
-        # A path to a class gives that class; Gymnasium declares what a path to a vector environment would give, too.
+        # Gymnasium's return type also covers vector environments, which no entry point of this spec creates.
         spec = replace(spec, entry_point=cast(EnvCreator, load_env_creator(entry_point)))
     try:
         cloudpickle.dumps(spec)
@@ -258,7 +258,7 @@ def travelling(spec: EnvSpec) -> EnvSpec:
 
 
 def keyword_arguments(spec: EnvSpec) -> dict[str, Any] | None:
-    """Keyword arguments of the environment's constructor with their defaults.
+    """Return the keyword arguments of the environment's constructor with their defaults.
 
     ``None`` if any keyword may be passed, or if the signature cannot be read.
     """
@@ -325,17 +325,17 @@ def load_adapters(files: Iterable[Path]) -> tuple[EnvironmentAdapter, ...]:
     adapters = []
     for file in files:
         module = load_user_module(file, "ADAPTER")
-        found = getattr(module, "ADAPTER", None)
-        if not isinstance(found, EnvironmentAdapter):
+        adapter = getattr(module, "ADAPTER", None)
+        if not isinstance(adapter, EnvironmentAdapter):
             others = [name for name, value in vars(module).items() if isinstance(value, EnvironmentAdapter)]
             seen = (
                 f"an adapter named {others[0]}"
                 if others
-                else f"{found!r:.200}"
-                if found is not None
+                else f"{adapter!r:.200}"
+                if adapter is not None
                 else "no such name"
             )
             raise ConfigError(f"{file} must define ADAPTER, a trial_ray.adapters.EnvironmentAdapter, got {seen}.")
-        found.check()
-        adapters.append(found)
+        adapter.check()
+        adapters.append(adapter)
     return tuple(adapters)

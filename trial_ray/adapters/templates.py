@@ -95,16 +95,16 @@ class TaggedTemplate:
     def render(self, context: PromptContext) -> str:
         """Write the message in full sentences."""
         parts, observation = [self.role], self._shown(context.observation)
-        # The first observation usually states the task; a cut one may not any more.
+        # The first observation usually states the task, unless it was truncated.
         if context.task and (context.step > 1 or context.task not in observation):
             parts.append(f"Your task: {context.task}")
         if context.step > 1:
             parts.append(self.past(context))
         parts += (now := self.now(context))
-        given = "exactly one of the actions listed above" if len(now) > 1 else "your action"
+        request = "exactly one of the actions listed above" if len(now) > 1 else "your action"
         parts.append(
             "Decide what to do next. Begin with your reasoning about the situation and the goal, enclosed in <think> "
-            f"and </think>. Then give {given}, enclosed in <action> and </action>."
+            f"and </think>. Then give {request}, enclosed in <action> and </action>."
         )
         return "\n\n".join(parts)
 
@@ -113,7 +113,7 @@ class TaggedTemplate:
         return project_action(response, "tagged", self.tail, self.keep_case)
 
     def now(self, context: PromptContext) -> list[str]:
-        """Paragraphs of the current turn only: the observation, and the admissible actions if the environment lists any."""
+        """Return the paragraphs of the current turn only: the observation, and the admissible actions if there are any."""
         paragraphs = [f"This is step {context.step}. The environment shows:\n{self._shown(context.observation)}"]
         offered = "\n".join(action for action in context.admissible_actions if action not in self.hidden_actions)
         if offered:
@@ -121,9 +121,8 @@ class TaggedTemplate:
         return paragraphs
 
     def past(self, context: PromptContext) -> str:
-        """Paragraph about the steps so far, with the last records."""
-        taken = context.step - 1
-        lines = [f"Steps taken so far: {taken}."]
+        """Return the paragraph about the steps so far, with the last records."""
+        lines = [f"Steps taken so far: {context.step - 1}."]
         if context.history:
             lines.append("The most recent ones, oldest first:")
         for number, (observation, action) in enumerate(context.history, context.step - len(context.history)):
@@ -294,17 +293,17 @@ def require_task(template: PromptTemplate, context: PromptContext, environment: 
     """
     written = _messages(template, context)[0]
     if not isinstance(written, str) or _letters(context.task) not in _letters(written):
-        needed = (
+        remedy = (
             "the task into the system message" if template.style in CONVERSATIONS else "context.task into every message"
         )
         raise ConfigError(
             f"The prompt template {type(template).__qualname__} of {environment} drops the task: for the task {context.task!r} "
-            f"at step {context.step} it writes {written!r:.300}. Put {needed}."
+            f"at step {context.step} it writes {written!r:.300}. Put {remedy}."
         )
 
 
 def _messages(template: PromptTemplate, context: PromptContext) -> list[str]:
-    """Messages of a prompt that starts with this turn."""
+    """Return the messages of a prompt that starts with this turn."""
     user = template.render(context)
     return (
         [cast(ConversationPrompt, template).system(context.task), user] if template.style in CONVERSATIONS else [user]

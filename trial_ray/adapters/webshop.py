@@ -21,7 +21,7 @@ BANNER = r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "
 BUTTONS = (
     r"((?<=\[SEP\] )(Back to Search|< Prev|Next >|Description|Features|Reviews|Buy Now|Search)(?= \[SEP\]|$))|\[SEP\]"
 )
-"""Labels that are also in the list of actions, and the marks between texts."""
+"""Labels that are also in the list of actions, and the separators between texts."""
 _SHOP = (
     "Search with the product's kind and its two or three most telling properties, not with the whole instruction. "
     "Prefer results whose title names these properties and whose price is below the limit. On the product's page "
@@ -48,7 +48,7 @@ SKILLS = {
     + "For food and drink look for the diet or ingredient that was asked for, choose the flavour by its "
     "full name, and take the pack whose weight and count are both those of the instruction.",
 }
-"""Advice by department. This is knowledge that no rollout provided, see :mod:`trial_ray.adapters.alfworld`."""
+"""Advice by department. This knowledge is not from rollouts, see :mod:`trial_ray.adapters.alfworld`."""
 
 
 def _demonstrator() -> Demonstrator:
@@ -72,8 +72,8 @@ ADAPTER = EnvironmentAdapter(
     tools=WebShopToolEnv,
     skills=SKILLS,
     warm_start=WarmStartSpec(demonstrator=_demonstrator, generated=generated_games),
-    # Analogues of ALFWorld's: opening a product is acquiring it, choosing an option puts together what is bought, searching
-    # and turning pages is moving around. Product ids of generated shops begin with G.
+    # These classes correspond to ALFWorld's: opening a product is an acquisition, choosing an option is a placement, searching
+    # and turning pages are navigation. Product ids of generated shops begin with G.
     labels=ReportLabels(
         action_patterns=(
             (r"search\[", NAVIGATION),

@@ -11,7 +11,7 @@ import numpy as np
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from trial_ray.adapters.adapter import EnvironmentAdapter
-from trial_ray.adapters.registry import find_adapter, find_spec, travelling
+from trial_ray.adapters.registry import find_adapter, find_spec, picklable_spec
 from trial_ray.algorithms.rllib_builds import BuildCalls
 from trial_ray.algorithms.rllib_settings import check_values, refuse_uncalled, refuse_unread
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
@@ -264,7 +264,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
                 raise ConfigError(f"The weight of {env_id} is {weight!r}, expected a number of at least 0.")
             # Mark again: modules next to the experiment file are only known once it has finished importing.
             known = self.env_specs.get(env_id)
-            spec = find_spec(env_id) if known is None else travelling(known)
+            spec = find_spec(env_id) if known is None else picklable_spec(known)
             if spec is not known:
                 self.env_specs = {**self.env_specs, env_id: spec}
         for adapter in self.adapters:

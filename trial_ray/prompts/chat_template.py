@@ -18,7 +18,7 @@ from trial_ray.errors import ChatTemplateError, ConfigError
 from trial_ray.files import text_digest
 from trial_ray.prompts.teacher_context import encode_untrusted, ordinary_controls
 
-# Mixed case, markup, quotes, doubled blanks and a line break: any change that a chat template makes to text shows here.
+# Mixed case, markup, quotes, doubled blanks and a line break reveal any change that a chat template makes to a text.
 _PROBE = 'Sentinel {} of  the <User>\'s & "message"\nends Here'
 HEAD_END = "\n\n"
 """Separator between the head (role, task and form of responses) and the first message, if both are in one user message."""
@@ -133,9 +133,8 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
             "The chat template writes earlier messages differently when the conversation continues, so a longer conversation does "
             "not start with the shorter one. Use prompt_style='tagged', or a template that only appends."
         )
-    ends = _end_ids(tokenizer, options) or frozenset(
-        later.ids
-    )  # the next message's opening may be what ends a response
+    # Some templates close a response only with the opening of the next message.
+    ends = _end_ids(tokenizer, options) or frozenset(later.ids)
     parts = ConversationParts(around_system, first, later, encode_trusted(tokenizer, rest), ends)
     beginning, written = _beginning(tokenizer, parts, "".join(head), opens)
     require_same(tokenizer, written + suffix, [*beginning, *parts.suffix_ids])
@@ -145,7 +144,7 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
 
 
 def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
-    """Special tokens after the last response; empty if the template writes none or rejects such a conversation."""
+    """Return the special tokens after the last response; empty if the template writes none or rejects such a conversation."""
     with suppress(ChatTemplateError):
         _, _, end = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
         special = set(control_tokens(tokenizer))
@@ -156,12 +155,12 @@ def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
 
 
 def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) -> tuple[list[int], str]:
-    """A probed conversation up to the end of the user's first message: ids of its parts, and as text."""
+    """Return a probed conversation up to the end of the user's first message: the ids of its parts, and its text."""
     system, first = parts.system, parts.first
     if system is not None:
         ids = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
         return ids, head + probe(1) + system.lead_out + opens + probe(0)
-    # The user's message is tokenised apart from the head that stands before it in the first turn alone.
+    # The head and the user's message are tokenised separately, because only the first turn has a head.
     folded = encode_head(tokenizer, first, probe(1))
     message, lead_in = first.encode(tokenizer, probe(0)), encode_untrusted(tokenizer, first.lead_in)
     if message[: len(lead_in)] != lead_in:
@@ -184,10 +183,10 @@ def describe_chat_template(tokenizer: Any, options: TemplateOptions = DEFAULT_OP
         ChatTemplateError: the tokenizer has no chat template, or it cannot be rendered.
     """
     written = _written(tokenizer, options)
-    found = {"digest": text_digest(written).hex()[:16], "kwargs": dict(options.kwargs)}
-    # Two days of which every part differs.
-    others = {_written(tokenizer, TemplateOptions(options.kwargs, day)) for day in ("1999-12-31", "2028-02-01")}
-    return {**found, "date": str(_day(options))} if len(others) > 1 else found
+    description = {"digest": text_digest(written).hex()[:16], "kwargs": dict(options.kwargs)}
+    # Two dates that differ in day, month and year.
+    texts = {_written(tokenizer, TemplateOptions(options.kwargs, day)) for day in ("1999-12-31", "2028-02-01")}
+    return {**description, "date": str(_day(options))} if len(texts) > 1 else description
 
 
 def _written(tokenizer: Any, options: TemplateOptions) -> str:
@@ -232,34 +231,34 @@ def render(
         raise ChatTemplateError(
             "The tokenizer has no chat template. Use an instruct model, or set tokenizer.chat_template."
         )
-    named = {"add_generation_prompt": True, **further, "tokenize": False}
-    taken = {"self", "strftime_now", *inspect.signature(type(tokenizer).apply_chat_template).parameters, *named}
-    if wrong := sorted(taken & options.kwargs.keys()):
+    arguments = {"add_generation_prompt": True, **further, "tokenize": False}
+    reserved = {"self", "strftime_now", *inspect.signature(type(tokenizer).apply_chat_template).parameters, *arguments}
+    if wrong := sorted(reserved & options.kwargs.keys()):
         raise ConfigError(
             f"chat_template_kwargs has {', '.join(map(repr, wrong))}, which this package sets itself; expected variables of the "
             "template, such as enable_thinking."
         )
     day = _day(options)
-    named |= {**options.kwargs, "strftime_now": day.strftime}
-    given: list[dict[str, Any]] = [{"role": each} if isinstance(each, str) else dict(each) for each in roles]
-    probed = [message for message in given if "content" not in message]
+    arguments |= {**options.kwargs, "strftime_now": day.strftime}
+    messages: list[dict[str, Any]] = [{"role": role} if isinstance(role, str) else dict(role) for role in roles]
+    probed = [message for message in messages if "content" not in message]
     probes = [probe(len(probed) - 1 - index) for index in range(len(probed))]
     written = [*probes[:-1], json_string(probes[-1])] if quoted else probes
-    refused: ChatTemplateError | None = None
+    first_error: ChatTemplateError | None = None
     for in_parts in (False, True):
         for message, text in zip(probed, probes, strict=True):
             message["content"] = [{"type": "text", "text": text}] if in_parts else text
         try:
             try:
-                rendered: str = tokenizer.apply_chat_template(given, **named)
+                rendered: str = tokenizer.apply_chat_template(messages, **arguments)
             except Exception as error:  # the template is a program, which may fail in any way
-                names = ", ".join(message["role"] for message in given)
+                names = ", ".join(message["role"] for message in messages)
                 raise ChatTemplateError(f"The chat template cannot render messages of {names}: {error}") from error
             return _pieces(rendered, [message["role"] for message in probed], written)
         except ChatTemplateError as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
 
 
 def _pieces(rendered: str, roles: Sequence[str], probes: Sequence[str]) -> list[str]:

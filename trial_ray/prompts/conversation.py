@@ -40,7 +40,7 @@ class ConversationBuilder(PromptWriter):
 
     def _split(self, options: TemplateOptions) -> None:
         self._parts = split_conversation(self._tokenizer, options)
-        # What opens the user's message stands before the head, where the first message begins with one.
+        # If the first message begins with the head, its lead-in is tokenised with the head.
         folded = self._parts.system is None
         ids = encode_untrusted(self._tokenizer, self._parts.first.lead_in) if folded else []
         self._lead_in = np.asarray(ids, np.int32)
@@ -52,7 +52,7 @@ class ConversationBuilder(PromptWriter):
             stop_ids: stop tokens of the model.
 
         Raises:
-            ChatTemplateError: it does not; the message contains the tokens.
+            ChatTemplateError: the chat template ends a response with another token; the message contains the tokens.
         """
         if (ends := self._parts.end_ids).isdisjoint(stop_ids):
             written, known = (self._tokenizer.convert_ids_to_tokens(sorted(ids)) for ids in (ends, stop_ids))
@@ -64,10 +64,10 @@ class ConversationBuilder(PromptWriter):
             )
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """See :class:`PromptWriter`; the system message and the user's message are never truncated."""
+        """Write the prompt of the next decision; the system message and the user's message are never truncated."""
         context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), len(turns) + 1)
         message = self.template.render(context).strip()
-        if len(message) > self._most_characters:
+        if len(message) > self._max_characters:
             raise self._too_long(result, None)
         later = np.asarray([*self._parts.later.encode(self._tokenizer, message), *self._parts.suffix_ids], np.int32)
         num_past = past_turns(result, turns)
@@ -83,22 +83,22 @@ class ConversationBuilder(PromptWriter):
         raise self._too_long(result, len(ids))
 
     def _conversation(self, beginning: np.ndarray, turns: Sequence[Turn], message: np.ndarray) -> np.ndarray:
-        """A conversation that starts with these turns, up to the response to a message."""
+        """Return the ids of a conversation that starts with these turns, up to the response to a message."""
         later = self._parts.later
         kept = [part for turn in turns for part in (self._message(turn, beginning), self._answered(turn, later))]
         ids = [*kept, message]
         return np.concatenate([beginning, ids[0][len(self._lead_in) :], *ids[1:]])
 
     def _beginning(self, task: str) -> np.ndarray:
-        """Ids of role, task and form of responses, up to the user's first message."""
+        """Return the ids of role, task and form of responses, up to the user's first message."""
         parts, text = self._parts, self.template.system(task).strip()
         if parts.system is None:
             return np.asarray([*parts.first.ids, *encode_head(self._tokenizer, parts.first, text)], np.int32)
         return np.asarray([*parts.system.ids, *parts.system.encode(self._tokenizer, text), *parts.first.ids], np.int32)
 
     def _message(self, turn: Turn, beginning: np.ndarray) -> np.ndarray:
-        """Ids of a turn's message and of the text after it, as at the end of its prompt, without any head."""
-        # Messages hold no special tokens, so the last one before the end of the message is the one that opens it.
+        """Return the ids of a turn's message without any head, and of the text after it, as at the end of the turn's prompt."""
+        # A message has no special tokens, so the last special token before its end opens it.
         opens = np.flatnonzero(turn.prompt_ids[: turn.insert_at] == self._parts.first.ids[-1])[-1] + 1
         head = beginning[len(self._parts.first.ids) :]
         if self._parts.system is None and np.array_equal(turn.prompt_ids[opens : opens + len(head)], head):
@@ -106,14 +106,16 @@ class ConversationBuilder(PromptWriter):
         return turn.prompt_ids[opens:]
 
     def _answered(self, turn: Turn, later: Around) -> np.ndarray:
-        """Ids of a turn's response and of the text between it and the next message."""
+        """Return the ids of a turn's response and of the text between it and the next message."""
         glue, ids = later.ids, turn.response_ids.tolist()
         written = next(number for number in range(len(glue), -1, -1) if ids[len(ids) - number :] == glue[:number])
         return np.concatenate([turn.response_ids, np.asarray(glue[written:], np.int32)])
 
-    def _prompt(self, ids: np.ndarray, num_cut: int) -> Prompt:
+    def _prompt(self, ids: np.ndarray, num_dropped: int) -> Prompt:
         return Prompt(
-            ids.astype(np.int32, copy=False), len(ids) - len(self._parts.suffix_ids), "history" if num_cut else "none"
+            ids.astype(np.int32, copy=False),
+            len(ids) - len(self._parts.suffix_ids),
+            "history" if num_dropped else "none",
         )
 
     def _too_long(self, result: StepResult, length: int | None) -> PromptTooLongError:

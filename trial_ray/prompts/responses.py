@@ -12,7 +12,7 @@ import numpy as np
 from trial_ray.models.vocabulary import special_token_ids, spell_unknown
 from trial_ray.prompts.teacher_context import REASONING_TAGS
 
-# What chat templates of reasoning models write behind the role of a response that has still to be sampled.
+# Chat templates of reasoning models may open the reasoning at the end of the prompt.
 _OPENED = re.compile(r"<think>\s*\Z")
 
 
@@ -49,7 +49,7 @@ class ResponseTexts:
 
         Arguments as in :meth:`text`.
         """
-        # The first tokens suffice: every turn is counted, and most have no reasoning.
+        # Decode only the first tokens: most turns have no reasoning, and this method is called in every turn.
         if not self.text(prompt_ids, insert_at, response_ids[:8]).lstrip().startswith("<think>"):
             return 0
         lengths = range(len(response_ids))
@@ -61,12 +61,12 @@ class ResponseTexts:
 
     def _spelled(self, ids: np.ndarray, dropped: Collection[int]) -> str:
         texts, known = list[str](), list[int]()
-        for each in ids.tolist():
-            if not 0 <= each < self._size:
-                texts += [self.decode(known), spell_unknown(each)]
+        for token in ids.tolist():
+            if not 0 <= token < self._size:
+                texts += [self.decode(known), spell_unknown(token)]
                 known = []
-            elif each not in dropped:
-                known.append(each)
+            elif token not in dropped:
+                known.append(token)
         return "".join([*texts, self.decode(known)])
 
     def opened(self, prompt_ids: np.ndarray, insert_at: int) -> str:
@@ -74,8 +74,8 @@ class ResponseTexts:
         behind = np.asarray(prompt_ids[insert_at:], np.int32)
         key = behind.tobytes()
         if key not in self._opened:
-            found = _OPENED.search(self.decode(behind.tolist()))
-            self._opened[key] = found[0] if found else ""
+            match = _OPENED.search(self.decode(behind.tolist()))
+            self._opened[key] = match[0] if match else ""
         return self._opened[key]
 
     def decode(self, ids: Sequence[int]) -> str:

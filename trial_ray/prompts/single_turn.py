@@ -27,7 +27,7 @@ class PromptBuilder(PromptWriter):
         self._around, self._suffix_ids = split_user_message(self._tokenizer, options)
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """See :class:`PromptWriter`."""
+        """Write the prompt of the next decision."""
         return self.build(
             task=result.task,
             observation=result.observation,
@@ -61,47 +61,47 @@ class PromptBuilder(PromptWriter):
             PromptTooLongError: the prompt exceeds the limit even without history and observation.
         """
         window, shown = history[max(0, len(history) - self.history_window) :], observation.strip()
-        for num_cut in range(len(window) + 1):
-            context = PromptContext(task, shown, admissible_actions, window[num_cut:], step)
-            if (prompt := self._prompt(context, "history" if num_cut else "none")) is not None:
+        for num_dropped in range(len(window) + 1):
+            context = PromptContext(task, shown, admissible_actions, window[num_dropped:], step)
+            if (prompt := self._prompt(context, "history" if num_dropped else "none")) is not None:
                 return prompt
         return self._cut_observation(context)
 
     def _cut_observation(self, context: PromptContext) -> Prompt:
-        """The prompt with the largest part of the observation's start and end that fits, found by bisection over the characters."""
+        """Return the prompt with the largest part of the observation's start and end that fits, by bisection over characters."""
         observation = context.observation
 
-        def keeping(characters: int) -> Prompt | None:
+        def prompt_with(characters: int) -> Prompt | None:
             head, tail = characters - characters // 2, characters // 2
             kept = observation[:head] + CUT_MARK + observation[len(observation) - tail :]
             return self._prompt(replace(context, observation=kept), "observation")
 
-        if (fitting := keeping(0)) is None:
+        if (fitting := prompt_with(0)) is None:
             ids = self._ids(replace(context, observation=min(observation, CUT_MARK, key=len)))
             raise too_long(
                 f"the task, the {len(context.admissible_actions)} admissible actions and the instructions",
                 None if ids is None else len(ids),
                 self.max_prompt_tokens,
             )
-        low, high = 0, min(len(observation), self._most_characters)
+        low, high = 0, min(len(observation), self._max_characters)
         while high - low > 1:
             middle = (low + high) // 2
-            if (longer := keeping(middle)) is not None:
+            if (longer := prompt_with(middle)) is not None:
                 low, fitting = middle, longer
             else:
                 high = middle
         return fitting
 
     def _prompt(self, context: PromptContext, cut: PromptCut) -> Prompt | None:
-        """The prompt; ``None`` if it would exceed the limit."""
+        """Return the prompt, or ``None`` if it would exceed the limit."""
         ids = self._ids(context)
         if ids is None or len(ids) > self.max_prompt_tokens:
             return None
         return Prompt(np.asarray(ids, np.int32), len(ids) - len(self._suffix_ids), cut)
 
     def _ids(self, context: PromptContext) -> list[int] | None:
-        """Ids of a prompt of any length; ``None`` if its number of characters shows that it exceeds the limit."""
+        """Return the ids of a prompt of any length, or ``None`` if its number of characters shows that it exceeds the limit."""
         message = self.template.render(context).strip()
-        if len(message) > self._most_characters:
+        if len(message) > self._max_characters:
             return None
         return [*self._around.ids, *self._around.encode(self._tokenizer, message), *self._suffix_ids]

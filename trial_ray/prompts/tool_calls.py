@@ -22,8 +22,8 @@ _TYPES: Mapping[str, Any] = {
     "array": list,
     "object": dict,
 }
-_LONGEST = 200
-"""Characters of an error that an answer repeats."""
+_MAX_SHOWN = 200
+"""Maximum number of characters of a name, value or error in an answer or message."""
 
 
 def require_response_template(tokenizer: Any) -> None:
@@ -73,7 +73,7 @@ def parse_message(
     try:
         message = tokenizer.parse_response(response, prefix=prefix, tools=tools)
         calls, text = message.get("tool_calls", []), message.get("content")
-    except Exception as error:  # the response is anything that a model may write, and its parser may fail in any way
+    except Exception as error:  # the response may be any text, and the parser may fail in any way
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
     return calls if isinstance(calls, list) else [calls], text.strip() if isinstance(text, str) else ""
 
@@ -140,18 +140,18 @@ class ToolSet:
 
     @staticmethod
     def _require_command(name: str, tool: Callable[..., Any]) -> None:
-        """Reject a tool that makes no action out of its arguments alone."""
+        """Require that a tool returns an action that depends only on its arguments."""
         try:
-            found = None if inspect.iscoroutinefunction(tool) else tool(**_marks(tool))
+            action = None if inspect.iscoroutinefunction(tool) else tool(**_marks(tool))
         except AttributeError as error:
-            found = error
-        except Exception:  # its arguments need not be texts
+            action = error
+        except Exception:  # the tool may reject arguments that are strings
             return
-        if not isinstance(found, str):
+        if not isinstance(action, str):
             raise ConfigError(
-                f"The tool {name} gave {found!r:.{_LONGEST}}, expected an action as text. A tool only makes the action of its "
-                "arguments, `return self._take(action)`, which the environment's step carries out. Tools that act on an object's "
-                "state, as in TRL, are trained through trial_envs.program.tool_program."
+                f"The tool {name} returned {action!r:.{_MAX_SHOWN}}, expected an action as text. A tool only returns the "
+                "action for its arguments, `return self._take(action)`, and the environment's step carries it out. For tools that "
+                "change an object's state, as in TRL, use trial_envs.program.tool_program."
             )
 
     @property
@@ -160,10 +160,10 @@ class ToolSet:
         return list(self._commands)
 
     def project(self, calls: Sequence[Any], text: str = "") -> Projection:
-        """Return the action of a response: of its only call, if the call can be made, or of its text, if the tools accept text.
+        """Return the action of a response: of its only call, if the call is valid, or of its text, if the tools accept text.
 
-        Otherwise no action is taken: the projection is not valid, and its answer describes the mistake.
-        docs/environments.md lists the responses and their answers.
+        Otherwise the projection is not valid and has no action, and its answer describes the mistake. docs/environments.md
+        lists the responses and their answers.
         """
         if not calls and text and self._say is not None:
             return Projection(self._say(text), True)
@@ -173,11 +173,11 @@ class ToolSet:
             )
         name, arguments = read_call(calls[0])
         if name not in self._commands:
-            return self.refuse(f"There is no tool {name[:_LONGEST]!r}.")
+            return self.refuse(f"There is no tool {name[:_MAX_SHOWN]!r}.")
         try:
             command = self._commands[name](**self._checked(name, arguments))
-        except Exception as error:  # arguments are the model's, and the tool may be a user's
-            return self.refuse(f"{name} could not be called: {error!s:.{_LONGEST}}.")
+        except Exception as error:  # the arguments are from the model, and the tool may be a user's code
+            return self.refuse(f"{name} could not be called: {error!s:.{_MAX_SHOWN}}.")
         return Projection(command, True)
 
     def call_of(self, action: str) -> tuple[str, dict[str, str]] | None:
@@ -189,12 +189,12 @@ class ToolSet:
             marks = _marks(tool)
             try:
                 pattern = re.escape(tool(**marks))
-            except Exception:  # its arguments are no texts
+            except Exception:  # the tool rejects arguments that are strings
                 continue
-            for each, mark in marks.items():
-                pattern = pattern.replace(mark, f"(?P<{each}>.+)", 1)
-            if found := re.fullmatch(pattern, action, re.DOTALL):
-                return name, found.groupdict()
+            for argument, mark in marks.items():
+                pattern = pattern.replace(mark, f"(?P<{argument}>.+)", 1)
+            if match := re.fullmatch(pattern, action, re.DOTALL):
+                return name, match.groupdict()
         return None
 
     def refuse(self, mistake: str) -> Projection:
@@ -206,25 +206,25 @@ class ToolSet:
         return list(inspect.signature(self._commands[name]).parameters)
 
     def _checked(self, name: str, arguments: Any) -> dict[str, Any]:
-        """Arguments with the names and types of a tool's schema.
+        """Return the arguments if they have the names and types of a tool's schema.
 
         Raises:
-            TypeError: names what is missing, unknown or of another type.
+            TypeError: an argument is missing, unknown or of another type; the message names it.
         """
         if not isinstance(arguments, dict):
-            raise TypeError(f"its arguments are {arguments!r:.{_LONGEST}}, expected an object")
+            raise TypeError(f"its arguments are {arguments!r:.{_MAX_SHOWN}}, expected an object")
         inspect.signature(self._commands[name]).bind(**arguments)
-        (schema,) = (each["function"] for each in self.schemas if each["function"]["name"] == name)
+        (schema,) = (entry["function"] for entry in self.schemas if entry["function"]["name"] == name)
         for key, value in arguments.items():
             known = schema["parameters"]["properties"].get(key, {})
             kind = "null" if value is None and known.get("nullable") else known.get("type")
             if isinstance(kind, str) and not isinstance(value, _TYPES.get(kind, object)):
-                raise TypeError(f"{key} is {value!r:.{_LONGEST}}, expected a {kind}")
+                raise TypeError(f"{key} is {value!r:.{_MAX_SHOWN}}, expected a {kind}")
         return arguments
 
 
 def _marks(tool: Callable[..., Any]) -> dict[str, str]:
-    """Return a text for each argument of a tool, which is found again in the action."""
+    """Return a text for each argument of a tool that can be recognised in the action."""
     return {name: f"\0{name}\0" for name in inspect.signature(tool).parameters}
 
 

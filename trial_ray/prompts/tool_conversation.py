@@ -101,7 +101,7 @@ def split_answer(tokenizer: Any, options: TemplateOptions, tools: Sequence[dict[
 
 
 def _last_control(tokenizer: Any, text: str) -> int:
-    """Index of the last control token in a text; its length if it has none."""
+    """Return the index of the last control token in a text; the length of the text if it has none."""
     return max((text.rfind(token) for token in control_tokens(tokenizer) if token in text), default=len(text))
 
 
@@ -146,7 +146,7 @@ class ToolConversationBuilder(ConversationBuilder):
         first, rest = find_around(tokenizer, between, suffix, "the user's message")
         self._answers = {name: split_answer(tokenizer, options, schemas, name) for name in self.tools.names}
         answer = next(iter(self._answers.values()))
-        # The opening of the answer may be what ends a response.
+        # Some templates close a response only with the opening of the answer.
         self._stop = answer.end.strip() or self.responses.decode(answer.around.ids[:1])
         ends = frozenset(encode_trusted(tokenizer, self._stop))
         suffix_ids = encode_trusted(tokenizer, rest)
@@ -161,12 +161,12 @@ class ToolConversationBuilder(ConversationBuilder):
         name = self.tools.names[0]
         response = self.call_text(name, {"argument": _ARGUMENT})
         try:
-            found = [read_call(call) for call in parse_message(self._tokenizer, response, self._opening)[0]]
+            calls = [read_call(call) for call in parse_message(self._tokenizer, response, self._opening)[0]]
         except ValueError as error:
-            found = [("", error)]
-        if found != [(name, {"argument": _ARGUMENT})]:
+            calls = [("", error)]
+        if calls != [(name, {"argument": _ARGUMENT})]:
             raise ChatTemplateError(
-                f"The tokenizer's response_template parses {found} from {response!r}, but its chat template writes that text for a "
+                f"The tokenizer's response_template parses {calls} from {response!r}, but its chat template writes that text for a "
                 f"call of {name}. Set the response_template of this chat template."
             )
 
@@ -175,7 +175,7 @@ class ToolConversationBuilder(ConversationBuilder):
         messages: list[str | Mapping[str, Any]] = ["system", "user", call_message(name, arguments)]
         further: dict[str, Any] = {"add_generation_prompt": False, "tools": self.tools.schemas}
         *_, written = render(self._tokenizer, messages, self._options, **further)
-        # A prompt may open reasoning that the template writes in another way where there is none.
+        # A prompt may open reasoning; the template writes that text differently in a response without reasoning.
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, self._opening, strict=False)))
         return written[shared:].removesuffix(self._answers[name].end) + self._stop
 
@@ -203,13 +203,13 @@ class ToolConversationBuilder(ConversationBuilder):
             return self.tools.refuse(f"The response could not be read ({error!s:.200}).")
 
     def _parsed(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> tuple[list[Any], str]:
-        """Calls and text of a response."""
-        # From the end of the last message on: an observation cannot spell what opens a response.
+        """Return the calls and the text of a response."""
+        # Start at the end of the last message, so that an observation cannot imitate the opening of a response.
         prefix = self.responses.decode(prompt_ids[insert_at:].tolist())
         return parse_message(self._tokenizer, self.responses.whole(response_ids), prefix, self.tools.schemas)
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """See :class:`PromptWriter`; the system message and the last message are never truncated."""
+        """Write the prompt of the next decision; the system message and the last message are never truncated."""
         num_past = past_turns(result, turns)
         if num_past:
             answer = self._answers[self._called(turns[-1])]
@@ -228,18 +228,18 @@ class ToolConversationBuilder(ConversationBuilder):
         raise self._too_long(result, len(ids))
 
     def _text(self, result: StepResult, turns: Sequence[Turn], num_shown: int) -> str:
-        """The message of the next turn, with the last turns before it."""
+        """Return the message of the next turn, preceded by the last turns."""
         past = records(turns[len(turns) - num_shown :])
         context = PromptContext(
             result.task, result.observation.strip(), result.admissible_actions, past, len(turns) + 1
         )
         message = self.template.render(context).strip()
-        if not num_shown and len(message) > self._most_characters:
+        if not num_shown and len(message) > self._max_characters:
             raise self._too_long(result, None)
         return message
 
     def _called(self, turn: Turn) -> str:
-        """Name of the tool that answers a turn."""
+        """Return the name of the tool that answers a turn."""
         try:
             name, _ = read_call(self._parsed(turn.prompt_ids, turn.insert_at, turn.response_ids)[0][0])
         except (ValueError, IndexError):

@@ -61,14 +61,13 @@ class PromptWriter(ABC):
         self.history_window = history_window
         self.responses = ResponseTexts(tokenizer)
         self._tokenizer = tokenizer
-        # No token spells more characters than its vocabulary entry has: a longer message need not be tokenised to see
-        # that it is over the limit.
-        self._most_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
+        # A token has at most as many characters as its vocabulary entry, so a message with more characters exceeds the limit.
+        self._max_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
         self._split(options)
 
     @abstractmethod
     def _split(self, options: TemplateOptions) -> None:
-        """Find the text that the chat template writes around messages."""
+        """Split off the text that the chat template writes around messages."""
 
     @abstractmethod
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
@@ -118,7 +117,7 @@ def require_first_prompt(writer: PromptWriter, shown: StepResult, environment: s
         task_id: id of the task.
 
     Raises:
-        PromptTooLongError: it does; the message contains environment, task, length and limit.
+        PromptTooLongError: the prompt exceeds the limit; the message contains environment, task, length and limit.
     """
     try:
         writer.write(shown, ())

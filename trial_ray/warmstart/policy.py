@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from trial_ray.adapters.adapter import Demonstrator, RandomPlay, begin
+from trial_ray.adapters.adapter import Demonstrator, RandomAgent, begin
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.adapters.templates import ConversationPrompt, PromptContext
@@ -156,7 +156,7 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
 
 def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:
     """Create the expert of the environment's adapter, or else a player that draws actions at random."""
-    return (entry.adapter.warm_start.demonstrator or RandomPlay)()
+    return (entry.adapter.warm_start.demonstrator or RandomAgent)()
 
 
 @contextmanager
