@@ -52,7 +52,7 @@ from trial_ray.engines.weights import pack_weights
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.tensors import engine_tensors
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
-from trial_ray.process import MOST_EVENTS, STEP
+from trial_ray.process import MAX_EVENTS, STEP
 from trial_ray.rollout.engines import create_engines
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.episode import History, PolicyPlayer, derive_seed
@@ -244,7 +244,7 @@ def timed(
     began = time.time()
     seconds, tokens = ray.get(getattr(runner, mode).remote(requests, settings))
     cpu = {f"{name}_cpu_s": cpu_seconds(process) - before[name] for name, process in processes.items()}
-    events = ray.get(pool.handles[0].recorded_events.remote(began, MOST_EVENTS)).events
+    events = ray.get(pool.handles[0].recorded_events.remote(began, MAX_EVENTS)).events
     made = {"requests": ray.get(runner.num_asked.remote()), "response_tokens": tokens}
     return {"seconds": seconds, **made, "engine_steps": sum(event.name == STEP for event in events), **cpu}
 

@@ -47,7 +47,7 @@ from trial_ray.metrics import LEARNER
 from trial_ray.models.prefix_tree import PrefixOrder
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.planning.time import RESPONSE_SHARE
-from trial_ray.runs.metric_files import flatten
+from trial_ray.runs.metrics_file import flatten
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 from trial_ray.user_files import run_user_file
 

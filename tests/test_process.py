@@ -1,4 +1,4 @@
-"""What a process counts and publishes of itself; that it writes its stacks where it hangs, and gives back memory."""
+"""Progress of a process, its stacks if it hangs, and the release of its memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_actor_that_hangs_writes_its_stacks(ray_session, tmp_path):
     ray.kill(actor)
 
 
-def test_a_process_runs_until_it_has_ended_or_another_has_its_number():
+def test_a_later_process_with_the_same_id_does_not_count():
     with subprocess.Popen(["sleep", "600"]) as process:
         started = psutil.Process(process.pid).create_time()
         progress = Progress("node", process.pid, started, 0)
@@ -59,7 +59,7 @@ def test_units_of_work_are_counted():
     assert own_count() == before + 1
 
 
-def test_a_termination_that_a_library_swallows_ends_the_work_all_the_same():
+def test_a_swallowed_interrupt_is_raised_again():
     with termination_as_interrupt():
         with suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -87,7 +87,7 @@ print(full - freed, full - resident())
 """
 
 
-def test_freed_memory_goes_back_to_the_system():
-    found = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, timeout=120, check=True)
-    by_itself, released = map(int, found.stdout.split())
-    assert by_itself < 100e6 < released
+def test_freed_memory_is_returned_to_the_system():
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, timeout=120, check=True)
+    automatically, released = map(int, done.stdout.split())
+    assert automatically < 100e6 < released

@@ -1,4 +1,4 @@
-"""The private parts of Ray and RLlib that ``trial_ray.ray_internals`` uses are what it takes them for, in the versions pinned."""
+"""The private parts of Ray and RLlib that ``trial_ray.ray_internals`` uses behave as expected in the pinned versions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_manager_of_env_runners_answers_as_expected(ray_session):
 
 
 @pytest.mark.actors
-def test_a_group_is_kept_by_the_next_setup_and_not_by_the_one_after(ray_session):
+def test_only_the_next_setup_keeps_a_group(ray_session):
     made, group = algorithm.EnvRunnerGroup, EnvRunnerGroup(config=GRPOConfig(), _setup=False)
     ray_internals.count_dropped(group)
     with env_runners_of(group, 2):
@@ -61,50 +61,49 @@ def test_a_group_is_kept_by_the_next_setup_and_not_by_the_one_after(ray_session)
 
 @pytest.mark.actors
 def test_no_node_drains_here(ray_session):
-    """tests/faults/test_elastic.py drains one."""
+    """tests/faults/test_elastic.py drains a node."""
     assert ray_internals.draining_nodes() == set()
 
 
-def test_what_the_start_of_ray_leaves_out_is_what_it_looks_up():
-    """Replaced where Ray reads it, and there again afterwards; tests of the session see the effects."""
-    found = utils.set_sigterm_handler
+def test_patches_of_the_start_of_ray_take_effect_and_are_undone():
+    original = utils.set_sigterm_handler
     assert "ray._private.utils.set_sigterm_handler(" in inspect.getsource(worker)
     with ray_internals.without_termination_handler(), ray_internals.local_start():
-        assert utils.set_sigterm_handler is not found
+        assert utils.set_sigterm_handler is not original
         assert not ray_constants.ENABLE_RAY_CLUSTER
-    assert utils.set_sigterm_handler is found
+    assert utils.set_sigterm_handler is original
     assert ray_constants.ENABLE_RAY_CLUSTER
 
 
-def test_the_raylet_of_a_local_ray_waits_for_no_port_of_an_agent(monkeypatch, tmp_path):
-    """It would end after 15 s, which its agents need on a busy machine to import what they import."""
+def test_the_raylet_waits_for_no_port_of_an_agent(monkeypatch, tmp_path):
+    """The raylet would end after 15 s, which agents need on a busy machine for their imports."""
     arguments = dict.fromkeys(inspect.signature(services.start_raylet).parameters) | {
         "session_dir": str(tmp_path),
         "node_id": NODE,
         "runtime_env_agent_port": 0,
     }
-    found = {}
+    seen = {}
 
     def start_raylet(session_dir, node_id, **further):
-        found.update(further, files={file.name: file.read_text() for file in tmp_path.iterdir()})
+        seen.update(further, files={file.name: file.read_text() for file in tmp_path.iterdir()})
 
     monkeypatch.setattr(services, "start_raylet", functools.wraps(services.start_raylet)(start_raylet))
     with ray_internals.local_start():
         services.start_raylet(**arguments)
     unused = (f"metrics_agent_port_{NODE}", f"metrics_export_port_{NODE}", f"dashboard_agent_listen_port_{NODE}")
-    assert found["files"] == dict.fromkeys(unused, "-1")
-    assert found["runtime_env_agent_port"] > 0
+    assert seen["files"] == dict.fromkeys(unused, "-1")
+    assert seen["runtime_env_agent_port"] > 0
 
 
-def test_no_other_module_uses_them():
-    """Of a class of this package a private name of the same spelling belongs to ``self``."""
-    found = {
+def test_only_ray_internals_uses_private_names():
+    """A private name after ``self`` belongs to a class of this package."""
+    uses = {
         (file.name, node.attr)
         for file in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in PRIVATE
         if not (isinstance(node.value, ast.Name) and node.value.id == "self")
     }
-    assert {name for name, _ in found} == {"ray_internals.py"}
+    assert {name for name, _ in uses} == {"ray_internals.py"}
     importing = {file.name for file in PACKAGE.rglob("*.py") if "from ray._" in file.read_text(encoding="utf-8")}
     assert importing == {"ray_internals.py"}

@@ -1,4 +1,4 @@
-"""Signals that end the work: how many there were, whichever library was waiting, and a terminal that is closed."""
+"""Signals that end the work, also while a native library waits, and a terminal that is closed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trial_ray.termination import GracefulInterrupt, hangups_blocked, interrupts
 
 @pytest.fixture(autouse=True)
 def default_signals():
-    """A background process of a shell ignores SIGINT, one of nohup SIGHUP."""
+    """Restore the default handlers: a background process of a shell ignores SIGINT, and nohup ignores SIGHUP."""
     defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
     yield
@@ -25,36 +25,35 @@ def default_signals():
         signal.signal(number, handler)
 
 
-def press(*numbers, into=None):
-    """Send signals in turn, then release what waits for ``into``: the main thread, in a library that is no Python."""
+def press(*numbers, mutex=None):
+    """Send signals to this thread, then unlock the mutex for which the main thread waits."""
     for number in numbers:
         signal.pthread_kill(threading.get_ident(), number)
-    if into is not None:
-        ctypes.CDLL(None).pthread_mutex_unlock(into)
+    if mutex is not None:
+        ctypes.CDLL(None).pthread_mutex_unlock(mutex)
 
 
 def press_while_a_library_waits(*numbers):
-    """Python handles signals when the library returns: of two of one number it would know one."""
+    """Send signals while the main thread is in native code; Python handles them when the call returns."""
     lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
     lock(mutex)
-    presses = threading.Thread(target=press, args=numbers, kwargs={"into": mutex})
+    presses = threading.Thread(target=press, args=numbers, kwargs={"mutex": mutex})
     presses.start()
     lock(mutex)
     presses.join()
 
 
-@pytest.mark.parametrize("sends", [press, press_while_a_library_waits])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_stops_at_once_however_soon_it_comes(sends, number):
+def test_a_second_signal_stops_at_once(number):
     requested = []
     with pytest.raises(KeyboardInterrupt), GracefulInterrupt(lambda: requested.append("request")) as interrupt:
-        sends(number, number)
+        press(number, number)
     assert (interrupt.requested, requested) == (True, ["request"])
 
 
 @pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM, signal.SIGHUP], [signal.SIGHUP, signal.SIGHUP]])
-def test_a_signal_is_a_request_and_a_closed_terminal_never_the_second_one(numbers, monkeypatch):
-    monkeypatch.setattr("trial_ray.termination.TERMINAL_MAJORS", ())  # that of these tests stays
+def test_one_signal_is_a_request_and_a_hangup_is_never_the_second(numbers, monkeypatch):
+    monkeypatch.setattr("trial_ray.termination.TERMINAL_MAJORS", ())  # keep the terminal of the tests
     requested = []
     with GracefulInterrupt(lambda: requested.append("request")):
         press_while_a_library_waits(*numbers)
@@ -62,7 +61,7 @@ def test_a_signal_is_a_request_and_a_closed_terminal_never_the_second_one(number
     assert requested == ["request", "went on"]
 
 
-def test_handlers_are_as_before_and_what_nohup_ignores_stays_ignored():
+def test_handlers_are_restored_and_nohup_is_respected():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with termination_as_interrupt(), interrupts_deferred():
@@ -73,7 +72,7 @@ def test_handlers_are_as_before_and_what_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_processes_that_must_outlive_a_terminal_get_none_of_its_signals():
+def test_processes_started_with_hangups_blocked_ignore_them():
     shown = [
         sys.executable,
         "-c",
@@ -96,7 +95,7 @@ open(sys.argv[1], "w").write("saved")
 """
 
 
-def test_work_in_a_terminal_that_is_closed_goes_on_to_its_end(tmp_path):
+def test_work_in_a_closed_terminal_is_finished(tmp_path):
     pid, terminal = pty.fork()
     if not pid:
         os.execv(sys.executable, [sys.executable, "-c", IN_A_TERMINAL, str(tmp_path / "file")])

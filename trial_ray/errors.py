@@ -18,7 +18,7 @@ class TrialRayError(Exception):
 
 
 class UserInputError(TrialRayError, ValueError):
-    """Something that the user wrote, named or configured is wrong."""
+    """A file, name or setting of the user is wrong."""
 
 
 class UnwritableError(UserInputError, OSError):
@@ -34,7 +34,7 @@ class MethodError(UserInputError):
 
 
 class CallbackError(UserInputError):
-    """A callback of the user's, or a function that was sent to env runners, raised."""
+    """A callback of the user, or a function that was sent to env runners, raised."""
 
 
 class UnsupportedError(UserInputError):
@@ -62,7 +62,7 @@ class ClusterError(UserInputError):
 
 
 class PromptTooLongError(UserInputError):
-    """A prompt exceeds its limit even after everything that may be cut was cut."""
+    """A prompt exceeds its limit even after truncation."""
 
 
 class InfrastructureError(TrialRayError):
@@ -90,7 +90,7 @@ class EnvironmentFaultError(InfrastructureError):
 
 
 class RewardError(EnvironmentFaultError):
-    """A reward function raised, did not return in time, or returned something else than finite numbers."""
+    """A reward function raised, did not return in time, or returned values that are not finite numbers."""
 
 
 class LearnerError(InfrastructureError):
@@ -132,7 +132,7 @@ def is_user_error(error: BaseException) -> bool:
 
     error = root_cause(error)
     if isinstance(error, TrialEnvError):
-        return not isinstance(error, RuntimeError)  # those tell of misuse by the calling code
+        return not isinstance(error, RuntimeError)  # our own code has misused the environment
     return isinstance(error, UserInputError)
 
 
@@ -155,8 +155,8 @@ def refusing(calls: Mapping[str, str]) -> Callable[[Class], Class]:
 class _Refused:
     """Replacement of a method, for calls on the class or on an instance."""
 
-    def __init__(self, told: str) -> None:
-        self.told = told
+    def __init__(self, message: str) -> None:
+        self.message = message
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedError(self.told)
+        raise UnsupportedError(self.message)

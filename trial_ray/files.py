@@ -1,4 +1,4 @@
-"""File utilities: atomic writes, checked reads, text escaping, removal of secrets from text, and the cache."""
+"""File utilities: atomic writes, checked reads, text escaping, full file systems, and the cache."""
 
 from __future__ import annotations
 
@@ -9,29 +9,17 @@ import json
 import os
 import re
 import shutil
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trial_ray.errors import CheckpointError, TrialRayError, UnwritableError, UserInputError
+from trial_ray.errors import CheckpointError, StorageError, TrialRayError, UnwritableError, UserInputError
 
 PACKAGE = Path(__file__).parent
 """Folder of this package, in a clone or an installation."""
-HIDDEN = "<hidden>"
-_NAME = r"(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth)"
-SECRET = re.compile(rf"(?i)(^|[_.-]){_NAME}$")
-"""Names of secret values, which are not written; ``max_prompt_tokens`` does not match."""
-REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""Text that refers to the value of an environment variable (:func:`trial_ray.secrets.secret`)."""
-NAMED: set[str] = set()
-"""Environment variables that references have named in this process."""
-LEAST_SECRET, LEAST_NAMED = 8, 4
-"""Minimum number of characters of a secret environment variable, and of one that a reference names, for its value to be searched
-for in texts: shorter ones are parts of words."""
-_IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
-_ASSIGNED = re.compile(rf"(?i)(?<![a-z])({_NAME}['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s'\",;)}}\]]+)")
 
 
 def examples_folder() -> Path:
@@ -40,59 +28,18 @@ def examples_folder() -> Path:
     return packaged if packaged.is_dir() else PACKAGE.parent / "tuned_examples"
 
 
-def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with :data:`HIDDEN` in place of values with secret names, and of secret environment variables' values."""
-    return {str(name): _cleaned(name, value) for name, value in settings.items()}
-
-
-def _cleaned(name: object, value: Any) -> Any:
-    refers = isinstance(value, str) and REFERENCE.fullmatch(value)
-    if SECRET.search(str(name)) and not (refers or value is None or isinstance(value, bool)):
-        return HIDDEN
-    if isinstance(value, Mapping):
-        return without_secrets(value)
-    if isinstance(value, list | tuple):
-        return [_cleaned("", inner) for inner in value]
-    return _without_known(value) if isinstance(value, str) else value
-
-
-def redacted(text: str, *, code: bool = False) -> str:
-    """Replace apparent secrets in text, such as a command line or a traceback, with :data:`HIDDEN`.
-
-    Args:
-        text: any text.
-        code: whether the text is Python code, which stays valid: of assigned values, only strings are replaced.
-    """
-
-    def hide(found: re.Match[str]) -> str:
-        quote = found[2][0] if found[2][0] in "'\"" else ""
-        names_variable = REFERENCE.match(found.string, found.start(2) + len(quote))
-        flag = found[2].lower() in ("true", "false", "none")
-        return found[0] if names_variable or flag or (code and not quote) else f"{found[1]}{quote}{HIDDEN}{quote}"
-
-    return _ASSIGNED.sub(hide, _without_known(text))
-
-
-def _without_known(text: str) -> str:
-    for name, secret in os.environ.items():
-        least = LEAST_NAMED if name in NAMED else LEAST_SECRET
-        if (SECRET.search(name) or name in NAMED) and len(secret) >= least:
-            text = text.replace(secret, HIDDEN)
-    return _IN_ADDRESS.sub(HIDDEN, text)
-
-
 _TO_ESCAPE = re.compile(r"[\ud800-\udfff]|\\(?=u(?:d[89a-f][0-9a-f]{2}|005c))")
 _ESCAPE = re.compile(r"\\u(d[89a-f][0-9a-f]{2}|005c)")
 
 
 def escaped(text: str) -> str:
     """Return ``text`` with lone surrogates escaped."""
-    return _TO_ESCAPE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _TO_ESCAPE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def unescaped(text: str) -> str:
     """Reverse :func:`escaped`."""
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
 
 
 _CONTROL_PICTURES = 0x2400
@@ -132,6 +79,26 @@ def set_aside(path: Path, reason: str) -> Path:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full file system."""
+
+
+def storage_error(error: BaseException, folder: Path, address: str = "") -> StorageError | None:
+    """Return the typed error for a full file system; ``None`` for any other cause.
+
+    Args:
+        error: the error that reached the run, with its causes.
+        folder: the run's folder.
+        address: path or URI by which the run is continued; empty: the folder.
+    """
+    # Compare texts: errors of other processes and of libraries in other languages have types of their own.
+    text = "".join(traceback.format_exception(error))
+    for words in map(os.strerror, FULL):
+        if words in text:
+            return StorageError(
+                f"There is no space left for the run in {folder} ({words}). Free some, then continue with "
+                f"--resume {address or folder}."
+            )
+    return None
 
 
 @contextmanager
@@ -145,7 +112,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error, UnwritableError) or error.errno in (*FULL, errno.ENAMETOOLONG):
-            raise  # the command line shortens a name that is too long
+            raise  # the command line shortens the message about a name that is too long
         reason = error.strerror or error
         raise UnwritableError(f"{path} cannot be written ({reason}). Name another place, or free this one.") from error
 
@@ -173,7 +140,7 @@ def write_text(path: Path | str, text: str) -> Path:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # UTF-8 has no form for lone surrogates; the escape that stands for one is JSON's, too.
+            # UTF-8 cannot encode lone surrogates; "backslashreplace" writes them as JSON escapes.
             with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
                 file.flush()
@@ -216,12 +183,12 @@ def read_json(path: Path, schema: str = "", version: int = 0) -> dict[str, Any]:
         CheckpointError: the file is missing or damaged, contains no object, or has another schema or version.
     """
     with checked_content(path):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
             raise TypeError("it has no JSON object")
-        if schema and (found.get("schema"), found.get("schema_version")) != (schema, version):
+        if schema and (content.get("schema"), content.get("schema_version")) != (schema, version):
             raise CheckpointError(f"{path} was written by another version; expected {schema} {version}.")
-    return found
+    return content
 
 
 def read_lines(path: Path) -> list[str]:
@@ -262,10 +229,10 @@ def nearest_folder(path: Path) -> str:
     """
     if path.is_file():
         return f" Did you mean {path.parent}?"
-    beside = sorted({each.name for each in path.parent.glob("[!.]*/")} - {path.name})
-    longer = [name for name in beside if path.name and path.name in name]
-    near = longer if len(longer) == 1 else difflib.get_close_matches(path.name, beside, n=1)
-    return f" Did you mean {path.with_name(near[0])}?" if near else ""
+    siblings = sorted({folder.name for folder in path.parent.glob("[!.]*/")} - {path.name})
+    longer = [name for name in siblings if path.name and path.name in name]
+    nearest = longer if len(longer) == 1 else difflib.get_close_matches(path.name, siblings, n=1)
+    return f" Did you mean {path.with_name(nearest[0])}?" if nearest else ""
 
 
 def require_new_folder(folder: Path, instead: str = "") -> None:
@@ -278,14 +245,14 @@ def require_new_folder(folder: Path, instead: str = "") -> None:
     Raises:
         UserInputError: the folder is not empty, or the folder or a parent of it is a file or not writable.
     """
-    file = next((each for each in (folder, *folder.parents) if each.exists() and not each.is_dir()), None)
+    file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
     if file is not None:
         raise UserInputError(f"{file} is a file. Name a new folder{instead}.")
-    if folder.is_dir() and (found := sorted(each.name for each in folder.iterdir())):
-        raise UserInputError(f"{folder} is not empty, it contains {found[0]}. Name a new folder{instead}.")
-    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserInputError(f"{there} cannot be written into. Name a folder elsewhere{instead}.")
+    if folder.is_dir() and (names := sorted(entry.name for entry in folder.iterdir())):
+        raise UserInputError(f"{folder} is not empty, it contains {names[0]}. Name a new folder{instead}.")
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserInputError(f"{existing} cannot be written into. Name a folder elsewhere{instead}.")
 
 
 def require_writable(folder: Path) -> None:
@@ -325,7 +292,7 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
 def _fill(folder: Path, write: Callable[[Path], object]) -> None:
     partial = folder / ".partial"
     with writing(folder):
-        partial.mkdir()  # one command alone fills the folder
+        partial.mkdir()  # raises if another command fills the folder
     try:
         write(partial / "whole")
         for entry in (partial / "whole").iterdir():
@@ -392,6 +359,6 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[
     try:
         write_folder(folder, fill)
     except OSError:
-        if not folder.is_dir():  # else another process made it meanwhile
+        if not folder.is_dir():  # otherwise another process has built it meanwhile
             raise
     return folder, False

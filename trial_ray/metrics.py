@@ -57,9 +57,9 @@ class MetricGroup:
 
 
 def _group(name: str, prefix: str, kind: Kind, meanings: Mapping[str, str | tuple[Kind, str]]) -> MetricGroup:
-    """A group of metrics by name, most of which are of one kind; the others name theirs."""
-    described = {key: (kind, told) if isinstance(told, str) else told for key, told in meanings.items()}
-    return MetricGroup(name, prefix, tuple(Metric(key, *each) for key, each in described.items()))
+    """Return a group of metrics of one kind, except metrics that are given with another kind."""
+    described = {key: (kind, entry) if isinstance(entry, str) else entry for key, entry in meanings.items()}
+    return MetricGroup(name, prefix, tuple(Metric(key, *entry) for key, entry in described.items()))
 
 
 _ROLLOUTS = _group(
@@ -296,7 +296,7 @@ PROFILE_STD = f"{LEARNER}trial/turn_weight_std"
 _NAMED_REWARDS = [f"{prefix}rewards/" for prefix in (ENV_RUNNERS, EVALUATION)]
 
 _MISSING = object()
-"""In place of a metric that was not logged; RLlib takes ``None`` for no default."""
+"""Default for a metric that was not logged; RLlib treats ``None`` as no default."""
 
 
 def log(logger: MetricsLogger, key: str, value: float) -> None:

@@ -48,7 +48,7 @@ def release_memory() -> None:
 
 
 def _resident_peak() -> int | None:
-    # Not getrusage: its maximum survives an exec, so that a worker shows the memory of the process that forked it.
+    # Do not use getrusage: its maximum survives an exec, so a worker would report the memory of the process that forked it.
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -57,11 +57,11 @@ def _resident_peak() -> int | None:
 
 
 def _device() -> int | None:
-    torch = sys.modules.get("torch")  # a process without torch holds nothing there
+    torch = sys.modules.get("torch")  # a process that has not imported torch uses no device memory
     if torch is None or not torch.cuda.is_initialized():
         return None
-    held: int = sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
-    return held
+    peak: int = sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
+    return peak
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
@@ -88,8 +88,16 @@ class Progress:
     count: int
 
 
-class _Own:
-    """State of this process."""
+class _ProcessState:
+    """Progress of this process.
+
+    Attributes:
+        count: finished units of work.
+        published_at: time of the last publication, of ``time.monotonic()``.
+        actor: id of the actor that runs in this process; ``None`` if there is none.
+        node: id of its node.
+        stacks_after_s: seconds without progress until the process writes its Python stacks; ``None``: never.
+    """
 
     count = 0
     published_at = 0.0
@@ -105,8 +113,8 @@ def advance() -> None:
         KeyboardInterrupt: as :func:`~trial_ray.termination.raise_swallowed_interrupt`.
     """
     raise_swallowed_interrupt()
-    _Own.count += 1
-    if _Own.actor is not None and time.monotonic() - _Own.published_at > PUBLISH_S:
+    _ProcessState.count += 1
+    if _ProcessState.actor is not None and time.monotonic() - _ProcessState.published_at > PUBLISH_S:
         _publish()
 
 
@@ -118,14 +126,15 @@ def announce(stacks_after_s: float | None = None) -> None:
     """
     if ray.is_initialized():
         context = ray.get_runtime_context()
-        _Own.actor, _Own.node, _Own.stacks_after_s = context.get_actor_id(), context.get_node_id(), stacks_after_s
-        if _Own.actor is not None:
+        _ProcessState.actor, _ProcessState.node = context.get_actor_id(), context.get_node_id()
+        _ProcessState.stacks_after_s = stacks_after_s
+        if _ProcessState.actor is not None:
             _publish()
 
 
 def own_count() -> int:
     """Return the number of units of work that this process has finished."""
-    return _Own.count
+    return _ProcessState.count
 
 
 def read_progress(actor: str) -> Progress | None:
@@ -144,20 +153,20 @@ def forget(actor: str) -> None:
 
 
 def _publish() -> None:
-    assert _Own.actor is not None
-    _Own.published_at = time.monotonic()
-    if _Own.stacks_after_s is not None:
-        faulthandler.dump_traceback_later(_Own.stacks_after_s, file=STDERR)
-    progress = Progress(_Own.node, os.getpid(), psutil.Process().create_time(), _Own.count)
-    with contextlib.suppress(Exception):  # the work itself needs no key-value store
-        _internal_kv_put(_Own.actor, json.dumps(asdict(progress)), namespace=_NAMESPACE)
+    assert _ProcessState.actor is not None
+    _ProcessState.published_at = time.monotonic()
+    if _ProcessState.stacks_after_s is not None:
+        faulthandler.dump_traceback_later(_ProcessState.stacks_after_s, file=STDERR)
+    progress = Progress(_ProcessState.node, os.getpid(), psutil.Process().create_time(), _ProcessState.count)
+    with contextlib.suppress(Exception):  # an error of the key-value store must not end the work
+        _internal_kv_put(_ProcessState.actor, json.dumps(asdict(progress)), namespace=_NAMESPACE)
 
 
 def runs_here(progress: Progress) -> bool:
     """Return True if the process on this node is still running; a later process with the same id does not count."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(progress.pid)
-        # Seconds are as fine as the time of the machine's start is known.
+        # Start times of processes are known to about a second, because the start of the machine is.
         return bool(abs(process.create_time() - progress.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
@@ -166,7 +175,7 @@ def runs_here(progress: Progress) -> bool:
 
 ITERATION, STEP, EPISODE, RESPONSE = "iteration", "step", "episode", "response"
 """Event names: the driver's iteration, an engine's step, an env runner's episode, and a response that an episode waited for."""
-MOST_EVENTS = 20_000
+MAX_EVENTS = 20_000
 """Number of newest events that a process keeps: a few megabytes."""
 
 
@@ -205,7 +214,7 @@ class ProcessEvents:
     events: list[Event]
 
 
-_kept: deque[Event] = deque(maxlen=MOST_EVENTS)
+_events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
 
 def note_event(name: str, began: float, track: str = "", **counts: float) -> None:
@@ -217,7 +226,7 @@ def note_event(name: str, began: float, track: str = "", **counts: float) -> Non
         track: see :class:`Event`.
         counts: see :class:`Event`.
     """
-    _kept.append(Event(name, began, time.monotonic() - began, track, counts))
+    _events.append(Event(name, began, time.monotonic() - began, track, counts))
 
 
 @contextlib.contextmanager
@@ -230,20 +239,20 @@ def event(name: str, **counts: float) -> Iterator[None]:
         note_event(name, began, "", **counts)
 
 
-def process_events(since: float, most: int = MOST_EVENTS) -> ProcessEvents:
+def process_events(since: float, limit: int = MAX_EVENTS) -> ProcessEvents:
     """Return the events of this process that ended after ``since``.
 
     Args:
         since: ``time.time()``.
-        most: maximum number of events; the newest events are returned.
+        limit: maximum number of events; the newest events are returned.
     """
-    # One clock for durations, the other for times of several nodes.
+    # Events are stored in time.monotonic(), and returned in time.time() to compare nodes.
     offset = time.time() - time.monotonic()
-    kept = list(_kept.copy())  # other threads cannot add to it within the call
-    events = [each._replace(began=each.began + offset) for each in kept]
+    stored = list(_events.copy())  # copy() is atomic: other threads may add events
+    events = [event._replace(began=event.began + offset) for event in stored]
     missing_before = 0.0
-    if len(events) == MOST_EVENTS or len(events) > most:
-        events = events[-most:]
+    if len(events) == MAX_EVENTS or len(events) > limit:
+        events = events[-limit:]
         missing_before = events[0].began + events[0].seconds
-    wanted = [each for each in events if each.began + each.seconds > since]
-    return ProcessEvents(socket.gethostname(), os.getpid(), missing_before, wanted)
+    newer = [event for event in events if event.began + event.seconds > since]
+    return ProcessEvents(socket.gethostname(), os.getpid(), missing_before, newer)

@@ -47,12 +47,12 @@ class RestartableGroup(EnvRunnerGroup):
     """
 
     def _make_worker(self, *, worker_index: int, config: Any, **arguments: Any) -> Any:
-        held = self._remote_config if worker_index else config
-        return super()._make_worker(worker_index=worker_index, config=held, **arguments)
+        value = self._remote_config if worker_index else config
+        return super()._make_worker(worker_index=worker_index, config=value, **arguments)
 
 
 def container_memory() -> int:
-    """Memory in bytes that this process's container, or else the machine, has left; Ray has no public function for it."""
+    """Return the bytes of memory left in this process's container, or else on the machine; Ray has no public function for it."""
     return int(utils.estimate_available_memory())
 
 
@@ -126,10 +126,10 @@ def local_start() -> Iterator[None]:
     """
     command: Callable[..., list[str]] = services._build_python_executable_command_memory_profileable
 
-    def idle_agent(component: str, *arguments: Any, **named: Any) -> list[str]:
+    def idle_agent(component: str, *arguments: Any, **options: Any) -> list[str]:
         if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
             return [sys.executable, "-S", "-c", IDLE_AGENT]
-        return command(component, *arguments, **named)
+        return command(component, *arguments, **options)
 
     with (
         slow_start(),
@@ -156,15 +156,15 @@ def slow_start() -> Iterator[None]:
                     raise
                 time.sleep(0.1)
 
-    def raylet_with_ports(*arguments: Any, **named: Any) -> Any:
-        # It would end where an agent takes longer than 15 s to write its port into a file (Ray's issue 65983).
+    def raylet_with_ports(*arguments: Any, **options: Any) -> Any:
+        # The raylet would end if an agent took longer than 15 s to write its port into a file (Ray issue 65983).
         with socket.socket() as unused:
             unused.bind(("", 0))
-            named["runtime_env_agent_port"] = unused.getsockname()[1]
-        given = signature(start_raylet).bind(*arguments, **named).arguments
+            options["runtime_env_agent_port"] = unused.getsockname()[1]
+        given = signature(start_raylet).bind(*arguments, **options).arguments
         for name, port in AGENT_PORTS.items():
             persist_port(given["session_dir"], given["node_id"], name, given.get(port) or -1)
-        return start_raylet(*arguments, **named)
+        return start_raylet(*arguments, **options)
 
     limits = {"RAY_gcs_server_port_wait_time_s": START_S, "RAY_agent_register_timeout_ms": 1000 * START_S}
     with (
@@ -204,17 +204,17 @@ def env_runners_of(
     RLlib would create the number of env runners in the config, in its own group. Starting new env runners takes longer than a short
     trial of a sweep. Also, ``on_algorithm_init`` is not called, because RLlib would call it before this package's additions exist.
     """
-    made = algorithm.EnvRunnerGroup
+    original = algorithm.EnvRunnerGroup
 
-    def take(**arguments: Any) -> EnvRunnerGroup:
+    def keep_or_make(**arguments: Any) -> EnvRunnerGroup:
         if kept is None:
             return make(**arguments, num_env_runners=number)
         kept._worker_manager._num_actor_restarts = kept._num_env_runners_dropped_lifetime = 0
         return kept
 
-    algorithm.EnvRunnerGroup = take
+    algorithm.EnvRunnerGroup = keep_or_make
     try:
         with patch.object(algorithm, "make_callback", lambda hook, *args, **kwargs: None):
             yield
     finally:
-        algorithm.EnvRunnerGroup = made
+        algorithm.EnvRunnerGroup = original

@@ -21,8 +21,8 @@ from trial_ray.files import examples_folder
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.ray_internals import trial_folder
 from trial_ray.runs.config_record import to_record
+from trial_ray.runs.evaluations import set_file
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.metric_files import set_file
 from trial_ray.runs.overrides import apply_overrides
 from trial_ray.sweeps.plan import SweepFile, recorded_config
 from trial_ray.user_files import run_user_file

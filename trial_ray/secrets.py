@@ -1,4 +1,8 @@
-"""Secrets in settings: references to environment variables, without values in files."""
+"""Secrets: settings name environment variables, and texts that are written to files hide values of secrets.
+
+There is one rule. A value under a name that ends with token, secret, password, key, credentials or auth (``api_key``,
+``HF_TOKEN``) is a secret unless it refers to an environment variable: ``${JUDGE_KEY}``.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trial_ray.errors import ConfigError
-from trial_ray.files import HIDDEN, NAMED, REFERENCE, SECRET
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+HIDDEN = "<hidden>"
+"""Replacement of a secret in texts and records."""
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""Text that refers to the value of an environment variable."""
+MIN_LENGTH, MIN_REFERENCED_LENGTH = 8, 4
+"""Minimum number of characters of a value that is searched for in texts, because shorter values are parts of words: of a variable
+with a secret name, and of a variable that a reference names."""
+_NAME = r"(?<![a-z])(?:api|access|private)?(?:token|secret|password|passwd|key|credentials?|auth)"
+_SECRET_NAME = re.compile(rf"(?i){_NAME}$")
+NO_SECRETS = frozenset({"action_mask_key"})
+"""Settings of RLlib whose names look like names of secrets."""
+_ASSIGNED = re.compile(rf"(?i)({_NAME}['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s'\",;)}}\]]+)")
+_LITERAL = re.compile(
+    rf"(?i){_NAME}['\"]?\]?\s*(?:[=:]|:[^=\n]*=)[\s(]*[bfru]*(?P<quote>'''|\"\"\"|['\"])(?!\$\{{\w+\}}|(?P=quote))"
+)
+"""Python code that gives a string to the name of a secret."""
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_referenced: set[str] = set()
+"""Environment variables that references have named in this process."""
 
 
 def secret(variable: str) -> str:
@@ -30,13 +51,19 @@ def secret(variable: str) -> str:
     Raises:
         ConfigError: ``variable`` is not a valid name of an environment variable.
     """
-    if not isinstance(variable, str) or not _VARIABLE.fullmatch(variable):
+    reference = f"${{{variable}}}"
+    if not isinstance(variable, str) or not REFERENCE.fullmatch(reference):
         raise ConfigError(
-            "secret() was not given the name of an environment variable (letters, digits and underscores). Put the value into a "
-            'variable, and give its name: secret("NAME").'
+            "secret() expects the name of an environment variable (letters, digits and underscores), and got another value. Put "
+            'the value into a variable, and give its name: secret("NAME").'
         )
-    NAMED.add(variable)
-    return f"${{{variable}}}"
+    _referenced.add(variable)
+    return reference
+
+
+def is_secret_name(name: object) -> bool:
+    """Return True if a value under this name is a secret."""
+    return bool(_SECRET_NAME.search(str(name))) and name not in NO_SECRETS
 
 
 def with_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,27 +72,28 @@ def with_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a variable is not set here.
     """
-    return {name: _value(name, each) for name, each in settings.items()}
+    return {name: _with_value(name, value) for name, value in settings.items()}
 
 
-def _value(name: str, value: Any) -> Any:
+def _with_value(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _value(f"{name}.{key}", inner) for key, inner in value.items()}
+        return {key: _with_value(f"{name}.{key}", inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_value(name, inner) for inner in value)
-    if not isinstance(value, str) or not (named := REFERENCE.fullmatch(value)):
+        return type(value)(_with_value(name, inner) for inner in value)
+    if not isinstance(value, str) or not (reference := REFERENCE.fullmatch(value)):
         return value
-    NAMED.add(named[1])
-    if (found := os.environ.get(named[1])) is None:
+    variable = reference[1]
+    _referenced.add(variable)
+    if variable not in os.environ:
         raise ConfigError(
-            f"{name} is the environment variable {named[1]}, which is not set on {socket.gethostname()}. Set it for the driver "
+            f"{name} is the environment variable {variable}, which is not set on {socket.gethostname()}. Set it for the driver "
             "and wherever env runners start."
         )
-    return found
+    return os.environ[variable]
 
 
 def refuse_plain_secrets(name: str, value: Any) -> None:
-    """Reject a plain value with a name that looks like a secret's: checkpoints and Ray Tune would write it into files.
+    """Reject secrets in a setting: checkpoints and Ray Tune would write them into files.
 
     Args:
         name: name of the setting.
@@ -74,7 +102,7 @@ def refuse_plain_secrets(name: str, value: Any) -> None:
     Raises:
         ConfigError: there is such a value; the message names the setting, never the value.
     """
-    for path in _plain(name, value, False):
+    for path in _plain_secrets(name, value, secret_name=False):
         variable = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()
         raise ConfigError(
             f"{path} looks like a secret, and checkpoints and sweeps would write its value into files. Put it into an environment "
@@ -83,17 +111,64 @@ def refuse_plain_secrets(name: str, value: Any) -> None:
         )
 
 
-def _plain(path: str, value: Any, named: bool) -> Iterator[str]:
+def _plain_secrets(path: str, value: Any, secret_name: bool) -> Iterator[str]:
+    """Yield the dotted names of secrets that are not references."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _plain(f"{path}.{key}", inner, named or bool(SECRET.search(str(key))))
+            yield from _plain_secrets(f"{path}.{key}", inner, secret_name or is_secret_name(key))
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _plain(path, inner, named)
-    elif (
-        named
-        and not isinstance(value, bool)
-        and value not in (None, "", HIDDEN)
-        and not REFERENCE.fullmatch(str(value))
-    ):
+            yield from _plain_secrets(path, inner, secret_name)
+    elif secret_name and value != HIDDEN and not _is_harmless(value):
         yield path
+
+
+def _is_harmless(value: Any) -> bool:
+    """Return True if a value under a secret name is a reference, a flag or missing."""
+    if isinstance(value, str):
+        return not value or bool(REFERENCE.fullmatch(value))
+    return value is None or isinstance(value, bool)
+
+
+# -- texts and records ---------------------------------------------------------------------------------------------------
+
+
+def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with :data:`HIDDEN` in place of secrets, also of values of secret environment variables in other texts."""
+    return {str(name): _hidden(name, value) for name, value in settings.items()}
+
+
+def _hidden(name: object, value: Any) -> Any:
+    if is_secret_name(name) and not _is_harmless(value):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return without_secrets(value)
+    if isinstance(value, list | tuple):
+        return [_hidden("", inner) for inner in value]
+    return _without_known(value) if isinstance(value, str) else value
+
+
+def redacted(text: str) -> str:
+    """Replace apparent secrets in text, such as a command line or a traceback, with :data:`HIDDEN`."""
+
+    def hide(assigned: re.Match[str]) -> str:
+        quote = assigned[2][0] if assigned[2][0] in "'\"" else ""
+        refers = REFERENCE.match(assigned.string, assigned.start(2) + len(quote))
+        flag = assigned[2].lower() in ("true", "false", "none")
+        return assigned[0] if refers or flag else f"{assigned[1]}{quote}{HIDDEN}{quote}"
+
+    return _ASSIGNED.sub(hide, _without_known(text))
+
+
+def contains_secret(code: str) -> bool:
+    """Return True if Python code contains a secret as a literal, or the value of a secret environment variable."""
+    return bool(_LITERAL.search(code)) or _without_known(code) != code
+
+
+def _without_known(text: str) -> str:
+    """Hide the values of secret environment variables, and passwords in addresses."""
+    for name, value in os.environ.items():
+        min_length = MIN_REFERENCED_LENGTH if name in _referenced else MIN_LENGTH
+        if (is_secret_name(name) or name in _referenced) and len(value) >= min_length:
+            text = text.replace(value, HIDDEN)
+    return _IN_ADDRESS.sub(HIDDEN, text)

@@ -6,7 +6,6 @@ import os
 import signal
 import stat
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
@@ -16,22 +15,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TERMINAL_MAJORS = range(136, 144)
 """Major device numbers of Linux's pseudo-terminals."""
 
-
 _reactions: list[Callable[[int], None]] = []
 """Reactions to a signal of the contexts that are entered, the innermost last."""
-_arrived: Counter[int] = Counter()
-"""Signals by number that no handler has counted yet."""
 
 
-class _Own:
+class _ProcessState:
     """State of this process, until the outermost context is left.
 
     Attributes:
-        interrupt: whether ``KeyboardInterrupt`` was raised.
-        hung_up: whether the terminal was closed, for which several SIGHUP may come.
+        interrupted: whether ``KeyboardInterrupt`` was raised.
+        hung_up: whether SIGHUP has come; a closed terminal may send several.
     """
 
-    interrupt = False
+    interrupted = False
     hung_up = False
 
 
@@ -41,7 +37,7 @@ def _interrupt(number: int) -> None:
     Raises:
         KeyboardInterrupt: always; again by :func:`raise_swallowed_interrupt` until the outermost context is left.
     """
-    _Own.interrupt = True
+    _ProcessState.interrupted = True
     raise KeyboardInterrupt
 
 
@@ -51,7 +47,7 @@ def raise_swallowed_interrupt() -> None:
     Raises:
         KeyboardInterrupt: it was raised before, in a library that catches everything.
     """
-    if _Own.interrupt and threading.current_thread() is threading.main_thread():
+    if _ProcessState.interrupted and threading.current_thread() is threading.main_thread():
         raise KeyboardInterrupt
 
 
@@ -64,64 +60,41 @@ def _reacting(reaction: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with ExitStack() as undone:
+    with ExitStack() as restored:
         if not _reactions:
-            _install(undone)
+            _set_handlers(restored)
         _reactions.append(reaction)
-        undone.callback(_reactions.pop)
+        restored.callback(_reactions.pop)
         yield
 
 
-def _install(undone: ExitStack) -> None:
-    reader, writer = os.pipe()
-    for end in (reader, writer):
-        undone.callback(os.close, end)
-        os.set_blocking(end, False)
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        for _ in range(_count(reader, number)):
-            _reactions[-1](number)
-
-    # Python calls a handler once for all signals that came while a library's code, such as Ray's, was waiting.
-    undone.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer, warn_on_full_buffer=False))
+def _set_handlers(restored: ExitStack) -> None:
     for number in SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-            continue  # nohup
-        undone.callback(signal.signal, number, signal.signal(number, handle))
-    undone.callback(setattr, _Own, "hung_up", False)
-    undone.callback(setattr, _Own, "interrupt", False)
-    undone.callback(_arrived.clear)
+            continue  # nohup has set this
+        restored.callback(signal.signal, number, signal.signal(number, _handle))
+    restored.callback(setattr, _ProcessState, "hung_up", False)
+    restored.callback(setattr, _ProcessState, "interrupted", False)
 
 
-def _count(reader: int, number: int) -> int:
-    """Return the number of signals of a kind to handle."""
-    with suppress(BlockingIOError):  # a byte each
-        _arrived.update(os.read(reader, 4096))
-    found = max(1, _arrived.pop(number, 0))
-    if number != signal.SIGHUP:
-        return found
-    _leave_terminal()
-    again, _Own.hung_up = _Own.hung_up, True
-    return 0 if again else 1
+def _handle(number: int, frame: FrameType | None) -> None:
+    """Call the innermost reaction; of several SIGHUP, only for the first."""
+    if number == signal.SIGHUP:
+        _leave_terminal()
+        if _ProcessState.hung_up:
+            return
+        _ProcessState.hung_up = True
+    _reactions[-1](number)
 
 
 def _leave_terminal() -> None:
     """Redirect descriptors of a terminal, which cannot be written once it is closed, to the null device."""
-    with suppress(OSError), open(os.devnull, "r+b") as nowhere:
+    with suppress(OSError), open(os.devnull, "r+b") as null_device:
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):
-                found = os.fstat(descriptor)
-                if stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) in TERMINAL_MAJORS:
-                    os.dup2(nowhere.fileno(), descriptor, os.get_inheritable(descriptor))
-
-
-def _forget_in_child() -> None:
-    """A forked child shares the pipe: what it got would count as another signal of its parent."""
-    if _reactions:
-        signal.set_wakeup_fd(-1)
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
+                status = os.fstat(descriptor)
+                if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) in TERMINAL_MAJORS:
+                    os.dup2(null_device.fileno(), descriptor, os.get_inheritable(descriptor))
 
 
 @contextmanager
@@ -137,21 +110,22 @@ def interrupts_deferred() -> Iterator[None]:
 
     For work that should not be interrupted, such as the start of Ray, which would leave processes behind.
     """
-    noted = 0
+    deferred = False
 
-    def note(number: int) -> None:
-        nonlocal noted
-        if noted or _Own.interrupt:
+    def defer(number: int) -> None:
+        nonlocal deferred
+        if deferred or _ProcessState.interrupted:
             _interrupt(number)
-        noted = number
+        deferred = True
 
     with termination_as_interrupt():
         try:
-            with _reacting(note):
+            with _reacting(defer):
                 yield
         finally:
-            if noted:
-                _interrupt(noted)
+            if deferred:
+                _ProcessState.interrupted = True
+                raise KeyboardInterrupt
 
 
 @contextmanager
@@ -190,7 +164,8 @@ class GracefulInterrupt(ExitStack):
     """Defer an interrupt while entered: the first signal sets :attr:`requested`, the second signal raises ``KeyboardInterrupt``.
 
     An interrupted iteration leaves a learner that has taken only some of its steps; this state cannot be continued correctly.
-    SIGHUP may come with other signals when a session ends, and is not counted.
+    SIGHUP may come with other signals when a session ends, and never counts as the second. Python calls a handler once for all
+    signals of one number that come during one call of a native library; they count as one.
     """
 
     def __init__(self, on_request: Callable[[], None]) -> None:

@@ -74,6 +74,7 @@ def load_user_module(path: Path, expected: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _running(path: Path) -> Iterator[None]:
+    """Make modules next to a file importable while entered, and let errors name the line of the file."""
     folder = str(path.resolve().parent)
     before, known = set(sys.modules), set(sys.path)
     sys.path.insert(0, folder)
@@ -86,7 +87,7 @@ def _running(path: Path) -> Iterator[None]:
         raise UserInputError(f"{path}, line {_line(error, path)}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)
-        _send_by_value(before, {Path(each).resolve() for each in {folder, *sys.path} - known | {folder}})
+        _send_by_value(before, {Path(entry).resolve() for entry in {folder, *sys.path} - known | {folder}})
 
 
 def _line(error: Exception, path: Path) -> int | str:
@@ -110,5 +111,5 @@ def _send_by_value(before: set[str], folders: set[Path]) -> None:
             continue
         if Path(file).resolve().parent in folders:
             installed = packages_distributions() if installed is None else installed
-            if package not in installed:  # else actors can import it
+            if package not in installed:  # actors can import installed packages
                 cloudpickle.register_pickle_by_value(sys.modules[name])

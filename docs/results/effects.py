@@ -23,7 +23,7 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.statistics import holm, seed_interval
 from trial_ray.files import read_json, write_json
 from trial_ray.metrics import LEARNER, TRAINING_SUCCESS
-from trial_ray.runs.metric_files import read_metrics
+from trial_ray.runs.metrics_file import read_metrics
 
 HERE = Path(__file__).parent
 RUNS, EFFECTS, VERSION = "trial_ray/study_runs", "trial_ray/effects", 1

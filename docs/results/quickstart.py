@@ -14,7 +14,7 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.statistics import mcnemar_exact, paired_difference_interval, wilson_interval
 from trial_ray.files import read_json, write_json
 from trial_ray.metrics import LEARNER
-from trial_ray.runs.metric_files import read_metrics
+from trial_ray.runs.metrics_file import read_metrics
 
 FILE = Path(__file__).with_suffix(".json")
 SCHEMA, VERSION = "trial_ray/quickstart_runs", 1

@@ -19,7 +19,7 @@ from trial_ray.algorithms.tasks import DECAY, PRIOR
 from trial_ray.evaluation.statistics import holm, seed_interval
 from trial_ray.files import read_json, write_json
 from trial_ray.metrics import EVALUATION, LEARNER
-from trial_ray.runs.metric_files import read_metrics
+from trial_ray.runs.metrics_file import read_metrics
 
 FILE = Path(__file__).with_suffix(".json")
 SCHEMA, VERSION = "trial_ray/task_sampling_runs", 1

@@ -17,7 +17,7 @@ from trial_ray.algorithms.timeline import Timeline, collect_timeline, write_time
 from trial_ray.process import (
     EPISODE,
     ITERATION,
-    MOST_EVENTS,
+    MAX_EVENTS,
     RESPONSE,
     STEP,
     Event,
@@ -104,7 +104,7 @@ def test_a_process_hands_out_the_newest_events_and_says_from_when_on_they_are_al
     now = [1000.0]
     clock = SimpleNamespace(time=lambda: 7.0 + now[0], monotonic=lambda: now[0])
     monkeypatch.setattr("trial_ray.process.time", clock)
-    monkeypatch.setattr("trial_ray.process._kept", deque(maxlen=MOST_EVENTS))  # without those of other tests
+    monkeypatch.setattr("trial_ray.process._events", deque(maxlen=MAX_EVENTS))  # without those of other tests
     before = clock.time()
     with event("work", rows=3):
         now[0] += 5.0
@@ -113,15 +113,15 @@ def test_a_process_hands_out_the_newest_events_and_says_from_when_on_they_are_al
     assert (found.events[0].began, found.events[0].seconds) == (before, 5.0)
     assert found.complete_since < before
     assert process_events(clock.time()).events == []
-    threads = [threading.Thread(target=lambda: [note_event("many", 0.0) for _ in range(MOST_EVENTS)]) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: [note_event("many", 0.0) for _ in range(MAX_EVENTS)]) for _ in range(3)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         process_events(before)  # while others add to it
     found = process_events(before)
-    assert len(found.events) == MOST_EVENTS
+    assert len(found.events) == MAX_EVENTS
     assert found.complete_since > before
-    assert len(process_events(before, most=5).events) == 5
+    assert len(process_events(before, limit=5).events) == 5
 
 
 @pytest.mark.actors

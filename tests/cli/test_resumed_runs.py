@@ -21,7 +21,7 @@ from trial_ray.errors import CheckpointError, FolderInUseError, UserInputError
 from trial_ray.reports.groups import group_runs
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 from trial_ray.runs.config_record import load_record
-from trial_ray.runs.ownership import LOCK_FILE, folder_lock
+from trial_ray.runs.locks import LOCK_FILE, folder_lock
 from trial_ray.runs.reader import RecordedRun
 
 
@@ -57,7 +57,7 @@ def test_a_second_command_on_a_run_is_refused_and_changes_nothing(train, capsys)
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from trial_ray.runs.ownership import folder_lock
+from trial_ray.runs.locks import folder_lock
 with folder_lock(Path(sys.argv[1]), ["trial-ray", "train", "api_key=sk-secret"]):
     if os.fork() == 0:  # the fork says so itself, when it has let go of the lock
         print(os.getpid(), flush=True)

@@ -10,7 +10,7 @@ from tiny_run import ChanceEnv, config_of
 from user_env import registered
 
 from trial_ray.metrics import GROUPS
-from trial_ray.runs.metric_files import flatten
+from trial_ray.runs.metrics_file import flatten
 
 pytestmark = pytest.mark.e2e
 

@@ -14,7 +14,7 @@ from trial_envs.tool_env import command_tools
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.metrics import LEARNER
 from trial_ray.rollout.recording import read_turns
-from trial_ray.runs.metric_files import flatten
+from trial_ray.runs.metrics_file import flatten
 
 pytestmark = pytest.mark.e2e
 CALLS = [("look", {}), ("inventory", {}), ("go_to", {"receptacle": "desk 1"}), ("fly", {})]

@@ -27,7 +27,7 @@ from trial_ray.process import EPISODE, RESPONSE, STEP
 from trial_ray.rollout.recording import read_turns
 from trial_ray.runs.checkpoints import find_model, write_manifest
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.metric_files import flatten
+from trial_ray.runs.metrics_file import flatten
 from trial_ray.runs.replay import Replay
 
 pytestmark = pytest.mark.e2e

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -11,22 +10,16 @@ import shutil
 from pathlib import Path
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
-from chat_tokenizers import chat_tokenizer
-from hostile_input import TEXTS, VALUES, WORDS, changed_bytes, changed_content, changed_json, refused
+from hostile_input import TEXTS, VALUES, WORDS, changed_json, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nano_model import save_nano_model
-from synthetic_run import make_run, save_tokenizer
 
 from trial_envs.wrappers import ActionProjection, HistoryWindow, Recording, read_episodes
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.learner.recording import UpdateRecord
 from trial_ray.learner.state import save_optimizers
-from trial_ray.rollout.recording import read_trajectories
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_MARK,
     MANIFEST,
@@ -36,11 +29,7 @@ from trial_ray.runs.checkpoints import (
     require_whole,
     write_manifest,
 )
-from trial_ray.runs.config_record import load_record, to_record
-from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.metric_files import read_metrics
 from trial_ray.runs.overrides import apply_overrides
-from trial_ray.trajectory import EpisodeResult
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -123,55 +112,6 @@ def test_actions(games, name):
 
 
 # --- files that were damaged or changed
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    tokenizer = chat_tokenizer("tiny")
-    run = make_run(tmp_path_factory.mktemp("runs") / "run", tokenizer, 16, 2)
-    save_tokenizer(run, tokenizer)
-    (run / "resolved_config.json").write_text(json.dumps(to_record(BASE)))
-    lines = [{"iteration": each, "env_runners/success_rate": 0.5, "seconds/sampling": 1.0} for each in (1, 2)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    UpdateRecord(1, ["a"], {"num_env_steps_sampled_lifetime": 1}, 1, "0-1", "1-1").write(run / "training")
-    episodes = [{"task_id": "t", "family": "f", "success": True, "score": 1.0, "turns": 2, "ended": "terminated"}]
-    EvaluationResult({"env": "trial/ALFWorld-v0", "split": "train"}, [EpisodeResult(**episodes[0])]).save(
-        run / "evaluations" / "before.json"
-    )
-    return run
-
-
-@examples(700)
-@given(data=st.data())
-def test_parquet_files(tmp_path_factory, run_folder, data):
-    [source] = (run_folder / "trajectories" / "iteration=00001").glob("*.parquet")
-    changed = data.draw(changed_bytes(source.read_bytes()))
-    folder = folder_of(tmp_path_factory, "damaged")
-    path = folder / "iteration=00001" / source.name
-    path.parent.mkdir()
-    path.write_bytes(changed)
-    found = refused(lambda: read_trajectories(folder))
-    if not isinstance(found, Exception):
-        expected = read_trajectories(run_folder / "trajectories", 1)
-        np.testing.assert_equal([*map(dataclasses.asdict, found)], [*map(dataclasses.asdict, expected)])
-
-
-READERS = {
-    "run.json": lambda path: RunFolder.reopen(path.parent).state(),
-    "resolved_config.json": lambda path: refused(load_record(path).validate, ValueError),
-    "metrics.jsonl": read_metrics,
-    "evaluations/before.json": EvaluationResult.load,
-    "training/iteration=00001/_update.json": lambda path: UpdateRecord.read(path.parents[1], 1),
-}
-
-
-@examples(1900)
-@given(name=st.sampled_from(sorted(READERS)), data=st.data())
-def test_records(tmp_path_factory, run_folder, name, data):
-    path = folder_of(tmp_path_factory, "record") / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data.draw(changed_content(run_folder / name)))
-    refused(lambda: READERS[name](path))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from trial_ray.adapters import alfworld, webshop
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.reports.charts import CURVES, class_means, curve, windows
-from trial_ray.runs.metric_files import read_metrics
+from trial_ray.runs.metrics_file import read_metrics
 from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn
 from trial_ray.trajectory import Trajectory, Turn
 

@@ -179,7 +179,7 @@ DAMAGES = {
     "cost of another kind": (
         "cost.json",
         lambda text: '{"seconds": 3}',
-        "cost.json is not in the format of this version",
+        "cost.json: KeyError",
     ),
     "half a config": ("resolved_config.json", lambda text: text[:99], "resolved_config.json: JSONDecodeError"),
     "a list": ("run.json", lambda text: "[1]", "has no JSON object"),

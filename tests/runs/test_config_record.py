@@ -17,6 +17,7 @@ from trial_ray.algorithms.methods import new_config
 from trial_ray.errors import CheckpointError
 from trial_ray.runs.config_record import (
     command_of,
+    commands_in_force,
     from_record,
     load_record,
     to_record,
@@ -147,4 +148,7 @@ def test_a_command_that_continues_somebody_elses_run_does_not_vouch_for_their_se
     config = new_config("trial").environment("trial/ALFWorld-v0", env_config={"data": "/theirs"})
     theirs = to_record(config)
     mine = json.loads(json.dumps(with_command(theirs, {**to_record(config), "after_iteration": 3}, again=False)))
-    assert [from_record(command_of(mine, number)).env_config for number in (3, 4)] == [{}, {"data": "/theirs"}]
+    assert [from_record(command_of(commands_in_force(mine), number)).env_config for number in (3, 4)] == [
+        {},
+        {"data": "/theirs"},
+    ]

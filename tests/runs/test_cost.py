@@ -1,4 +1,4 @@
-"""What a run costs: every second in one phase, figures by hand, parts of a resumed run added up, counts of the learner."""
+"""Cost of a run: seconds by phase, figures calculated by hand, and parts of a resumed run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENGINE = {
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that goes forward by hand."""
+    """Replace the clock, and return a function that advances it."""
     now = [100.0]
     monkeypatch.setattr("trial_ray.runs.cost.time.monotonic", lambda: now[0])
 
@@ -47,7 +47,7 @@ def clock(monkeypatch):
 
 
 def one_part(file, clock):
-    """A start of 3 s, an evaluation set of 2 s, an iteration of 11 s of which 1 s is in no phase, and 1 s more."""
+    """Measure a start of 3 s, an evaluation of 2 s, an iteration of 11 s (1 s in no phase) and 1 s more."""
     meter = CostMeter(file)
     clock(3)
     meter.started(HARDWARE)
@@ -76,7 +76,7 @@ def test_every_second_of_the_run_is_in_one_phase(tmp_path, clock):
     assert sum(card["shares"].values()) == pytest.approx(1)
 
 
-def test_figures_are_those_of_a_calculation_by_hand(tmp_path, clock):
+def test_figures_equal_a_calculation_by_hand(tmp_path, clock):
     card = one_part(tmp_path / "cost.json", clock)
     assert card["tokens_per_second"] == {
         "sampled": 1000 / 4,
@@ -103,7 +103,7 @@ def test_a_resumed_run_costs_what_its_parts_cost(tmp_path, clock):
         assert both[key] == one[key]
 
 
-def test_what_was_not_measured_is_null_and_shown_as_such(tmp_path, clock):
+def test_missing_measurements_are_null(tmp_path, clock):
     meter = CostMeter(tmp_path / "cost.json")
     clock(1)
     meter.iteration({"seconds/sampling": 1.0})

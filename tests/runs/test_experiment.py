@@ -1,4 +1,4 @@
-"""Experiments by path or by the name of a tuned example."""
+"""Experiment files, by path or by the name of a tuned example."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_name_means_the_tuned_example(name):
     assert experiment_file(name) == EXAMPLES / f"{name}.py"
 
 
-def test_a_file_of_the_users_comes_first(tmp_path):
+def test_a_users_file_takes_precedence(tmp_path):
     for name in ("alfworld_quickstart", "own.py"):
         (tmp_path / name).write_text("")
         assert experiment_file(name).resolve() == tmp_path / name
@@ -42,11 +42,11 @@ def test_a_file_of_the_users_comes_first(tmp_path):
         ("folder/lambda_alpa.py", "folder/lambda_alpha.py"),
     ],
 )
-def test_the_nearest_file_is_named(name, meant, tmp_path):
+def test_the_error_names_the_nearest_file(name, meant, tmp_path):
     (tmp_path / "folder").mkdir()
     for own in ("my_mine.py", "folder/lambda_alpha.py"):
         (tmp_path / own).write_text("")
-    with pytest.raises(UserInputError, match=rf"is neither .*\. Did you mean {re.escape(meant)}\?$"):
+    with pytest.raises(UserInputError, match=rf"{re.escape(meant)}\?$"):
         load_experiment(experiment_file(name))
 
 
@@ -58,16 +58,16 @@ def test_an_error_names_the_line_of_the_file_that_is_run(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["float('inf')", "True"])
-def test_a_stop_that_is_no_finite_number_is_refused(tmp_path, value):
+def test_a_stop_criterion_must_be_a_finite_number(tmp_path, value):
     file = tmp_path / "mine.py"
     file.write_text(
         f"from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\nstop = {{'training_iteration': {value}}}\n"
     )
-    with pytest.raises(ConfigError, match="dict of finite numbers"):
+    with pytest.raises(ConfigError):
         load_experiment(file)
 
 
-def test_a_tilde_is_the_home_folder_wherever_a_path_is_taken(tmp_path, monkeypatch):
+def test_a_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\n")

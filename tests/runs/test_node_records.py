@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ray_nodes import cluster_of
 
-from trial_ray.runs.node_records import hand_over
+from trial_ray.runs.node_records import send_files
 
 NAME = "trajectories/iteration=00001/runner001.parquet"
 
@@ -23,23 +23,23 @@ def test_a_node_hands_over_what_it_recorded_once(tmp_path):
     record(tmp_path)
     record(tmp_path, "training/iteration=00001/learner01.parquet")
     record(tmp_path, "training/iteration=00002/.learner01.unfinished")
-    found = hand_over(tmp_path, drop=False)
+    found = send_files(tmp_path, drop=False)
     assert found.keys() == {NAME, "training/iteration=00001/learner01.parquet"}
     assert found[NAME] == NAME.encode()
-    assert hand_over(tmp_path, drop=False) == {}
+    assert send_files(tmp_path, drop=False) == {}
 
 
 def test_a_node_drops_recordings_alone(tmp_path):
     record(tmp_path)
     (tmp_path / "trajectories" / "notes.txt").write_text("of somebody else")
-    assert hand_over(tmp_path, drop=True) == {}
+    assert send_files(tmp_path, drop=True) == {}
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["notes.txt"]
 
 
 def test_a_node_that_shares_the_folder_hands_over_and_removes_nothing(tmp_path):
     record(tmp_path)
     (tmp_path / "run.json").write_text("{}")
-    assert hand_over(tmp_path, drop=True) is None
+    assert send_files(tmp_path, drop=True) is None
     assert (tmp_path / NAME).exists()
 
 

@@ -1,4 +1,4 @@
-"""Runs at Weights & Biases and MLflow: offline, through their own libraries, without secrets."""
+"""Trackers log runs through the services' own libraries, offline and without secrets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from cli_fakes import noting_tracker
 
 from trial_ray import cli
-from trial_ray.errors import UserInputError
+from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.runs import trackers
-from trial_ray.runs.trackers import TrackedRun, Trackers, identifier
+from trial_ray.runs.trackers import TrackedRun, Trackers, identifier, require_trackers
 from trial_ray.sweeps.callbacks import TrialFolders
 
 SETTINGS = {"settings": {"lr": 0.5, "engine_kwargs": {"hf_token": "t0p", "max_prompt_tokens": 7}}}
@@ -18,16 +18,16 @@ SETTINGS = {"settings": {"lr": 0.5, "engine_kwargs": {"hf_token": "t0p", "max_pr
 
 @pytest.fixture
 def services(monkeypatch, tmp_path):
-    """All of them on this machine, below ``tmp_path``."""
+    """Let the services store runs below ``tmp_path``, and return it."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
-    # Its database takes 10 s to be made.
+    # Creating MLflow's database would take 10 s.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     return tmp_path
 
 
 def log_two_runs(name, folder):
-    """Two at a time, one of which continues."""
+    """Log two runs at the same time, and continue the first."""
     first, second = (TrackedRun(f"run-{key}", key, SETTINGS, folder, "sweep") for key in ("one", "two"))
     warnings: list[str] = []
     open_runs = [Trackers([name], run, warnings.append) for run in (first, second)]
@@ -77,27 +77,29 @@ class Fails:
         raise ConnectionError("no route\nto host")
 
 
-def test_a_service_that_fails_is_left_and_the_run_goes_on(monkeypatch, tmp_path):
+def test_a_failing_service_is_dropped(monkeypatch, tmp_path):
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Fails)
     warnings: list[str] = []
     run = Trackers(["wandb"], TrackedRun("a", "a", {}, tmp_path), warnings.append)
     run.log(1, {})
     run.log(2, {})
     run.close("done")
-    assert warnings == ["warning: wandb failed, so nothing more is logged to it: ConnectionError: no route"]
-    with pytest.raises(UserInputError, match="wandb rejected the run: ConnectionError: no route"):
+    assert len(warnings) == 1
+    assert warnings[0].endswith("ConnectionError: no route")
+    with pytest.raises(UserInputError, match="no route"):
         Trackers(["wandb"], TrackedRun("a", "refused", {}, tmp_path), warnings.append)
 
 
-def test_a_missing_library_is_told_with_its_extra_before_anything_starts(monkeypatch, capsys, tmp_path):
+def test_a_missing_library_is_an_error_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     for command in ("train", "sweep"):
         assert cli.main([command, "alfworld_quickstart", "--log-to", "wandb", "--out", str(tmp_path / "run")]) == 2
-        assert "pip install 'wandb==" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+    with pytest.raises(MissingDependencyError, match="wandb=="):
+        require_trackers(["wandb"])
 
 
-def test_trials_are_runs_of_one_group_and_those_that_a_sweep_left_are_interrupted(monkeypatch, tmp_path):
+def test_trials_of_a_sweep_are_runs_of_one_group(monkeypatch, tmp_path):
     from ray import cloudpickle
 
     from trial_ray.algorithms import TRIAL, TRIALConfig
@@ -128,11 +130,11 @@ def test_trials_are_runs_of_one_group_and_those_that_a_sweep_left_are_interrupte
         (tmp_path / f"b/trajectories/iteration={iteration:05d}").mkdir(parents=True)
     b.latest_checkpoint_result = SimpleNamespace(metrics={"training_iteration": 1})
     restored.on_trial_start(0, [a, b], b)
-    # What follows the checkpoint is played once more.
+    # Iterations after the checkpoint are repeated.
     assert [path.name for path in (tmp_path / "b/trajectories").iterdir()] == ["iteration=00001"]
     assert calls[:2] == [("sweep-a", "sweep", False, 0.25), ("sweep-a", 1, 1.0)]
     assert calls[4:] == [("sweep-a", "done"), ("sweep-b", "interrupted"), ("sweep-b", "sweep", True, 0.25)]
 
 
-def test_identifiers_hold_what_services_take():
+def test_identifiers_have_only_accepted_characters():
     assert identifier("runs/a b:2026+01") == "runs-a-b-2026-01"

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from trial_ray.runs.metric_files import flatten
+from trial_ray.runs.metrics_file import flatten
 
 MARK = "TRIAL_FAULTS_MARK"
 """Environment variable that every process of the tests inherits."""

@@ -12,7 +12,7 @@ from trial_ray import cli
 from trial_ray.algorithms.methods import new_config
 from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError, UserInputError
 from trial_ray.files import examples_folder
-from trial_ray.runs.metric_files import check_metric, check_reported
+from trial_ray.runs.metrics_file import check_metric, check_reported
 from trial_ray.sweeps import plan
 from trial_ray.sweeps.plan import SweepFile
 from trial_ray.sweeps.tuner import EverySeed, Sweep, recorded_options
@@ -184,7 +184,7 @@ def test_a_name_that_no_result_holds_is_told_with_its_neighbours():
 def test_metrics_of_a_users_own_method_are_left_to_its_first_result(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="dense_loss"):
         check_metric("learners/default_policy/trials/dense_loss", "metric", new_config("trial"))
-    monkeypatch.setattr("trial_ray.runs.metric_files.method_of", lambda config: "mine.py")
+    monkeypatch.setattr("trial_ray.runs.metrics_file.method_of", lambda config: "mine.py")
     check_metric("learners/default_policy/trials/dense_loss", "metric", new_config("trial"))
 
 

@@ -25,8 +25,7 @@ from trial_ray.adapters import alfworld, webshop
 from trial_ray.adapters.adapter import MAX_SEEDS, EnvironmentAdapter
 from trial_ray.adapters.external import GEM, OPENENV, REASONING_GYM, SCIENCEWORLD, TEXTARENA, TEXTWORLD
 from trial_ray.errors import ConfigError
-from trial_ray.files import without_secrets
-from trial_ray.secrets import with_secrets
+from trial_ray.secrets import with_secrets, without_secrets
 from trial_ray.user_files import load_user_module
 
 PACKAGED = {

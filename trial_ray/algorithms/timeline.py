@@ -12,7 +12,7 @@ from typing import Any
 from trial_ray.algorithms.actors import RunActor
 from trial_ray.engines.pool import answers
 from trial_ray.files import write_text
-from trial_ray.process import EPISODE, ITERATION, MOST_EVENTS, STEP, Event, ProcessEvents, process_events
+from trial_ray.process import EPISODE, ITERATION, MAX_EVENTS, STEP, Event, ProcessEvents, process_events
 
 SCHEMA = "trial_ray/timeline"
 SCHEMA_VERSION = 1
@@ -51,7 +51,7 @@ def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline |
     iteration = next((event for event in reversed(own.events) if event.name == ITERATION), None)
     if iteration is None:
         return None
-    per_actor = min(MOST_EVENTS, max(1, MAX_COLLECTED_EVENTS // (1 + len(actors))))
+    per_actor = min(MAX_EVENTS, max(1, MAX_COLLECTED_EVENTS // (1 + len(actors))))
     answered = answers([actor.handle.recorded_events.remote(iteration.began, per_actor) for actor in actors], timeout_s)
     return Timeline(
         iteration=int(iteration.counts["number"]),

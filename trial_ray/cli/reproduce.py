@@ -64,7 +64,7 @@ def reproduce(args: Namespace) -> int | None:
     """Run or continue a comparison of the paper, and write its table and figures."""
     from trial_ray.cli.train import conclude, run_sweep
     from trial_ray.reproduction import STUDIES, StudySweep, load_scale, scale_file
-    from trial_ray.runs.ownership import folder_lock
+    from trial_ray.runs.locks import folder_lock
     from trial_ray.sweeps.result import SweepResult
     from trial_ray.sweeps.tuner import DEFINITION, Sweep
 

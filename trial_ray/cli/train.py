@@ -79,8 +79,8 @@ def train(args: Namespace) -> int:
     """Train the experiment of a file, with an evaluation before and after."""
     from trial_ray.runs.experiment import load_experiment
     from trial_ray.runs.folder import RunFolder, interrupts_noted
-    from trial_ray.runs.metric_files import check_metric
-    from trial_ray.runs.ownership import require_free_folder
+    from trial_ray.runs.locks import require_free_folder
+    from trial_ray.runs.metrics_file import check_metric
     from trial_ray.runs.stored_run import local_folder, stored_run
     from trial_ray.runs.terminal import say, waiting
     from trial_ray.runs.trackers import require_trackers
@@ -112,7 +112,7 @@ def train(args: Namespace) -> int:
     require_inputs(config)
     made = [] if args.resume or (path / "run.json").exists() else [path]
     with (
-        stored_run(place, resume=args.resume is not None, command=sys.argv, tell=partial(say, console)) as store,
+        stored_run(place, resume=args.resume is not None, command=sys.argv, print_line=partial(say, console)) as store,
         interrupts_noted(lambda: made),
     ):
         folder = reopen_for(config, path) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
@@ -240,7 +240,7 @@ the end results.csv, a map of two settings, and best.py, which `trial-ray train`
 )
 def sweep(args: Namespace) -> int:
     """Search over an experiment's settings with Ray Tune, and print a table of the trials."""
-    from trial_ray.runs.ownership import folder_lock
+    from trial_ray.runs.locks import folder_lock
     from trial_ray.runs.trackers import require_trackers
     from trial_ray.sweeps.outputs import write_outputs
     from trial_ray.sweeps.plan import SweepFile

@@ -29,9 +29,9 @@ from trial_ray.errors import (
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import prompt_protocol
 from trial_ray.evaluation.results import UNCONTROLLED, EvaluationResult
-from trial_ray.files import HIDDEN, redacted
 from trial_ray.prompts.writer import records
 from trial_ray.rollout.episode import History, derive_seed, play_episode
+from trial_ray.secrets import HIDDEN, redacted
 from trial_ray.trajectory import EpisodeResult, Turn
 
 if TYPE_CHECKING:

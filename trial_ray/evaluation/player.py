@@ -26,7 +26,7 @@ from trial_ray.engines.weights import (
 from trial_ray.errors import EnvironmentFaultError, UserInputError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult
-from trial_ray.files import finite, without_secrets
+from trial_ray.files import finite
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tensors import engine_tensors
 from trial_ray.prompts.chat_template import describe_chat_template
@@ -36,6 +36,7 @@ from trial_ray.rollout.env_runner_pool import EnvRunnerPool
 from trial_ray.rollout.episode import History, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
+from trial_ray.secrets import without_secrets
 from trial_ray.trajectory import EpisodeResult, Turn
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.runs.config_record import OF_THE_RECORDING
+from trial_ray.runs.config_record import RECORDING_SETTINGS
 
 if TYPE_CHECKING:
     from trial_ray.runs.reader import RecordedRun
 
-OF_A_RUN = OF_THE_RECORDING | {"seed", "chat_template_date"}
+OF_A_RUN = RECORDING_SETTINGS | {"seed", "chat_template_date"}
 """Settings that may differ between the runs of one group; the date is the day on which a run started."""
 
 

@@ -1,1 +1,25 @@
-"""A training run: session, run folder, checkpoints, metrics, overrides, progress."""
+"""Training runs: writing and reading their folders.
+
+In reading order:
+
+- ``experiment``: experiment files, which define a config and stop criteria;
+- ``overrides``: ``--set key=value``;
+- ``session``: one run, from building the algorithm to the summary;
+- ``ray_session``: the Ray cluster of a command;
+- ``watchdog``: hanging processes, and failures after which a run restarts;
+- ``folder``: the folder of a run;
+- ``locks``: the lock of the command that writes into a folder;
+- ``config_record``: ``resolved_config.json``, the settings of every command of a run;
+- ``metrics_file``: ``metrics.jsonl``, and checks of metric names;
+- ``evaluations``: evaluations before and after training;
+- ``checkpoints``: saving, verifying, finding and exporting checkpoints;
+- ``cost``: ``cost.json``, the time, tokens and memory of a run;
+- ``node_records``: recordings that processes on other nodes write;
+- ``trackers`` and ``ray_metrics``: services that receive metrics;
+- ``terminal``: progress on the terminal, and the log file of libraries;
+- ``storage`` and ``stored_run``: runs on a storage such as S3;
+- ``reader`` and ``recorded_trajectory``: runs and trajectories for reports and the viewer;
+- ``replay``: one update again, from its recordings.
+
+``trial_ray.trust`` decides what is read of a folder that another user may have written.
+"""

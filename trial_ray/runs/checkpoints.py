@@ -22,12 +22,12 @@ from trial_ray.files import (
     write_folder,
     write_json,
 )
-from trial_ray.runs.ownership import is_signed, signature
+from trial_ray.trust import is_signed, signature
 
 MANIFEST = "manifest.json"
 _MERGED = "hf"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """Folder of the merged model (base model and adapter), added to a checkpoint later; it contains no pickles."""
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def write_manifest(folder: Path) -> None:
@@ -132,10 +132,10 @@ def _canonical(files: dict[str, Any]) -> bytes:
 
 def _damage(path: Path, size: int, digest: str) -> str:
     """Return why a file is damaged; empty if it is not."""
-    if not os.path.isfile(path):  # Path.is_file raises where a name is too long
+    if not os.path.isfile(path):  # Path.is_file raises an error if the name is too long
         return "is missing"
-    if (found := path.stat().st_size) != size:
-        return f"has {found} bytes, {size} were written"
+    if (current := path.stat().st_size) != size:
+        return f"has {current} bytes, {size} were written"
     with path.open("rb") as file:
         same = hashlib.file_digest(file, "sha256").hexdigest() == digest
     return "" if same else "has other content than was written"
@@ -170,14 +170,14 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints in a ``checkpoints`` folder, oldest first."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if path.name.isdecimal() and (path / CHECKPOINT_MARK).is_file()]
-    return sorted(found, key=lambda path: int(path.name))
+    complete = [path for path in folder.iterdir() if path.name.isdecimal() and (path / CHECKPOINT_MARK).is_file()]
+    return sorted(complete, key=lambda path: int(path.name))
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
     """Delete all but the newest ``keep`` checkpoints, and unfinished checkpoints of killed runs."""
-    for left in folder.glob(".*.partial"):
-        shutil.rmtree(left, ignore_errors=True)
+    for unfinished in folder.glob(".*.partial"):
+        shutil.rmtree(unfinished, ignore_errors=True)
     for path in list_checkpoints(folder)[:-keep]:
         remove_checkpoint(path)
 
@@ -217,7 +217,7 @@ def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path 
 
 
 def _absolute(path: Path | str) -> Path:
-    """The path without links. The checkpoint of a trial keeps its name, the iteration: it is a link to a folder of Tune's."""
+    """Return the path without links; the checkpoint of a trial, a link to a folder of Tune, keeps its name, the iteration."""
     path = Path(path).expanduser()
     return path.parent.resolve() / path.name if path.name.isdecimal() else path.resolve()
 
@@ -230,8 +230,10 @@ def find_checkpoint(path: Path | str) -> Path:
     """
     path = _absolute(path)
     if not path.is_dir():
-        found = "is a file" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path} {found}.{nearest_folder(path)} Name a checkpoint, or a run folder that has one.")
+        reason = "is a file" if path.exists() else "does not exist"
+        raise CheckpointError(
+            f"{path} {reason}.{nearest_folder(path)} Name a checkpoint, or a run folder that has one."
+        )
     if (path / CHECKPOINT_MARK).is_file():
         return path
     checkpoints = list_checkpoints(path / "checkpoints") or list_checkpoints(path)
@@ -251,7 +253,7 @@ def find_model(path: Path | str) -> Path:
         ConfigError: there is no packaged model, or no model on the hub, with this name.
     """
     if str(path).startswith("package:"):
-        from trial_ray.models.packaged import packaged_folder  # with torch, which folders need not wait for
+        from trial_ray.models.packaged import packaged_folder  # imports torch
 
         return packaged_folder(str(path))
     if _HUB_NAME.fullmatch(str(path)) and not Path(path).parent.exists() and Path(path).parent.name != "runs":
@@ -268,7 +270,7 @@ def find_model(path: Path | str) -> Path:
         try:
             write_folder(model, lambda partial: _merge(adapter, partial))
         except OSError:
-            if not _is_model(model):  # else another command made it meanwhile
+            if not _is_model(model):  # otherwise another command has merged the model meanwhile
                 raise
     else:
         require_whole(checkpoint, MODEL_INSIDE_CHECKPOINT)
@@ -311,7 +313,7 @@ def find_run_folder(path: Path | str) -> Path | None:
 
 
 def _is_run(file: Path) -> bool:
-    # As a text, because a damaged record is to be reported, not passed over.
+    # Search the text: a damaged record must be reported, not ignored.
     return file.is_file() and f'"{RUN_SCHEMA}"' in file.read_text(encoding="utf-8", errors="replace")
 
 
@@ -334,16 +336,16 @@ def export_model(source: Path | str, target: Path | str, *, adapter: bool = Fals
         CheckpointError: ``source`` has no model or no adapter, or is a checkpoint with a link, which could point to any file.
         UserInputError: ``target`` is a file or is not empty.
     """
-    found, given = find_adapter(source) if adapter else find_model(source), Path(source).expanduser()
-    # A model folder of the hub's cache consists of links.
-    link = next((path for path in found.rglob("*") if path.is_symlink()), None)
-    if link is not None and given.exists() and found != given.resolve():
+    folder, path = find_adapter(source) if adapter else find_model(source), Path(source).expanduser()
+    # A model folder in the hub's cache consists of links.
+    link = next((file for file in folder.rglob("*") if file.is_symlink()), None)
+    if link is not None and path.exists() and folder != path.resolve():
         raise CheckpointError(
             f"{link} is a link, which a checkpoint may not contain. Remove it, or replace it with its target."
         )
     target = Path(target).expanduser().resolve()
     require_new_folder(target)
-    write_folder(target, lambda partial: _copy_model(found, partial))
+    write_folder(target, lambda partial: _copy_model(folder, partial))
     return target
 
 
@@ -351,7 +353,7 @@ def _copy_model(source: Path, target: Path) -> None:
     from trial_ray.models.folders import GENERATION_CONFIG, write_generation_config
 
     shutil.copytree(source, target)
-    if (file := target / GENERATION_CONFIG).is_file():  # of a model that this version did not write
+    if (file := target / GENERATION_CONFIG).is_file():  # another version may have written the model
         write_generation_config(read_json(file), target)
 
 
@@ -360,7 +362,7 @@ def _merge(adapter: Path, target: Path) -> None:
 
     merge_adapter(adapter, target)
     for file in adapter.iterdir():
-        if not file.name.startswith("adapter_") and file.name != "README.md":  # the tokenizer's
+        if not file.name.startswith("adapter_") and file.name != "README.md":  # the file belongs to the tokenizer
             shutil.copy2(file, target)
 
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
-from trial_ray.config.recorded import RLLIB, require_data
 from trial_ray.config.training import RECORDED_FUNCTION, reward_name
 from trial_ray.errors import CheckpointError
-from trial_ray.files import checked_content, finite, read_json, redacted, without_secrets
+from trial_ray.files import checked_content, finite, read_json
 from trial_ray.runs.overrides import settable_names
-from trial_ray.runs.ownership import is_signed, signature
+from trial_ray.secrets import redacted, without_secrets
+from trial_ray.trust import RLLIB, is_signed, require_data, signature
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPOConfig
@@ -66,7 +66,7 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "method": method_of(config),
-        # Keyword arguments may be objects.
+        # Convert with _as_text: keyword arguments may be objects.
         "environments": finite(
             [
                 {**entry.describe(), "name": entry.name, "labels": entry.adapter.describe_labels()}
@@ -80,8 +80,8 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
 
 
 def _decisive(cls: type) -> set[str]:
-    """Settings that this package reads, except the settings of the recording; other settings of RLlib may be objects."""
-    return {*fields_of(cls), *RLlibSettings.__annotations__, "environments"} - OF_THE_RECORDING
+    """Return the settings that this package reads, except the settings of the recording; other settings of RLlib may be objects."""
+    return {*fields_of(cls), *RLlibSettings.__annotations__, "environments"} - RECORDING_SETTINGS
 
 
 def _as_json(value: Any, name: str, other: dict[str, str]) -> Any:
@@ -133,7 +133,7 @@ def from_record(
     defaults = vars(config)
     settings = record["settings"]
     if not is_signed(_signed_content(record), record.get(SIGNATURE)):
-        known = RLLIB | {*fields_of(type(config)), "environments"} - OF_THE_RECORDING
+        known = RLLIB | _decisive(type(config))
         settings = require_data(settings, known, finite(defaults, default=repr), source)
     for name, text in record.get("other", {}).items():
         if name.partition(".")[0] in _decisive(type(config)):
@@ -160,14 +160,14 @@ def _require_adapter(environment: dict[str, Any], adapters: Sequence[Environment
     if "adapter" not in environment:
         return
     env_id, recorded = environment["env_id"], environment["adapter"]
-    given = next((adapter for adapter in adapters if adapter.env_id == env_id), None)
-    if given is None:
+    adapter = next((adapter for adapter in adapters if adapter.env_id == env_id), None)
+    if adapter is None:
         raise CheckpointError(
             f"The run played {env_id} with its own adapter, which is code and is not recorded: name the file that defines it with "
             "--env-adapter FILE.py."
         )
-    found = finite(given.describe())
-    if differing := [key for key in recorded if recorded[key] != found.get(key)]:
+    described = finite(adapter.describe())
+    if differing := [key for key in recorded if recorded[key] != described.get(key)]:
         raise CheckpointError(
             f"The adapter of {env_id} is not the run's: {', '.join(differing)} differ. Give the adapter that the run was trained "
             "with."
@@ -192,7 +192,7 @@ def load_record(
         CheckpointError: the file is missing or broken.
     """
     with checked_content(path):
-        return from_record(command_of(read_json(path), iteration), adapters, method_file, path)
+        return from_record(command_of(commands_in_force(read_json(path)), iteration), adapters, method_file, path)
 
 
 def load_method(path: Path) -> str:
@@ -235,8 +235,8 @@ def backbone_of_settings(settings: Mapping[str, Any]) -> str:
 
 
 def _last_part(path: str) -> str:
-    if found := _IN_CHECKPOINT.search(path):  # in each, the model's folder has the same name
-        return f"{found[1]}, iteration {int(found[2])}"
+    if checkpoint := _IN_CHECKPOINT.search(path):  # the model folders of all checkpoints have the same name
+        return f"{checkpoint[1]}, iteration {int(checkpoint[2])}"
     return path.rstrip("/").rpartition("/")[2].removeprefix("package:").removeprefix("llm-")
 
 
@@ -266,10 +266,10 @@ def all_commands(newest: Record) -> list[Record]:
     """
     if not isinstance(newest, Mapping) or not isinstance(earlier := newest.get("earlier", []), list):
         raise CheckpointError("The resolved config has no records of the run's commands.")
-    found = [*earlier, newest]
-    if not all(isinstance(each, Mapping) and type(_after(each)) is int for each in found):
-        raise CheckpointError("The resolved config has a command that is not recorded as one.")
-    return found
+    commands = [*earlier, newest]
+    if not all(isinstance(command, Mapping) and type(_after(command)) is int for command in commands):
+        raise CheckpointError("The resolved config has an invalid record of a command.")
+    return commands
 
 
 def commands_in_force(newest: Record) -> list[Record]:
@@ -288,13 +288,13 @@ def commands_in_force(newest: Record) -> list[Record]:
     return kept
 
 
-def command_of(newest: Record, iteration: int | None) -> Record:
+def command_of(commands: Sequence[Record], iteration: int | None) -> Record:
     """Return the command that made an iteration, or played the evaluation set before the first (0); ``None``: the newest command.
 
-    Raises:
-        CheckpointError: as :func:`all_commands`.
+    Args:
+        commands: from :func:`commands_in_force`.
+        iteration: the iteration.
     """
-    commands = commands_in_force(newest)
     if iteration is None:
         return commands[-1]
     made = [command for command in commands if _after(command) < max(1, iteration)]
@@ -318,7 +318,7 @@ def with_command(before: Record | None, record: Record, *, again: bool) -> dict[
     return {
         **record,
         SIGNATURE: signature(_signed_content(record)),
-        "earlier": [{name: value for name, value in each.items() if name != "earlier"} for each in earlier],
+        "earlier": [{name: value for name, value in command.items() if name != "earlier"} for command in earlier],
     }
 
 
@@ -327,7 +327,7 @@ def _signed_content(record: Record) -> bytes:
     return json.dumps(signed, sort_keys=True).encode()
 
 
-OF_THE_RECORDING = frozenset({"trajectories_folder", "training_folder", "max_recorded_tokens"})
+RECORDING_SETTINGS = frozenset({"trajectories_folder", "training_folder", "max_recorded_tokens"})
 """Settings of the recording (data and folders), which do not affect the run itself."""
 
 
@@ -364,7 +364,7 @@ def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:
 
 
 def _compared(command: Record) -> dict[str, Any]:
-    settings = {name: value for name, value in command["settings"].items() if name not in OF_THE_RECORDING}
+    settings = {name: value for name, value in command["settings"].items() if name not in RECORDING_SETTINGS}
     return {"method": command["method"], "environments": command.get("environments"), **settings}
 
 

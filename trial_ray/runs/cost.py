@@ -90,17 +90,17 @@ class LearnerHardware:
         )
 
 
-def measured(what: str, measure: Callable[[], Measured]) -> Measured | None:
+def measure_or_warn(name: str, measure: Callable[[], Measured]) -> Measured | None:
     """Return the result of ``measure``; if it fails, log a warning and return ``None``, because a measurement must not end a run.
 
     Args:
-        what: name of the measurement, for the warning.
+        name: name of the measurement, for the warning.
         measure: function without arguments; may raise any exception.
     """
     try:
         return measure()
     except Exception as error:
-        logger.warning("%s: not measured (%s: %s)", what, type(error).__name__, first_line(error))
+        logger.warning("%s: not measured (%s: %s)", name, type(error).__name__, first_line(error))
         return None
 
 
@@ -155,7 +155,7 @@ class CostMeter:
         self._iterations += 1
         scoring = metrics.get(METRICS["scoring_seconds"], 0.0)
         self._seconds["scoring"] += scoring
-        # The driver's clock sees the whole call of the learners; the scoring inside it is on the learners' own.
+        # The driver measures the whole call of the learners, which includes the scoring that the learners measure.
         self._seconds["update"] += max(0.0, metrics.get("seconds/update", 0.0) - scoring)
         for phase in ("sampling", "sync", "evaluation"):
             self._seconds[phase] += metrics.get(f"seconds/{phase}", 0.0)
@@ -295,11 +295,12 @@ def _peaks(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int | None
         for name, report in part["actors"].items():
             reports[name].append(report or {})
 
-    def peak(found: Sequence[Mapping[str, Any]], kind: str) -> int | None:
-        return max((report[kind] for report in found if report.get(kind) is not None), default=None)
+    def peak(measured: Sequence[Mapping[str, Any]], kind: str) -> int | None:
+        return max((report[kind] for report in measured if report.get(kind) is not None), default=None)
 
     return {
-        name: {where: peak(found, f"{where}_bytes") for where in ("host", "device")} for name, found in reports.items()
+        name: {where: peak(measured, f"{where}_bytes") for where in ("host", "device")}
+        for name, measured in reports.items()
     }
 
 
@@ -309,8 +310,8 @@ def _sum(values: Any) -> Any:
     return sum(known) if known else None
 
 
-def _ratio(one: float | None, other: float | None) -> float | None:
-    return one / other if one is not None and other else None
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator is not None and denominator else None
 
 
 def read_parts(file: Path) -> list[dict[str, Any]]:

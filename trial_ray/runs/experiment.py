@@ -43,7 +43,7 @@ def experiment_file(name: str) -> Path:
     An existing file at that path takes precedence. If neither exists, the path is returned unchanged, and loading it raises.
     """
     path, example = Path(name), examples_folder() / f"{name}.py"
-    # os.path.isfile: a name that is too long for a file is none, where Path.is_file raises.
+    # Use os.path.isfile: Path.is_file raises an error if the name is too long.
     return example if not os.path.isfile(path) and not path.is_absolute() and os.path.isfile(example) else path
 
 
@@ -53,8 +53,8 @@ def _nearest_experiment(path: Path) -> str | None:
     files = [*examples.glob("*.py"), *examples.glob("sweeps/*.py")]
     known = {file.stem: file.relative_to(examples).with_suffix("").as_posix() for file in files}
     known |= {file.stem: str(file) for file in path.parent.glob("*.py") if file.is_file()}
-    near = difflib.get_close_matches(path.name.removesuffix(".py"), known, n=1)
-    return known[near[0]] if near else None
+    nearest = difflib.get_close_matches(path.name.removesuffix(".py"), known, n=1)
+    return known[nearest[0]] if nearest else None
 
 
 def load_experiment(path: Path | str) -> Experiment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import shutil
@@ -21,7 +22,6 @@ from trial_ray.files import (
     checked_content,
     nearest_folder,
     read_json,
-    redacted,
     remove_folder,
     require_new_folder,
     write_folder,
@@ -31,13 +31,16 @@ from trial_ray.files import (
 from trial_ray.rollout.partitions import partitions
 from trial_ray.runs.checkpoints import RUN_FILE, RUN_SCHEMA, require_whole
 from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
-from trial_ray.runs.experiment_copy import copy_without_secrets
-from trial_ray.runs.metric_files import evaluation_file, kept_lines, read_name, recorded_iterations
+from trial_ray.runs.evaluations import evaluation_file, read_name
+from trial_ray.runs.metrics_file import kept_lines, recorded_iterations
 from trial_ray.runs.terminal import LOG_FILE
+from trial_ray.secrets import contains_secret, redacted
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.runs.config_record import SettingChange
+
+logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 CONFIG_FILE = "resolved_config.json"
@@ -59,7 +62,7 @@ class RunFolder:
     """Folder of a run, created by :meth:`create` or opened by :meth:`reopen`.
 
     Besides the paths below, it contains ``run.json`` (versions, state), ``resolved_config.json`` (every command and its settings),
-    ``experiment.py`` (the file that was run), ``report.html`` and, after a failure, ``error.log``.
+    ``experiment.py`` (the file that was run, unless it contains a secret), ``report.html`` and, after a failure, ``error.log``.
 
     Args:
         path: path of the folder.
@@ -112,12 +115,12 @@ class RunFolder:
         def write(partial: Path) -> None:
             folder = cls(partial, command)
             folder._begin(config)
-            copy_without_secrets(experiment, partial / "experiment.py")
+            _copy_experiment(experiment, partial / "experiment.py")
 
         try:
             write_folder(path, write)
         except OSError:
-            require_new_folder(path, instead)  # another command was first
+            require_new_folder(path, instead)  # raises if another command was first
             raise
         folder = cls(path, command)
         folder._recorded, folder._filled = True, filled
@@ -149,8 +152,8 @@ class RunFolder:
         return folder
 
     def _begin(self, config: GRPOConfig, **about: Any) -> None:
-        for made in (self.checkpoints, self.trajectories, self.training, self.evaluations, self.tensorboard):
-            made.mkdir(parents=True)
+        for folder in (self.checkpoints, self.trajectories, self.training, self.evaluations, self.tensorboard):
+            folder.mkdir(parents=True)
         self._record_command(config, after_iteration=0)
         self._write_run(state="running", command=self.command, **about)
 
@@ -174,7 +177,7 @@ class RunFolder:
     def link_checkpoint(self, iteration: int, saved: Path) -> None:
         """Link a checkpoint that Ray Tune keeps elsewhere in this folder, under the name that this package looks for."""
         for link in self.checkpoints.iterdir():
-            if not link.exists():  # Tune has removed it
+            if not link.exists():  # Tune has removed the checkpoint
                 link.unlink()
         link = self.checkpoints / f"{iteration:06d}"
         link.unlink(missing_ok=True)
@@ -194,8 +197,8 @@ class RunFolder:
         folder = cls(Path(path).expanduser().resolve(), command)
         if not (folder.path / RUN_FILE).is_file():
             exists = folder.path.exists()
-            found = f"has no {RUN_FILE}" if folder.path.is_dir() else "is a file" if exists else "does not exist"
-            raise CheckpointError(f"{folder.path} is not a run folder (it {found}).{nearest_folder(folder.path)}")
+            reason = f"has no {RUN_FILE}" if folder.path.is_dir() else "is a file" if exists else "does not exist"
+            raise CheckpointError(f"{folder.path} is not a run folder (it {reason}).{nearest_folder(folder.path)}")
         folder._run()
         return folder
 
@@ -211,7 +214,14 @@ class RunFolder:
 
     def recorded_iterations(self) -> list[int]:
         """Return the iterations with recorded trajectories, in ascending order, without empty folders of killed runs."""
-        return [number for number, folder in partitions(self.trajectories).items() if any(folder.glob("*.parquet"))]
+        return _iterations_with_rows(self.trajectories)
+
+    def trained_iterations(self) -> list[int]:
+        """Return the iterations with recorded values for each turn of the update, in ascending order.
+
+        Updates with too many tokens are not included, since only the data for a replay are recorded for them.
+        """
+        return _iterations_with_rows(self.training)
 
     def resume(self, config: GRPOConfig, iteration: int) -> list[SettingChange]:
         """Start to continue the run with this folder's command; called again if the command restarts the run.
@@ -232,8 +242,8 @@ class RunFolder:
         self.drop_records_after(iteration)
         self._record_command(config, iteration)
         self._write_run(state="running", **_environment())
-        now = load_commands(self.path / CONFIG_FILE)
-        return setting_changes([*[each for each in before if each.get("after_iteration", 0) < iteration][-1:], now[-1]])
+        earlier = [command for command in before if command.get("after_iteration", 0) < iteration]
+        return setting_changes([*earlier[-1:], load_commands(self.path / CONFIG_FILE)[-1]])
 
     def is_complete(self, config: GRPOConfig, checkpoint: Path) -> bool:
         """Return True if the run has ended with the settings of ``config``, and checkpoint and evaluations can be read.
@@ -252,7 +262,7 @@ class RunFolder:
             require_whole(checkpoint)
             for file in files:
                 EvaluationResult.load(file)
-        except CheckpointError:  # the continued run restores an earlier checkpoint, or plays the evaluation again
+        except CheckpointError:  # the continued run restores an earlier checkpoint, or repeats the evaluation
             return False
         return True
 
@@ -263,7 +273,7 @@ class RunFolder:
                 if number > iteration:
                     shutil.rmtree(folder)
         for path in self.evaluations.glob("*.json"):
-            if (named := read_name(path)) is not None and named[1] > iteration:
+            if (name := read_name(path)) is not None and name[1] > iteration:
                 path.unlink()
         if self.metrics.exists():
             write_text(self.metrics, "".join(kept_lines(self.metrics, iteration)))
@@ -326,10 +336,10 @@ class RunFolder:
         return write_text(self.path / "error.log", redacted("".join(traceback.format_exception(error))))
 
     def _about(self, name: str) -> str:
-        found = self._run()
-        if name not in found:
+        run = self._run()
+        if name not in run:
             raise CheckpointError(f"{self.path / RUN_FILE} does not contain {name!r}.")
-        return str(found[name])
+        return str(run[name])
 
     def _run(self) -> dict[str, Any]:
         return read_json(self.path / RUN_FILE, RUN_SCHEMA, SCHEMA_VERSION)
@@ -339,6 +349,10 @@ class RunFolder:
         head = {"schema": RUN_SCHEMA, "schema_version": SCHEMA_VERSION}
         run = self._run() if path.exists() else {**head, "started": _now(), **_environment()}
         write_json(path, {**run, **changes, "updated": _now()})
+
+
+def _iterations_with_rows(root: Path) -> list[int]:
+    return [number for number, folder in partitions(root).items() if any(folder.glob("*.parquet"))]
 
 
 @contextmanager
@@ -359,6 +373,18 @@ def interrupts_noted(folders: Callable[[], Iterable[Path]]) -> Iterator[None]:
         raise
 
 
+def _copy_experiment(file: Path, target: Path) -> None:
+    """Copy the experiment file unless it contains a secret, which the run folder must not contain."""
+    if contains_secret(file.read_text(encoding="utf-8", errors="replace")):
+        logger.warning(
+            "%s contains a secret and is not copied into the run folder, which records only the resolved config. Read the secret "
+            "from an environment variable (docs/reliability.md#secrets)",
+            file,
+        )
+    else:
+        shutil.copyfile(file, target)
+
+
 def _environment() -> dict[str, Any]:
     return {
         "python": sys.version.split()[0],
@@ -370,13 +396,11 @@ def _environment() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of the installed packages that affect a run's result."""
-    found = {}
+    installed = {}
     for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            installed[package] = metadata.version(package)
+    return installed
 
 
 def _now() -> str:

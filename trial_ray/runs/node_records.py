@@ -25,12 +25,12 @@ class NodeRecords:
 
     Args:
         folder: folder of the run on this node.
-        there: folder of the run on the other nodes.
+        remote_folder: folder of the run on the other nodes.
     """
 
-    def __init__(self, folder: Path, there: Path) -> None:
-        self._folder, self._there = folder, there
-        self._asked: dict[str, Any] = {}
+    def __init__(self, folder: Path, remote_folder: Path) -> None:
+        self._folder, self._remote_folder = folder, remote_folder
+        self._calls: dict[str, Any] = {}
         self._sharing: set[str] = set()
 
     def drop(self) -> None:
@@ -45,21 +45,21 @@ class NodeRecords:
         if not ray.is_initialized():
             return
         nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {ray.get_runtime_context().get_node_id()}
-        for node in nodes - self._sharing - self._asked.keys():
+        for node in nodes - self._sharing - self._calls.keys():
             on_node = NodeAffinitySchedulingStrategy(node, soft=False)
-            task = ray.remote(hand_over).options(num_cpus=0, max_retries=0, scheduling_strategy=on_node)
-            self._asked[node] = task.remote(self._there, drop)
-        calls = list(self._asked.values())
-        answered = ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S)[0] if calls else []
-        for node in [node for node, call in self._asked.items() if call in answered]:
+            task = ray.remote(send_files).options(num_cpus=0, max_retries=0, scheduling_strategy=on_node)
+            self._calls[node] = task.remote(self._remote_folder, drop)
+        calls = list(self._calls.values())
+        ready = ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S)[0] if calls else []
+        for node in [node for node, call in self._calls.items() if call in ready]:
             try:
-                found = ray.get(self._asked.pop(node), timeout=ANSWER_S)
+                files = ray.get(self._calls.pop(node), timeout=ANSWER_S)
             except RayError:
-                continue  # the node is lost, and its files with it
-            if found is None:
+                continue  # the node is lost with its files
+            if files is None:
                 self._sharing.add(node)
                 continue
-            for name, content in found.items():
+            for name, content in files.items():
                 target = self._folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 partial = partial_of(target)
@@ -67,7 +67,7 @@ class NodeRecords:
                 os.replace(partial, target)
 
 
-def hand_over(folder: Path, drop: bool) -> dict[str, bytes] | None:
+def send_files(folder: Path, drop: bool) -> dict[str, bytes] | None:
     """Return and delete the files recorded below ``folder`` on this node; ``None`` if nodes share the folder.
 
     Args:
@@ -76,13 +76,13 @@ def hand_over(folder: Path, drop: bool) -> dict[str, bytes] | None:
     """
     if (folder / RUN_FILE).exists():
         return None
-    # No other folder: the path may lead to somebody else's files on this node.
-    recorded = [path for each in RECORDED for path in (folder / each).glob("iteration=*")]
+    # Only these folders: on this node, the path may contain files of another user.
+    recorded = [path for name in RECORDED for path in (folder / name).glob("iteration=*")]
     if drop:
         for path in recorded:
             shutil.rmtree(path, ignore_errors=True)
         return {}
-    files = [path for each in recorded for path in each.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    files = [path for root in recorded for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")]
     content = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
     for path in files:
         path.unlink()

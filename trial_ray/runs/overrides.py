@@ -20,8 +20,8 @@ from trial_ray.config.declare import (
     plain_types,
     plain_types_of,
 )
-from trial_ray.config.recorded import ENGINE
 from trial_ray.errors import ConfigError
+from trial_ray.trust import ENGINE
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -36,7 +36,7 @@ NOT_FINITE = frozenset({"inf", "infinity", "nan"})
 
 
 def _assignments(assignments: Iterable[str]) -> Iterator[tuple[str, list[str], str]]:
-    """Name, keys inside and value of each ``name.key=value``.
+    """Yield the name, the keys inside it and the value of each ``name.key=value``.
 
     Raises:
         ConfigError: there is no equals sign, or the key is empty.
@@ -143,7 +143,7 @@ def _converted(value: Any, text: str, accepted: Collection[type]) -> Any:
         return float(text)
     if isinstance(value, list | tuple) and (list in accepted or tuple in accepted):
         return tuple(value) if tuple in accepted else list(value)
-    # The word "none" is a value of settings such as ``sharding``; None itself is not.
+    # Settings such as ``sharding`` have the value "none", but not None.
     return text if str in accepted and (value is not None or text == "none") else None
 
 
@@ -171,8 +171,8 @@ def _parts_of(value: Any) -> Iterator[Any]:
     """Yield the value and all values inside it."""
     yield value
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    for each in inner:
-        yield from _parts_of(each)
+    for part in inner:
+        yield from _parts_of(part)
 
 
 def _set_nested(values: Any, name: str, path: list[str], text: str, known: Collection[str]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
     choices = [current] if not is_search(current) else current["grid_search"] if isinstance(current, dict) else []
     kinds = {type(value) for value in choices}
     typed = kinds and NoneType not in kinds and kinds <= PLAIN_TYPES
-    # Only the type of the present value is known; most keyword arguments can be None.
+    # Accept the type of the current value, the only known one, and None, which most keyword arguments can be.
     return {**values, key: parse_value(full, text, kinds | {NoneType} if typed else set())}
 
 
@@ -199,7 +199,7 @@ def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
         try:
             known = keyword_arguments(find_spec(str(config.env))) if not config.environments else None
         except ConfigError:
-            known = None  # the environment itself is refused elsewhere, with a message of its own
+            known = None  # validation rejects the environment itself, with another message
         return () if known is None else {*known, "split"}
     if name == "engine_kwargs" and config.engine_kwargs:
         return {*ENGINE, *config.engine_kwargs}
@@ -211,8 +211,8 @@ def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
 
 
 def _accepted_types(config_class: type, name: str, current: Any, default: Any) -> frozenset[type]:
-    seen = frozenset(type(value) for value in (current, default) if not is_search(value)) & PLAIN_TYPES
-    accepted = plain_types(config_class, name) or seen
+    present = frozenset(type(value) for value in (current, default) if not is_search(value)) & PLAIN_TYPES
+    accepted = plain_types(config_class, name) or present
     if name.startswith(("num_cpus_", "num_gpus_")):
-        accepted |= {int, float}  # Ray takes fractions where RLlib declares whole numbers
+        accepted |= {int, float}  # RLlib declares whole numbers, Ray also accepts fractions
     return frozenset() if accepted == {NoneType} else accepted

@@ -44,7 +44,7 @@ COUNTERS = {
     "trial_dropped_groups": "groups/num_dropped",
     "trial_lost_groups": f"{LEARNER}rows/lost_groups",
 }
-"""Metrics that are summed over iterations, likewise."""
+"""Metrics that are summed over iterations, by their names in Ray."""
 TAGS = ("run", "group")
 
 
@@ -58,7 +58,7 @@ class RayTracker:
 
     Args:
         run: name of the run, a tag of every metric.
-        group: name of its sweep, likewise.
+        group: name of its sweep, a tag of every metric.
     """
 
     def __init__(self, run: str, group: str | None = None) -> None:
@@ -70,7 +70,7 @@ class RayTracker:
         """Set the gauges and increment the counters; Ray exports them within some seconds."""
         from ray.util.metrics import Counter, Gauge
 
-        # Made late: a tracker begins before Ray does.
+        # Create metrics on first use: trackers are built before ray.init().
         for name, key in GAUGES.items():
             if key in metrics:
                 if name not in self._gauges:

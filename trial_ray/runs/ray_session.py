@@ -18,9 +18,6 @@ from trial_ray.termination import end_child_processes, hangups_blocked, interrup
 
 ANSWER_S = 10.0
 """Time limit for a cluster to answer."""
-# What an HTTP/2 client says first, with empty settings; a server, as that of every gRPC service, answers with its own.
-HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-HTTP2_SETTINGS = b"\x04"
 LOOPBACK = "127.0.0.1"
 AUTH_MODE = "RAY_AUTH_MODE"
 
@@ -39,18 +36,18 @@ def ray_session(show: bool = False) -> Iterator[None]:
         InfrastructureError: no local cluster could be started.
     """
     if not os.isatty(1):
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # else Ray colours the names of actors in files too
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # otherwise Ray colours the names of actors in files too
     from trial_ray import ray_internals
 
     logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}
-    with ExitStack() as undone:
-        undone.callback(_shut_down)
+    with ExitStack() as stack:
+        stack.callback(_shut_down)
         with interrupts_deferred(), ray_internals.without_termination_handler():
             if address := os.environ.get("RAY_ADDRESS"):
                 _join(address, logs)
             else:
-                undone.enter_context(patch.dict(os.environ, _loopback()))
-                undone.enter_context(ray_internals.local_start())
+                stack.enter_context(patch.dict(os.environ, _loopback()))
+                stack.enter_context(ray_internals.local_start())
                 _start(logs)
             set_handlers_again()
         yield
@@ -63,7 +60,7 @@ def _shut_down() -> None:
         with interrupts_deferred():
             ray.shutdown()
     finally:
-        if isinstance(sys.exception(), KeyboardInterrupt):  # perhaps in the middle of the start, or of the end
+        if isinstance(sys.exception(), KeyboardInterrupt):  # Ray's start or shutdown may have been interrupted
             end_child_processes()
 
 
@@ -89,7 +86,7 @@ def _loopback() -> dict[str, str]:
     sockets = (
         {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if "lo" in dict(socket.if_nameindex()).values() else {}
     )
-    # The first is Ray's; on Linux it would else be reachable from everywhere.
+    # Without the first variable, a Ray on Linux is reachable from other machines.
     return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "VLLM_HOST_IP": LOOPBACK, **sockets}
 
 
@@ -97,7 +94,7 @@ def _start(logs: dict[str, Any]) -> None:
     import ray
 
     try:
-        # "local" keeps a cluster that somebody else runs on this machine out of it.
+        # "local" starts a cluster even if another one runs on this machine.
         with hangups_blocked():
             ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **logs)
     except Exception as error:
@@ -126,13 +123,9 @@ def require_cluster(address: str) -> None:
         return
     advice = "Start the cluster, correct the address, or unset RAY_ADDRESS to run only on this machine."
     try:
-        speaks = _speaks_http2(host.strip("[]"), int(port))
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
     except (OSError, OverflowError) as error:
         raise ClusterError(f"No Ray cluster answers at RAY_ADDRESS={address} ({error}). {advice}") from error
-    if not speaks:
-        raise ClusterError(
-            f"The program at RAY_ADDRESS={address} is not a Ray head node: the port belongs to another program. {advice}"
-        )
     try:
         connect_to_head(address)
     except AuthenticationError as error:
@@ -144,13 +137,3 @@ def require_cluster(address: str) -> None:
         raise ClusterError(
             f"The program at RAY_ADDRESS={address} is not a Ray head node ({error}). {advice}"
         ) from error
-
-
-def _speaks_http2(host: str, port: int) -> bool:
-    """Return True if the server that answers may be Ray's; with TLS, which hides that, if any server answers."""
-    with socket.create_connection((host, port), timeout=ANSWER_S) as connection:
-        if os.environ.get("RAY_USE_TLS", "0") in ("1", "true"):
-            return True
-        connection.sendall(HTTP2_GREETING)
-        answer = connection.recv(9)
-    return answer[3:4] == HTTP2_SETTINGS

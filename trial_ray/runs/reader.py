@@ -13,20 +13,21 @@ from trial_ray.adapters.registry import find_adapter
 from trial_ray.algorithms.methods import method_title
 from trial_ray.errors import TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import nearest_folder, read_json
+from trial_ray.files import checked_content, nearest_folder, read_json
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.runs.checkpoints import RUN_FILE, find_tokenizer
 from trial_ray.runs.config_record import (
     SettingChange,
     backbone_of_settings,
     command_of,
-    commands_in_force,
+    load_commands,
     setting_changes,
 )
 from trial_ray.runs.cost import cost_sections
+from trial_ray.runs.evaluations import read_name
 from trial_ray.runs.folder import CONFIG_FILE, RunFolder
-from trial_ray.runs.metric_files import read_metrics, read_name
-from trial_ray.runs.recorded_trajectory import RecordedTrajectory, TokenTexts, read_recorded, trained_iterations
+from trial_ray.runs.metrics_file import read_metrics
+from trial_ray.runs.recorded_trajectory import RecordedTrajectory, TokenTexts, read_recorded
 
 SWEEP_TABLE = "sweep.json"
 UNFINISHED = {
@@ -91,6 +92,7 @@ class RecordedRun:
         adapters: Sequence[EnvironmentAdapter] = (),
     ) -> None:
         self.path = path
+        self._folder = RunFolder(path)
         self.name = title or path.name
         self._row: Mapping[str, Any] = row or {}
         self._adapters = adapters
@@ -105,9 +107,9 @@ class RecordedRun:
         lines, damaged = self._read("metrics", "metrics.jsonl", read_metrics) or ([], 0)
         if damaged:
             lines_are = "lines of metrics.jsonl are" if damaged > 1 else "line of metrics.jsonl is"
-            self._say("metrics", f"{damaged} {lines_are} cut off or damaged, and skipped.")
+            self._note("metrics", f"{damaged} {lines_are} cut off or damaged, and skipped.")
         if not lines and not self._reasons.get("metrics"):
-            self._say("metrics", "metrics.jsonl has no iteration.")
+            self._note("metrics", "metrics.jsonl has no iteration.")
         return lines
 
     @cached_property
@@ -118,24 +120,25 @@ class RecordedRun:
     @cached_property
     def about(self) -> Mapping[str, Any]:
         """Content of ``run.json``: state, versions, machine, times."""
-        found = self._read("about", RUN_FILE, read_json) or {}
-        if (state := str(found.get("state", ""))) in UNFINISHED:
+        about = self._read("about", RUN_FILE, read_json) or {}
+        if (state := str(about.get("state", ""))) in UNFINISHED:
             words = ("run", "`trial-ray train FILE --resume RUN`", "error.log")
-            if found.get("trial"):
+            if about.get("trial"):
                 words = ("trial", "the same command, for a sweep with `--resume DIR`,", "error.txt")
-            self._say("about", UNFINISHED[state].format(*words))
-        return found
+            self._note("about", UNFINISHED[state].format(*words))
+        return about
 
     @cached_property
     def evaluations(self) -> dict[str, dict[int, EvaluationResult]]:
         """Evaluations by environment (``""`` if the run has a single one), and by the iterations trained (0 before training)."""
-        found: dict[str, dict[int, EvaluationResult]] = {}
-        for path in sorted((self.path / "evaluations").glob("*.json")):
-            if (named := read_name(path)) is None:
-                self._say("evaluations", f"evaluations/{path.name} names no iteration and is skipped.")
+        evaluations: dict[str, dict[int, EvaluationResult]] = {}
+        for path in sorted(self._folder.evaluations.glob("*.json")):
+            if (name := read_name(path)) is None:
+                self._note("evaluations", f"evaluations/{path.name} names no iteration and is skipped.")
             elif result := self._read("evaluations", f"evaluations/{path.name}", EvaluationResult.load):
-                found.setdefault(named[0], {})[named[1]] = result
-        return found
+                environment, iteration = name
+                evaluations.setdefault(environment, {})[iteration] = result
+        return evaluations
 
     @cached_property
     def cost(self) -> Sequence[Sequence[str]]:
@@ -157,7 +160,7 @@ class RecordedRun:
     @cached_property
     def recorded(self) -> list[int]:
         """Iterations with recorded trajectories."""
-        return RunFolder(self.path).recorded_iterations()
+        return self._folder.recorded_iterations()
 
     @cached_property
     def tokens(self) -> TokenTexts | None:
@@ -165,14 +168,14 @@ class RecordedRun:
         try:
             return TokenTexts(load_tokenizer(str(find_tokenizer(self.path))))
         except TrialRayError as error:
-            self._say("tokens", f"Prompts and responses are not shown, since no tokenizer decodes them. {error}")
+            self._note("tokens", f"Prompts and responses are not shown, since no tokenizer decodes them. {error}")
             return None
 
     def read(self, iteration: int) -> list[RecordedTrajectory]:
         """Read the recorded trajectories of one iteration; raises the same errors as :func:`read_recorded`."""
-        return read_recorded(self.path, iteration, self.config.max_staleness, self.config.environments)
+        return read_recorded(self._folder, iteration, self.config.max_staleness, self.config.environments)
 
-    # -- what follows from them --------------------------------------------------------------------------------------
+    # -- values derived from the parts --------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -193,10 +196,10 @@ class RecordedRun:
     @property
     def versions(self) -> dict[str, str]:
         """Versions of packages, Python and platform, number of cores, and times of the start and of the last update."""
-        named = ("python", "platform", "cores", "started", "updated")
+        names = ("python", "platform", "cores", "started", "updated")
         packages = self.about.get("versions")
-        found = {**(packages if isinstance(packages, dict) else {}), **self.config.versions}
-        return {**found, **{name: str(self.about[name]) for name in named if name in self.about}}
+        machine = {name: str(self.about[name]) for name in names if name in self.about}
+        return {**(packages if isinstance(packages, dict) else {}), **self.config.versions, **machine}
 
     @property
     def iterations(self) -> int:
@@ -227,26 +230,25 @@ class RecordedRun:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def _say(self, part: str, reason: str) -> None:
+    def _note(self, part: str, reason: str) -> None:
         self._reasons.setdefault(part, []).append(reason)
 
     def _read(self, part: str, name: str, read: Callable[[Path], T]) -> T | None:
         """Read a file that may be of another version or edited by hand; ``None`` if it cannot be read, which is noted."""
         path = self.path / name
+        if not path.exists():
+            self._note(part, f"{name} is missing.")
+            return None
         try:
-            if path.exists():
+            with checked_content(path):
                 return read(path)
-            self._say(part, f"{name} is missing.")
         except TrialRayError as error:
-            self._say(part, str(error))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-            self._say(part, f"{name} is not in the format of this version ({type(error).__name__}: {error}).")
-        return None
+            self._note(part, str(error))
+            return None
 
     def _config_of(self, path: Path) -> RunConfig:
-        newest = read_json(path)
-        commands = commands_in_force(newest)
-        record = command_of(newest, self.iterations or None)
+        commands = load_commands(path)
+        record = command_of(commands, self.iterations or None)
         settings = record["settings"]
         versions: dict[str, list[str]] = {}
         for command in commands:
@@ -258,10 +260,12 @@ class RecordedRun:
             settings=settings,
             changes=setting_changes(commands),
             environments={
-                str(each["name"]): self._adapter_of(each) for command in commands for each in command["environments"]
+                str(described["name"]): self._adapter_of(described)
+                for command in commands
+                for described in command["environments"]
             },
             max_staleness=max(int(command["settings"].get("max_staleness") or 0) for command in commands),
-            versions={name: ", then ".join(dict.fromkeys(each)) for name, each in versions.items()},
+            versions={name: ", then ".join(dict.fromkeys(used)) for name, used in versions.items()},
         )
 
     def _adapter_of(self, described: Mapping[str, Any]) -> EnvironmentAdapter:
@@ -272,15 +276,15 @@ class RecordedRun:
         return find_adapter(env_id, self._adapters)
 
     def _newest_weighed(self, training: Path) -> list[RecordedTrajectory]:
-        updates = trained_iterations(self.path)
+        updates = self._folder.trained_iterations()
         if not updates:
             raise UserInputError(f"{training} has no turns, so multipliers by class of action are unknown.")
         for iteration in reversed(self.recorded):
             last = iteration + self.config.max_staleness
             if any(iteration <= update <= last for update in updates):
-                found = [each for each in self.read(iteration) if each.weighed]
-                if found:
-                    return [each for each in found if each.trajectory.success] or found
+                weighed = [recorded for recorded in self.read(iteration) if recorded.weighed]
+                if weighed:
+                    return [recorded for recorded in weighed if recorded.trajectory.success] or weighed
         raise UserInputError(f"{self.path / 'trajectories'} has none of the groups with turn weights in {training}.")
 
 
@@ -297,25 +301,25 @@ def read_runs(folder: Path) -> list[RecordedRun]:
     if trials or (folder / SWEEP_TABLE).is_file():
         return _trials(folder, trials)
     if not folder.is_dir():
-        found = "is a file" if folder.exists() else "does not exist"
-        raise UserInputError(f"{folder} {found}.{nearest_folder(folder)} Name the folder of a run or of a sweep.")
+        reason = "is a file" if folder.exists() else "does not exist"
+        raise UserInputError(f"{folder} {reason}.{nearest_folder(folder)} Name the folder of a run or of a sweep.")
     empty = "is empty" if not any(folder.iterdir()) else f"has none of {', '.join(RUN_FILES)} or {SWEEP_TABLE}"
     raise UserInputError(f"{folder} is not the folder of a run or of a sweep: it {empty}. Name one.")
 
 
 def _trials(folder: Path, trials: list[Path]) -> list[RecordedRun]:
-    """The trials of a sweep, in the order of its table where it has one."""
+    """Return the trials of a sweep, in the order of its table if it has one."""
     table = RecordedRun(folder)
 
     def read(path: Path) -> list[RecordedRun]:
         runs, rows = [], read_json(path)["trials"]
         by_name = {trial.name: trial for trial in trials}
-        named = {str(row["name"]) for row in rows}
+        names = {str(row["name"]) for row in rows}
         for number, row in enumerate(rows):
             name = str(row["name"])
-            # The id of a trial is a part of the folder's name, as a shorter name of another trial may be.
-            parts = (trial for trial in trials if name in trial.name and trial.name not in named)
-            # A trial without a folder of its own keeps its row; its name is never a path.
+            # The folder of a trial contains the trial's id in its name; so may the folder of another trial of the table.
+            parts = (trial for trial in trials if name in trial.name and trial.name not in names)
+            # The name is never used as a path: a trial without a folder keeps its row.
             own = by_name.get(name) or next(parts, folder / f"missing-trial-{number}")
             runs.append(RecordedRun(own, name, row))
         return runs
@@ -324,7 +328,7 @@ def _trials(folder: Path, trials: list[Path]) -> list[RecordedRun]:
     known = {run.path for run in runs}
     runs += [RecordedRun(path) for path in trials if path not in known]
     for reason in table.reasons("table") if runs else ():
-        runs[0]._say("table", f"The sweep has no table: {reason}")
+        runs[0]._note("table", f"The sweep has no table: {reason}")
     return runs or [table]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,13 @@ from trial_ray.errors import UserInputError
 from trial_ray.learner.recording import read_training
 from trial_ray.models.vocabulary import spell_unknown
 from trial_ray.prompts.responses import ResponseTexts
-from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_iteration
+from trial_ray.runs.folder import RunFolder
 from trial_ray.trajectory import Trajectory, Turn
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-_MOST_PIECES = 4
-"""Bytes of the longest character in UTF-8, hence most tokens that may share one."""
+_MAX_PIECES = 4
+"""Bytes of the longest character in UTF-8, hence the maximum number of tokens that share one."""
 
 
 class TokenTexts:
@@ -49,17 +48,17 @@ class TokenTexts:
             ids: token ids ``[T]``; ids outside of the vocabulary are spelled as ``⟨id 99999⟩``.
         """
         for new in set(ids) - self._known.keys():
-            # A model may have more ids than its tokenizer.
+            # A model may have more token ids than its tokenizer.
             self._known[new] = self._decode([new]) if 0 <= new < len(self._tokenizer) else spell_unknown(new)
-        found = [self._known[each] for each in ids]
-        for index, text in enumerate(found):
+        texts = [self._known[token_id] for token_id in ids]
+        for index, text in enumerate(texts):
             if _INCOMPLETE not in text:
                 continue
-            for stop in range(index + 2, min(index + _MOST_PIECES, len(found)) + 1):
+            for stop in range(index + 2, min(index + _MAX_PIECES, len(texts)) + 1):
                 if _INCOMPLETE not in (whole := self._decode(ids[index:stop])):
-                    found[index:stop] = [whole, *[""] * (stop - index - 1)]
+                    texts[index:stop] = [whole, *[""] * (stop - index - 1)]
                     break
-        return found
+        return texts
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the joined text of the tokens."""
@@ -112,7 +111,7 @@ class RecordedTurn:
 
 
 _KEY = ("group_id", "rollout_index", "turn_index")
-_TRAINED = [each.name for each in fields(RecordedTurn)[2:]]
+_TRAINED = [field.name for field in fields(RecordedTurn)[2:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +135,8 @@ class RecordedTrajectory:
     @property
     def advantage(self) -> float | None:
         """Mean advantage of its trained turns; ``None`` if it was not trained on."""
-        found = [turn.advantage for turn in self.turns if turn.advantage is not None]
-        return float(np.mean(found)) if found else None
+        advantages = [turn.advantage for turn in self.turns if turn.advantage is not None]
+        return float(np.mean(advantages)) if advantages else None
 
     @property
     def weighed(self) -> bool:
@@ -168,7 +167,7 @@ class RecordedTrajectory:
 
 
 def read_recorded(
-    folder: Path, iteration: int, max_staleness: int, adapters: Mapping[str, EnvironmentAdapter]
+    folder: RunFolder, iteration: int, max_staleness: int, adapters: Mapping[str, EnvironmentAdapter]
 ) -> list[RecordedTrajectory]:
     """Read the recorded trajectories of one iteration, with the values that training recorded for their turns.
 
@@ -182,15 +181,15 @@ def read_recorded(
         UserInputError: a file has another version of the schema, lacks columns or is cut off, or the training record belongs to
             other responses.
     """
-    groups = read_iteration(folder / "trajectories", iteration)
+    groups = read_iteration(folder.trajectories, iteration)
     wanted = pa.array([group.group_id for group in groups], pa.string())
     trained: dict[Any, dict[str, Any]] = {}
-    for number in trained_iterations(folder):
+    for number in folder.trained_iterations():
         if iteration <= number <= iteration + max_staleness:
-            table = read_training(folder / "training", number)
+            table = read_training(folder.training, number)
             for row in table.filter(pc.is_in(table["group_id"], wanted)).to_pylist():
                 trained[tuple(row[name] for name in _KEY)] = {name: row[name] for name in _TRAINED}
-    found: list[RecordedTrajectory] = []
+    recorded: list[RecordedTrajectory] = []
     for group in groups:
         for rollout, trajectory in enumerate(group.trajectories):
             adapter = adapters.get(trajectory.environment, EnvironmentAdapter(trajectory.environment or "unknown"))
@@ -201,26 +200,15 @@ def read_recorded(
                 for index, (turn, name) in enumerate(zip(trajectory.turns, classes, strict=True))
             ]
             _require_same_responses(turns, trajectory.task_id, folder)
-            found.append(RecordedTrajectory(iteration, len(found) + 1, rollout, trajectory, turns))
-    return found
+            recorded.append(RecordedTrajectory(iteration, len(recorded) + 1, rollout, trajectory, turns))
+    return recorded
 
 
-def trained_iterations(folder: Path) -> list[int]:
-    """Iterations of a run with recorded values for each turn of the update.
-
-    Updates with too many tokens are not included, since only the data for a replay are recorded for them.
-    """
-    return [number for number, path in partitions(folder / "training").items() if any(path.glob("*.parquet"))]
-
-
-def _require_same_responses(turns: Sequence[RecordedTurn], task_id: str, folder: Path) -> None:
+def _require_same_responses(turns: Sequence[RecordedTurn], task_id: str, folder: RunFolder) -> None:
     for turn in turns:
         for values in (turn.gap, turn.learner_logprobs):
             if values is not None and len(values) != len(turn.turn.response_ids):
                 raise UserInputError(
-                    f"{folder / 'training'} has {len(values)} values for a response of {len(turn.turn.response_ids)} tokens of "
-                    f"task {task_id}: it is from another run than {folder / 'trajectories'}."
+                    f"{folder.training} has {len(values)} values for a response of {len(turn.turn.response_ids)} tokens of "
+                    f"task {task_id}: it is from another run than {folder.trajectories}."
                 )
-
-
-# -- for the terminal, which no recorded text reaches as markup or as a control sequence ----------------------------------------

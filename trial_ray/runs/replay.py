@@ -26,7 +26,7 @@ from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_groups
 from trial_ray.runs.checkpoints import list_checkpoints, require_own, require_whole
 from trial_ray.runs.config_record import load_method, load_record
-from trial_ray.runs.metric_files import flatten, recorded_metrics
+from trial_ray.runs.metrics_file import flatten, recorded_metrics
 from trial_ray.runs.overrides import apply_overrides
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 METRICS = f"{LEARNER_RESULTS}/default_policy/"
 """Prefix of an update's metrics."""
-NOT_OF_THE_UPDATE = ("seconds", "lifetime", "timer", "throughput", "weights_seq_no")
+RUN_DEPENDENT = ("seconds", "lifetime", "timer", "throughput", "weights_seq_no")
 """Parts of the names of metrics that depend on the clock or on the whole run."""
 
 
@@ -116,7 +116,7 @@ class Replay:
         recorded = _recorded_config(run, iteration, method, adapters)
         config = apply_overrides(with_method(recorded, method or method_of(recorded)), overrides)
         config.validate()
-        # Nothing is sent to engines, so learners have their devices to themselves.
+        # A replay has no engines.
         config.engines(colocate=False, weight_transfer="object_store")
         record = UpdateRecord.read(run.training, iteration)
         checkpoint = _checkpoint_before(run, iteration)
@@ -136,7 +136,7 @@ class Replay:
             CheckpointError: it would not start from the weights that sampled the rollouts.
             ConfigError: this machine lacks devices for the learners.
         """
-        # The tokenizer and the frozen reference come from where training began, also where the weights come from a checkpoint.
+        # Load tokenizer and frozen reference from the initial policy, even if the weights come from a checkpoint.
         self.config.rl_module(model_path=initial_policy(self.config), warm_start=None)
         with self._learners() as learners:
             if self.checkpoint is not None:
@@ -162,12 +162,12 @@ class Replay:
             return 0
         return UpdateRecord.read(self.run.training, earlier[-1]).timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME]
 
-    def _require_same_start(self, found: str) -> None:
-        if found == self.record.weights_before:
+    def _require_same_start(self, checksum: str) -> None:
+        if checksum == self.record.weights_before:
             return
         where = f"{self.checkpoint}" if self.checkpoint else f"the initial model {self.config.model_path}"
         raise CheckpointError(
-            f"The weights in {where} have checksum {found}; the weights that sampled iteration {self.record.iteration} had "
+            f"The weights in {where} have checksum {checksum}; the weights that sampled iteration {self.record.iteration} had "
             f"{self.record.weights_before}. Restore the files that the run had."
         )
 
@@ -192,16 +192,16 @@ class Replay:
 
     def _require_devices(self) -> None:
         """Reject missing devices, because RLlib would wait for them forever."""
-        config, found = self.config, ray.cluster_resources()
-        # "auto" is one CPU for a learner without a GPU.
+        config, available = self.config, ray.cluster_resources()
+        # "auto" means one CPU for a learner without a GPU.
         cpus = config.num_cpus_per_learner if config.num_cpus_per_learner != "auto" else not config.num_gpus_per_learner
         wanted = {"GPU": config.num_gpus_per_learner * max(1, config.num_learners), "CPU": cpus * config.num_learners}
         for device, number in wanted.items():
-            if number > found.get(device, 0):
+            if number > available.get(device, 0):
                 raise ConfigError(
-                    f"The update needs {number:g} {device}s for its learners; {found.get(device, 0):g} are here. Replay it where "
-                    "it was trained, or with --set num_learners=0 --set num_gpus_per_learner=0 in one process on the CPU, where "
-                    "weights may differ in their last bits."
+                    f"The update needs {number:g} {device}s for its learners; {available.get(device, 0):g} are here. Replay it "
+                    "where it was trained, or with --set num_learners=0 --set num_gpus_per_learner=0 in one process on the CPU, "
+                    "where weights may differ in their last bits."
                 )
 
     def _checksum(self, learners: PolicyLearnerGroup) -> str:
@@ -232,12 +232,12 @@ def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:
     saved = list_checkpoints(run.checkpoints)
     if path in saved:
         return path
-    starts = {1, *(int(each.name) + 1 for each in saved)}
-    found = [str(number) for number in partitions(run.training) if number in starts]
+    starts = {1, *(int(checkpoint.name) + 1 for checkpoint in saved)}
+    replayable = [str(number) for number in partitions(run.training) if number in starts]
     raise CheckpointError(
         f"{path} does not exist, but iteration {iteration} started from it: it was removed for newer ones, or never written. "
-        f"Iterations that can be replayed: {', '.join(found) or 'none'}. A run keeps more with `trial-ray train --checkpoint-every "
-        "1 --keep-checkpoints N`."
+        f"Iterations that can be replayed: {', '.join(replayable) or 'none'}. A run keeps more with `trial-ray train "
+        "--checkpoint-every 1 --keep-checkpoints N`."
     )
 
 
@@ -260,5 +260,5 @@ def _of_update(metrics: dict[str, float]) -> dict[str, float]:
     return {
         name.removeprefix(METRICS): value
         for name, value in metrics.items()
-        if name.startswith(METRICS) and not any(part in name for part in NOT_OF_THE_UPDATE)
+        if name.startswith(METRICS) and not any(part in name for part in RUN_DEPENDENT)
     }

@@ -27,7 +27,7 @@ from trial_ray.errors import (
 )
 from trial_ray.evaluation.comparison import PairedComparison
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import write_json
+from trial_ray.files import storage_error, write_json
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_EVERY,
     CHECKPOINTS_KEPT,
@@ -38,17 +38,12 @@ from trial_ray.runs.checkpoints import (
     save_checkpoint,
 )
 from trial_ray.runs.config_record import run_labels, to_record
-from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table, measured
+from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table, measure_or_warn
+from trial_ray.runs.evaluations import RunEvaluations, compare_with_beginning, evaluation_file
 from trial_ray.runs.experiment import reached
-from trial_ray.runs.metric_files import (
-    RunEvaluations,
-    compare_with_beginning,
-    evaluation_file,
-    flatten,
-    recorded_metrics,
-)
+from trial_ray.runs.locks import folder_lock
+from trial_ray.runs.metrics_file import flatten, recorded_metrics
 from trial_ray.runs.node_records import NodeRecords
-from trial_ray.runs.ownership import folder_lock, storage_error
 from trial_ray.runs.terminal import TrainingProgress, say, waiting
 from trial_ray.runs.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 from trial_ray.runs.watchdog import Watchdog, is_recoverable, record_restart
@@ -101,7 +96,7 @@ class TrainingSession:
 
     def __post_init__(self) -> None:
         self.folder.fix_date(self.config)
-        self._tell = partial(say, self.console)
+        self._print = partial(say, self.console)
         self.resumed = False
         self.iteration = 0
         self.restarts = 0
@@ -127,7 +122,7 @@ class TrainingSession:
 
     def _run_alone(self, ray: AbstractContextManager[None]) -> None:
         if self._is_complete():
-            self._tell_outcome()
+            self._print_outcome()
             return
         self.cost = CostMeter(self.folder.cost)
         try:
@@ -143,7 +138,7 @@ class TrainingSession:
             if self._has_begun():
                 self.folder.set_state("interrupted")
             saved = list_checkpoints(self.folder.checkpoints)
-            self._tell(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
+            self._print(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
             raise
         except Exception as error:
             full = storage_error(error, self.folder.path, self.folder.address)
@@ -152,7 +147,7 @@ class TrainingSession:
                 raise full from error
             raise
         self.folder.set_state("interrupted" if self.interrupted else "done")
-        self._tell_outcome()
+        self._print_outcome()
 
     def _attempt(self) -> bool:
         """Train to the end with new actors; return ``False`` after a failure from which the run should continue."""
@@ -165,26 +160,26 @@ class TrainingSession:
             if not began or self.restarts >= self.config.max_restarts or not is_recoverable(error):
                 raise
             self.restarts += 1
-            self._tell_restart(error)
+            self._report_restart(error)
             return False
         return True
 
     def _train_with(self, algorithm: GRPO) -> None:
-        self.watchdog = Watchdog(algorithm, self.config.stall_timeout_s, self._tell, self._give_up)
+        self.watchdog = Watchdog(algorithm, self.config.stall_timeout_s, self._print, self._give_up)
         try:
             if not self.cost.began:
-                self.cost.started(measured("the learners' device", lambda: LearnerHardware.of(algorithm)))
+                self.cost.started(measure_or_warn("the learners' device", lambda: LearnerHardware.of(algorithm)))
             self._run(algorithm)
         finally:
             algorithm.stop()
 
-    def _tell_restart(self, error: Exception) -> None:
+    def _report_restart(self, error: Exception) -> None:
         saved = list_checkpoints(self.folder.checkpoints)
         source = f"from {saved[-1]}" if saved else "from the initial weights, since there is no checkpoint yet"
         again = self.iteration - (int(saved[-1].name) if saved else 0)
         cost = f", repeating {again} iteration{'' if again == 1 else 's'}" if again else ""
         line = f"restart {self.restarts} of at most {self.config.max_restarts}: {first_line(error)}; continuing {source}{cost}"
-        self._tell(line)
+        self._print(line)
         record_restart(self.folder.library_log.parent, line, error)
 
     def _give_up(self, reason: str) -> None:
@@ -203,16 +198,16 @@ class TrainingSession:
             folder=self.folder.path,
             resumed=self.resume,
         )
-        return Trackers(self.log_to, run, self._tell)
+        return Trackers(self.log_to, run, self._print)
 
     def _build(self) -> GRPO:
-        # A run that was stopped before its first checkpoint begins again.
+        # A run that was stopped before its first checkpoint starts from scratch.
         checkpoint = None
         started = time.monotonic()
         if self.resume:
             checkpoint, damages = newest_whole_checkpoint(self.folder.checkpoints, trust=self.trust)
             for damage in damages:
-                self._tell(f"skipped: {damage}")
+                self._print(f"skipped: {damage}")
             if checkpoint is None:
                 self.folder.require_never_saved()
         with waiting(self.console, "preparing the policy and starting Ray's actors"):
@@ -224,11 +219,11 @@ class TrainingSession:
                     self._resume(int(checkpoint.name) if checkpoint is not None else 0)
                 before = self.folder.note_chat_template(algorithm.chat_template)
                 if before not in (None, algorithm.chat_template):
-                    self._tell(f"changed: the chat template is {algorithm.chat_template}, it was {before}")
+                    self._print(f"changed: the chat template is {algorithm.chat_template}, it was {before}")
             except BaseException:
                 algorithm.stop()
                 raise
-        self._tell(f"ready after {time.monotonic() - started:.0f} s")
+        self._print(f"ready after {time.monotonic() - started:.0f} s")
         return algorithm
 
     def _build_algorithm(self) -> GRPO:
@@ -239,7 +234,7 @@ class TrainingSession:
             fewer = with_fewer_learners(self.config) if self.restarts else None
             if fewer is None:
                 raise
-            self._tell(
+            self._print(
                 f"{first_line(error)}. Continuing with {fewer.num_learners} of {self.config.num_learners} learners"
             )
             self.config = fewer
@@ -249,22 +244,22 @@ class TrainingSession:
     def _resume(self, iteration: int) -> None:
         changes = self.folder.resume(self.config, iteration)
         self.iteration, self.resumed = iteration, True
-        self._tell(f"continuing after iteration {self.iteration}")
+        self._print(f"continuing after iteration {self.iteration}")
         for change in changes:
-            self._tell(f"changed: {change.name} is {change.after!r:.200}, it was {change.before!r:.200}")
+            self._print(f"changed: {change.name} is {change.after!r:.200}, it was {change.before!r:.200}")
 
     def _run(self, algorithm: GRPO) -> None:
         self.after = {}
         evaluation_sets = algorithm.evaluation_sets
-        # In a mixture of environments the file's name has that of the environment.
+        # In a mixture of environments, file names contain the name of the environment.
         environments = {name: name if len(evaluation_sets) > 1 else "" for name in evaluation_sets}
 
         def play(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> EvaluationResult:
-            sign = waiting(self.console, f"evaluating: {len(evaluation_set)} held-out tasks")
-            with sign, self.cost.phase("evaluation"), self.watchdog.watching():
+            spinner = waiting(self.console, f"evaluating: {len(evaluation_set)} held-out tasks")
+            with spinner, self.cost.phase("evaluation"), self.watchdog.watching():
                 result = algorithm.evaluate_set(evaluation_set, entry)
             if faults := algorithm.take_faults():
-                self._tell(faults)
+                self._print(faults)
             return result
 
         evaluations = RunEvaluations(
@@ -273,7 +268,7 @@ class TrainingSession:
             run_labels(self.config),
             algorithm.evaluation_protocol,
             play,
-            self._tell,
+            self._print,
         )
         before = {
             name: result
@@ -285,7 +280,7 @@ class TrainingSession:
             for name, evaluation_set in evaluation_sets.items():
                 file = evaluation_file(environments[name], self.iteration)
                 self.after[name] = evaluations.after(file, self.iteration, *evaluation_set)
-        self.cost.actors = measured("what the actors did", algorithm.actor_reports) or {}
+        self.cost.actors = measure_or_warn("the reports of the actors", algorithm.actor_reports) or {}
         self.card = self.cost.write()
         self._summarise(before, checkpoint, several=len(evaluation_sets) > 1)
 
@@ -298,14 +293,14 @@ class TrainingSession:
         with (
             contextlib.closing(SummaryWriter(str(self.folder.tensorboard), purge_step=self.iteration + 1)) as events,
             TrainingProgress(self.console, self.iteration, self.total) as progress,
-            GracefulInterrupt(partial(self._tell, INTERRUPTING)) as interrupt,
+            GracefulInterrupt(partial(self._print, INTERRUPTING)) as interrupt,
         ):
             while not finished and not interrupt.requested:
                 try:
                     result = self._train_once(algorithm)
                 except Exception as error:
                     if interrupt.requested and is_recoverable(error):
-                        raise KeyboardInterrupt from error  # to stop was what the user asked for
+                        raise KeyboardInterrupt from error  # the user has asked to stop
                     raise
                 raise_swallowed_interrupt()
                 self.iteration = int(result["training_iteration"])
@@ -319,16 +314,16 @@ class TrainingSession:
                 self.cost.iteration(metrics)
                 progress.iteration(self.iteration, metrics)
                 if FAULTS in result:
-                    self._tell(result[FAULTS])
+                    self._print(result[FAULTS])
                 self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
                 due = self.iteration % self.checkpoint_every == 0 and not finished
                 if due and not algorithm.health_checks.suspect:
                     self._save(algorithm)
-            # Before evaluations, whose events would take the place of the iteration's.
-            measured("the timeline", lambda: write_timeline(self.folder.timeline, algorithm.timeline()))
+            # Write the timeline now: events of the final evaluation would replace those of the iteration.
+            measure_or_warn("the timeline", lambda: write_timeline(self.folder.timeline, algorithm.timeline()))
             saved = self._save(algorithm)
-        # Also of a run that has made its last iteration: the evaluation set after it can take long.
+        # Set this after the last iteration too: the final evaluation can still be interrupted.
         self.interrupted = interrupt.requested
         return saved
 
@@ -343,9 +338,10 @@ class TrainingSession:
         saved = list_checkpoints(self.folder.checkpoints)
         if not self.resume or not saved or not (met := self._met_criteria(int(saved[-1].name))):
             return False
-        named = f"to continue, raise or remove {', '.join(met)} in `stop`"
-        advice = "--iterations N continues" if met == ["training_iteration"] else named
-        self._tell(f"nothing to train: `stop` was reached after iteration {int(saved[-1].name)}; {advice}")
+        advice = f"to continue, raise or remove {', '.join(met)} in `stop`"
+        if met == ["training_iteration"]:
+            advice = "--iterations N continues"
+        self._print(f"nothing to train: `stop` was reached after iteration {int(saved[-1].name)}; {advice}")
         self.checkpoint = saved[-1]
         return self.folder.is_complete(self.config, saved[-1])
 
@@ -377,11 +373,11 @@ class TrainingSession:
         target = self.folder.checkpoints / f"{self.iteration:06d}{STOPPED}"
         with self.cost.phase("checkpoint"):
             save_checkpoint(target, algorithm.save_to_path)
-        self._tell(f"state saved aside: {target}; rename it to {target.stem} to continue from it anyway")
+        self._print(f"state saved aside: {target}; rename it to {target.stem} to continue from it anyway")
 
     def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
         def shown(values: Mapping[str, Any]) -> Any:
-            """The value of the only evaluation set, ``None`` if there is none; those of a mixture by environment."""
+            """Return the value of the only evaluation set, or ``None``; for a mixture, values by environment."""
             return dict(values) if several else next(iter(values.values()), None)
 
         self.comparisons = {
@@ -401,27 +397,28 @@ class TrainingSession:
                 "after": shown({name: result.to_dict()["summary"] for name, result in self.after.items()}),
                 "comparison": shown(
                     {
-                        name: {"not_compared": found} if isinstance(found, str) else found.to_dict()
-                        for name, found in self.comparisons.items()
+                        name: {"not_compared": outcome} if isinstance(outcome, str) else outcome.to_dict()
+                        for name, outcome in self.comparisons.items()
                     }
                 ),
             },
         )
 
-    def _tell_outcome(self) -> None:
+    def _print_outcome(self) -> None:
         """Print success and checkpoint last, after the cost."""
-        for name, found in self.comparisons.items():
-            of = f" in {name}" if len(self.comparisons) > 1 else ""
-            if isinstance(found, str):
+        for name, comparison in self.comparisons.items():
+            where = f" in {name}" if len(self.comparisons) > 1 else ""
+            if isinstance(comparison, str):
                 rate = self.after[name].overall
-                self._tell(f"success{of} after iteration {self.iteration}: {rate}. {found}")
+                self._print(f"success{where} after iteration {self.iteration}: {rate}. {comparison}")
             else:
-                self._tell(f"evaluations{of}: success {found.before:.1%} → {found.after:.1%}, change {found}")
+                rates = f"{comparison.before:.1%} → {comparison.after:.1%}"
+                self._print(f"evaluations{where}: success {rates}, change {comparison}")
         if self.interrupted:
-            self._tell(
+            self._print(
                 f"stopped after iteration {self.iteration}; the same command continues with --resume {self.folder.address}"
             )
-        self._tell(f"checkpoint: {self.checkpoint}")
+        self._print(f"checkpoint: {self.checkpoint}")
 
     def _has_begun(self) -> bool:
         """Return True if the folder records this command; a resuming command changes nothing until it has restored a checkpoint."""
@@ -439,6 +436,6 @@ class TrainingSession:
             error.add_note(f"traceback: {self.folder.write_error(error)}")
             self.folder.set_state("failed")
         except OSError as failure:
-            self._tell(f"the events could not be recorded in {self.folder.path}: {failure}")
+            self._print(f"the events could not be recorded in {self.folder.path}: {failure}")
         if saved := list_checkpoints(self.folder.checkpoints):
-            self._tell(f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.address}")
+            self._print(f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.address}")

@@ -15,12 +15,13 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from trial_ray.errors import TrialRayError, UserInputError, first_line
-from trial_ray.files import SECRET, cache_root, content_key, partial_of
+from trial_ray.files import cache_root, content_key, partial_of
 from trial_ray.runs.checkpoints import ADAPTER_INSIDE_CHECKPOINT, CHECKPOINT_MARK, MODEL_INSIDE_CHECKPOINT, RUN_FILE
+from trial_ray.secrets import is_secret_name
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _RESERVED = ":/?#[]@!$&'()*+,;=%"
-"""Characters that stay as they are where a URI was typed with spaces and the like."""
+"""Characters that stay as they are; others, such as spaces, are percent-encoded."""
 _PASSWORD = re.compile(r"://[^?@]*:[^?]*@")
 CHUNK = 16 << 20
 """Bytes that are copied at a time."""
@@ -54,13 +55,13 @@ class Storage:
         from pyarrow import ArrowException
         from pyarrow.fs import FileSystem
 
-        if _PASSWORD.search(uri) or any(SECRET.search(name) for name, _ in parse_qsl(urlsplit(uri).query)):
+        if _PASSWORD.search(uri) or any(is_secret_name(name) for name, _ in parse_qsl(urlsplit(uri).query)):
             raise UserInputError(
                 f"The URI ({uri.partition('://')[0]}://...) contains credentials, and commands are recorded. Leave them "
                 "out, and give them by the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
             )
         try:
-            # One request for a small file in place of three.
+            # With this option, S3 needs one request for a small file instead of three.
             option = f"{'&' if '?' in uri else '?'}allow_delayed_open=true" if uri.lower().startswith("s3:") else ""
             filesystem, root = FileSystem.from_uri(quote(uri, safe=_RESERVED) + option)
         except (ArrowException, OSError, ValueError) as error:
@@ -68,7 +69,7 @@ class Storage:
                 f"{uri} cannot be opened: {first_line(error)}. Expected a URI such as s3://BUCKET/FOLDER, "
                 "s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http, gs://BUCKET/FOLDER or file:///FOLDER."
             ) from error
-        if ".." in PurePosixPath(root).parts:  # it is also the name of a folder in the cache
+        if ".." in PurePosixPath(root).parts:  # the path is also the path of a folder in the cache
             raise UserInputError(f"{uri} contains '..'. Name the folder itself.")
         return cls(uri, filesystem, root.rstrip("/"))
 
@@ -110,15 +111,15 @@ class Storage:
         """
         from pyarrow.fs import FileSelector
 
-        found = {}
+        files = {}
         for info in self.filesystem.get_file_info(FileSelector(self.root, recursive=True, allow_not_found=True)):
             name = info.path.removeprefix(f"{self.root}/")
             parts = PurePosixPath(name).parts
             if ".." in parts or "\0" in name or PurePosixPath(name).is_absolute():
                 raise UserInputError(f"{self.uri} lists {name!r}, which is not a file inside it. Remove it there.")
             if info.is_file and parts:
-                found[name] = info
-        return found
+                files[name] = info
+        return files
 
     def fetch(self, name: str, target: Path) -> None:
         """Copy a file from the storage to this machine."""
@@ -131,10 +132,10 @@ class Storage:
     def put(self, file: Path, name: str) -> None:
         """Copy a file to the storage, replacing any existing file."""
         target = self.path(name)
-        # Not by copy_files, which ignores the error with which a file on S3 is closed: then nothing is there.
+        # Do not use copy_files: it ignores an error at the closing of a file on S3, which then does not exist.
         try:
             stream = self.filesystem.open_output_stream(target, compression=None)
-        except FileNotFoundError:  # where folders have to be made
+        except FileNotFoundError:  # this file system requires the folder
             self.filesystem.create_dir(posixpath.dirname(target))
             stream = self.filesystem.open_output_stream(target, compression=None)
         with stream, file.open("rb") as source:
@@ -154,7 +155,7 @@ class Storage:
             UserInputError: this folder is neither in a run nor a model.
         """
         here = PurePosixPath(self.root)
-        folders = [each for each in (here, *here.parents) if each.name]
+        folders = [folder for folder in (here, *here.parents) if folder.name]
         for folder in folders:
             if self.filesystem.get_file_info(str(folder / RUN_FILE)).is_file:
                 return replace(self, root=str(folder)), here.relative_to(folder)
@@ -184,15 +185,15 @@ class StoredCopy:
         Raises:
             UserInputError: the storage does not answer, or has no run at this URI.
         """
-        found = Storage.open(self.uri)
-        with found.answering():
-            storage, inside = found.run()
+        place = Storage.open(self.uri)
+        with place.answering():
+            storage, inside = place.run()
             files, copy = storage.files(), storage.cached("copies")
             whole = whole_checkpoints(files)
             older = 0 if self.checkpoints is None else max(0, len(whole) - self.checkpoints)
             kept = {*whole[older:], *inside.parts[1:2]}
             wanted = {name: info for name, info in files.items() if _is_wanted(name, kept)}
-            # Another command may play with the model that was merged here, unless its adapter is another one now.
+            # Keep a model that was merged here unless its adapter has changed: another command may use it.
             adapters = [name for name in wanted if f"/{ADAPTER_INSIDE_CHECKPOINT.as_posix()}/" in name]
             changed = {_checkpoint_of(name) for name in adapters if not _is_here(copy / name, wanted[name])}
             merged = {_checkpoint_of(name) for name in adapters} - changed
@@ -209,7 +210,7 @@ class StoredCopy:
 
 
 def _checkpoint_of(name: str) -> str:
-    """The folder of the checkpoint that has a file, ``checkpoints/<iteration>``."""
+    """Return the folder of the checkpoint that contains a file, ``checkpoints/<iteration>``."""
     return "/".join(name.split("/")[:2])
 
 
@@ -244,7 +245,7 @@ def download(storage: Storage, folder: Path, files: Mapping[str, Any]) -> None:
             os.utime(partial, ns=(stamp[1], stamp[1]))
             os.replace(partial, target)
         except FileNotFoundError:
-            pass  # a run that goes on has removed it meanwhile
+            pass  # the running run has removed the file meanwhile
         finally:
             partial.unlink(missing_ok=True)
 
@@ -263,5 +264,5 @@ def _stamp_of(info: Any) -> Stamp:
 
 def stamp_of(path: Path) -> Stamp:
     """Return the stamp of a file on this machine."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

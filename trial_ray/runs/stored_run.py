@@ -12,7 +12,7 @@ from typing import Any
 from trial_ray.errors import CheckpointError, StorageError, UserInputError, first_line
 from trial_ray.files import partial_of, read_json, require_new_folder, set_aside, write_folder
 from trial_ray.runs.checkpoints import RUN_FILE
-from trial_ray.runs.ownership import LOCK_FILE, folder_lock
+from trial_ray.runs.locks import LOCK_FILE, folder_lock
 from trial_ray.runs.storage import COPIES, Stamp, Storage, download, is_mark, stamp_of, whole_checkpoints
 
 
@@ -30,7 +30,7 @@ def local_folder(place: Path | str) -> Path:
 
 @contextmanager
 def stored_run(
-    place: Path | str, *, resume: bool, command: Sequence[str], tell: Callable[[str], None]
+    place: Path | str, *, resume: bool, command: Sequence[str], print_line: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
     """Copy the :func:`local_folder` of a run at a URI to the storage, on each call of the yielded function and at the end.
 
@@ -40,7 +40,7 @@ def stored_run(
         place: path of the run (then nothing is copied), or its URI as a string.
         resume: whether to continue the run on the storage; it is copied here, unless this machine has at least as much of it.
         command: the command line, shown in the error of a second command on this machine.
-        tell: prints a line.
+        print_line: prints a line.
 
     Raises:
         FolderInUseError: another command on this machine writes there.
@@ -53,7 +53,7 @@ def stored_run(
         return
     storage, folder = Storage.open(place), local_folder(place)
     with folder_lock(folder.with_name(f".{folder.name}.storing"), command):
-        run = _StoredRun(storage, folder, tell)
+        run = _StoredRun(storage, folder, print_line)
         with storage.answering():
             run.begin(resume)
         try:
@@ -73,13 +73,13 @@ class _StoredRun:
     Args:
         storage: storage of the run.
         folder: folder of the run on this machine.
-        tell: prints a line.
+        print_line: prints a line.
     """
 
-    def __init__(self, storage: Storage, folder: Path, tell: Callable[[str], None]) -> None:
-        self._storage, self._folder, self._tell = storage, folder, tell
+    def __init__(self, storage: Storage, folder: Path, print_line: Callable[[str], None]) -> None:
+        self._storage, self._folder, self._print = storage, folder, print_line
         self._copied: dict[str, Stamp] = {}
-        """Files as they were when all of them were copied last."""
+        """Stamps of the files at the last complete copy."""
         self._failed = False
 
     def begin(self, resume: bool) -> None:
@@ -91,19 +91,19 @@ class _StoredRun:
                     f"{self._storage.uri} is not empty, it contains {min(there)}. Name a new folder, or continue with --resume."
                 )
             require_new_folder(self._folder, f", or copy its content with --resume {self._storage.uri}")
-            self._storage.filesystem.create_dir(self._storage.root)  # which fails where nothing can be written
-        elif not self._goes_on(there):
+            self._storage.filesystem.create_dir(self._storage.root)  # raises if nothing can be written
+        elif not self._continues(there):
             if RUN_FILE not in there:
                 raise CheckpointError(f"{self._storage.uri} is not a run folder (it has no {RUN_FILE}).")
             if self._folder.exists():
                 aside = set_aside(self._folder, "replaced")
-                self._tell(f"another machine has continued the run; the copy of this machine is now {aside}")
+                self._print(f"another machine has continued the run; the copy of this machine is now {aside}")
             whole = whole_checkpoints(there)
             files = {name: info for name, info in there.items() if not _is_cut(name, whole)}
             write_folder(self._folder, lambda partial: download(self._storage, partial, files))
             self._copied = _files_of(self._folder)
 
-    def _goes_on(self, there: Mapping[str, Any]) -> bool:
+    def _continues(self, there: Mapping[str, Any]) -> bool:
         """Return True if this machine has the run, with no fewer iterations than the storage."""
         if not (self._folder / RUN_FILE).is_file():
             return False
@@ -119,16 +119,16 @@ class _StoredRun:
         """Copy the files that the storage lacks; a failure is only a warning."""
         try:
             self._store()
-        except Exception as error:  # whatever a storage raises: the run goes on
+        except Exception as error:  # no error of a storage ends the run
             self._failed = True
-            self._tell(
+            self._print(
                 f"warning: {self._storage.uri} cannot be written: {first_line(error)}. It lacks {self._missing()}, which are in "
                 f"{self._folder}; the next checkpoint tries again"
             )
             return
         if self._failed:
             self._failed = False
-            self._tell(f"{self._storage.uri} is up to date again")
+            self._print(f"{self._storage.uri} is up to date again")
 
     def finish(self) -> None:
         """Copy the files that the storage still lacks.
@@ -143,7 +143,7 @@ class _StoredRun:
                 f"{self._storage.uri} is not up to date: {first_line(error)}. It lacks {self._missing()}. The whole run is in "
                 f"{self._folder}; --resume {self._storage.uri} on this machine continues from there, and copies it."
             ) from error
-        self._tell(f"stored in {self._storage.uri}")
+        self._print(f"stored in {self._storage.uri}")
 
     def _store(self) -> None:
         """Make the storage contain the current local files.
@@ -152,16 +152,16 @@ class _StoredRun:
         """
         here = _files_of(self._folder)
         if not here:
-            return  # the run has failed at once, and removed its folder
+            return  # the run has failed at its start and removed its folder
         there = self._storage.files()
-        # What this command has copied is known by its stamp: the storage's clock may be ahead of this machine's.
+        # Compare local stamps for files that this command has copied: the clock of the storage may be ahead.
         changed = [
             name
             for name, stamp in here.items()
             if name == RUN_FILE or self._copied.get(name, stamp) != stamp or _differs(there.get(name), stamp)
         ]
         for mark in filter(is_mark, there.keys() & changed):
-            self._storage.remove(mark)  # a checkpoint of whose files some are, is none until they are there
+            self._storage.remove(mark)  # without its mark, a partly copied folder does not count as a checkpoint
         with ThreadPoolExecutor(COPIES) as pool:
             for _, names in groupby(sorted(changed, key=_rank), _rank):
                 list(pool.map(self._put, names))
@@ -177,7 +177,7 @@ class _StoredRun:
         try:
             self._storage.put(self._folder / name, name)
         except FileNotFoundError:
-            if (self._folder / name).exists():  # else it was removed meanwhile
+            if (self._folder / name).exists():  # otherwise the run has removed the file meanwhile
                 raise
 
     def _missing(self) -> str:
@@ -211,12 +211,12 @@ def _is_cut(name: str, whole: Sequence[str]) -> bool:
 
 def _files_of(folder: Path) -> dict[str, Stamp]:
     """Return the files that belong on a storage."""
-    found = {}
+    files = {}
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts
         unfinished = any(part.endswith((".partial", ".unfinished")) for part in parts)
         if not unfinished and path.name != LOCK_FILE:
-            with suppress(FileNotFoundError):  # removed meanwhile
+            with suppress(FileNotFoundError):  # the run has removed the file meanwhile
                 if path.is_file():
-                    found["/".join(parts)] = stamp_of(path)
-    return found
+                    files["/".join(parts)] = stamp_of(path)
+    return files

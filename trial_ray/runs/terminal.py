@@ -138,7 +138,7 @@ def waiting(console: Console, text: str) -> Iterator[None]:
     from rich.spinner import Spinner
     from rich.text import Text
 
-    # What libraries print meanwhile is not drawn above the sign: it goes where stdout goes.
+    # Output of libraries is not drawn above the spinner; it is written to stdout.
     with Live(
         Spinner("dots", Text(text)), console=console, transient=True, redirect_stdout=False, redirect_stderr=False
     ):
@@ -191,20 +191,20 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     def iteration(self, number: int, metrics: dict[str, float]) -> None:
         """Show a finished iteration."""
         now = time.monotonic()
-        of, left = "", ""
+        total, left = "", ""
         if self._total:
-            # As all iterations of this session took, since one that saves a checkpoint takes longer.
+            # Use the mean of this session: an iteration that saves a checkpoint takes longer.
             seconds = (now - self._began) / (number - self._done) * (self._total - number)
-            of, left = f"/{self._total}", f"about {duration(seconds)} left" if seconds > 0 else ""
-        took = ", ".join(part for part in (f"{now - self._last:.1f} s", left) if part)
-        say(self._console, f"iteration {number}{of}  {describe(metrics)}  ({took})")
+            total, left = f"/{self._total}", f"about {duration(seconds)} left" if seconds > 0 else ""
+        times = ", ".join(part for part in (f"{now - self._last:.1f} s", left) if part)
+        say(self._console, f"iteration {number}{total}  {describe(metrics)}  ({times})")
         if number == 1 and (warning := unreadable_responses(metrics)):
             say(self._console, f"warning: {warning}")
         self._last = now
         self._progress.update(self._task, completed=number)
 
 
-# -- the log that takes the rest -----------------------------------------------------------------------------------------
+# -- log of libraries -----------------------------------------------------------------------------------------
 
 STDOUT, STDERR = 1, 2
 LOG_FILE = Path("logs", "libraries.log")
@@ -224,7 +224,7 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
         path: the file; its folder is created if missing.
         console: console on the process's stdout. A console that prints elsewhere, for example in a test, is not changed.
     """
-    from trial_ray.engines.settings import LOG_LEVEL  # not at the top: it imports torch
+    from trial_ray.engines.settings import LOG_LEVEL  # imports torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as restored:
@@ -232,7 +232,7 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
             os.environ[LOG_LEVEL] = "INFO"
             restored.callback(os.environ.pop, LOG_LEVEL, None)
         _flush()
-        # Python's duplicates are closed in child processes: a daemon that outlives the command holds no terminal or pipe.
+        # os.dup's copies are closed in child processes, so a daemon that outlives the command keeps no terminal or pipe open.
         terminal = {number: os.dup(number) for number in (STDOUT, STDERR)}
         for number, copy in terminal.items():
             restored.callback(os.close, copy)

@@ -14,15 +14,15 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from trial_envs.core.extras import install_command
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
-from trial_ray.files import without_secrets
 from trial_ray.runs.ray_metrics import RayTracker
+from trial_ray.secrets import without_secrets
 
 PROJECT = "trial-ray"
 """Default name of the project or experiment; the services' own environment variables override it."""
@@ -36,7 +36,7 @@ class TrackedRun:
     Attributes:
         name: display name.
         key: identifier of the run; a resumed run continues the service's run with this key.
-        settings: as in ``resolved_config.json``; secrets are removed before anything is sent.
+        settings: as in ``resolved_config.json``; :class:`Trackers` removes secrets.
         folder: folder for files that a library keeps on this machine.
         group: name of a group of runs, for example the trials of a sweep.
         resumed: whether the run was started before.
@@ -63,7 +63,7 @@ class WandbTracker:
             id=run.key,
             resume="allow",
             reinit="create_new",
-            config=without_secrets(run.settings),
+            config=dict(run.settings),
             dir=run.folder,
             settings=wandb.Settings(
                 console="off",
@@ -93,8 +93,8 @@ class MlflowTracker:
 
     KEY = "trial_ray.run"
     STATES = {DONE: "FINISHED", FAILED: "FAILED", INTERRUPTED: "KILLED"}  # noqa: RUF012  read only
-    LONGEST_VALUE = 6000
-    MOST_AT_ONCE = 100
+    MAX_LENGTH = 6000
+    MAX_BATCH = 100
 
     def __init__(self, run: TrackedRun) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -105,20 +105,20 @@ class MlflowTracker:
 
         self._client = MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name)
-        wanted = f"tags.`{self.KEY}` = '{run.key}'"
-        runs = self._client.search_runs([experiment], filter_string=wanted) if run.resumed else []
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        has_key = f"tags.`{self.KEY}` = '{run.key}'"
+        runs = self._client.search_runs([experiment], filter_string=has_key) if run.resumed else []
         if runs:
             self._id = runs[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             return
         tags = {self.KEY: run.key, **({"group": run.group} if run.group else {})}
         self._id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
-        settings = flatten_dict(without_secrets(run.settings), delimiter=".")
-        params = [Param(name, str(value)[: self.LONGEST_VALUE]) for name, value in settings.items()]
-        for begin in range(0, len(params), self.MOST_AT_ONCE):
-            self._client.log_batch(self._id, params=params[begin : begin + self.MOST_AT_ONCE])
+        settings = flatten_dict(dict(run.settings), delimiter=".")
+        params = [Param(name, str(value)[: self.MAX_LENGTH]) for name, value in settings.items()]
+        for begin in range(0, len(params), self.MAX_BATCH):
+            self._client.log_batch(self._id, params=params[begin : begin + self.MAX_BATCH])
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Send an iteration's metrics."""
@@ -142,7 +142,7 @@ class TrackioTracker:
     def __init__(self, run: TrackedRun) -> None:
         import trackio
 
-        # In a context of its own: it finishes what it takes for the process's previous run.
+        # Use a new context: Trackio finishes the run of the current one.
         with contextlib.redirect_stdout(io.StringIO()):
             self._run = contextvars.Context().run(
                 trackio.init,
@@ -150,7 +150,7 @@ class TrackioTracker:
                 name=run.key,
                 group=run.group,
                 resume="allow",
-                config={"name": run.name, **without_secrets(run.settings)},
+                config={"name": run.name, **run.settings},
                 embed=False,
                 auto_log_cpu=False,
                 auto_log_gpu=False,
@@ -158,7 +158,7 @@ class TrackioTracker:
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Send an iteration's metrics."""
-        # Its own columns have the names of some of RLlib's metrics.
+        # Trackio has columns of its own with these names.
         self._run.log(
             {name: value for name, value in metrics.items() if name not in ("timestamp", "step")}, step=iteration
         )
@@ -184,7 +184,7 @@ class SwanlabTracker:
             raise UserInputError(
                 "SwanLab logs one run of a process at a time, and another run is open; run trials one after the other."
             )
-        watched = ("hardware", "runtime", "requirements", "git", "swanlab", "monitor")
+        probes = ("hardware", "runtime", "requirements", "git", "swanlab", "monitor")
         self._run = swanlab.init(
             project=os.environ.get("SWANLAB_PROJECT", PROJECT),
             name=run.name,
@@ -192,9 +192,9 @@ class SwanlabTracker:
             id=run.key,
             resume="allow",
             log_dir=str(run.folder / "swanlog"),
-            config=without_secrets(run.settings),
+            config=run.settings,
             settings=swanlab.Settings(
-                interactive=False, terminal={"proxy_type": "none"}, probe=dict.fromkeys(watched, False)
+                interactive=False, terminal={"proxy_type": "none"}, probe=dict.fromkeys(probes, False)
             ),
         )
 
@@ -240,7 +240,7 @@ class Trackers:
     Args:
         names: keys of :data:`TRACKERS`.
         run: description of the run for the services.
-        warn: called with one line if a service fails.
+        warn: prints a warning.
 
     Raises:
         UserInputError: a service rejected the run: it requires a login, or cannot be reached.
@@ -249,6 +249,7 @@ class Trackers:
     def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], object]) -> None:
         self._warn = warn
         self._open: dict[str, Any] = {}
+        run = replace(run, settings=without_secrets(run.settings))
         for name in dict.fromkeys(names):
             try:
                 self._open[name] = TRACKERS[name](run)
@@ -268,19 +269,19 @@ class Trackers:
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Send an iteration's metrics to all services."""
-        self._each(lambda tracker: tracker.log(iteration, metrics))
+        self._call(lambda tracker: tracker.log(iteration, metrics))
 
     def close(self, state: str) -> None:
         """Finish at all services, with the state ``done``, ``failed`` or ``interrupted``."""
-        self._each(lambda tracker: tracker.close(state))
+        self._call(lambda tracker: tracker.close(state))
         self._open.clear()
 
-    def _each(self, call: Callable[[Any], None]) -> None:
+    def _call(self, call: Callable[[Any], None]) -> None:
         for name, tracker in list(self._open.items()):
             try:
                 call(tracker)
             except Exception as error:
-                # A run of days does not end because a service does.
+                # The failure of a service must not end the run.
                 del self._open[name]
                 self._warn(
                     f"warning: {name} failed, so nothing more is logged to it: {type(error).__name__}: {first_line(error)}"

@@ -23,17 +23,18 @@ from trial_ray.errors import (
     is_user_error,
     root_cause,
 )
-from trial_ray.files import redacted, write_text
+from trial_ray.files import write_text
 from trial_ray.process import STDERR, own_count
+from trial_ray.secrets import redacted
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPO
 
 logger = logging.getLogger(__name__)
 
-LOOKS = 20
+CHECKS = 20
 """Number of progress checks per stall timeout."""
-LONGEST_PAUSE_S = 10.0
+MAX_PAUSE_S = 10.0
 ANSWER_S = 30.0
 """Time limit for a running check when watching ends."""
 
@@ -48,13 +49,13 @@ class Watchdog:
     Attributes:
         algorithm: the run's algorithm.
         timeout_s: seconds without progress.
-        tell: prints a line.
+        print_line: prints a line.
         give_up: called with the reason if killing actors did not help; ends the run.
     """
 
     algorithm: GRPO
     timeout_s: float
-    tell: Callable[[str], None]
+    print_line: Callable[[str], None]
     give_up: Callable[[str], None]
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class Watchdog:
             thread.join(ANSWER_S)
 
     def _watch(self, ended: threading.Event) -> None:
-        pause = min(self.timeout_s / LOOKS, LONGEST_PAUSE_S)
+        pause = min(self.timeout_s / CHECKS, MAX_PAUSE_S)
         last, acted = time.monotonic(), False
         while not ended.wait(pause):
             try:
@@ -82,24 +83,25 @@ class Watchdog:
                 elif time.monotonic() - last > self.timeout_s:
                     self._act(acted)
                     last, acted = time.monotonic(), True
-            except Exception:  # a watchdog that fails must not fail the run
+            except Exception:  # an error of the watchdog must not end the run
                 logger.exception("the watchdog failed")
 
     def _has_progressed(self) -> bool:
         """Return True if a process has done more than at the last check; the restart of a killed actor is not progress."""
         published = {actor.id: actor.progress() for actor in self.algorithm.actors()}
-        before, self._done = self._done, {name: found.count for name, found in published.items() if found is not None}
+        before = self._done
+        self._done = {name: progress.count for name, progress in published.items() if progress is not None}
         self._done["driver"] = own_count()
         return any(count > before.get(name, 0) for name, count in self._done.items())
 
     def _act(self, acted: bool) -> None:
         phase = self.algorithm.phase
-        # Outside of updates and weight syncs no actor waits for learners, which hold state that the others lack.
+        # Spare the learners outside of updates and weight syncs: no actor waits for them, and their state would be lost.
         hung = [actor for actor in self.algorithm.actors() if phase in ("update", "sync") or actor.kind != LEARNER]
         names = ", ".join(actor.name for actor in hung)
         decision = "stopping with exit code 1" if acted else f"ending {names}, so that the run continues without"
         line = f"no progress for {self.timeout_s:g} s ({phase or 'between phases'}); {decision}"
-        self.tell(f"{line}; stacks of the processes that hang are in their logs")
+        self.print_line(f"{line}; stacks of the processes that hang are in their logs")
         faulthandler.dump_traceback(STDERR)
         if acted:
             self.give_up(line)

@@ -20,7 +20,7 @@ from trial_ray.ray_internals import checkpoints_of
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import reached
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.metric_files import check_reported, flatten
+from trial_ray.runs.metrics_file import check_reported, flatten
 from trial_ray.runs.terminal import describe, say
 from trial_ray.runs.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Trackers, identifier
 

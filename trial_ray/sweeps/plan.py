@@ -16,12 +16,13 @@ from trial_envs.core.extras import install_command
 from trial_ray.algorithms.config import plain
 from trial_ray.config.declare import did_you_mean, is_search
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
-from trial_ray.files import content_key, finite, redacted
+from trial_ray.files import content_key, finite
 from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
 from trial_ray.runs.config_record import is_json, to_record
 from trial_ray.runs.experiment import load_experiment
-from trial_ray.runs.metric_files import check_metric
+from trial_ray.runs.metrics_file import check_metric
 from trial_ray.runs.overrides import apply_overrides, settable_names
+from trial_ray.secrets import redacted
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPOConfig

@@ -22,16 +22,18 @@ from rich import get_console
 
 from trial_ray.config.sampling import actor_range
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
-from trial_ray.files import checked_content, make_folder, read_json, redacted, write_json
+from trial_ray.files import checked_content, make_folder, read_json, write_json
 from trial_ray.planning.fit import Machine, make_plan
 from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.ray_internals import stop_of_tune
-from trial_ray.runs.ownership import require_free_folder, require_own_folder, sign_folder
+from trial_ray.runs.locks import require_free_folder
 from trial_ray.runs.terminal import say
+from trial_ray.secrets import redacted
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialFolders
 from trial_ray.sweeps.plan import SweepFile, is_population_based, search_space, takes_turns
 from trial_ray.sweeps.result import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
 from trial_ray.termination import GracefulInterrupt
+from trial_ray.trust import require_own_folder, sign_folder
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPOConfig

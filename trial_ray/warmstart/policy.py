@@ -18,7 +18,6 @@ from trial_ray.adapters.adapter import Demonstrator, RandomAgent, begin
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.adapters.templates import ConversationPrompt, PromptContext
-from trial_ray.config.recorded import require_data
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.transformers import LocalEngine
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, InfrastructureError
@@ -33,6 +32,7 @@ from trial_ray.prompts.writer import PromptWriter
 from trial_ray.rollout.env_runner import run_quietly
 from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
 from trial_ray.trajectory import Trajectory
+from trial_ray.trust import require_data
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
 
 _log = logging.getLogger(__name__)

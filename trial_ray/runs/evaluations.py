@@ -1,0 +1,148 @@
+"""Evaluations of a run before and after training, and the names of their files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.errors import UserInputError
+from trial_ray.evaluation.comparison import (
+    ComparisonError,
+    PairedComparison,
+    paired_comparison,
+    require_same_protocol,
+)
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.files import set_aside
+
+if TYPE_CHECKING:
+    from trial_ray.adapters.registry import EnvironmentEntry
+    from trial_ray.evaluation.evaluation_sets import EvaluationSet
+
+BEFORE, AFTER = "before", "after"
+_TRAINED = re.compile(r"(.+)_([0-9]{6,})")
+
+
+def evaluation_file(environment: str, iteration: int) -> str:
+    """Return the name of the file of an evaluation set that is played before and after training.
+
+    Args:
+        environment: name of the evaluation set's environment; empty if the run has a single evaluation set.
+        iteration: number of trained iterations; 0 before training.
+    """
+    when = AFTER if iteration else BEFORE
+    name = f"{when}_{environment}" if environment else when
+    return set_file(name, iteration) if iteration else f"{name}.json"
+
+
+def set_file(name: str, iteration: int) -> str:
+    """Return the name of the file of an evaluation set that is played only at the end."""
+    return f"{name}_{iteration:06d}.json"
+
+
+def read_name(file: Path) -> tuple[str, int] | None:
+    """Return environment (empty for the only evaluation set) or set, and iteration of a file; ``None`` without an iteration."""
+    when, _, environment = file.stem.partition("_")
+    if when == BEFORE:
+        return environment, 0
+    match = _TRAINED.fullmatch(file.stem)
+    if match is None:
+        return None
+    when, _, environment = match[1].partition("_")
+    return environment if when == AFTER else match[1], int(match[2])
+
+
+def compare_with_beginning(before: EvaluationResult | None, after: EvaluationResult) -> PairedComparison | str:
+    """Return the paired comparison of the evaluations before and after training, or the reason why there is no comparison.
+
+    A missing comparison is not an error of the run.
+    """
+    if before is None:
+        return "There was no evaluation before training."
+    try:
+        return paired_comparison(before, after)
+    except ComparisonError as error:
+        return str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvaluations:
+    """Plays each evaluation set of a run once, and stores the results in the run's folder.
+
+    Attributes:
+        folder: folder of the run's evaluations.
+        run: name of the run.
+        labels: labels of the results (:attr:`EvaluationResult.labels`).
+        protocol: returns the protocol of an evaluation set in an environment.
+        play: plays an evaluation set with the current policy.
+        print_line: prints a line for the user.
+    """
+
+    folder: Path
+    run: str
+    labels: Mapping[str, Any]
+    protocol: Callable[[EvaluationSet, EnvironmentEntry], dict[str, Any]]
+    play: Callable[[EvaluationSet, EnvironmentEntry], EvaluationResult]
+    print_line: Callable[[str], None]
+
+    def before(
+        self, environment: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
+    ) -> EvaluationResult | None:
+        """Return the evaluation before training; if the run has trained iterations already, the recorded evaluation or ``None``.
+
+        If its protocol differs from the protocol of the evaluation after training, this is reported now instead of at the end.
+        """
+        name = evaluation_file(environment, 0)
+        if not iteration:
+            return self.after(name, 0, evaluation_set, entry)
+        path, result = self.folder / name, None
+        if not path.exists():
+            self.print_line("there was no evaluation before training, so before and after will not be compared")
+            return None
+        try:
+            result = EvaluationResult.load(path)
+            self._print_result(path, result)
+            require_same_protocol(result.protocol, self.protocol(evaluation_set, entry))
+        except UserInputError as error:
+            self.print_line(f"before and after training will not be compared: {error}")
+        return result
+
+    def after(
+        self, name: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
+    ) -> EvaluationResult:
+        """Return the evaluation in a file; play it now unless the file contains it.
+
+        Args:
+            name: name of the file (:func:`evaluation_file`, :func:`set_file`).
+            iteration: iterations trained so far.
+            evaluation_set: the tasks.
+            entry: the environment.
+        """
+        path = self.folder / name
+        result = self._load_or_set_aside(path, self.protocol(evaluation_set, entry))
+        if result is None:
+            result = self.play(evaluation_set, entry)
+            result.policy = f"{self.run}, iteration {iteration}"
+            result.labels = {**self.labels, "iteration": iteration}
+            result.save(path)
+        self._print_result(path, result)
+        return result
+
+    def _load_or_set_aside(self, path: Path, protocol: dict[str, Any]) -> EvaluationResult | None:
+        """Return the evaluation in a file, ``None`` if missing; a damaged file or a file with another protocol is renamed."""
+        if not path.exists():
+            return None
+        try:
+            result = EvaluationResult.load(path)
+            require_same_protocol(result.protocol, protocol, ("there", "now"))
+        except UserInputError as error:
+            aside = set_aside(path, "replaced")
+            self.print_line(f"{path} is set aside as {aside}: {error}")
+            return None
+        return result
+
+    def _print_result(self, path: Path, result: EvaluationResult) -> None:
+        self.print_line(f"evaluation {path.stem.replace('_', ' ')}: success {result.overall}")

@@ -1,0 +1,158 @@
+"""File of a run's metrics, ``metrics.jsonl``, with one JSON object per iteration, and checks of metric names."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.algorithms.methods import method_names, method_of
+from trial_ray.errors import ConfigError
+from trial_ray.files import checked_content, read_lines
+from trial_ray.metrics import EVALUATION, METRICS, table_key
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.grpo import GRPOConfig
+
+
+def flatten(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a nested result under ``/``-joined keys; other values are omitted."""
+    flat: dict[str, float] = {}
+    for name, value in _leaves(result):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            continue
+        if math.isfinite(number):
+            flat[name] = int(number) if isinstance(value, int) else number
+    return flat
+
+
+def _leaves(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested result, except strings and the config, under ``/``-joined keys."""
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            if key != "config":
+                yield from _leaves(value, f"{prefix}{key}/")
+        elif not isinstance(value, str | bytes):
+            yield f"{prefix}{key}", value
+
+
+def kept_lines(file: Path, iteration: int) -> list[str]:
+    """Return the lines of a ``metrics.jsonl`` up to an iteration, without later lines and a line truncated by a crash."""
+    return [line + "\n" for number, line, _ in _parse(read_lines(file)) if number <= iteration]
+
+
+def recorded_metrics(file: Path, iteration: int) -> dict[str, float]:
+    """Return an iteration's metrics from a ``metrics.jsonl``; empty if the file or the iteration is missing."""
+    return {number: metrics for number, _, metrics in _read(file)}.get(iteration, {})
+
+
+def recorded_iterations(file: Path) -> list[int]:
+    """Return the iterations in a ``metrics.jsonl``; empty if there is no file."""
+    return [number for number, _, _ in _read(file)]
+
+
+MAX_MAGNITUDE = 1e150
+"""Maximum magnitude of a read value, so that means and intervals of values are finite."""
+
+
+def read_metrics(file: Path) -> tuple[list[dict[str, float]], int]:
+    """Return the iterations of a ``metrics.jsonl`` in order, and the number of unreadable lines (truncated by a kill, for example).
+
+    If an iteration occurs twice, the later line is used. Values that are not numbers, or exceed :data:`MAX_MAGNITUDE`, are omitted.
+
+    Raises:
+        CheckpointError: the file is missing.
+    """
+    with checked_content(file):
+        lines = read_lines(file)
+    parsed = list(_parse(lines))
+    by_iteration = {
+        iteration: {key: value for key, value in metrics.items() if _is_number(value)}
+        for iteration, _, metrics in parsed
+    }
+    return [by_iteration[iteration] for iteration in sorted(by_iteration)], len(lines) - len(parsed)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_MAGNITUDE
+
+
+def _read(file: Path) -> Iterator[tuple[int, str, dict[str, float]]]:
+    return _parse(read_lines(file) if file.is_file() else [])
+
+
+def _parse(lines: Sequence[str]) -> Iterator[tuple[int, str, dict[str, float]]]:
+    """Yield iteration, text and values of every line that can be parsed."""
+    for line in lines:
+        try:
+            metrics = json.loads(line)
+            number = metrics["iteration"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if type(number) is int:
+            yield number, line, metrics
+
+
+MIN_SIMILARITY = 0.8
+"""Minimum similarity, between 0 and 1, for a part of a name to count as a misspelling of another."""
+
+
+def check_metric(name: str, role: str, config: GRPOConfig) -> None:
+    """Reject a misspelled metric name before anything runs; a name that is only unknown may belong to a method.
+
+    Args:
+        name: ``/``-joined key of a result.
+        role: use of the name, for the message.
+        config: config of the trials.
+
+    Raises:
+        ConfigError: it is a misspelling of a known name, or belongs to an evaluation set that is never played.
+    """
+    if name.startswith(EVALUATION) and not (config.evaluation_interval and config.evaluation_split):
+        raise ConfigError(
+            f"{role} is {name!r}, but there is no evaluation while training: set .evaluation(evaluation_split=...) and "
+            ".evaluation(evaluation_interval=1)."
+        )
+    if table_key(name) in METRICS or (name.startswith("learners/") and method_of(config) not in method_names()):
+        return
+    if nearest := [known for known in METRICS if _is_misspelling(name, known)]:
+        raise ConfigError(f"{role} is {name!r}, which is not logged. Did you mean {_either(nearest)}?")
+
+
+def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
+    """Reject a name that is missing in a trial's first result, except names of evaluation metrics, which may come later.
+
+    Args:
+        name: ``/``-joined key.
+        role: use of the name, for the message.
+        result: nested, as an algorithm's ``train()`` returns it.
+
+    Raises:
+        ConfigError: the name is missing; the message names the nearest keys of the result.
+    """
+    keys = {key for key, _ in _leaves(result)}
+    if name in keys or name.startswith(EVALUATION):
+        return
+    last = name.rpartition("/")[2]
+    nearest = [key for key in sorted(keys) if key.rpartition("/")[2] == last]
+    nearest += [key for key in difflib.get_close_matches(name, sorted(keys), n=3, cutoff=0.6) if key not in nearest]
+    hint = f" Did you mean {_either(nearest[:3])}?" if nearest else " docs/metrics.md lists what is logged."
+    raise ConfigError(f"{role} is {name!r}, which is not in a trial's result.{hint}")
+
+
+def _is_misspelling(name: str, known: str) -> bool:
+    """Return True if both names have the same number of parts, each similar to its counterpart."""
+    parts, others = name.split("/"), known.split("/")
+    return len(parts) == len(others) and all(
+        part == other or difflib.SequenceMatcher(None, part, other).ratio() >= MIN_SIMILARITY
+        for part, other in zip(parts, others, strict=True)
+    )
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join(repr(name) for name in names)

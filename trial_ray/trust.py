@@ -1,0 +1,258 @@
+"""Trust: what is read of folders that another user may have written.
+
+A pickle can run any program, and owner and permissions prove nothing: a downloaded folder belongs to the user who downloaded it.
+Therefore, files that a run writes are signed with a key that no other user or machine has. Pickles are loaded only from signed
+folders. Of recorded settings without a signature, only settings that cannot name code, files or servers are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trial_ray.errors import CheckpointError
+from trial_ray.files import cache_root, partial_of, read_json, write_json
+from trial_ray.secrets import REFERENCE
+
+logger = logging.getLogger(__name__)
+
+
+# -- signatures -------------------------------------------------------------------------------------------------------
+
+KEY_FILE = "signing.key"
+MARK = "origin.json"
+"""Name of the file that marks a folder as started by this user."""
+_KEY_BYTES = 32
+
+
+def signature(content: bytes) -> str:
+    """Return the HMAC-SHA256 of ``content`` with this user's key, hexadecimal."""
+    return hmac.new(_key(), content, hashlib.sha256).hexdigest()
+
+
+def is_signed(content: bytes, claimed: object) -> bool:
+    """Return True if ``claimed`` is the :func:`signature` of ``content``."""
+    if not isinstance(claimed, str):
+        return False
+    return hmac.compare_digest(signature(content).encode(), claimed.encode(errors="replace"))
+
+
+def sign_folder(folder: Path) -> None:
+    """Mark a folder as started by this user on this machine, for a folder with files that other programs continue to write."""
+    write_json(folder / MARK, {"signature": signature(_identity(folder))})
+
+
+def require_own_folder(folder: Path) -> None:
+    """Check for the mark of :func:`sign_folder`; a copied or moved folder has no valid mark.
+
+    Raises:
+        CheckpointError: there is no valid mark.
+    """
+    with suppress(CheckpointError):
+        if is_signed(_identity(folder), read_json(folder / MARK).get("signature")):
+            return
+    raise CheckpointError(
+        f"{folder} has pickles, which can run any program, and may come from another user: it was not started here by this user, "
+        "or was moved. Give --trust if you know where it comes from."
+    )
+
+
+def _identity(folder: Path) -> bytes:
+    return f"{folder.resolve()}\0{folder.stat().st_ino}".encode(errors="surrogateescape")
+
+
+def _key() -> bytes:
+    """Return the key of this user, or of this process if the key cannot be stored."""
+    path = Path(KEY_FILE)
+    try:
+        path = cache_root() / KEY_FILE
+        return _read_key(path) if path.exists() else _create_key(path)
+    except (OSError, RuntimeError) as error:  # Path.home() raises RuntimeError if there is no home
+        logger.warning(
+            "%s cannot be used (%s): checkpoints of this process can be resumed elsewhere only with --trust",
+            path,
+            error,
+        )
+        return _key_of_this_process()
+
+
+def _read_key(path: Path) -> bytes:
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise PermissionError("other users can read or change it; remove it, and a new one is created")
+        key = file.read()
+    if len(key) != _KEY_BYTES:
+        raise OSError(f"it has {len(key)} bytes, {_KEY_BYTES} were expected; remove it, and a new one is created")
+    return key
+
+
+def _create_key(path: Path) -> bytes:
+    """Create a key; processes that do so at the same time all return the same key."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_of(path)
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(_KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            pass
+        except OSError:  # the file system has no links
+            os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return _read_key(path)
+
+
+@cache
+def _key_of_this_process() -> bytes:
+    return secrets.token_bytes(_KEY_BYTES)
+
+
+# -- settings -----------------------------------------------------------------------------------------------------------
+
+RLLIB = frozenset(
+    {
+        "custom_resources_per_env_runner",
+        "custom_resources_per_learner",
+        "grad_clip_by",
+        "num_cpus_per_env_runner",
+        "num_gpus_per_env_runner",
+    }
+)
+"""Settings of RLlib that are read, besides those that this package uses; the others keep their defaults."""
+ENGINE = frozenset(
+    {
+        "batch_invariant",
+        "block_size",
+        "device",
+        "dtype",
+        "enable_chunked_prefill",
+        "enable_prefix_caching",
+        "enable_sleep_mode",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "kv_cache_dtype",
+        "kv_cache_gib",
+        "kv_cache_memory_bytes",
+        "log_level",
+        "max_batch",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "num_threads",
+        "seed",
+        "tensor_parallel_size",
+        "v2_model_runner",
+    }
+)
+"""Arguments of engines that are read. vLLM's ``EngineArgs`` has others, which import classes or load files."""
+ENVIRONMENT = frozenset(
+    {
+        "action_field",
+        "actions",
+        "dataset",
+        "difficulty",
+        "families",
+        "game",
+        "list_actions",
+        "observation_field",
+        "simplifications",
+        "split",
+        "task",
+    }
+)
+"""Arguments of this package's environments with texts that select an option of the environment. Numbers are read under any name."""
+MAX_NAMES = 20
+"""Maximum number of dropped settings that a warning names."""
+
+
+def require_data(
+    settings: Mapping[str, Any], known: Iterable[str], defaults: Mapping[str, Any], source: object
+) -> dict[str, Any]:
+    """Return the settings without values that could name code, files or servers.
+
+    A warning lists the dropped values that are not defaults.
+
+    Args:
+        settings: the recorded settings.
+        known: names of the settings to read.
+        defaults: defaults of all settings.
+        source: the file with the recorded settings.
+
+    Raises:
+        TypeError, ValueError, AttributeError: a setting differs in form from the settings that a run records.
+    """
+    dropped: list[str] = []
+    data = {name: _data(name, settings[name], dropped) for name in settings.keys() & set(known)}
+    dropped += [name for name in settings.keys() & defaults.keys() - data.keys() if settings[name] != defaults[name]]
+    if dropped:
+        names = ", ".join(f"{name!r:.80}" for name in sorted(set(dropped))[:MAX_NAMES])
+        logger.warning(
+            "%s was not written by this user on this machine; its settings that may name code, files or servers are ignored: %s%s. "
+            "Set the ones that you want with --set.",
+            source,
+            names,
+            ", ..." if len(dropped) > MAX_NAMES else "",
+        )
+    return data
+
+
+def _data(name: str, value: Any, dropped: list[str]) -> Any:
+    """Return the part of a setting's value that is data, and add the names of the other parts to ``dropped``."""
+    if not value:
+        return value
+    if name == "env":
+        return _without_module(name, value, dropped)
+    if name == "engine_kwargs":
+        dropped += [f"{name}.{key}" for key in value.keys() - ENGINE]
+        return {key: inner for key, inner in value.items() if key in ENGINE and not isinstance(inner, Mapping | list)}
+    if name in ("env_config", "evaluation_env_config"):
+        return _arguments(name, value, dropped)
+    if name == "environments":
+        return [
+            [_without_module(name, env_id, dropped), _arguments(name, arguments, dropped), weight]
+            for env_id, arguments, weight in value
+        ]
+    if name == "warm_start":
+        return {key: _data(key, inner, dropped) for key, inner in value.items()}
+    return value
+
+
+def _without_module(name: str, env_id: str, dropped: list[str]) -> str:
+    """Return an environment's id without a module before it, which Gymnasium would import."""
+    module, _, registered = env_id.rpartition(":")
+    if module:
+        dropped.append(f"{name} {module}:")
+    return registered
+
+
+def _arguments(name: str, arguments: Mapping[str, Any], dropped: list[str]) -> dict[str, Any]:
+    """Return the keyword arguments of an environment, or of each environment by name, that are data."""
+    data = {}
+    for key, value in arguments.items():
+        if isinstance(value, Mapping):
+            data[key] = _arguments(f"{name}.{key}", value, dropped)
+        elif (key in ENVIRONMENT and not _refers_to_secret(value)) or value is None or type(value) in (int, float):
+            data[key] = value
+        else:
+            dropped.append(f"{name}.{key}")
+    return data
+
+
+def _refers_to_secret(value: Any) -> bool:
+    """Return True if a value refers to an environment variable of this user."""
+    values = value if isinstance(value, list) else [value]
+    return any(isinstance(item, str) and REFERENCE.search(item) for item in values)
