@@ -12,7 +12,7 @@ import torch
 def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random two-layer Qwen3 with tied embeddings and two stop tokens, whose tokenizer writes id 5 as ``<5>``.
 
-    Its generation settings would change what is sampled, if an engine followed them.
+    Its generation settings must not change the sampling of an engine.
     """
     from tokenizers import Tokenizer, decoders, models
     from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -35,12 +35,12 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dtype="float32",
     )
     model = Qwen3ForCausalLM(config)
-    # The second is named here alone, as chat models do with their end-of-turn token.
-    own = {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.5, "repetition_penalty": 2.0}
-    model.generation_config = GenerationConfig(eos_token_id=[7, 8], pad_token_id=0, **own)
+    # Only the generation settings name the second stop token, as those of chat models do with the end-of-turn token.
+    sampling = {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.5, "repetition_penalty": 2.0}
+    model.generation_config = GenerationConfig(eos_token_id=[7, 8], pad_token_id=0, **sampling)
     folder = tmp_path_factory.mktemp("tiny_qwen3")
     model.save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({f"<{each}>": each for each in range(300)}, unk_token="<0>"))
+    tokenizer = Tokenizer(models.WordLevel({f"<{token}>": token for token in range(300)}, unk_token="<0>"))
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return folder
@@ -48,7 +48,7 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(tiny_qwen3: Path) -> torch.nn.Module:
-    """The model of that folder, which no test may change."""
+    """The model of that folder; tests must not change it."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval()

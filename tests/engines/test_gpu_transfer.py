@@ -1,8 +1,9 @@
-"""On a CUDA device: vLLM's sleep beside a learner's memory, and weights by CUDA IPC and NCCL, confirmed by checksum."""
+"""On a CUDA device: vLLM's sleep next to a learner, and weights sent by CUDA IPC and NCCL."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 
 import numpy as np
@@ -24,8 +25,8 @@ GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def gpu_ray(tmp_path_factory):
-    """A Ray of its own, which sees the GPUs."""
+def gpu_ray():
+    """A Ray session that sees the GPUs."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     ray.shutdown()
@@ -34,23 +35,25 @@ def gpu_ray(tmp_path_factory):
     ray.shutdown()
 
 
-@pytest.fixture(scope="module")
-def pool(gpu_ray, tiny_qwen3):
-    """One vLLM engine on half of a GPU, the other half being this process's, which stands for the learner."""
+@contextlib.contextmanager
+def started(folder, num_gpus, **engine_kwargs):
+    """A pool of one vLLM engine."""
+    arguments = {"max_model_len": 160, "dtype": "bfloat16", "kv_cache_gib": 4, "enforce_eager": True, **engine_kwargs}
     pool = EnginePool(
-        engine="vllm",
-        model_path=str(tiny_qwen3),
-        num_engines=1,
-        engine_kwargs={
-            "max_model_len": 160, "dtype": "bfloat16", "kv_cache_gib": 4, "enable_sleep_mode": True, "enforce_eager": True,
-        },
-        num_gpus_per_engine=0.5,
-    )  # fmt: skip
+        engine="vllm", model_path=str(folder), num_engines=1, engine_kwargs=arguments, num_gpus_per_engine=num_gpus
+    )
     try:
         pool.start(timeout_s=600)
         yield pool
     finally:
         pool.stop()
+
+
+@pytest.fixture(scope="module")
+def pool(gpu_ray, tiny_qwen3):
+    """One vLLM engine on half of a GPU; this process uses the other half as the learner would."""
+    with started(tiny_qwen3, num_gpus=0.5, enable_sleep_mode=True) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +69,22 @@ def greedy(pool):
     return asyncio.run(client.generate(np.arange(10, 40, dtype=np.int32), params, 0))
 
 
-def changed(model, seed):
+def add_noise(model, seed):
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
+def tensors_of(model):
+    return partial(engine_tensors, model, torch.bfloat16)
+
+
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_sleeping_engine_frees_its_memory_and_wakes_with_the_weights_it_is_sent(pool, learner, level):
-    shards = pack_weights(engine_tensors(learner, torch.bfloat16), level)
+def test_a_sleeping_engine_frees_its_memory(pool, learner, level):
+    shards = pack_weights(tensors_of(learner)(), level)
     pool.sync(shards)
-    before = greedy(pool)
+    before = greedy(pool).response_ids.tolist()
     free = torch.cuda.mem_get_info()[0]
     pool.sleep(level)
     assert torch.cuda.mem_get_info()[0] - free > 3.5 * GIB
@@ -86,64 +93,49 @@ def test_a_sleeping_engine_frees_its_memory_and_wakes_with_the_weights_it_is_sen
     pool.wake("weights")
     pool.sync(shards)
     pool.wake("cache")
-    assert greedy(pool).response_ids.tolist() == before.response_ids.tolist()
+    assert greedy(pool).response_ids.tolist() == before
 
 
-def test_ipc_brings_the_very_weights_that_the_object_store_brings(pool, learner):
-    changed(learner, 1)
-    pool.sync(pack_weights(engine_tensors(learner, torch.bfloat16), 10))
-    through_store = greedy(pool)
-    changed(learner, 2)
-    pool.sync(pack_weights(engine_tensors(learner, torch.bfloat16), 11))
-    changed(learner, 2)
-    other = greedy(pool)
+def test_ipc_sends_the_weights_and_releases_its_copies(pool, learner):
     sender = weight_sender("ipc", rank=0, workers_per_engine=1)
+
+    def send(version):
+        pool.sync(sender.prepare(tensors_of(learner), version, pool.handles))  # It compares checksums.
+        sender.release()
+
     for version in (12, 13):
+        add_noise(learner, version)
         pool.sleep(2)
         pool.wake("weights")
-        pool.sync(
-            sender.prepare(partial(engine_tensors, learner, torch.bfloat16), version, pool.handles)
-        )  # compares checksums
-        sender.release()
+        send(version)
         pool.wake("cache")
-        assert greedy(pool).weight_version == version
-    found = greedy(pool).response_ids.tolist()
-    assert found != other.response_ids.tolist() or found == through_store.response_ids.tolist()
+        by_ipc = greedy(pool)
+        assert by_ipc.weight_version == version
+        pool.sync(pack_weights(tensors_of(learner)(), version))
+        assert greedy(pool).response_ids.tolist() == by_ipc.response_ids.tolist()
     free = torch.cuda.mem_get_info()[0]
     for version in range(14, 24):
-        pool.sync(sender.prepare(partial(engine_tensors, learner, torch.bfloat16), version, pool.handles))
-        sender.release()
+        send(version)
     torch.cuda.empty_cache()
-    assert free - torch.cuda.mem_get_info()[0] < 0.1 * GIB, "offers that were withdrawn still hold memory"
+    assert free - torch.cuda.mem_get_info()[0] < 0.1 * GIB, "released copies still occupy memory"
 
 
-def test_nccl_brings_the_weights_to_an_engine_on_another_gpu(gpu_ray, tiny_qwen3, learner):
+def test_nccl_sends_the_weights_to_another_gpu(gpu_ray, tiny_qwen3, learner):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    pool = EnginePool(
-        engine="vllm",
-        model_path=str(tiny_qwen3),
-        num_engines=1,
-        engine_kwargs={"max_model_len": 160, "dtype": "bfloat16", "kv_cache_gib": 4, "enforce_eager": True},
-        num_gpus_per_engine=1,
-    )
-    try:
-        pool.start(timeout_s=600)
+
+    def uuid_of(index):
+        return str(torch.cuda.get_device_properties(index).uuid)
+
+    with started(tiny_qwen3, num_gpus=1) as pool:
         sender = weight_sender("nccl", rank=0, workers_per_engine=1)
-
-        # By UUID: Ray gives the engine any device that is whole, and it is number 0 in the engine's process.
-        def uuid_of(index):
-            return str(torch.cuda.get_device_properties(index).uuid)
-
-        taken = ray.get(pool.handles[0].__ray_call__.remote(lambda actor: uuid_of(0)), timeout=60)
-        own = next(index for index in range(torch.cuda.device_count()) if uuid_of(index) != taken)
+        # Compare UUIDs: the engine's GPU may be any, and has index 0 in the engine's process.
+        used = ray.get(pool.handles[0].__ray_call__.remote(lambda actor: uuid_of(0)), timeout=60)
+        own = next(index for index in range(torch.cuda.device_count()) if uuid_of(index) != used)
         model = learner.to(f"cuda:{own}")
         with torch.cuda.device(own):
             for version in (1, 2):
-                changed(model, version)
-                weights = sender.prepare(partial(engine_tensors, model, torch.bfloat16), version, pool.handles)
-                pool.sync(weights, send=sender.send)
+                add_noise(model, version)
+                pool.sync(sender.prepare(tensors_of(model), version, pool.handles), send=sender.send)
                 sender.release()
         assert greedy(pool).weight_version == 2
-    finally:
-        pool.stop()

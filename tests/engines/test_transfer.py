@@ -1,4 +1,4 @@
-"""How weights travel: which backend is taken, what several learners offer together, what vLLM's receiving side is told."""
+"""Weight transfer: choice of the backend, merging of the learners' weights, and what vLLM's receiving side gets."""
 
 from __future__ import annotations
 
@@ -6,114 +6,97 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_engines import sums
+from fake_engines import digests
 
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.engines import transfer as senders
+from trial_ray.engines import transfer
 from trial_ray.engines.transfer import ObjectStoreSender, merge_weights, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 
-GPUS = {"engine": "vllm", "num_gpus_per_engine": 0.5}
+SHARED = {"engine": "vllm", "num_gpus_per_engine": 0.5, "colocate": True}
+SEPARATE = {"engine": "vllm", "num_gpus_per_engine": 1}
+LEARNER = {"num_learners": 1, "num_gpus_per_learner": 1}
+HALF = {"num_gpus_per_learner": 0.5}
 
 
-def config(gpus_per_learner=0.0, num_learners=0, **engines) -> TRIALConfig:
-    return (
-        TRIALConfig()
-        .environment("trial/ALFWorld-v0")
-        .rl_module(model_path="anything")
-        .engines(**engines)
-        .learners(num_learners=num_learners, num_gpus_per_learner=gpus_per_learner)
-    )
+def config(engines, learners):
+    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path="anything")
+    return config.engines(**engines).learners(**{"num_learners": 0, **learners})
 
 
 @pytest.mark.parametrize(
-    ("engines", "backend"),
+    ("engines", "learners", "backend"),
     [
-        ({}, "object_store"),
-        ({**GPUS, "colocate": True}, "ipc"),
-        ({"engine": "transformers", "colocate": True}, "object_store"),
-        ({**GPUS, "num_gpus_per_engine": 1}, "object_store"),
-        ({**GPUS, "num_gpus_per_engine": 1, "weight_transfer": "nccl"}, "nccl"),
+        ({}, {}, "object_store"),
+        (SHARED, HALF, "ipc"),
+        ({"engine": "transformers", "colocate": True}, {}, "object_store"),
+        (SEPARATE, LEARNER, "object_store"),
+        ({**SEPARATE, "weight_transfer": "nccl"}, LEARNER, "nccl"),
     ],
 )
-def test_the_backend_follows_from_where_engines_and_learners_are(engines, backend):
-    learners = {"num_learners": 1, "gpus_per_learner": 1} if engines.get("num_gpus_per_engine") == 1 else {}
-    made = config(
-        **({"gpus_per_learner": 0.5} if "colocate" in engines and "num_gpus_per_engine" in engines else learners),
-        **engines,
-    )
+def test_the_backend_follows_from_the_devices(engines, learners, backend):
+    made = config(engines, learners)
     made.validate()
     assert made.transfer_backend() == backend
 
 
 @pytest.mark.parametrize(
-    ("engines", "message"),
+    ("engines", "learners", "message"),
     [
-        ({"colocate": True}, "must be able to sleep.*num_gpus_per_engine.*transformers"),
-        ({"colocate": True, **GPUS, "num_engines": 2, "gpus_per_learner": 0.5}, "num_engines=2 and 1 learners"),
-        ({"colocate": True, **GPUS}, "num_gpus_per_engine=0.5 and num_gpus_per_learner=0; expected shares of one GPU"),
-        (
-            {"colocate": True, **GPUS, "gpus_per_learner": 0.5, "engine_kwargs": {"tensor_parallel_size": 2}},
-            "tensor_parallel_size is 2, but with colocate",
-        ),
-        ({"weight_transfer": "rdma"}, "weight_transfer is 'rdma'"),
-        ({"weight_transfer": "ipc"}, "'ipc', which needs engine='vllm' with num_gpus_per_engine"),
-        ({"weight_transfer": "ipc", **GPUS}, "'ipc'.*set colocate too"),
-        ({"weight_transfer": "nccl", **GPUS, "colocate": True, "gpus_per_learner": 0.5}, "'nccl'.*leave out colocate"),
-        ({"weight_transfer": "nccl", **GPUS, "num_learners": 1}, "'nccl'.*learners in processes"),
+        ({"colocate": True}, {}, "able to sleep"),
+        ({**SHARED, "num_engines": 2}, HALF, "num_engines=2 and 1 learners"),
+        (SHARED, {}, "num_gpus_per_learner=0"),
+        ({**SHARED, "engine_kwargs": {"tensor_parallel_size": 2}}, HALF, "tensor_parallel_size"),
+        ({"weight_transfer": "rdma"}, {}, "rdma"),
+        ({"weight_transfer": "ipc"}, {}, "engine='vllm'"),
+        ({**SHARED, "weight_transfer": "ipc", "colocate": False}, {}, "set colocate"),
+        ({**SHARED, "weight_transfer": "nccl"}, HALF, "leave out colocate"),
+        ({**SHARED, "weight_transfer": "nccl", "colocate": False}, {"num_learners": 1}, "in processes"),
     ],
 )
-def test_devices_that_cannot_be_shared_so_are_refused_before_any_actor_starts(engines, message):
+def test_impossible_sharing_of_devices_is_rejected(engines, learners, message):
     with pytest.raises(ConfigError, match=message):
-        config(**engines).validate()
+        config(engines, learners).validate()
 
 
-def test_a_backend_of_gpus_is_refused_where_there_is_none():
-    for backend in ("ipc", "nccl"):
-        with pytest.raises(ConfigError, match=f"weight_transfer='{backend}' needs the learner on a CUDA device"):
-            weight_sender(backend, rank=0, workers_per_engine=1)
+@pytest.mark.parametrize("backend", ["ipc", "nccl"])
+def test_gpu_backends_are_rejected_without_a_gpu(backend):
+    with pytest.raises(ConfigError):
+        weight_sender(backend, rank=0, workers_per_engine=1)
 
 
-def test_only_the_first_learner_fills_the_object_store_but_all_take_part_in_gathering():
+def test_all_learners_gather_and_the_first_fills_the_object_store():
     gathered = []
-    offered = ObjectStoreSender(rank=1).prepare(lambda: map(gathered.append, range(3)), 1, ())
-    assert offered is None
+    assert ObjectStoreSender(rank=1).prepare(lambda: map(gathered.append, range(3)), 1, ()) is None
     assert gathered == [0, 1, 2]
 
 
-def offer(gpu, checksum="c", backend="ipc", arrangement="a"):
+def prepared(gpu, checksum="c", arrangement="a", backend="ipc"):
     update = {"names": ["a", "b"], "ipc_handles": [{gpu: (gpu, name)} for name in "ab"]}
     return Weights(3, checksum, arrangement, backend=backend, update=update)
 
 
-def test_an_engine_finds_the_handles_of_its_own_gpu_among_those_of_all_learners():
-    merged = merge_weights([offer("gpu0"), offer("gpu1")])
-    assert merged.update["ipc_handles"] == [
-        {"gpu0": ("gpu0", "a"), "gpu1": ("gpu1", "a")},
-        {"gpu0": ("gpu0", "b"), "gpu1": ("gpu1", "b")},
-    ]
+def test_merged_weights_have_the_handles_of_all_learners():
+    merged = merge_weights([prepared("gpu0"), prepared("gpu1")])
+    assert merged.update["ipc_handles"] == [{gpu: (gpu, name) for gpu in ("gpu0", "gpu1")} for name in "ab"]
     assert (merged.version, merged.checksum, merged.update["names"]) == (3, "c", ["a", "b"])
-    assert merge_weights([offer("gpu0", backend="nccl"), None]) == offer("gpu0", backend="nccl")
+    assert merge_weights([prepared("gpu0", backend="nccl"), None]) == prepared("gpu0", backend="nccl")
 
 
-def test_learners_that_hold_different_weights_are_told_apart():
-    with pytest.raises(WeightSyncError, match=r"checksum c on the first.*'d'"):
-        merge_weights([offer("gpu0"), offer("gpu1", checksum="d")])
-    with pytest.raises(WeightSyncError, match=r"on the first \(arrangement a\).*'b'"):
-        merge_weights([offer("gpu0"), offer("gpu1", arrangement="b")])
+@pytest.mark.parametrize("difference", [{"checksum": "d"}, {"arrangement": "d"}])
+def test_learners_with_different_weights_are_detected(difference):
+    with pytest.raises(WeightSyncError, match="'d'"):
+        merge_weights([prepared("gpu0"), prepared("gpu1", **difference)])
 
 
 WEIGHTS = {"a": torch.arange(24.0).reshape(4, 6).bfloat16().t(), "b": torch.arange(3.0), "n": torch.arange(2)}
-
-
-def named_weights():
-    return iter(WEIGHTS.items())
+SHAPES = [[6, 4], [3], [2]]
 
 
 @pytest.fixture
 def on_cuda(monkeypatch):
-    """As much of CUDA as the senders ask for."""
+    """Replace the parts of CUDA that the senders use."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="gpu7"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -122,73 +105,66 @@ def on_cuda(monkeypatch):
 
 
 @pytest.mark.vllm
-def test_an_ipc_offer_is_what_vllm_takes_and_keeps_its_copies_until_it_is_withdrawn(on_cuda):
+def test_ipc_weights_fit_vllm_and_keep_their_copies_until_released(on_cuda):
     from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
 
     sender = weight_sender("ipc", rank=1, workers_per_engine=1)
-    offered = sender.prepare(named_weights, 4, ())
-    assert (offered.checksum, offered.arrangement) == sums(WEIGHTS.items())
-    update = IPCWeightTransferUpdateInfo(**offered.update)
-    assert (update.names, update.dtype_names, update.shapes) == (
-        ["a", "b", "n"], ["bfloat16", "float32", "int64"], [[6, 4], [3], [2]],
-    )  # fmt: skip
-    assert [list(handles) for handles in update.ipc_handles] == [["gpu7"]] * 3
+    weights = sender.prepare(WEIGHTS.items, 4, ())
+    assert (weights.checksum, weights.arrangement) == digests(WEIGHTS.items())
+    update = IPCWeightTransferUpdateInfo(**weights.update)
+    assert (update.names, update.shapes) == ([*WEIGHTS], SHAPES)
+    assert update.dtype_names == ["bfloat16", "float32", "int64"]
     assert all(copy.is_contiguous() for copy in sender._copies)
-    assert [handles["gpu7"][0] for handles in update.ipc_handles] == [copy.data_ptr() for copy in sender._copies]
+    assert update.ipc_handles == [{"gpu7": (copy.data_ptr(),)} for copy in sender._copies]
     sender.release()
     assert sender._copies == []
 
 
 @pytest.mark.vllm
-def test_an_nccl_group_is_made_of_the_learner_and_every_engines_workers_and_anew_for_other_engines(
-    on_cuda, monkeypatch
-):
+def test_an_nccl_group_is_formed_again_for_other_engines(on_cuda, monkeypatch):
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 
-    met, joined = [], []
+    calls, joined = [], []
 
     class Group(SimpleNamespace):
         def shutdown(self):
-            met.append("shut down")
+            calls.append("shutdown")
 
         def send_weights(self):
             assert [meta.name for meta in self.source.metadata()] == [name for name, _ in self.source]
-            met.append("sent")
+            calls.append("send")
 
     def trainer_init(info, *, client, source):
         client.init_weight_transfer_engine({"world_size": info.world_size, "rank_offset": 1})
         return Group()
 
     def engine(name):
-        remote = SimpleNamespace(remote=lambda backend, info: joined.append((name, backend, info)))
-        return SimpleNamespace(join_transfer=remote)
+        def join(backend, info):
+            joined.append((name, backend, info["rank_offset"], info["world_size"]))
 
-    monkeypatch.setattr(WeightTransferTrainerFactory, "trainer_init", trainer_init)
-    monkeypatch.setattr(senders.ray, "get", lambda refs, timeout: refs)
-    monkeypatch.setattr(senders.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
-    sender = weight_sender("nccl", rank=0, workers_per_engine=2)
-    engines = [engine("a"), engine("b")]
-    for _ in range(2):
-        offered = sender.prepare(named_weights, 4, engines)
-        sender.send()
-        sender.release()
-    assert NCCLWeightTransferUpdateInfo(**offered.update).shapes == [[6, 4], [3], [2]]
-    assert [(name, backend, info["rank_offset"], info["world_size"]) for name, backend, info in joined] == [
-        ("a", "nccl", 1, 5),
-        ("b", "nccl", 3, 5),
-    ]
-    assert met == ["sent", "sent"]
-    sender.prepare(named_weights, 5, [engines[0], engine("c")])
-    assert met[2:] == ["shut down"]
-    assert [name for name, _, _ in joined[2:]] == ["a", "c"]
+        return SimpleNamespace(join_transfer=SimpleNamespace(remote=join))
 
     def unreachable(refs, timeout):
-        raise EngineError("no way there")
+        raise EngineError("unreachable")
 
-    monkeypatch.setattr(senders.ray, "get", unreachable)
-    with pytest.raises(EngineError, match="no way there"):
-        sender.prepare(named_weights, 6, engines)
-    monkeypatch.setattr(senders.ray, "get", lambda refs, timeout: refs)
-    sender.prepare(named_weights, 6, [engines[0], engine("c")])  # whose group was left
-    assert [name for name, _, _ in joined[6:]] == ["a", "c"]
+    monkeypatch.setattr(WeightTransferTrainerFactory, "trainer_init", trainer_init)
+    monkeypatch.setattr(transfer.ray, "get", lambda refs, timeout: refs)
+    monkeypatch.setattr(transfer.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    sender = weight_sender("nccl", rank=0, workers_per_engine=2)
+    a, b, c = map(engine, "abc")
+    for _ in range(2):
+        weights = sender.prepare(WEIGHTS.items, 4, [a, b])
+        sender.send()
+        sender.release()
+    assert NCCLWeightTransferUpdateInfo(**weights.update).shapes == SHAPES
+    assert joined == [("a", "nccl", 1, 5), ("b", "nccl", 3, 5)]
+    assert calls == ["send", "send"]
+    sender.prepare(WEIGHTS.items, 5, [a, c])
+    assert calls[2:] == ["shutdown"]
+    with monkeypatch.context() as failing:
+        failing.setattr(transfer.ray, "get", unreachable)
+        with pytest.raises(EngineError, match="unreachable"):
+            sender.prepare(WEIGHTS.items, 6, [a, b])
+    sender.prepare(WEIGHTS.items, 6, [a, c])
+    assert "".join(name for name, *_ in joined) == "ab" + "ac" + "ab" + "ac"

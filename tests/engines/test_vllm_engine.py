@@ -1,4 +1,4 @@
-"""vLLM's engine alone: with which arguments and environment it starts (no GPU is used), its log, and its mixtures of experts."""
+"""vLLM's engine without requests: its arguments and environment (no GPU is used), its log, and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fake_engines import digests
 
 from trial_ray.engines import vllm as module
-from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.settings import LOG_LEVEL
 from trial_ray.engines.vllm import VLLMEngine
-from trial_ray.engines.weights import Weights, WeightsChecksum, own_logprobs
+from trial_ray.engines.weights import Weights, own_logprobs
 from trial_ray.errors import ConfigError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
@@ -24,61 +24,39 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """torch reports a GPU of a compute capability; an H100 by default."""
+    """Function that makes torch report a GPU of a compute capability, or none; at first an H100."""
 
-    def report(major=9, minor=0):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
+    def report(capability):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
 
-    report()
+    report((9, 0))
     return report
 
 
-@pytest.fixture
-def started(gpu, monkeypatch, tiny_qwen3):
-    """Start an engine as far as vLLM is called; returns vLLM's arguments and the environment at that moment."""
+def test_model_runner_and_scheduling_are_vllms_choice_or_the_settings(gpu, monkeypatch, tiny_qwen3):
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    monkeypatch.setattr(os, "environ", {**os.environ})
-    found = []
+    starts = []
 
     def from_engine_args(arguments):
-        found.append((arguments, dict(os.environ)))
+        starts.append((arguments.async_scheduling, os.environ.get("VLLM_USE_V2_MODEL_RUNNER")))
         return SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 300))
 
+    monkeypatch.setattr(os, "environ", {**os.environ})
     monkeypatch.setattr(LLMEngine, "from_engine_args", from_engine_args)
-
-    def start(**arguments):
+    for arguments in ({}, {"async_scheduling": False, "v2_model_runner": False}, {"v2_model_runner": True}):
         VLLMEngine(str(tiny_qwen3), max_model_len=64, **arguments)._open()
-        return found[-1]
-
-    return start
+    assert starts == [(None, None), (False, "0"), (None, "1")]
 
 
-def test_model_runner_and_scheduling_are_vllms_choice_or_the_settings(started):
-    arguments, environment = started()
-    assert arguments.async_scheduling is None
-    assert "VLLM_USE_V2_MODEL_RUNNER" not in environment
-    arguments, environment = started(async_scheduling=False, v2_model_runner=False)
-    assert arguments.async_scheduling is False
-    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    assert started(v2_model_runner=True)[1]["VLLM_USE_V2_MODEL_RUNNER"] == "1"
-
-
-def test_batch_invariance_is_refused_where_vllm_has_none(gpu, monkeypatch):
-    refused = pytest.raises(ConfigError, match=r"batch_invariant=True .*compute capability 8\.0.*num_gpus_per_engine")
-    gpu(8, 0)
+def test_batch_invariance_is_rejected_without_a_gpu_that_has_it(gpu):
+    gpu((8, 0))
     VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
-    gpu(7, 5)
-    with refused:
-        VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with refused:
-        VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
-    with refused:  # before any actor starts
-        EnginePool(
-            engine="vllm", model_path="m", num_engines=1, engine_kwargs={"max_model_len": 64, "batch_invariant": True}
-        )
+    for capability in ((7, 5), None):
+        gpu(capability)
+        with pytest.raises(ConfigError):
+            VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
 
 
 SESSION = """
@@ -97,17 +75,17 @@ with library_log(log, console), ray_session(show=True):
     )
     pool.start()
     console.print("started")
-    sys.stdin.read()  # Ray brings the actor's output a moment later
+    sys.stdin.read()  # Ray shows the actor's output a moment later.
 """
 CACHE_SIZE = "KV cache size: "
 
 
 @pytest.mark.long
-def test_the_size_of_the_cache_is_in_the_log_file_and_not_on_the_terminal(tiny_qwen3, tmp_path):
+def test_the_cache_size_is_logged_to_the_file_only(tiny_qwen3, tmp_path):
     log = tmp_path / "logs" / "libraries.log"
     command = [sys.executable, "-c", SESSION, str(tiny_qwen3), str(log)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    # Without a level of the environment's, which TRL sets in a process that imports it.
+    # TRL sets a level in the environment of a process that imports it.
     environment = {name: value for name, value in os.environ.items() if name != LOG_LEVEL}
     with subprocess.Popen(command, env=environment, **streams) as process:
         try:
@@ -123,7 +101,7 @@ def test_the_size_of_the_cache_is_in_the_log_file_and_not_on_the_terminal(tiny_q
 
 
 @pytest.mark.long
-def test_experts_that_are_sent_are_those_that_are_computed_with(tmp_path, monkeypatch):
+def test_sent_experts_are_used(tmp_path, monkeypatch):
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
@@ -146,7 +124,7 @@ def test_experts_that_are_sent_are_those_that_are_computed_with(tmp_path, monkey
     )
     model = Qwen3MoeForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
-    engine = module.VLLMEngine(str(tmp_path), dtype="float32", max_model_len=64, num_threads=1)
+    engine = VLLMEngine(str(tmp_path), dtype="float32", max_model_len=64, num_threads=1)
     engine._open()
     text = np.arange(20, 60, dtype=np.int32)
     try:
@@ -155,12 +133,9 @@ def test_experts_that_are_sent_are_those_that_are_computed_with(tmp_path, monkey
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(torch.randn_like(parameter) * 0.1)
-            sent, tensors = WeightsChecksum(), dict(model.named_parameters())
-            for name, tensor in tensors.items():
-                sent.add(name, tensor)
+            tensors = dict(model.named_parameters())
             monkeypatch.setattr(module, "iter_shards", lambda _, tensors=tensors: [tensors])
-            held = engine._replace_weights(Weights(1, sent.hexdigest, sent.arrangement, []))
-            assert held == (sent.hexdigest, sent.arrangement)
+            assert engine._replace_weights(Weights(1, *digests(tensors.items()))) == digests(tensors.items())
         np.testing.assert_allclose(engine._score(text), own_logprobs(model, text), atol=1e-4)
     finally:
         engine._close()

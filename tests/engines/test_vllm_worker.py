@@ -1,4 +1,4 @@
-"""The part of the vLLM engine inside vLLM's worker: every tensor is summed as it is received and, alone, as it is held."""
+"""Weight loading in vLLM's worker: checksums of received and of loaded tensors, and interrupted updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_engines import sums
+from fake_engines import digests
 from safetensors.torch import save_file
 
 from trial_ray.engines.weights import WeightsChecksum
@@ -29,8 +29,8 @@ class Layers(torch.nn.Module):
             parameters[name].weight_loader(parameters[name], tensor)
 
 
-def make_worker(workers):
-    """vLLM's own worker around a small model, with the extension mixed in, as far as an update of the weights needs it."""
+def make_worker(workers=1):
+    """vLLM's own worker with the extension around a small model, as far as weight updates need it."""
     from vllm.config import VllmConfig
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
     from vllm.v1.worker.gpu_worker import Worker as VLLMWorker
@@ -52,73 +52,73 @@ def make_worker(workers):
 
 
 @pytest.fixture
-def sent(tmp_path):
-    """A new version in two files, and its tensors."""
+def tensors():
     torch.manual_seed(1)
-    tensors = {name: torch.randn_like(tensor) for name, tensor in Layers().named_parameters()}
-    files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
-    for file, layer in zip(files, ("first", "second"), strict=True):
-        save_file({name: tensor for name, tensor in tensors.items() if name.startswith(layer)}, file)
-    return files, tensors
+    return {name: torch.randn_like(tensor) for name, tensor in Layers().named_parameters()}
 
 
 @pytest.fixture
-def summed(monkeypatch):
-    """Elements of every tensor that goes into a checksum."""
-    sizes = []
-    add = WeightsChecksum.add
+def load(tmp_path):
+    """Function that sends each of some dicts of tensors to a worker as one file, and ends the update."""
 
-    def noted(self, name, tensor):
-        sizes.append(tensor.numel())
-        add(self, name, tensor)
+    def load(worker, *shards, end=True):
+        worker.begin_update("object_store")
+        for number, shard in enumerate(shards):
+            file = tmp_path / f"{number}.safetensors"
+            save_file(shard, file)
+            worker.update_weights({"path": str(file)})
+        return worker.end_update() if end else None
 
-    monkeypatch.setattr(WeightsChecksum, "add", noted)
-    return sizes
+    return load
 
 
-def load(worker, files):
-    worker.begin_update("object_store")
-    for file in files:
-        worker.update_weights({"path": str(file)})
-    return worker.end_update()
+def split(tensors):
+    return [{name: tensors[name] for name in tensors if name.startswith(layer)} for layer in ("first", "second")]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_version_is_summed_once_as_received_and_once_as_held_where_that_is_whole(sent, summed, workers):
-    files, tensors = sent
+def test_a_version_is_summed_once_as_received_and_once_as_loaded(tensors, load, monkeypatch, workers):
+    sizes, add = [], WeightsChecksum.add
+
+    def recorded(self, name, tensor):
+        sizes.append(tensor.numel())
+        add(self, name, tensor)
+
+    monkeypatch.setattr(WeightsChecksum, "add", recorded)
     worker = make_worker(workers)
-    found = load(worker, files)
-    assert sum(summed) == sum(tensor.numel() for tensor in tensors.values()) * (2 if workers == 1 else 1)
-    assert found == sums(tensors.items())
+    loaded = load(worker, *split(tensors))
+    assert sum(sizes) == sum(tensor.numel() for tensor in tensors.values()) * (2 if workers == 1 else 1)
+    assert loaded == digests(tensors.items())
     assert all(torch.equal(parameter, tensors[name]) for name, parameter in worker.model.named_parameters())
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_answers_for_what_it_holds_or_one_of_several_for_what_it_received(sent, workers):
-    files, tensors = sent
+def test_a_part_of_a_version_is_detected(tensors, load, workers):
     worker = make_worker(workers)
-    load(worker, files)
-    first = [(name, tensor) for name, tensor in tensors.items() if name.startswith("first")]
-    held = tensors.items() if workers == 1 else first  # the second layer is still held
-    assert load(worker, files[:1]) == (sums(held)[0], sums(first)[1])
+    load(worker, tensors)
+    first, _ = split(tensors)
+    summed = tensors if workers == 1 else first  # One of several workers sums what it received.
+    assert load(worker, first) == (digests(summed.items())[0], digests(first.items())[1])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_tensors_whose_elements_changed_places_on_the_way_are_seen(sent, tmp_path, workers):
-    _, tensors = sent
-    save_file({**tensors, "first.weight": tensors["first.weight"].flip(0)}, tmp_path / "flipped.safetensors")
-    checksum, arrangement = load(make_worker(workers), [tmp_path / "flipped.safetensors"])
-    assert checksum == sums(tensors.items())[0]
-    assert arrangement != sums(tensors.items())[1]
+def test_elements_that_changed_places_are_detected(tensors, load, workers):
+    flipped = {**tensors, "first.weight": tensors["first.weight"].flip(0)}
+    checksum, arrangement = load(make_worker(workers), flipped)
+    assert checksum == digests(tensors.items())[0]
+    assert arrangement != digests(tensors.items())[1]
 
 
-@pytest.mark.parametrize("cut", ["within a layer", "by an error of the model"])
-def test_a_cut_update_leaves_nothing_behind_that_the_next_one_could_mix_in(sent, tmp_path, cut):
-    files, tensors = sent
-    worker = make_worker(1)
-    stale = tmp_path / "stale.safetensors"
-    save_file({"first.weight": torch.zeros(6, 8)} if cut == "within a layer" else {"unknown": torch.zeros(1)}, stale)
-    worker.begin_update("object_store")
-    with pytest.raises(KeyError) if cut == "by an error of the model" else contextlib.nullcontext():
-        worker.update_weights({"path": str(stale)})
-    assert load(worker, files) == sums(tensors.items())
+@pytest.mark.parametrize(
+    ("shard", "error"),
+    [
+        ({"first.weight": torch.zeros(6, 8)}, contextlib.nullcontext()),
+        ({"unknown": torch.zeros(1)}, pytest.raises(KeyError)),
+    ],
+    ids=["incomplete", "failed"],
+)
+def test_an_interrupted_update_leaves_nothing_behind(tensors, load, shard, error):
+    worker = make_worker()
+    with error:
+        load(worker, shard, end=False)
+    assert load(worker, *split(tensors)) == digests(tensors.items())

@@ -1,4 +1,4 @@
-"""Engines without a model, in this process: what clients of engines are tested with."""
+"""Engines without a model in this process, for tests of their clients and of the engine actor."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from trial_ray.engines.weights import WeightsChecksum
 
 
 class CountingEngine(EngineActor):
-    """Samples the number of tokens that a request may have, one a step; the first is the prompt's first.
+    """Repeats the first token of the prompt, one token a step, up to the maximum number of tokens.
 
-    With a number of ``steps`` it takes no more until :meth:`go_on`.
+    Args:
+        steps: number of steps after which the engine pauses until :meth:`go_on`; ``None``: it does not pause.
     """
 
     def __init__(self, steps=None):
@@ -37,7 +38,7 @@ class CountingEngine(EngineActor):
             raise ValueError("out of order")
         self.running += joining
         assert self._may_step.acquire(timeout=60)
-        time.sleep(0.001)  # what is faster leaves the event loop no time
+        time.sleep(0.001)  # Leave time to the event loop.
         for request in self.running:
             request.response_ids.append(int(request.prompt_ids[0]))
             request.logprobs.append(-0.5)
@@ -70,9 +71,11 @@ class CountingEngine(EngineActor):
 
 
 class Handle:
-    """Stands in for an actor handle: ``exchange.remote`` goes to an engine of this process, fails or hangs.
+    """Actor handle whose ``exchange.remote`` calls an engine of this process, fails, or hangs without an engine.
 
     Attributes:
+        served: numbers of the requests that were sent.
+        calls: number of calls of ``exchange.remote``.
         aborted: numbers of the requests for which ``abort.remote`` was called.
     """
 
@@ -115,34 +118,29 @@ async def until(condition):
 
 
 async def passes(count=20):
-    """Let the event loop go on with whatever needs nothing but that."""
+    """Run ``count`` passes of the event loop."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-async def started(handles):
-    for handle in handles:
-        if handle.engine is not None and handle.engine._thread is None:
-            await handle.engine.ready()
-            handle.engine._lock.version = 3
-
-
 def run(handles, coroutine):
+    """Run a coroutine function while the engines of the handles serve weights of version 3."""
+    engines = [handle.engine for handle in handles if handle.engine is not None]
+
     async def main():
-        await started(handles)
+        for engine in engines:
+            await engine.ready()
+            engine._lock.version = 3
         try:
             return await coroutine()
         finally:
-            for handle in handles:
-                if handle.engine is not None:
-                    await handle.engine.shutdown()
+            for engine in engines:
+                await engine.shutdown()
 
     return asyncio.run(main())
 
 
-def sums(named_tensors):
-    """Both checksums with which an engine answers."""
-    found = WeightsChecksum()
-    for name, tensor in named_tensors:
-        found.add(name, tensor)
-    return found.hexdigest, found.arrangement
+def digests(named_tensors):
+    """Checksum and arrangement with which an engine confirms these tensors."""
+    checksum = WeightsChecksum(named_tensors)
+    return checksum.hexdigest, checksum.arrangement

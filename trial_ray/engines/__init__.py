@@ -1,1 +1,21 @@
-"""Inference engines that sample from the policy: one protocol with vLLM and transformers implementations, and weight transfer."""
+"""Inference engines that sample from the policy, in two implementations (transformers and vLLM), and weight transfer to them.
+
+In reading order:
+
+- ``protocol``: requests and responses.
+- ``client``: routes requests to engines, and to another engine if one fails.
+- ``link``: request batching, with the client's and the engine's end of the connection.
+- ``actor``: base class of the engine actors.
+- ``request``: state of a request inside an engine.
+- ``weight_lock``: readers-writer lock that keeps responses and weight updates apart.
+- ``transformers``: engine actor around a transformers model, and an engine for a model of this process.
+- ``decoding``: sampling, batches and key-value cache of the transformers engines.
+- ``vllm``: engine actor around vLLM.
+- ``vllm_worker``: the part of the vLLM engine that runs in vLLM's workers.
+- ``weights``: weights on their way to the engines, and the checks that the right ones arrived.
+- ``transfer``: the learner's side of weight transfer: object store, CUDA IPC, NCCL.
+- ``pool``: starts, synchronises, monitors and replaces the engines of a run.
+- ``fault_log``: log of the engines and env runners that were lost.
+- ``settings``: default values and checks of an engine's arguments.
+- ``requirements``: checks before any actor starts.
+"""

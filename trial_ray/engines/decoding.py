@@ -31,14 +31,14 @@ def sample_tokens(
         token; for them, the log-probabilities are the model's own.
     """
     greedy = temperatures <= 0
-    # float64: a cumulative sum over a large vocabulary in float32 would drift by more than a rare token's mass.
+    # Use float64: a cumulative sum over a large vocabulary in float32 would drift by more than a rare token's mass.
     scaled = logits.double() / torch.where(greedy, 1.0, temperatures)[:, None]
     if bool((top_ps < 1).any()):
         scaled = _keep_nucleus(scaled, torch.where(greedy, 1.0, top_ps))
     logprobs = torch.log_softmax(scaled, dim=-1)
     cumulative = logprobs.exp().cumsum(-1)
     drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(-1)
-    # Rounding can put the draw on or past the last bound.
+    # Rounding can place the draw on or beyond the last bound.
     drawn = drawn.clamp_(max=logits.shape[-1] - 1)
     tokens = torch.where(greedy, logits.argmax(-1), drawn)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1).float()
@@ -48,7 +48,7 @@ def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
     """Set every logit outside the nucleus to minus infinity."""
     ordered, index = logits.sort(dim=-1, descending=True)
     probs = torch.softmax(ordered, dim=-1)
-    # A token stays while the mass before it is still short of top_p; the first always stays.
+    # Keep tokens while the cumulative probability before them is below top_p; always keep the first.
     outside = probs.cumsum(-1) - probs >= top_ps[:, None]
     outside[:, 0] = False
     return torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(outside, -torch.inf))
@@ -121,17 +121,17 @@ class Batch:
         return self._drop_finished()
 
     @torch.inference_mode()
-    def cancel(self, requests: Collection[Request]) -> None:
-        """Remove the rows of these requests, unfinished."""
+    def abort(self, requests: Collection[Request]) -> None:
+        """Remove the rows of these requests before they finish."""
         for request in requests:
-            request.finish_reason = request.finish_reason or "cancelled"
+            request.finish_reason = request.finish_reason or "aborted"
         self._drop_finished()
 
     def _forward(self, cache: DecodingCache, ids: np.ndarray, lengths: list[int]) -> torch.Tensor:
-        """Logits ``[B, V]`` after the last of ``ids`` ``[B, n]``, of rows that then hold ``lengths`` tokens each."""
-        seen = cache.columns.stop - cache.first
-        # Of every column that is seen, the number of the row's token there; below 0 where the row has none.
-        positions = torch.arange(-seen, 0)[None] + torch.tensor(lengths)[:, None]
+        """Return logits ``[B, V]`` after the last column of ``ids`` ``[B, n]``; row ``b`` then has ``lengths[b]`` tokens."""
+        num_columns = cache.columns.stop - cache.first
+        # positions[row, column]: token index, or below 0 for padding.
+        positions = torch.arange(-num_columns, 0)[None] + torch.tensor(lengths)[:, None]
         out = self._model(
             input_ids=torch.from_numpy(ids).to(self._device),
             attention_mask=(positions >= 0).long().to(self._device),
@@ -144,12 +144,12 @@ class Batch:
         return logits
 
     def _recompute(self, rows: list[Request]) -> None:
-        of_length: dict[int, list[Request]] = defaultdict(list)
+        rows_by_length: dict[int, list[Request]] = defaultdict(list)
         for row in rows:
-            of_length[len(row.prompt_ids) + len(row.response_ids)].append(row)
-        for length, equal in of_length.items():
+            rows_by_length[len(row.prompt_ids) + len(row.response_ids)].append(row)
+        for length, same_length in rows_by_length.items():
             size = max(1, PREFILL_TOKENS // length)
-            for part in (equal[first : first + size] for first in range(0, len(equal), size)):
+            for part in (same_length[first : first + size] for first in range(0, len(same_length), size)):
                 ids = torch.from_numpy(np.array([[*row.prompt_ids, *row.response_ids] for row in part])).to(
                     self._device
                 )
@@ -169,8 +169,9 @@ class Batch:
                 row.finish_reason = "stop"
 
     def _spells_stop(self, row: Request) -> bool:
-        """Return whether the last token has completed a stop string; each of its bytes may be a token."""
+        """Return whether the last token has completed a stop string."""
         assert self._decode is not None, "an engine for requests with stop has a tokenizer"
+        # A stop string has at most as many tokens as bytes.
         longest = max(len(stop.encode()) for stop in row.params.stop)
         tail = self._decode(row.response_ids[-longest - MARGIN :])
         return any(stop in tail for stop in row.params.stop)
@@ -224,12 +225,12 @@ class DecodingCache(Cache):
         padding: bool ``[rows, columns]``, true for written positions without a token; ``None`` if all have a token.
     """
 
-    layers: list[_Layer]  # type: ignore[assignment]  # made as below
+    layers: list[_Layer]  # type: ignore[assignment]  # The constructor passes the class to create.
 
     def __init__(self, max_rows: int | None = None) -> None:
-        # In a cycle of references the buffers of earlier weights would stay until Python's rare full collection.
-        own = proxy(self)
-        super().__init__(layer_class_to_replicate=lambda: _Layer(own))  # type: ignore[arg-type]  # called, never looked at
+        # The proxy avoids a reference cycle, which would keep the buffers of earlier weights until Python's rare full collection.
+        cache = proxy(self)
+        super().__init__(layer_class_to_replicate=lambda: _Layer(cache))  # type: ignore[arg-type]  # It is only called.
         self.starts: list[int] = []
         self.end = 0
         self.rows = self.columns = slice(0, 0)
@@ -261,16 +262,16 @@ class DecodingCache(Cache):
 
     def drop_rows(self, rows: list[int]) -> list[tuple[int, int]]:
         """Remove these rows; return (from, to) of every row that changed its index."""
-        gone, left = set(rows), len(self.starts) - len(rows)
-        moved = [row for row in range(left, len(self.starts)) if row not in gone]
-        moves = list(zip(moved, (row for row in rows if row < left), strict=True))
+        removed, count = set(rows), len(self.starts) - len(rows)
+        sources = [row for row in range(count, len(self.starts)) if row not in removed]
+        moves = list(zip(sources, (row for row in rows if row < count), strict=True))
         if moves:
-            seen = slice(min(self.starts), self.end)
+            columns = slice(min(self.starts), self.end)
             for layer in self.layers:
-                layer.copy_rows(moves, seen)
+                layer.copy_rows(moves, columns)
         for source, target in moves:
             self.starts[target] = self.starts[source]
-        del self.starts[left:]
+        del self.starts[count:]
         return moves
 
     @property
@@ -296,17 +297,17 @@ class DecodingCache(Cache):
 
 
 class _Layer(CacheLayerMixin):
-    """Buffers ``[rows, heads, columns, width]`` of one layer, made when the model first writes to them."""
+    """Buffers ``[rows, heads, columns, width]`` of one layer, allocated when the model first writes to them."""
 
     is_sliding = False
 
     def __init__(self, cache: DecodingCache) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        super().__init__()  # type: ignore[no-untyped-call]  # It has no types in transformers.
         self._cache = cache
         self.buffers: list[torch.Tensor] = []
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.keys, self.values = self.buffers = [self._buffer(each) for each in (key_states, value_states)]
+        self.keys, self.values = self.buffers = [self._buffer(states) for states in (key_states, value_states)]
         self.is_initialized = True
 
     def _buffer(self, like: torch.Tensor) -> torch.Tensor:
@@ -318,18 +319,18 @@ class _Layer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        cache, seen = self._cache, []
+        cache, visible = self._cache, []
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
             if cache.padding is not None:
-                cache.padding = cache.padding.to(states.device)  # moved by the first layer
+                cache.padding = cache.padding.to(states.device)
                 states = states.masked_fill(cache.padding[:, None, :, None], 0)
             buffer[cache.rows, :, cache.columns] = states
             if cache.first == cache.columns.start:
                 buffer[cache.rows, :, : cache.first] = 0
-                seen.append(states)
+                visible.append(states)
             else:
-                seen.append(buffer[cache.rows, :, cache.first : cache.columns.stop])
-        keys, values = seen
+                visible.append(buffer[cache.rows, :, cache.first : cache.columns.stop])
+        keys, values = visible
         return keys, values
 
     def get_seq_length(self) -> int:
@@ -343,20 +344,20 @@ class _Layer(CacheLayerMixin):
 
     @property
     def token_bytes(self) -> int:
-        return sum(each.shape[1] * each.shape[3] * each.element_size() for each in self.buffers)
+        return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in self.buffers)
 
     def copy_rows(self, moves: list[tuple[int, int]], columns: slice) -> None:
         for buffer in self.buffers:
             sources, targets = torch.tensor(moves, device=buffer.device).T
-            seen = buffer[:, :, columns]
-            seen.index_copy_(0, targets, seen.index_select(0, sources))
+            used = buffer[:, :, columns]
+            used.index_copy_(0, targets, used.index_select(0, sources))
 
     def move(self, rows: int, before: slice, after: slice) -> None:
         """Move columns ``before`` to ``after``, into new buffers if the room has grown."""
         for index, buffer in enumerate(self.buffers):
             used = buffer[:rows, :, before]
             if (buffer.shape[0], buffer.shape[2]) == self._cache.room:
-                used = used.clone()  # the two may overlap
+                used = used.clone()  # The source and target columns may overlap.
                 buffer[:rows, :, : after.start] = 0
             else:
                 buffer = self.buffers[index] = self._buffer(buffer)

@@ -103,9 +103,7 @@ class EngineLink:
         try:
             # Call the engine here: a task would start only when this pass of the event loop has ended.
             call: ObjectRef[bytes] = self._handle.exchange.remote(self._name, pickle.dumps(requests))
-        except (
-            Exception
-        ) as error:  # Ray raises errors of many types; without this, the requests would wait until their deadline.
+        except Exception as error:  # Ray raises errors of many types.
             self._fail_all(error)
             return
         task = asyncio.ensure_future(self._receive(call))

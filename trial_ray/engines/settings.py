@@ -30,7 +30,7 @@ NO_BATCH_INVARIANCE = (
     "each engine such a GPU (num_gpus_per_engine), or leave batch_invariant out of engine_kwargs."
 )
 
-REFUSED = {
+RESERVED = {
     "model": "the engine starts from the policy's folder; set model_path in .rl_module()",
     "model_weights": "the engine starts from the policy's folder; set model_path in .rl_module()",
     "skip_tokenizer_init": _IDS,
@@ -71,7 +71,7 @@ LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 """Environment variable with the level of vLLM's log."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
-SAME = {"max_num_seqs": "max_batch", "kv_cache_memory_bytes": "kv_cache_gib"}
+ALIASES = {"max_num_seqs": "max_batch", "kv_cache_memory_bytes": "kv_cache_gib"}
 """Fields of vLLM's ``EngineArgs`` and the argument to use instead, which both engines have or which has a more readable unit."""
 
 COUNTS = {"max_model_len": False, "max_batch": True, "num_threads": True, "tensor_parallel_size": False}
@@ -107,18 +107,20 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
     known = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
     further = [name for name in arguments if name not in known]
     if further and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        from vllm import EngineArgs  # for a rare argument alone: it takes ten seconds
+        from vllm import EngineArgs  # Import vLLM only if needed: it takes ten seconds.
 
-        known |= {field.name for field in fields(EngineArgs)} - REFUSED.keys()
+        known |= {field.name for field in fields(EngineArgs)} - RESERVED.keys()
     for name in further:
-        if name in REFUSED and engine == "vllm":
-            raise ConfigError(f"engine_kwargs: {name!r} cannot be set: {REFUSED[name]}.")
+        if name in RESERVED and engine == "vllm":
+            raise ConfigError(f"engine_kwargs: {name!r} cannot be set: {RESERVED[name]}.")
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {nearest[0]!r}?" if nearest else f" It takes {', '.join(sorted(known))}."
             raise ConfigError(f"engine_kwargs: the {engine} engine has no argument {name!r}.{hint}")
-        if SAME.get(name) in arguments:
-            raise ConfigError(f"engine_kwargs: {name!r} and {SAME[name]!r} set the same option; leave one of them out.")
+        if ALIASES.get(name) in arguments:
+            raise ConfigError(
+                f"engine_kwargs: {name!r} and {ALIASES[name]!r} set the same option; leave one of them out."
+            )
     for name, may_be_none in COUNTS.items():
         value = arguments.get(name, 1)
         if not (may_be_none if value is None else is_whole(value) and value >= 1):

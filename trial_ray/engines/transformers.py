@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRIED_TOKENS = 6
+TEST_TOKENS = 6
 """Response tokens when the cache is tested."""
 
 
@@ -58,16 +58,17 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
         ConfigError: the model's own log-probabilities depend on earlier forward passes.
     """
     random = np.random.default_rng(0)
-    most = max(1, min(TRIED_TOKENS, longest // 4))
-    prompts = [random.integers(0, vocabulary_size(model.config), length, np.int32) for length in (1, longest - most)]
+    max_tokens = max(1, min(TEST_TOKENS, longest // 4))
+    lengths = 1, longest - max_tokens
+    prompts = [random.integers(0, vocabulary_size(model.config), length, np.int32) for length in lengths]
     shorter = prompts[1][: max(2, longest * 3 // 4)]
     before = own_logprobs(model, shorter, 1)
     failure, gap = "", math.nan
     try:
-        token_bytes, gap = _gap_with_cache(model, prompts, most)
+        token_bytes, gap = _gap_with_cache(model, prompts, max_tokens)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever the model's code makes of a cache that it does not expect
+    except Exception as error:  # The model's code may raise anything if it does not expect this cache.
         failure = f": {error!r}"
         own_logprobs(model, prompts[1], 1)
     limit = FLOAT32_GAP if model.dtype.itemsize > 2 else LOW_PRECISION_GAP
@@ -77,7 +78,7 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
             f"disagree on its policy. Keep max_prompt_tokens + max_response_tokens, {longest} now, within the length that the "
             "model was trained for, or choose another model."
         )
-    if not failure and not gap > limit:  # log-probabilities that are no numbers are found elsewhere
+    if not failure and not gap > limit:  # NaN passes: the engine reports overflow for each request.
         return token_bytes
     logger.warning(
         "%s cannot decode with a cache of keys and values, so every token is computed from its whole context, which is slow; "
@@ -88,9 +89,9 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
     return None
 
 
-def _gap_with_cache(model: PreTrainedModel, prompts: list[np.ndarray], most: int) -> tuple[int, float]:
+def _gap_with_cache(model: PreTrainedModel, prompts: list[np.ndarray], max_tokens: int) -> tuple[int, float]:
     """Return the cache's bytes per token, and the mean difference in nats of responses sampled with it from the model's own."""
-    requests = [Request(prompt, SamplingParams(most, seed=0)) for prompt in prompts]
+    requests = [Request(prompt, SamplingParams(max_tokens, seed=0)) for prompt in prompts]
     batch = Batch(model, frozenset())
     for request in requests:
         batch.admit([request])
@@ -105,7 +106,7 @@ def _gap_with_cache(model: PreTrainedModel, prompts: list[np.ndarray], most: int
 
 
 def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
-    """Number of full-length rows with keys and values in :data:`MEMORY_SHARE` of the free memory, at most :data:`MAX_ROWS`.
+    """Return how many full-length rows fit into :data:`MEMORY_SHARE` of the free memory, at most :data:`MAX_ROWS`.
 
     Args:
         token_bytes: bytes of the keys and values of one token over all layers.
@@ -127,16 +128,16 @@ def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Free memory in bytes of a CUDA device, or of this machine and, in a container, within its limit."""
+    """Return the free memory in bytes of a CUDA device, or of this machine within the limit of its container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(int(psutil.virtual_memory().available), container_memory())
 
 
 JOINING_SHARE = 2 / 3
-"""Waiting requests join together once they are this large a share of the running rows, ..."""
+"""Waiting requests join the batch together once they are at least this share of the running rows."""
 MAX_STEPS_WAITED = 6
-"""... or after this number of decoding steps."""
+"""Maximum number of decoding steps that a request waits for others to join with it."""
 
 
 class TransformersEngine(EngineActor):
@@ -172,7 +173,7 @@ class TransformersEngine(EngineActor):
         self._max_batch = max_batch
         self._num_threads = num_threads
         self._waiting: list[Request] = []
-        self._shapes: list[torch.Size] = []  # of parameters whose values were dropped
+        self._shapes: list[torch.Size] = []  # Shapes of the parameters whose values were dropped.
         self._steps_waited = 0
 
     def _open(self) -> dict[str, Any]:
@@ -184,7 +185,7 @@ class TransformersEngine(EngineActor):
         model = AutoModelForCausalLM.from_pretrained(
             self._model_path, dtype=getattr(torch, self._dtype), trust_remote_code=False
         )
-        model.to(self._device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
+        model.to(self._device)  # type: ignore[arg-type]  # Module.to has no argument types in transformers.
         self._model = model.eval()
         self._stop_ids = stop_token_ids(self._model_path)
         token_bytes = try_cache(model, self._max_model_len)
@@ -197,43 +198,43 @@ class TransformersEngine(EngineActor):
     def _step(self, joining: list[Request]) -> list[Request]:
         self._waiting += joining
         finished = self._batch.step() if len(self._batch) else []
-        if admitted := self._take_waiting():
+        if admitted := self._pop_joining():
             finished += self._batch.admit(admitted)
         self._batch_size = len(self._batch) + len(finished)
         return finished
 
-    def _take_waiting(self) -> list[Request]:
-        """Requests to prefill now; a few requests wait for more, because a forward pass costs little more for many."""
+    def _pop_joining(self) -> list[Request]:
+        """Return the requests to prefill now; few requests wait for more, because a forward pass costs little more for many."""
         room = self._room - len(self._batch)
         few = len(self._waiting) < JOINING_SHARE * len(self._batch)
         if not room or not self._waiting or (few and self._steps_waited < MAX_STEPS_WAITED):
             self._steps_waited += bool(self._waiting)
             return []
         self._steps_waited = 0
-        taken, self._waiting = self._waiting[:room], self._waiting[room:]
-        return taken
+        joining, self._waiting = self._waiting[:room], self._waiting[room:]
+        return joining
 
     def _abort(self, requests: Collection[Request]) -> None:
         self._waiting = [request for request in self._waiting if request not in requests]
-        self._batch.cancel(requests)
+        self._batch.abort(requests)
 
     def _replace_weights(self, weights: Weights) -> tuple[str, str]:
         if weights.backend != "object_store":
             raise EngineError(f"The transformers engine loads weights from the object store, not by {weights.backend}.")
-        self._recover()  # nothing that other weights computed is there when these serve
-        held = stored_tensors(self._model)
-        missing = dict(held)
+        self._recover()  # Drop the cache, which other weights computed.
+        tensors = stored_tensors(self._model)
+        missing = dict(tensors)
         for name, sent in iter_weights(weights):
             tensor = missing.pop(name, None)
             if tensor is None or tensor.shape != sent.shape:
-                found = "no such tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
-                raise EngineError(f"weights: got {name} of shape {tuple(sent.shape)}, the engine has {found}.")
-            if not isinstance(tensor, torch.nn.Parameter):  # a buffer, of which the learner knows the dtype
+                expected = "no such tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
+                raise EngineError(f"weights: got {name} of shape {tuple(sent.shape)}, the engine has {expected}.")
+            if not isinstance(tensor, torch.nn.Parameter):  # A buffer has the learner's dtype.
                 tensor.data = tensor.data.to(sent.dtype)
             tensor.data.copy_(sent)
         if missing:
             raise EngineError(f"weights: {sorted(missing)} were not sent.")
-        checksum = WeightsChecksum(held.items())
+        checksum = WeightsChecksum(tensors.items())
         return checksum.hexdigest, checksum.arrangement
 
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
@@ -275,10 +276,10 @@ class TransformersEngine(EngineActor):
 
     def _close(self) -> None:
         del self._model
-        self.__dict__.pop("_batch", None)  # an engine that sleeps has none
+        self.__dict__.pop("_batch", None)  # A sleeping engine has no batch.
 
 
-TRIED_LENGTH = 64
+TEST_LENGTH = 64
 """Maximum length in tokens of the row that tests whether the model decodes with a cache."""
 
 
@@ -293,7 +294,7 @@ class LocalEngine:
     def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int]) -> None:
         self._model = model
         self._stop_ids = stop_ids
-        self._cached = try_cache(model, min(max_positions(model.config) or TRIED_LENGTH, TRIED_LENGTH)) is not None
+        self._cached = try_cache(model, min(max_positions(model.config) or TEST_LENGTH, TEST_LENGTH)) is not None
         self._joining: list[Request] = []
         self._done: dict[Request, asyncio.Future[None]] = {}
         self._decoding: asyncio.Task[None] | None = None
@@ -317,12 +318,12 @@ class LocalEngine:
         try:
             await done
         finally:
-            self._done.pop(request, None)  # else it was cancelled, and takes no further part
-            request.finish_reason = request.finish_reason or "cancelled"
+            self._done.pop(request, None)
+            request.finish_reason = request.finish_reason or "aborted"
         return request.response()
 
     async def _decode(self) -> None:
-        # Nothing is left of an earlier one, whatever ended it.
+        # Start with an empty batch: an earlier one may have ended in an error.
         batch = Batch(self._model, self._stop_ids, cached=self._cached)
         try:
             while self._done:
@@ -333,8 +334,8 @@ class LocalEngine:
                 for request in finished:
                     if (done := self._done.get(request)) and not done.done():
                         done.set_result(None)
-                await asyncio.sleep(0)  # coroutines that were answered act and ask again before the next token
-        except Exception as error:  # every coroutine that waits hears of it
+                await asyncio.sleep(0)  # Let answered coroutines send their next request before the next token.
+        except Exception as error:  # All waiting coroutines receive the error, whatever its type.
             for done in self._done.values():
                 if not done.done():
                     done.set_exception(error)

@@ -38,20 +38,20 @@ from trial_ray.models.vocabulary import stop_token_ids
 if TYPE_CHECKING:
     from vllm import RequestOutput, TokensPrompt
 
-LEAST_UTILIZATION = 0.01
+MIN_UTILIZATION = 0.01
 CAPTURED_SIZES = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}
 """Fields of vLLM's ``EngineArgs`` that can set the batch sizes with captured CUDA graphs."""
-MOST_CAPTURED_ROWS = 512
+MAX_CAPTURED_ROWS = 512
 """Rows of vLLM's largest default CUDA graph on GPUs before Blackwell."""
 
 
 def largest_graph(max_batch: int) -> int:
-    """Rows of the largest CUDA graph of an engine that sleeps: enough for ``max_batch``, and a multiple of vLLM's step.
+    """Return the rows of the largest CUDA graph of an engine that sleeps: enough for ``max_batch``, a multiple of vLLM's step.
 
     vLLM's default is twice ``max_batch``, for prefills; each graph takes memory, and a sleeping engine releases hardly any of it.
     """
     step = 8 if max_batch <= 256 else 16
-    return min(-(-max_batch // step) * step, MOST_CAPTURED_ROWS)
+    return min(-(-max_batch // step) * step, MAX_CAPTURED_ROWS)
 
 
 class VLLMEngine(EngineActor):
@@ -126,8 +126,8 @@ class VLLMEngine(EngineActor):
             "dtype": engine_dtype(dtype, on_gpu=self._on_cuda),
             "max_model_len": max_model_len,
             "kv_cache_memory_bytes": None if kv_cache_gib is None else int(kv_cache_gib * 2**30),
-            # vLLM requires so much of the device to be free; with a cache of given size it uses the share for nothing else.
-            "gpu_memory_utilization": gpu_memory_utilization if kv_cache_gib is None else LEAST_UTILIZATION,
+            # vLLM requires this share of the device to be free, even if the cache has a given size.
+            "gpu_memory_utilization": gpu_memory_utilization if kv_cache_gib is None else MIN_UTILIZATION,
             "tensor_parallel_size": tensor_parallel_size,
             "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
             "enforce_eager": not self._on_cuda if enforce_eager is None else enforce_eager,
@@ -135,18 +135,17 @@ class VLLMEngine(EngineActor):
             "enable_sleep_mode": enable_sleep_mode,
             "sleep_mode_offload_cudagraph": enable_sleep_mode,
             "max_num_seqs": max_batch or (MAX_ROWS if self._on_cuda else VLLM_CPU_ROWS),
-            # vLLM's own choice depends on the GPU; the plan counts a prefill of so many.
+            # vLLM's default depends on the GPU; the memory plan needs a fixed number of prefill tokens.
             "max_num_batched_tokens": max(PREFILL_TOKENS, max_model_len),
             "seed": secrets.randbits(31) if seed is None else seed,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
+            "logprobs_mode": "processed_logprobs",  # Log-probabilities of the distribution that is sampled from.
             "disable_log_stats": True,
             "worker_extension_cls": "trial_ray.engines.vllm_worker.WeightLoadingExtension",
         }
         if not self._on_cuda:
-            # vLLM rewinds the random generator of a seeded request whose prompt it cuts; torch's CPU generator cannot
-            # rewind.
+            # With chunked prefill, vLLM rewinds the generators of seeded requests, which torch cannot do on the CPU.
             self._arguments |= {"enable_chunked_prefill": False, "block_size": 32}
         self._arguments |= engine_args
         if enable_sleep_mode and not CAPTURED_SIZES & engine_args.keys():
@@ -185,12 +184,12 @@ class VLLMEngine(EngineActor):
             LOG_LEVEL: "ERROR",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-            "HF_HUB_OFFLINE": "1",  # the model is a folder already
+            "HF_HUB_OFFLINE": "1",
         }
         if self._arguments["dtype"] == "float32":
-            settings["TRITON_F32_DEFAULT"] = "ieee"  # its attention would multiply in TF32, unlike the learner
+            settings["TRITON_F32_DEFAULT"] = "ieee"  # Attention would use TF32, unlike the learner.
         if not self._on_cuda and self._arguments["enforce_eager"]:
-            # vLLM compiles parts of its sampler all the same, which takes longer than the first iterations.
+            # Even with enforce_eager, vLLM compiles parts of its sampler, which takes longer than the first iterations.
             settings["TORCH_COMPILE_DISABLE"] = "1"
         for name, value in settings.items():
             os.environ.setdefault(name, value)
@@ -201,14 +200,14 @@ class VLLMEngine(EngineActor):
             params = {**asdict(request.params), "stop": list(request.params.stop)}
             request_id = self._add(request.prompt_ids, **params, stop_token_ids=self._stop_ids, logprobs=0)
             self._requests[request_id] = request
-        # At most: vLLM computes fewer where the cache has no room, or a prefill takes a step of its own.
+        # This is an upper bound: vLLM computes fewer if the cache is full, or if a prefill takes a step of its own.
         self._batch_size = min(len(self._requests), self._arguments["max_num_seqs"])
         finished = []
-        outputs: list[RequestOutput] = self._engine.step()  # type: ignore[assignment]  # or poolings, which are not asked for
+        outputs: list[RequestOutput] = self._engine.step()  # type: ignore[assignment]  # Pooling outputs are not requested.
         for output in outputs:
             if output.finished:
                 request = self._requests.pop(output.request_id)
-                response: Any = output.outputs[0]  # whole, with what was asked for
+                response: Any = output.outputs[0]
                 request.response_ids = list(response.token_ids)
                 request.logprobs = [
                     step[token].logprob for step, token in zip(response.logprobs, request.response_ids, strict=True)
@@ -245,7 +244,7 @@ class VLLMEngine(EngineActor):
         for update in _updates(weights):
             try:
                 self._engine.collective_rpc("update_weights", args=(update,))
-            except (ValueError, KeyError) as error:  # a name that its model does not have
+            except (ValueError, KeyError) as error:  # The model has no tensor of this name.
                 if "GPU UUID" in str(error):
                     raise WeightSyncError(
                         f"{first_line(error)}: an engine's GPU has no learner. Set num_learners to the number of engines, or "
@@ -255,22 +254,22 @@ class VLLMEngine(EngineActor):
                     f"vLLM rejected the weights of {self._model_path} under their names in transformers: {first_line(error)}. Set "
                     "engine='transformers'."
                 ) from error
-        found: set[tuple[str, str]] = set(self._engine.collective_rpc("end_update"))
-        if len(found) > 1:
-            raise WeightSyncError(f"Tensor-parallel workers received different weights: {sorted(found)}.")
+        digests: set[tuple[str, str]] = set(self._engine.collective_rpc("end_update"))
+        if len(digests) > 1:
+            raise WeightSyncError(f"Tensor-parallel workers received different weights: {sorted(digests)}.")
         if not self._engine.reset_prefix_cache():
             raise EngineError("The prefix cache could not be dropped after new weights were loaded.")
-        return found.pop()
+        return digests.pop()
 
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
         self._add(token_ids, max_tokens=1, temperature=0.0, prompt_logprobs=0)
         outputs: list[RequestOutput] = []
         while self._engine.has_unfinished_requests():
-            outputs += self._engine.step()  # type: ignore[arg-type]  # or poolings, which are not asked for
+            outputs += self._engine.step()  # type: ignore[arg-type]  # Pooling outputs are not requested.
         steps = outputs[0].prompt_logprobs
-        assert steps is not None  # asked for
-        found = [step[token].logprob for step, token in zip(steps[1:], token_ids[1:].tolist(), strict=True) if step]
-        return np.asarray(found, np.float32)
+        assert steps is not None
+        logprobs = [step[token].logprob for step, token in zip(steps[1:], token_ids[1:].tolist(), strict=True) if step]
+        return np.asarray(logprobs, np.float32)
 
     async def join_transfer(self, backend: str, info: dict[str, Any]) -> None:
         """Join the process group of the learner's weight transfer (``init_weight_transfer_engine`` of vLLM's worker).
@@ -305,13 +304,13 @@ class VLLMEngine(EngineActor):
 
 
 def _updates(weights: Weights) -> Iterator[dict[str, Any]]:
-    """Messages to the workers, one update after the other."""
+    """Yield the arguments of the workers' ``update_weights``."""
     if weights.backend != "object_store":
         yield weights.update
         return
     for tensors in iter_shards(weights):
-        # Workers may be processes of their own: they map this memory, nothing is pickled. It needs no room in a
-        # file system, and the kernel frees it even when this process is killed.
+        # Workers, which may be other processes, map this memory without pickling. It takes no space in a file system, and the
+        # kernel frees it even if this process is killed.
         memory = os.memfd_create("trial_ray_weights")
         try:
             with open(memory, "wb", closefd=False) as file:

@@ -31,7 +31,7 @@ def keep_cpu_weights_readable() -> None:
     from vllm.model_executor.layers import utils
 
     def use_torch_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]  # torch knows tensors and modules only
+        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]  # torch's types allow only tensors and modules.
 
     utils.dispatch_cpu_unquantized_gemm = use_torch_linear
 
@@ -98,7 +98,7 @@ class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdat
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Load one file."""
-        self.model.load_weights(load_file(update_info.path).items())  # type: ignore[operator]  # vLLM's models have it
+        self.model.load_weights(load_file(update_info.path).items())  # type: ignore[operator]  # vLLM's models have this method.
 
     def finish_weight_update(self) -> None:
         """Complete the layers."""
@@ -130,14 +130,14 @@ class WeightLoadingExtension:
         """Join the learner's process group, replacing any previous one."""
         self._choose_transfer(backend)
         self.weight_transfer_engine.shutdown()
-        self.init_weight_transfer_engine(info)  # type: ignore[attr-defined]  # of vLLM's worker
+        self.init_weight_transfer_engine(info)  # type: ignore[attr-defined]  # vLLM's worker defines it.
 
     def begin_update(self, backend: str) -> None:
         """Prepare the model for weights sent by ``backend``, and clear the state of an interrupted update."""
         if getattr(self, "_update_begun", False):
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-            # Layers that wait for the rest of a cut transfer would mix it with the next one.
+            # Layers that wait for the rest of an interrupted transfer would mix it with the next one.
             finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
             self._weight_update_active = False
         self._choose_transfer(backend)
@@ -145,7 +145,7 @@ class WeightLoadingExtension:
         model = self.model_runner.get_model()
         self._received = received = WeightsChecksum()
         load = type(model).load_weights
-        model.load_weights = lambda weights: load(model, _counted(weights, received, self.device))
+        model.load_weights = lambda weights: load(model, _checksummed(weights, received, self.device))
         self.start_weight_update()  # type: ignore[attr-defined]
 
     def end_update(self) -> tuple[str, str]:
@@ -172,11 +172,11 @@ class WeightLoadingExtension:
         self.weight_transfer_engine = engines[backend]
 
 
-def _counted(
+def _checksummed(
     weights: Iterable[tuple[str, torch.Tensor]], received: WeightsChecksum, device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights on ``device`` and add each tensor to the checksum there."""
     for name, tensor in weights:
-        # Summed where that is fast; from there the model takes its part.
         tensor = tensor.to(device)
         received.add(name, tensor)
         yield name, tensor

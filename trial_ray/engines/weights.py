@@ -23,8 +23,8 @@ from ray import ObjectRef
 
 from trial_ray.errors import WeightSyncError
 
-#: Name of a tensor -> (integer view ``[elements]``, torch dtype name such as ``"bfloat16"``, shape).
 Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
+"""Integer view ``[elements]``, torch dtype name such as ``"bfloat16"``, and shape of each tensor, by the tensor's name."""
 
 SHARD_BYTES = 256 * 2**20
 """Size in bytes at which a shard is closed."""
@@ -34,8 +34,8 @@ FETCH_TIMEOUT_S = 300.0
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASKS = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFF_FFFF, 8: -1}
 _CHUNK_ELEMENTS = 1 << 20
-"""Elements summed at a time: few enough for a CPU's caches, enough for a GPU; the same in every process, as arrangements depend
-on it."""
+"""Elements summed at a time: few enough for a CPU's caches, and enough for a GPU. Arrangements depend on it, so it must be equal
+in every process."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Weights:
 
 
 class WeightsChecksum:
-    """Incremental checksums of tensors: of their values only, and of their values with names, shapes and positions.
+    """Incremental checksums: one of the tensors' values only, one of the values with names, shapes and positions.
 
     Args:
         named_tensors: first tensors to add.
@@ -122,7 +122,7 @@ class WeightsChecksum:
 
 
 def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Checksum of a set of tensors that is unchanged by the layout changes of engines.
+    """Return a checksum of a set of tensors that is unchanged by the layout changes of engines.
 
     Every element's bit pattern goes through a 64-bit mixing function that maps 0 to 0; the results are added modulo 2**64 and
     joined with the number of elements that have non-zero bits. The checksum is therefore unchanged when tensors are fused, split
@@ -197,7 +197,7 @@ def _mix(bits: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _places(device: torch.device) -> torch.Tensor:
-    """A multiplier for each place in a chunk, odd so that no bit of a value is lost."""
+    """Return a multiplier for each place in a chunk, which is odd so that no bit of a value is lost."""
     return _mix(torch.arange(1, _CHUNK_ELEMENTS + 1, device=device)) | 1
 
 
@@ -208,7 +208,7 @@ def _integer_view(tensor: torch.Tensor) -> np.ndarray:
 
 def _to_tensor(array: np.ndarray, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     with warnings.catch_warnings():
-        # Torch warns that the store's memory cannot be written; readers of this module promise not to.
+        # Torch warns that the object store's memory is read-only; readers of this module do not write to it.
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
 
@@ -218,21 +218,21 @@ TEXT = (
     "countertop 1. Your task is to: put a clean mug on the desk.\n> go to cabinet 1\nThe cabinet 1 is closed."
 )
 """Ordinary text with ordinary log-probabilities; for random tokens, rounding would cause larger differences."""
-MOST_TOKENS = 48
+MAX_TEXT_TOKENS = 48
 TEXT_FACTOR = 3
 """Multiple of the limit on sampled tokens. Other tokens are less probable, and differ more by rounding (SmolLM2-135M in bfloat16
 by 0.05 nats instead of 0.03)."""
 
 
 def text_ids(tokenizer: Any) -> np.ndarray:
-    """Token ids of the text, int32 ``[P]``, at least two."""
-    ids = np.asarray(tokenizer.encode(TEXT, add_special_tokens=False)[:MOST_TOKENS], np.int32)
+    """Return the token ids of the text, int32 ``[P]``, at least two."""
+    ids = np.asarray(tokenizer.encode(TEXT, add_special_tokens=False)[:MAX_TEXT_TOKENS], np.int32)
     return ids if len(ids) > 1 else np.zeros(2, np.int32)
 
 
 @torch.no_grad()
 def own_logprobs(model: Any, token_ids: np.ndarray, last: int | None = None) -> np.ndarray:
-    """Log-probabilities from a transformers model's own forward pass, without a cache.
+    """Return log-probabilities from a transformers model's own forward pass, without a cache.
 
     Args:
         model: causal language model in evaluation mode.
@@ -245,9 +245,8 @@ def own_logprobs(model: Any, token_ids: np.ndarray, last: int | None = None) -> 
     last = len(token_ids) - 1 if last is None else last
     ids = torch.from_numpy(token_ids).long().to(model.device)[None]
     logits = model(input_ids=ids, use_cache=False, logits_to_keep=last + 1).logits[0, -last - 1 : -1]
-    logprobs = torch.log_softmax(logits.float(), -1).gather(-1, ids[0, -last:, None])
-    found: np.ndarray = logprobs[:, 0].cpu().numpy()
-    return found
+    logprobs: np.ndarray = torch.log_softmax(logits.float(), -1).gather(-1, ids[0, -last:, None])[:, 0].cpu().numpy()
+    return logprobs
 
 
 def require_agreement(expected: TextLogprobs, logprobs: np.ndarray, engine: str) -> None:
@@ -258,9 +257,9 @@ def require_agreement(expected: TextLogprobs, logprobs: np.ndarray, engine: str)
     Raises:
         WeightSyncError: the engine computes another policy.
     """
-    theirs = expected.logprobs[: len(logprobs)]
-    gap = float(np.abs(logprobs - theirs).mean())
-    if np.isfinite(theirs).all() and not gap <= expected.limit:
+    expected_logprobs = expected.logprobs[: len(logprobs)]
+    gap = float(np.abs(logprobs - expected_logprobs).mean())
+    if np.isfinite(expected_logprobs).all() and not gap <= expected.limit:
         advice = "; set engine='transformers'" if engine == "vllm" else ""
         raise WeightSyncError(
             "The engine has the weights that were sent, but computes another policy: log-probabilities of a fixed text differ by "
