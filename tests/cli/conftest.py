@@ -12,7 +12,7 @@ from trial_ray import cli
 
 @pytest.fixture
 def train(monkeypatch, tmp_path):
-    """Run ``trial-ray train`` with a fake algorithm into ``train.out``; the last one built is ``train.algorithm``.
+    """Function that runs ``trial-ray train`` into ``train.out`` with a fake algorithm, ``train.algorithm``.
 
     The first argument may be the number of iterations; ``train.resume`` continues the run."""
     from trial_ray.algorithms import startup
@@ -21,7 +21,7 @@ def train(monkeypatch, tmp_path):
     file = tmp_path / "experiment.py"
     file.write_text(EXPERIMENT)
     monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", lambda show: nullcontext())
-    # Its model and games are not there.
+    # The experiment's model and games do not exist.
     monkeypatch.setattr(startup, "require_inputs", startup.require_initial_policy)
     monkeypatch.setattr("trial_ray.reports.report.chart_svg", lambda chart: "<svg/>")  # drawn in tests/reports
 

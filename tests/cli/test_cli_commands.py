@@ -1,28 +1,26 @@
-"""The command line around training: help, start-up, doctor, data, export, evaluate, sweep files, exit codes."""
+"""The commands around training: help, data, export, evaluate, inspect, and the exit codes of wrong input."""
 
 import json
-import re
 
 import numpy as np
 import pytest
+from cli_fakes import names
 
 from trial_ray import cli
 from trial_ray.errors import ConfigError, EngineError, is_user_error
-from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model
-
-COMMANDS = list(cli.COMMANDS)
+from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 
 
 def run(*arguments):
-    """Exit code of the command line, argparse's own exits included."""
+    """Return the exit code of the command line, also if argparse exits."""
     try:
         return cli.main([str(argument) for argument in arguments])
     except SystemExit as end:
         return end.code
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself_with_examples(capsys, command):
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_help_with_examples(capsys, command):
     assert run(command, "--help") == 0
     text = capsys.readouterr().out
     assert f"trial-ray {command}" in text
@@ -30,16 +28,14 @@ def test_every_command_explains_itself_with_examples(capsys, command):
 
 
 def test_generated_games_are_written_once_and_won_by_the_oracle(capsys, tmp_path):
-    out = tmp_path / "games"
-    arguments = ("data", "alfworld", "--generate", 3, "--seed", 5, "--difficulty", "tiny", "--out", out)
-    assert run(*arguments) == 0
+    out, result = tmp_path / "games", tmp_path / "oracle.json"
+    generate = ("data", "alfworld", "--generate", 3, "--seed", 5, "--difficulty", "tiny", "--out", out)
+    assert run(*generate) == 0
     assert len(list(out.rglob("game.tw-pddl"))) == 3
-    assert run(*arguments) == 2
-    assert "new or empty" in capsys.readouterr().err
-    report = tmp_path / "oracle.json"
-    evaluate = ["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "train", "--json", report]
+    assert run(*generate) == 2
+    evaluate = ["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "train", "--json", result]
     assert run(*evaluate, "--set", f"env_config.data={out}") == 0
-    assert json.loads(report.read_text())["summary"]["successes"] == 3
+    assert json.loads(result.read_text())["summary"]["successes"] == 3
 
 
 ALFWORLD = "--env trial/ALFWorld-v0 --split"
@@ -54,20 +50,22 @@ ALFWORLD = "--env trial/ALFWorld-v0 --split"
         (f"evaluate oracle {ALFWORLD} test", "valid_seen"),
         (f"evaluate oracle {ALFWORLD} valid_seen", "alfworld-download"),
         (f"evaluate oracle {ALFWORLD} generated --tasks 999", "has 256"),
-        (f"evaluate oracle {ALFWORLD} generated --set model_path=m", "Name m in place of oracle"),
-        (f"evaluate nowhere {ALFWORLD} generated", "does not exist"),
-        ("export nowhere out", "does not exist"),
-        ("sweep nowhere.py", "neither a file nor a tuned example"),
+        (f"evaluate oracle {ALFWORLD} generated --tasks few", "quick"),
+        (f"evaluate oracle {ALFWORLD} generated --tasks 0", "at least 1"),
+        (f"evaluate oracle {ALFWORLD} generated --set model_path=m", "Name m"),
+        (f"evaluate nowhere {ALFWORLD} generated", "nowhere"),
+        ("export nowhere out", "nowhere"),
+        ("sweep nowhere.py", "nowhere.py"),
     ],
 )
-def test_bad_input_exits_2_in_a_sentence_and_writes_nothing(line, words, capsys, monkeypatch, tmp_path):
+def test_bad_input_exits_2_and_writes_nothing(line, words, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nowhere"))
     monkeypatch.chdir(tmp_path)
     assert run(*line.split()) == 2
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
-    assert list(tmp_path.iterdir()) == []
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -81,49 +79,40 @@ def test_bad_input_exits_2_in_a_sentence_and_writes_nothing(line, words, capsys,
     ],
 )
 @pytest.mark.parametrize("place", ["file/out", "/proc/none/out", "/dev/null"])
-def test_a_place_that_cannot_be_written_is_named(line, place, capsys, monkeypatch, tmp_path):
+def test_unwritable_place_is_named(line, place, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     checkpoint(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"iteration": 1, "env_runners/success_rate": 0.5}')
     assert run(*line.format(place).split()) == 2
     error = capsys.readouterr().err
-    assert re.search(
-        rf"{place.removesuffix('/out')}.* (cannot be written|is a file|is not a file|is not empty)", error
-    ), error
+    assert place.removesuffix("/out") in error
     assert "Errno" not in error
 
 
 def checkpoint(folder, iteration=3, complete=True):
-    """A checkpoint as RLlib and the module lay it out, with a model of a few bytes."""
+    """Write a checkpoint as RLlib and the module do, with a model of a few bytes."""
     path = folder / "checkpoints" / f"{iteration:06d}"
     model = path / MODEL_INSIDE_CHECKPOINT
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     if complete:
-        (model / "model.safetensors").write_bytes(b"weights")
+        (model / "model.safetensors").write_bytes(f"weights {iteration}".encode())
     (path / "rllib_checkpoint.json").write_text("{}")
-    return path
 
 
-def test_export_copies_the_newest_model_and_never_overwrites(capsys, tmp_path):
-    checkpoint(tmp_path / "run", 3)
-    checkpoint(tmp_path / "run", 12)
-    assert run("export", tmp_path / "run", tmp_path / "model") == 0
-    assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"weights"
-    assert "000012" in str(find_model(tmp_path / "run"))
-    assert run("export", tmp_path / "run", tmp_path / "model") == 2
-    assert "not empty" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
+def test_export_copies_the_newest_model_and_never_overwrites(tmp_path):
+    source, target = tmp_path / "run", tmp_path / "model"
+    checkpoint(source, complete=False)
+    assert run("export", source, target) == 2
+    checkpoint(source, 12)
+    for code in (0, 2):
+        assert run("export", source, target) == code
+        assert (target / "model.safetensors").read_bytes() == b"weights 12"
+    assert names(tmp_path) == ["model", "run"]
 
 
-def test_an_incomplete_checkpoint_is_refused(capsys, tmp_path):
-    checkpoint(tmp_path / "run", complete=False)
-    assert run("export", tmp_path / "run", tmp_path / "model") == 2
-    assert "incomplete" in capsys.readouterr().err
-
-
-def test_errors_keep_their_kind_when_ray_hands_them_over():
+def test_errors_of_actors_keep_their_kind():
     from ray.exceptions import RayTaskError
 
     from trial_envs.errors import ClosedEnvError, MissingDataError
@@ -131,22 +120,23 @@ def test_errors_keep_their_kind_when_ray_hands_them_over():
     def from_actor(error):
         return RayTaskError("sample_groups", "traceback", error).as_instanceof_cause()
 
-    assert is_user_error(from_actor(MissingDataError("no games")))
-    assert is_user_error(from_actor(ConfigError("bad")))
-    assert not is_user_error(from_actor(EngineError("died")))
-    assert not is_user_error(ClosedEnvError("closed"))
+    errors = [MissingDataError("no games"), ConfigError("bad"), EngineError("died"), ClosedEnvError("closed")]
+    assert [is_user_error(from_actor(error)) for error in errors] == [True, True, False, False]
     assert not is_user_error(ValueError("a bug"))
 
 
+# -- inspect -----------------------------------------------------------------------------------------------------------
+
+
 def recorded_run(folder, **turn):
-    """A run folder with one recorded trajectory of one turn in each of two iterations."""
+    """Write a run folder with one recorded trajectory of one turn in each of two iterations."""
     from trial_ray.rollout.recording import write_groups
     from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
     ids, values = np.arange(3, dtype=np.int32), {"observation": "You see a mug 1.", "outcome": "You take it.", **turn}
     values |= {"action": "take mug 1", "valid": False, "reward": 1.0, "finish_reason": "stop"}
-    taken = Turn(ids, ids, ids.astype(np.float32), weight_version=1, insert_at=2, **values)
-    trajectory = Trajectory("pick/1", "pick", seed=0, turns=[taken], success=True, score=1.0)
+    recorded = Turn(ids, ids, ids.astype(np.float32), weight_version=1, insert_at=2, **values)
+    trajectory = Trajectory("pick/1", "pick", seed=0, turns=[recorded], success=True, score=1.0)
     (folder / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1}))
     for iteration in (1, 2):
         write_groups(folder / "trajectories", iteration, [TrajectoryGroup("pick/1", [trajectory])], "runner001")
@@ -166,42 +156,38 @@ def test_inspect_lists_trajectories_and_shows_turns(capsys, tmp_path):
     assert "Prompts and responses are not shown" in " ".join(err.split())
 
 
-def test_inspect_prints_prompts_with_the_evidence_in_them(capsys, tmp_path):
+def test_inspect_shows_the_teacher_context_in_prompts(capsys, tmp_path, tokenizer):
     from synthetic_run import make_run, save_tokenizer
 
-    from trial_ray.adapters.alfworld import ADAPTER
-    from trial_ray.models.tiny import build_tokenizer
-
-    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     make_run(tmp_path / "run", tokenizer, 8, iterations=1)
     save_tokenizer(tmp_path / "run", tokenizer)
     assert run("inspect", tmp_path / "run", "--text", "--show", 8) == 0
     text = capsys.readouterr().out
-    evidence = (
+    for part in (
         "You are an agent who does household chores",
         "  look⟦\n  \n  Outcome after the reply:\n",
         "⟧<|assistant|>",
-    )
-    for part in (*evidence, "multiplier ", "<think>", "</action><|end|>"):
+        "multiplier ",
+        "<think>",
+        "</action><|end|>",
+    ):
         assert part in text
 
 
 @pytest.mark.parametrize(
     "options", ["--iteration 3", "--text --show 2", "--show 1", "--text --open", "--text --out x", ". --text"]
 )
-def test_inspect_refuses_what_it_cannot_show(tmp_path, options):
+def test_inspect_refuses_options_that_do_not_fit(tmp_path, options):
     assert run("inspect", recorded_run(tmp_path), *options.split()) == 2
 
 
-def test_inspect_says_what_a_folder_lacks(capsys, tmp_path):
-    for folder in (tmp_path / "nowhere", tmp_path):
-        assert run("inspect", folder) == 2
+def test_inspect_needs_a_run_with_trajectories(tmp_path):
+    assert run("inspect", tmp_path / "nowhere") == run("inspect", tmp_path) == 2
     (tmp_path / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1}))
     assert run("inspect", tmp_path) == 2
-    assert "recorded no trajectories" in capsys.readouterr().err
 
 
-def test_inspect_writes_a_page_and_says_where(capsys, tmp_path, monkeypatch):
+def test_inspect_writes_a_page(capsys, tmp_path, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     folder = recorded_run(tmp_path)
@@ -213,11 +199,10 @@ def test_inspect_writes_a_page_and_says_where(capsys, tmp_path, monkeypatch):
     assert (tmp_path / "both" / "index.html").is_file()
 
 
-def test_inspect_shows_untrusted_text_as_text(capsys, tmp_path):
+def test_inspect_prints_untrusted_text_as_text(capsys, tmp_path):
     recorded_run(tmp_path, observation="[red]markup[/red]", outcome="\x1b]0;title\x07 \x1b[2Jgone")
     assert run("inspect", tmp_path, "--text", "--show", 1) == 0
     text = capsys.readouterr().out
     assert "[red]markup[/red]" in text
     assert "␛]0;title␇ ␛[2Jgone" in text
-    assert "\x1b" not in text
-    assert "\x07" not in text
+    assert not {"\x1b", "\x07"} & {*text}

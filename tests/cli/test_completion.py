@@ -1,4 +1,4 @@
-"""The completion script, asked by the shell itself."""
+"""The completion script, run by bash."""
 
 import subprocess
 
@@ -16,7 +16,7 @@ echo "${COMPREPLY[@]}"
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completions"),
     [
         ("ex", {"export"}),
         ("train --checkpoint-e", {"--checkpoint-every"}),
@@ -25,7 +25,7 @@ echo "${COMPREPLY[@]}"
         ("train --resume my", {"my_runs"}),
     ],
 )
-def test_bash_completes_commands_options_names_and_paths(words, found, tmp_path, capsys):
+def test_bash_completes_commands_options_names_and_paths(words, completions, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["--print-completion", "bash"])
     (tmp_path / "completion").write_text(capsys.readouterr().out)
@@ -33,4 +33,4 @@ def test_bash_completes_commands_options_names_and_paths(words, found, tmp_path,
     (tmp_path / "my_runs").mkdir()
     command = ["bash", "-c", ASK, "bash", "completion", "trial-ray", *words.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
-    assert {each.rstrip("/") for each in done.stdout.split()} == found
+    assert {word.rstrip("/") for word in done.stdout.split()} == completions

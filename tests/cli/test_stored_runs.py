@@ -23,12 +23,14 @@ from trial_ray.runs.stored_run import local_folder
 
 
 @pytest.fixture
-def stored(train, tmp_path, monkeypatch):
-    """URI of a run of three iterations, each with a checkpoint, of which two are kept."""
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    uri = f"file://{tmp_path}/bucket/größe run 1"
-    train("--out", uri, "--checkpoint-every", 1)
-    return uri
+def use_cache(tmp_path, monkeypatch):
+    """Function that makes a folder of this test the cache, as on another machine."""
+
+    def use(name):
+        monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / name))
+
+    use("cache")
+    return use
 
 
 @pytest.fixture
@@ -36,31 +38,37 @@ def there(tmp_path):
     return tmp_path / "bucket" / "größe run 1"
 
 
-def test_a_run_at_a_uri_is_there_whole_and_continues_on_another_machine(
-    train, stored, there, tmp_path, monkeypatch, capsys
-):
+@pytest.fixture
+def stored(train, there, use_cache):
+    """URI of a run of three iterations, each with a checkpoint, of which two are kept."""
+    uri = f"file://{there}"
+    train("--out", uri, "--checkpoint-every", 1)
+    return uri
+
+
+def checkpoints(folder):
+    return [path.name for path in list_checkpoints(folder / "checkpoints")]
+
+
+def test_stored_run_is_complete_and_continues_on_another_machine(train, stored, there, use_cache, capsys):
     assert {"run.json", "metrics.jsonl", "resolved_config.json", "experiment.py", "report.html", "summary.json"} <= {
         path.name for path in there.iterdir()
     }
-    assert [path.name for path in list_checkpoints(there / "checkpoints")] == ["000002", "000003"]
+    assert checkpoints(there) == ["000002", "000003"]
     assert read(there / "run.json")["state"] == "done"
     assert iterations(there) == [1, 2, 3]
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+    use_cache("elsewhere")
     train("--resume", stored, "--iterations", 5, code=2)
     assert "is not signed with the key of this user" in capsys.readouterr().err
     train("--resume", stored, "--iterations", 5, "--trust")
     assert iterations(there) == [1, 2, 3, 4, 5]
     assert read(there / "summary.json")["iterations"] == 5
-    assert [path.name for path in list_checkpoints(there / "checkpoints")] == ["000003", "000005"]
+    assert checkpoints(there) == ["000003", "000005"]
     assert f"stored in {stored}" in capsys.readouterr().out
 
 
-def test_a_copy_follows_the_run_and_has_the_checkpoints_that_a_command_reads(stored, there, tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "reader"))
-
-    def checkpoints(folder):
-        return [path.name for path in list_checkpoints(folder / "checkpoints")]
-
+def test_copy_follows_the_run_and_has_the_needed_checkpoints(stored, there, use_cache):
+    use_cache("reader")
     copy = StoredCopy(stored, 1).fetch()
     assert checkpoints(copy) == ["000003"]
     (copy / "viewer").mkdir()
@@ -77,10 +85,8 @@ def test_a_copy_follows_the_run_and_has_the_checkpoints_that_a_command_reads(sto
     assert (one.parents[1] / "run.json").exists()
 
 
-def test_a_copy_keeps_the_model_that_a_command_merged_until_its_adapter_is_another(
-    stored, there, tmp_path, monkeypatch
-):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "reader"))
+def test_copy_keeps_a_merged_model_until_its_adapter_changes(stored, there, use_cache):
+    use_cache("reader")
     inside = Path("checkpoints", "000003")
     adapter = there / inside / ADAPTER_INSIDE_CHECKPOINT / ADAPTER_MARK
     adapter.parent.mkdir(parents=True)
@@ -90,47 +96,39 @@ def test_a_copy_keeps_the_model_that_a_command_merged_until_its_adapter_is_anoth
     for path in (merged, merging):
         path.parent.mkdir(parents=True)
         path.write_text("made here")
-    StoredCopy(stored, None).fetch()
-    assert merged.exists()
-    adapter.write_text('{"r": 8}')
-    StoredCopy(stored, None).fetch()
-    assert not merged.exists()
+    for content, kept in (("{}", True), ('{"r": 8}', False)):
+        adapter.write_text(content)
+        StoredCopy(stored, None).fetch()
+        assert merged.exists() == kept
     assert merging.exists()
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    "command",
     [
-        (["report", "file:///nowhere/at all"], "is not in a run: there is no run.json in it or above"),
-        (["sweep", "FILE", "--out", "s3://bucket/sweep"], "s3:/bucket/sweep was a URI; expected a local path"),
-        (["export", "sftp://host/run", "out"], "Expected a URI such as s3://BUCKET/FOLDER"),
-        (["inspect", "s3://AKIAKEY:sec/ret@bucket/run"], "contains credentials"),
-        (["train", "FILE", "--out", "s3://bucket/run?session_token=secret"], "contains credentials"),
-        (["train", "FILE", "--resume", "file:///nowhere/run"], "is not a run folder"),
+        "report file:///nowhere/at/all",
+        "sweep FILE --out s3://bucket/sweep",
+        "export sftp://host/run out",
+        "inspect s3://AKIAKEY:sec/ret@bucket/run",
+        "train FILE --out s3://bucket/run?session_token=secret",
+        "train FILE --resume file:///nowhere/run",
     ],
 )
-def test_a_uri_that_cannot_be_used_is_refused_and_no_secret_is_shown(
-    train, tmp_path, monkeypatch, capsys, command, words
-):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+def test_unusable_uri_is_refused_without_its_secrets(train, tmp_path, use_cache, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
-    assert cli.main([str(train.file) if word == "FILE" else word for word in command]) == 2
-    error = " ".join(capsys.readouterr().err.split())
-    assert words in error
+    assert cli.main([str(train.file) if word == "FILE" else word for word in command.split()]) == 2
+    error = capsys.readouterr().err
     assert not any(word in error for word in ("AKIAKEY", "secret", "sec/ret"))
 
 
-def test_a_storage_that_refuses_is_told_before_anything_starts(train, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+def test_broken_storage_is_found_before_anything_starts(train, tmp_path, use_cache, monkeypatch, capsys):
     failing_storage(monkeypatch, tmp_path / "bucket").broken = True
     for arguments in (["--out", "s3://bucket/run"], ["--resume", "s3://bucket/run"]):
         assert cli.main(["train", str(train.file), *arguments]) == 2
-        error = " ".join(capsys.readouterr().err.split())
-        assert "s3://bucket/run cannot be used: the storage is broken. Expected a storage that responds" in error
+        assert "s3://bucket/run cannot be used: the storage is broken" in " ".join(capsys.readouterr().err.split())
     assert cli.main(["report", "s3://bucket/run"]) == 2
 
 
-def test_runs_of_one_name_at_two_servers_have_two_folders(tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    ports = [f"s3://bucket/run?scheme=http&endpoint_override=127.0.0.1:{port}" for port in (1, 2)]
-    assert len({local_folder(uri) for uri in ports}) == 2
+def test_runs_of_one_name_on_two_servers_have_two_folders(use_cache):
+    uris = [f"s3://bucket/run?scheme=http&endpoint_override=127.0.0.1:{port}" for port in (1, 2)]
+    assert len(set(map(local_folder, uris))) == 2

@@ -10,7 +10,7 @@ from trial_ray.algorithms.methods import METHODS, config_class
 from trial_ray.config.declare import fields_of, sections_of
 
 
-def test_the_stubs_are_those_of_the_declared_settings():
+def test_stubs_are_up_to_date():
     assert FILE.read_text(encoding="utf-8") == stubs(), "run python docsite/keyword_stubs.py"
 
 

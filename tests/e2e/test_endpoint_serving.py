@@ -1,4 +1,4 @@
-"""A checkpoint behind ``vllm serve`` solves the tasks that ``trial-ray evaluate`` solves with it."""
+"""A checkpoint behind ``vllm serve`` solves the same tasks as in ``trial-ray evaluate``."""
 
 from __future__ import annotations
 
@@ -38,15 +38,18 @@ def endpoint(tmp_path_factory):
 
 def test_greedy_episodes_are_those_of_the_checkpoint(endpoint, tmp_path):
     settings = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
-    theirs, own = tmp_path / "served.json", tmp_path / "own.json"
-    assert main(["evaluate", "--endpoint", endpoint, "--model", "tiny", *TASKS, *settings, "--json", str(theirs)]) == 0
-    # In a process of its own, whose Ray is not that of other tests.
+    served_file, own_file = tmp_path / "served.json", tmp_path / "own.json"
+    assert (
+        main(["evaluate", "--endpoint", endpoint, "--model", "tiny", *TASKS, *settings, "--json", str(served_file)])
+        == 0
+    )
+    # A process of its own, because other tests of this process use another Ray.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     program = Path(sys.executable).with_name("trial-ray")
-    command = [program, "evaluate", alfworld_tiny(), *TASKS, *settings, "--json", own]
+    command = [program, "evaluate", alfworld_tiny(), *TASKS, *settings, "--json", own_file]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=EVALUATION_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    found, expected = EvaluationResult.load(theirs), EvaluationResult.load(own)
-    assert not protocol_difference(found.protocol, expected.protocol)
+    result, expected = EvaluationResult.load(served_file), EvaluationResult.load(own_file)
+    assert not protocol_difference(result.protocol, expected.protocol)
     assert 0 < expected.success_rate < 1, "or it is not tested"
-    assert found.episodes == expected.episodes
+    assert result.episodes == expected.episodes

@@ -21,13 +21,13 @@ def entry_of(env_id: str, split: str, **config) -> EnvironmentEntry:
 
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "split"), [("seen-128", "valid_seen"), ("unseen-128", "valid_unseen")])
-def test_alfworlds_evaluation_sets_are_in_the_release(name, split, own_cache):
+def test_alfworlds_sets_are_in_the_release(name, split, own_cache):
     entry = entry_of(HOME, split, data=str(RELEASE))
     assert choose_evaluation_set(entry, name) == EvaluationSet.from_entry(entry, 128)
 
 
 @pytest.mark.data
-def test_webshops_evaluation_set_is_of_the_small_shop(published_shop, own_cache):
+def test_webshops_set_is_of_the_small_shop(published_shop, own_cache):
     entry = entry_of(SHOP, "test", data=str(published_shop))
     evaluation_set = choose_evaluation_set(entry, "webshop-128")
     assert evaluation_set == EvaluationSet.from_entry(entry, 128)
@@ -44,11 +44,11 @@ def test_the_oracle_wins_games_of_a_set(origin, own_cache):
     else:
         entry = entry_of(HOME, "valid_unseen", data=str(RELEASE))
         few = replace(read_evaluation_set("unseen-128"), task_ids=read_evaluation_set("unseen-128").task_ids[:6])
-    told = []
-    result = evaluate_oracle(few, entry, on_episode=told.append)
+    episodes = []
+    result = evaluate_oracle(few, entry, on_episode=episodes.append)
     assert result.success_rate == 1.0
     assert result.protocol["max_turns"] == 50
-    known = {episode.task_id: episode for episode in told[:5]}
+    known = {episode.task_id: episode for episode in episodes[:5]}
     again = []
     assert evaluate_oracle(few, entry, known, again.append).episodes == result.episodes
-    assert [episode.task_id for episode in again] == [told[5].task_id]
+    assert [episode.task_id for episode in again] == [episodes[5].task_id]

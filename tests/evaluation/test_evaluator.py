@@ -1,4 +1,4 @@
-"""Evaluation without a learner: the same episodes whatever plays them, continued where it was interrupted."""
+"""Evaluation without a learner: episodes do not depend on the number of env runners and engines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def set_of(config: GRPOConfig, size: int = TASKS) -> EvaluationSet:
 
 
 def responses(player, evaluation_set: EvaluationSet) -> dict[str, list[np.ndarray]]:
-    """Ids of every response, which tell far more than an episode's result does."""
+    """Return the token ids of every response, which differ more than the results of episodes."""
     requests, settings = player._requests(evaluation_set, entry_of(player._config))
     workers = player._workers
     runners = {*workers.begin_groups(requests, settings).values()}
@@ -87,12 +87,12 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path):
 def _check_loss_of_a_runner(player, evaluation_set, whole):
     pids = player._workers._runners.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
     assert len(pids) == 2
-    told = []
+    episodes = []
 
     def kill_one(episode):
-        told.append(episode.task_id)
-        if len(told) == 1:
+        episodes.append(episode.task_id)
+        if len(episodes) == 1:
             os.kill(pids[0], signal.SIGKILL)
 
     assert player.play(evaluation_set, entry_of(player._config), on_episode=kill_one).episodes == whole.episodes
-    assert sorted(told) == sorted(evaluation_set.task_ids)
+    assert sorted(episodes) == sorted(evaluation_set.task_ids)

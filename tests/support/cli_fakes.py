@@ -26,14 +26,14 @@ stop = {"training_iteration": 3}
 
 
 class FakeAlgorithm:
-    """Learns a fifth of its tasks an iteration; counts what was done to it.
+    """Solves a fifth more of its tasks in each iteration.
 
     Args:
         fail_at: iteration that raises ``error``.
-        error: raised then.
-        on_train: called with the number of every iteration that begins.
-        tasks: in the evaluation set of every environment; 0 for a run without one.
-        environments: names of those that have an evaluation set.
+        error: the error that is raised then.
+        on_train: called with the number of every iteration that starts.
+        tasks: number of tasks of every evaluation set; 0: there are no evaluation sets.
+        environments: names of the environments with an evaluation set.
     """
 
     health_checks = SimpleNamespace(suspect=False)
@@ -105,18 +105,18 @@ class FakeAlgorithm:
         self.stopped = True
 
 
-def interrupting(at, times=1):
-    """For ``on_train``: Ctrl-C, so many times, when an iteration begins."""
+def interrupting(at):
+    """Return a function for ``on_train`` that sends Ctrl-C when an iteration starts."""
 
     def press(iteration):
-        for _ in range(times * (iteration == at)):
+        if iteration == at:
             os.kill(os.getpid(), signal.SIGINT)
 
     return press
 
 
 def noting_tracker(calls):
-    """A tracker that notes what a service would be sent."""
+    """Return a tracker that appends its calls to a list."""
 
     class Notes:
         def __init__(self, run):
@@ -133,10 +133,15 @@ def noting_tracker(calls):
 
 
 def read(path):
-    """The JSON in a file."""
+    """Return the JSON value in a file."""
     return json.loads(path.read_text())
 
 
+def names(folder):
+    """Return the names in a folder, in alphabetical order."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 def iterations(folder):
-    """Those of which a run has recorded metrics."""
+    """Return the iterations whose metrics a run has recorded."""
     return [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Made-up evaluations for the tests of tables, comparisons and journals."""
+"""Synthetic evaluations for the tests of tables, comparisons and partial results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAMILIES = tuple(ADAPTER.labels.family_titles)
 def evaluation(
     successes, *, env=ADAPTER.env_id, split="valid_seen", families=FAMILIES, scores=None, policy="p", **protocol
 ) -> EvaluationResult:
-    """One episode for each entry of ``successes``; families take turns."""
+    """Return an evaluation with one episode for each entry of ``successes``; families alternate."""
     tasks = [f"{split}/{index}" for index in range(len(successes))]
     scores = successes if scores is None else scores
     episodes = [
@@ -34,5 +34,5 @@ def evaluation(
 
 
 def coin_flips(count: int, rate: float, seed: int) -> np.ndarray:
-    """Bool ``[count]``."""
+    """Return random successes, bool ``[count]``."""
     return np.random.default_rng(seed).random(count) < rate

@@ -1,4 +1,4 @@
-"""Muon: orthogonal updates, the same as torch's but for its bfloat16."""
+"""Muon: the same updates as torch's, which computes in bfloat16."""
 
 from __future__ import annotations
 

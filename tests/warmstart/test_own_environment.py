@@ -1,4 +1,4 @@
-"""A warm start in an environment of a user's: of its demonstrator or of random play, on tasks that no two purposes share."""
+"""A warm start in a user's environment: with its demonstrator or random play, on tasks that no two purposes share."""
 
 from __future__ import annotations
 
@@ -38,44 +38,44 @@ OWN = {"templates": {"plain": Curt()}, "max_turns": 4}
 
 
 def turns_of(entry, **changes):
-    """What was demonstrated, and to whom."""
+    """Return the demonstrations and the tokenizer of the policy."""
     policy = load_policy(replace(SETTINGS, **changes), entry)
     return collect(policy), policy.tokenizer
 
 
 def demonstrated(entry):
-    """What was said in every turn, by task, and the tokenizer's entry for the words of the game."""
+    """Return the responses of all turns, by task, and the tokenizer."""
     turns, tokenizer = turns_of(entry)
-    said: dict[str, list[str]] = {}
+    responses: dict[str, list[str]] = {}
     for turn in turns:
         assert "captain, choose one" in tokenizer.decode(turn.ordinary.prompt_ids)
         response = tokenizer.decode(turn.ordinary.response_ids, skip_special_tokens=True)
-        said.setdefault(turn.task_id, []).append(response)
-    return said, tokenizer
+        responses.setdefault(turn.task_id, []).append(response)
+    return responses, tokenizer
 
 
-def test_a_scripted_demonstrator_is_demonstrated():
+def test_scripted_demonstrator_is_demonstrated():
     entry = entry_of(RiddleEnv, **OWN, warm_start=WarmStartSpec(demonstrator=Solver))
-    said, tokenizer = demonstrated(entry)
+    responses, tokenizer = demonstrated(entry)
     env = GuardedEnv(entry)
-    for task, words in said.items():
+    for task, words in responses.items():
         letter = env.reset(task, seed=0).observation[-1]
         assert [word[0] for word in words] == [letter, letter]  # one turn an episode
-    assert len(said) == SETTINGS.games
-    # What the player meets is in words, and so is what the template says.
+    assert len(responses) == SETTINGS.games
+    # Words of the game and of the template are single tokens.
     assert len(tokenizer.encode("unheard")) > len(tokenizer.encode("captain")) == len(tokenizer.encode(" begins")) == 1
 
 
 def test_without_a_demonstrator_random_play_is_demonstrated():
-    said, _ = demonstrated(entry_of(RiddleEnv, **OWN))
-    words = [word for task in said.values() for word in task]
+    responses, _ = demonstrated(entry_of(RiddleEnv, **OWN))
+    words = [word for task in responses.values() for word in task]
     assert len(set(words)) == 4
     assert 2 * SETTINGS.games < len(words) <= 4 * 2 * SETTINGS.games
-    assert demonstrated(entry_of(RiddleEnv, **OWN))[0] == said
+    assert demonstrated(entry_of(RiddleEnv, **OWN))[0] == responses
 
 
 class LongWordsEnv(RiddleEnv):
-    """Actions of several words, of which parts of two can make a third."""
+    """Actions of several words; the words of two actions can form a third one."""
 
     ENV_ID = "mine/LongWords-v0"
 
@@ -88,16 +88,16 @@ def test_any_other_action_is_never_the_planned_one(env_class):
     words = ("red", "green", "blue") if env_class is RiddleEnv else ("a 1", "a 2", "b 1")
     entry = entry_of(env_class, {"words": words}, **OWN, warm_start=WarmStartSpec(demonstrator=Solver))
     for setting in ("suboptimal_probability", "action_noise"):
-        carried_out, _ = turns_of(entry, **{setting: 1.0, "games": 20})
-        assert len(carried_out) > 100
-        assert not any(turn.planned for turn in carried_out)
+        turns, _ = turns_of(entry, **{setting: 1.0, "games": 20})
+        assert len(turns) > 100
+        assert not any(turn.planned for turn in turns)
 
 
 @pytest.mark.parametrize("fields", [{"warm_start": WarmStartSpec(demonstrator=Solver)}, {}], ids=["scripted", "random"])
 @registered(RiddleEnv)
-def test_a_model_is_made_and_cached_by_the_adapter(fields, tmp_path, monkeypatch):
+def test_model_is_made_and_cached_by_the_adapter(fields, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(module, "LEAST_RESPONSE_ACCURACY", 0.0)
+    monkeypatch.setattr(module, "MIN_RESPONSE_ACCURACY", 0.0)
     adapter = EnvironmentAdapter(RiddleEnv.ENV_ID, **OWN, **fields)
     first = warm_start(SETTINGS, [adapter], progress=False)
     assert (first.cached, first.episodes, first.steps) == (False, 5, 4)
@@ -107,7 +107,7 @@ def test_a_model_is_made_and_cached_by_the_adapter(fields, tmp_path, monkeypatch
 
 
 class ListingEnv(CountingEnv):
-    """Lists enough tasks."""
+    """Lists enough tasks for all purposes."""
 
     def tasks(self, split=None):
         return [f"{split}/{number}" for number in range(20)]
@@ -135,9 +135,6 @@ def test_no_task_serves_two_purposes(entry, seed):
         assert not set(entry.tasks()) & set(sets[0][1])
 
 
-def test_a_split_with_too_few_tasks_is_refused_with_what_is_needed():
-    entry = entry_of(CountingEnv)
-    with pytest.raises(
-        ConfigError, match=r"split 'train' of mine/Counting-v0 has 4 tasks, but the warm start needs 14 \(games=6"
-    ):
-        task_set(SETTINGS, entry, DEMONSTRATED)
+def test_split_with_too_few_tasks_is_refused():
+    with pytest.raises(ConfigError, match="needs 14"):
+        task_set(SETTINGS, entry_of(CountingEnv), DEMONSTRATED)

@@ -1,10 +1,9 @@
-"""Warm start on real generated games: what is demonstrated, what cloning achieves, what the cache keeps."""
+"""Warm start on generated games: demonstrations, cloning, evaluation and the cache."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,7 @@ from trial_ray.errors import (
     TrainingDivergedError,
     UserInputError,
 )
-from trial_ray.files import CACHE_VARIABLE, get_or_build
+from trial_ray.files import CACHE_VARIABLE, PACKAGE, get_or_build
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
@@ -70,13 +69,9 @@ HOME = entry_of(SETTINGS)
 
 
 @pytest.fixture(scope="module")
-def builder(tokenizer):
-    return PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
-
-
-@pytest.fixture(scope="module")
-def policy(tokenizer, builder):
-    """Makes an untrained policy with settings that differ from ``SETTINGS``."""
+def policy(tokenizer):
+    """Function that makes an untrained policy with settings that differ from ``SETTINGS``."""
+    builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
 
     def make(**changes):
         return Policy(replace(SETTINGS, **changes), HOME, build_tiny_model(tokenizer, "nano"), tokenizer, builder)
@@ -84,35 +79,26 @@ def policy(tokenizer, builder):
     return make
 
 
-@pytest.fixture(scope="module")
-def demonstrations(policy):
-    return collect(policy())
-
-
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
+    """Folder of an empty cache, for models whose checks are played although they know nothing yet."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "MIN_RESPONSE_ACCURACY", 0.0)
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def tiny_models_only(monkeypatch):
-    """Let checks be played although the model knows nothing yet."""
-    monkeypatch.setattr(module, "LEAST_RESPONSE_ACCURACY", 0.0)
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """A warm start with ``SETTINGS``, in a cache of its own."""
+    """Result of a warm start with ``SETTINGS``, in a cache of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(module, "LEAST_RESPONSE_ACCURACY", 0.0)
+        patch.setattr(module, "MIN_RESPONSE_ACCURACY", 0.0)
         return warm_start(SETTINGS, progress=False)
 
 
 @pytest.fixture
 def demonstrated(first, own_cache):
-    """Puts the demonstrations of ``first`` where those of other settings would be."""
+    """Function that copies the demonstrations of ``first`` into the cache, for other settings."""
 
     def demonstrate(settings):
         (made,) = (first.path.parents[1] / "demonstrations").iterdir()
@@ -121,12 +107,23 @@ def demonstrated(first, own_cache):
     return demonstrate
 
 
-def said(example, tokenizer) -> str:
+def text_of(example, tokenizer) -> str:
     return tokenizer.decode(example.response_ids, skip_special_tokens=True)
 
 
-def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, policy):
-    """A player with that knowledge would go straight to it; the explorer looks elsewhere first in many games."""
+def context_of(demonstration, tokenizer) -> str:
+    """Return the teacher context: the part of the hindsight prompt that the ordinary prompt lacks."""
+    longer, prompt = demonstration.hindsight.prompt_ids, demonstration.ordinary.prompt_ids
+    added = len(longer) - len(prompt)
+    at = next(at for at in range(len(prompt) + 1) if np.array_equal(np.delete(longer, range(at, at + added)), prompt))
+    return tokenizer.decode(longer[at : at + added])
+
+
+# -- demonstrations ----------------------------------------------------------------------------------------------------
+
+
+def test_demonstrator_does_not_know_where_objects_are(tokenizer, policy):
+    """A player with that knowledge would go straight to the object; the explorer looks elsewhere first in many games."""
     undisturbed = policy(games=40, episodes_per_game=1, action_noise=0.0)
     (entry, tasks), opening = task_set(undisturbed.settings, HOME, DEMONSTRATED), {}
     with closing(entry.make()) as env:
@@ -135,139 +132,71 @@ def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, policy):
             opening[task] = env.unwrapped.walkthrough[0]
     first = {}
     for demonstration in collect(undisturbed):
-        first.setdefault(demonstration.task_id, said(demonstration.ordinary, tokenizer))
-    straight = sum(first[task] == opening[task] for task in opening)
+        first.setdefault(demonstration.task_id, text_of(demonstration.ordinary, tokenizer))
     assert len(first) == 40
-    assert straight < 30
+    assert sum(first[task] == opening[task] for task in opening) < 30
 
 
-def test_noise_is_carried_out_but_never_imitated(tokenizer, policy):
+def test_noise_is_executed_but_never_imitated(tokenizer, policy):
     noisy = collect(policy(action_noise=1.0, games=3))
     for demonstration in noisy:
         assert demonstration.ordinary.response_ids[-1] == tokenizer.eos_token_id
-        assert f"\n{said(demonstration.ordinary, tokenizer)}" in tokenizer.decode(demonstration.ordinary.prompt_ids)
-    # Now and then the noise is an action that the demonstrator might as well have planned.
+        assert f"\n{text_of(demonstration.ordinary, tokenizer)}" in tokenizer.decode(demonstration.ordinary.prompt_ids)
+    # The noise may be an action that the demonstrator could have planned as well.
     assert np.mean([demonstration.planned for demonstration in noisy]) < 0.4
-    malformed = [each for each in noisy if "Nothing happens." in evidence(each, tokenizer)]
+    malformed = [each for each in noisy if "Nothing happens." in context_of(each, tokenizer)]
     assert malformed
     assert not any(demonstration.planned for demonstration in malformed)
 
 
-def test_hindsight_views_show_what_was_carried_out_and_are_answered_with_the_plan(tokenizer, policy):
+def test_hindsight_examples_show_the_outcome_and_answer_with_the_plan(tokenizer, policy):
     settings = replace(SETTINGS, suboptimal_probability=0.4, hindsight_fraction=0.5)
     demonstrations = collect(policy(suboptimal_probability=0.4))
     examples = to_examples(demonstrations, settings)
     assert len(examples) == 2 * len(demonstrations)
-    assert [id(each) for each in examples[: len(demonstrations)]] == [id(each.ordinary) for each in demonstrations]
-    views = {id(each.hindsight): each for each in demonstrations}
-    wasted = 0
-    for example in examples[len(demonstrations) :]:
-        of = views[id(example)]
-        planned = said(example, tokenizer)
+    assert all(example is each.ordinary for example, each in zip(examples, demonstrations, strict=False))
+    by_example = {id(each.hindsight): each for each in demonstrations}
+    hindsight = [by_example[id(example)] for example in examples[len(demonstrations) :]]
+    for demonstration in hindsight:
+        planned = text_of(demonstration.hindsight, tokenizer)
         if planned.startswith("go to "):
-            arrives = f"You arrive at {planned.removeprefix('go to ')}." in evidence(of, tokenizer)
-            assert arrives == of.planned
-        wasted += not of.planned
-    assert wasted == round(len(demonstrations) / 2)
+            arrives = f"You arrive at {planned.removeprefix('go to ')}." in context_of(demonstration, tokenizer)
+            assert arrives == demonstration.planned
+    assert sum(not each.planned for each in hindsight) == round(len(demonstrations) / 2)
 
 
-def evidence(demonstration, tokenizer) -> str:
-    """What the hindsight prompt shows beyond the ordinary one."""
-    shown, prompt = demonstration.hindsight.prompt_ids, demonstration.ordinary.prompt_ids
-    added = len(shown) - len(prompt)
-    at = next(at for at in range(len(prompt) + 1) if np.array_equal(np.delete(shown, range(at, at + added)), prompt))
-    return tokenizer.decode(shown[at : at + added])
-
-
-@pytest.mark.parametrize("prompt_weight", [0.0, 0.3])
-def test_padding_and_shared_prefixes_change_no_loss(prompt_weight, tokenizer):
-    """The loss of a ragged batch is the token-weighted mean over its rows alone, computed one by one."""
-    model = build_tiny_model(tokenizer, "nano")
-    rows = [Example(_ids(4), _ids(2)), Example(_ids(9), _ids(3)), Example(_ids(6), _ids(5))]
-    rows.append(Example(np.concatenate((rows[1].prompt_ids, rows[1].response_ids, _ids(2))), _ids(4)))
-    together, _ = cloning_loss(model, collate(rows), prompt_weight)
-    shared, _ = shared_prefix_loss(model, rows, prompt_weight)
-    prompts, responses = [], []
-    for row in rows:
-        ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
-        nll = cross_entropy(model(ids).logits[0, :-1].double(), ids[0, 1:].long(), reduction="none")
-        prompts.append(nll[: len(row.prompt_ids) - 1])
-        responses.append(nll[len(row.prompt_ids) - 1 :])
-    expected = torch.cat(responses).mean() + prompt_weight * torch.cat(prompts).mean()
-    torch.testing.assert_close(together.double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(shared.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_batches_of_conversations_have_every_decision_once_an_epoch_and_next_to_its_prefixes():
-    conversations = [np.cumsum(np.arange(9) + first).astype(np.int32) for first in range(5)]
-    # Turn by turn, so that the decisions of a conversation are far from each other.
-    examples = [Example(ids[:end], ids[end : end + 1]) for end in range(2, 8) for ids in conversations]
-    drawn = islice(conversation_batches(examples, 6, Renamer({}, (), 0.0), np.random.default_rng(0)), 12)
-    epoch, held = [], 0
-    for batch in drawn:
-        epoch += [(*each.prompt_ids, *each.response_ids) for each in batch]
-        assert len({int(each.prompt_ids[0]) for each in batch}) <= 2
-        held += len(batch)
-        if held >= len(examples):
-            break
-    assert len(set(epoch)) == len(epoch) == len(examples)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "compute_dtype"), [("muon", "float32"), ("adamw", "float32"), ("adamw", "bfloat16")]
-)
-def test_cloning_a_handful_of_games_learns_them(optimizer, compute_dtype, demonstrations, policy, monkeypatch):
-    pupil = policy(
-        optimizer=optimizer,
-        compute_dtype=compute_dtype,
-        learning_rate=2e-2,
-        matrix_learning_rate=0.05,
-        max_steps=40,
-        renaming_probability=0.0,
-    )
-    examples = to_examples(demonstrations, SETTINGS)[:24]
-    _, before = cloning_loss(pupil.model, collate(examples), 0.0)
-    monkeypatch.setattr(cloning, "WARMUP", 5)
-    losses = [loss for loss, _ in islice(updates(pupil, examples), 40)]
-    assert losses[-1] < 0.5 * losses[0]
-    assert {parameter.dtype for parameter in pupil.model.parameters()} == {torch.float32}
-    assert before == 0.0
-    _, after = cloning_loss(pupil.model, collate(examples), 0.0)
-    assert after > 0.2
-
-
-def test_renaming_exchanges_names_alike_in_prompt_and_response_and_leaves_the_rest(tokenizer):
-    def ids(text):
-        return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
-
-    prompt, response = (
-        ids("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1"),
-        ids("take mug 1 from desk 1"),
-    )
-    table = Renamer(tokenizer, ADAPTER.warm_start.interchangeable, 1.0).table(np.random.default_rng(0))
-    words, said = tokenizer.decode(table[prompt]).split(), tokenizer.decode(table[response])
-    mug, shelf = words[2], words[4]
-    assert (mug, shelf) != ("mug", "shelf")
-    assert words[:2] == ["put", "some"]
-    assert words[7] == shelf
-    assert tokenizer.decode(table[prompt]).endswith(said)
-    assert f"take {mug} 1 from " in said
-    assert sorted(table.tolist()) == list(range(len(tokenizer)))
-
-
-def test_games_stop_at_every_end_token_of_the_model_and_an_action_that_spells_one_is_no_end(tokenizer, policy):
-    untrained = policy(seed=7)
-    untrained.model.generation_config.eos_token_id = list(range(len(tokenizer)))
-    with HeldOutGames(untrained, CHECKED) as games:
-        played = games.play()
-    assert {len(turn.response_ids) for trajectory in played for turn in trajectory.turns} == {1}
-    for style in ("plain", "tagged"):
-        ids = encode_response(tokenizer, f"open {tokenizer.eos_token} drawer", style)
-        assert np.flatnonzero(ids == tokenizer.eos_token_id).tolist() == [len(ids) - 1]
+def test_tool_demonstrations_are_calls_of_the_actions(policy, monkeypatch):
+    """Later prompts contain the calls of executed actions, half of which are noise; shared prefixes are computed once."""
+    tokenizer, settings = published_tokenizer("qwen3"), {"action_noise": 0.5, "max_prompt_tokens": 100_000}
+    writer = ToolConversationBuilder(tokenizer, ADAPTER.template("tools"), ADAPTER.tools, 100_000)
+    pupil = replace(policy(**settings, games=2, prompt_weight=0.0), tokenizer=tokenizer, builder=writer)
+    examples = [demonstration.ordinary for demonstration in collect(pupil)]
+    responses, disturbed = [], 0
+    for example, following in zip(examples, [*examples[1:], None], strict=True):
+        ids, response = example.prompt_ids, example.response_ids
+        prompt = Prompt(ids, int(np.flatnonzero(ids == tokenizer.eos_token_id)[-1]), "none")
+        responses.append(writer.read(prompt, response))
+        assert response[-1] == tokenizer.eos_token_id
+        if following is not None and len(following.prompt_ids) > len(ids):
+            assert following.prompt_ids[: len(ids)].tolist() == ids.tolist()
+            disturbed += following.prompt_ids[len(ids) :][: len(response)].tolist() != response.tolist()
+    assert all(response.valid for response in responses)
+    assert {response.action.split()[0] for response in responses} >= {"go", "take"}
+    assert 0 < disturbed < len(examples)
+    monkeypatch.delattr(cloning, "cloning_loss")
+    monkeypatch.setattr(cloning, "WARMUP", 1)
+    losses = [
+        loss for loss, _ in islice(updates(replace(pupil, model=build_tiny_model(tokenizer, "nano")), examples[:6]), 6)
+    ]
+    assert losses[-1] < 0.9 * losses[0]
+    with pytest.raises(ConfigError):
+        writer.encode_action(prompt, "help")
+    with pytest.raises(ConfigError, match="set model_path"):
+        load_policy(replace(SETTINGS, response_style="tools"), HOME)
 
 
 @pytest.mark.parametrize("special", [False, True], ids=["ordinary", "special"])
-def test_a_cloned_response_goes_on_behind_what_the_prompt_opened(special):
+def test_response_continues_the_text_that_the_prompt_opened(special):
     tokenizer = published_tokenizer("qwen3_5_think", special)
     template = ADAPTER.template("tagged")
     build = PromptBuilder(tokenizer, template, 4096)
@@ -278,23 +207,153 @@ def test_a_cloned_response_goes_on_behind_what_the_prompt_opened(special):
     assert template.project(build.responses.text(prompt.ids, prompt.insert_at, ids)).valid
 
 
-@pytest.mark.usefixtures("tiny_models_only")
-def test_a_second_warm_start_comes_from_the_cache_and_another_setting_does_not(first, own_cache, tmp_path, monkeypatch):
+# -- cloning -----------------------------------------------------------------------------------------------------------
+
+
+def ids_of(length: int) -> np.ndarray:
+    return np.arange(300, 300 + length, dtype=np.int32)
+
+
+@pytest.mark.parametrize("prompt_weight", [0.0, 0.3])
+def test_padding_and_shared_prefixes_do_not_change_the_loss(prompt_weight, tokenizer):
+    """The loss of a ragged batch is the token-weighted mean over its rows, each of which is computed alone."""
+    model = build_tiny_model(tokenizer, "nano")
+    rows = [Example(ids_of(4), ids_of(2)), Example(ids_of(9), ids_of(3)), Example(ids_of(6), ids_of(5))]
+    rows.append(Example(np.concatenate((rows[1].prompt_ids, rows[1].response_ids, ids_of(2))), ids_of(4)))
+    prompts, responses = [], []
+    for row in rows:
+        ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+        nll = cross_entropy(model(ids).logits[0, :-1].double(), ids[0, 1:].long(), reduction="none")
+        prompts.append(nll[: len(row.prompt_ids) - 1])
+        responses.append(nll[len(row.prompt_ids) - 1 :])
+    expected = torch.cat(responses).mean() + prompt_weight * torch.cat(prompts).mean()
+    for loss, _ in (cloning_loss(model, collate(rows), prompt_weight), shared_prefix_loss(model, rows, prompt_weight)):
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_conversation_batches_have_every_decision_once_an_epoch():
+    conversations = [np.cumsum(np.arange(9) + first).astype(np.int32) for first in range(5)]
+    # Turn by turn, so that the decisions of a conversation are far from each other.
+    examples = [Example(ids[:end], ids[end : end + 1]) for end in range(2, 8) for ids in conversations]
+    epoch: list[tuple] = []
+    for batch in conversation_batches(examples, 6, Renamer({}, (), 0.0), np.random.default_rng(0)):
+        epoch += [(*example.prompt_ids, *example.response_ids) for example in batch]
+        assert len({int(example.prompt_ids[0]) for example in batch}) <= 2
+        if len(epoch) >= len(examples):
+            break
+    assert len(set(epoch)) == len(epoch) == len(examples)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "compute_dtype"), [("muon", "float32"), ("adamw", "float32"), ("adamw", "bfloat16")]
+)
+def test_cloning_learns_a_handful_of_games(optimizer, compute_dtype, policy, monkeypatch):
+    rates = {"learning_rate": 2e-2, "matrix_learning_rate": 0.05, "renaming_probability": 0.0}
+    pupil = policy(optimizer=optimizer, compute_dtype=compute_dtype, max_steps=40, **rates)
+    examples = to_examples(collect(policy(games=2)), SETTINGS)[:24]
+    monkeypatch.setattr(cloning, "WARMUP", 5)
+    assert cloning_loss(pupil.model, collate(examples), 0.0)[1] == 0.0
+    losses = [loss for loss, _ in islice(updates(pupil, examples), 40)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert {parameter.dtype for parameter in pupil.model.parameters()} == {torch.float32}
+    assert cloning_loss(pupil.model, collate(examples), 0.0)[1] > 0.2
+
+
+def test_renaming_exchanges_names_alike_in_prompt_and_response(tokenizer):
+    prompt, response = (
+        np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
+        for text in ("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1", "take mug 1 from desk 1")
+    )
+    table = Renamer(tokenizer, ADAPTER.warm_start.interchangeable, 1.0).table(np.random.default_rng(0))
+    renamed = tokenizer.decode(table[prompt])
+    words = renamed.split()
+    assert (words[2], words[4]) != ("mug", "shelf")
+    assert words[:2] == ["put", "some"]
+    assert words[7] == words[4]
+    assert renamed.endswith(tokenizer.decode(table[response]))
+    assert f"take {words[2]} 1 from " in tokenizer.decode(table[response])
+    assert sorted(table.tolist()) == list(range(len(tokenizer)))
+
+
+# -- held-out games ----------------------------------------------------------------------------------------------------
+
+
+def test_end_tokens_end_responses_but_not_in_actions(tokenizer, policy):
+    untrained = policy(seed=7)
+    untrained.model.generation_config.eos_token_id = list(range(len(tokenizer)))
+    with HeldOutGames(untrained, CHECKED) as games:
+        trajectories = games.play()
+    assert {len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns} == {1}
+    for style in ("plain", "tagged"):
+        ids = encode_response(tokenizer, f"open {tokenizer.eos_token} drawer", style)
+        assert np.flatnonzero(ids == tokenizer.eos_token_id).tolist() == [len(ids) - 1]
+
+
+def test_failed_games_are_not_counted_and_their_environments_replaced(policy, monkeypatch, caplog):
+    plain, failing, resets = GuardedEnv.reset, {1, 2}, []
+
+    def reset(self, task_id, seed):
+        resets.append(task_id)
+        if len(resets) in failing:
+            self._call("reset", lambda: 1 / 0)
+        return plain(self, task_id, seed)
+
+    monkeypatch.setattr(GuardedEnv, "reset", reset)
+    with HeldOutGames(policy(seed=7), CHECKED) as games:
+        assert len(games.play()) == 1
+        assert "2 of 3 held-out games failed" in caplog.text
+        assert len(games.play()) == 3
+        failing.update(range(99))
+        with pytest.raises(InfrastructureError):
+            games.play()
+
+
+@pytest.mark.parametrize(
+    ("right", "target", "checks"), [(1.0, 0.35, [2, 4, 5]), (0.0, 0.35, [5]), (1.0, 0.0, [2])], ids=str
+)
+def test_checks_follow_the_updates_until_the_target(right, target, checks, demonstrated, monkeypatch, caplog):
+    monkeypatch.setattr(module, "MIN_RESPONSE_ACCURACY", 0.3)
+    monkeypatch.setattr(module, "updates", lambda *_: repeat((1.0, right)))
+    settings = replace(SETTINGS, max_steps=5, check_every=2, target_success=target)
+    demonstrated(settings)
+    result = warm_start(settings, progress=False)
+    assert ([point["step"] for point in result.curve], result.steps) == (checks, checks[-1])
+    assert ("below the target of 35 %" in caplog.text) == (target > 0)
+
+
+@pytest.mark.parametrize("weights_diverge", [False, True])
+def test_diverged_model_is_not_kept(weights_diverge, demonstrated, own_cache, monkeypatch):
+    demonstrated(SETTINGS)
+
+    def diverging(policy, examples):
+        if weights_diverge:
+            next(policy.model.parameters()).data.fill_(torch.nan)
+        return repeat((1.0 if weights_diverge else torch.nan, 0.0))
+
+    monkeypatch.setattr(module, "updates", diverging)
+    with pytest.raises(TrainingDivergedError):
+        warm_start(SETTINGS, progress=False)
+    assert list((own_cache / "warmstart").iterdir()) == []
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+def test_same_settings_return_the_cached_model(first, own_cache, tmp_path, monkeypatch):
     assert not first.cached
     assert first.episodes == SETTINGS.evaluation_games
     assert first.interval[0] <= first.success_rate <= first.interval[1]
     assert [point["step"] for point in first.curve] == [2, 4]
     assert json.loads((first.path / module.RECORD).read_text())["settings"]["games"] == SETTINGS.games
-
+    assert json.loads((first.path / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
     shutil.copytree(first.path.parents[1], own_cache)
     second = warm_start(SETTINGS, out=tmp_path / "copy", progress=False)
     assert second.cached
     assert second.success_rate == first.success_rate
-    assert json.loads((first.path / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
     for name in ("model.safetensors", "tokenizer.json", "generation_config.json"):
         assert (tmp_path / "copy" / name).read_bytes() == (first.path / name).read_bytes()
-    for taken, found in (("copy", "copy is not empty"), ("copy/config.json", "config.json is a file")):
-        with pytest.raises(UserInputError, match=found):
+    for taken in ("copy", "copy/config.json"):
+        with pytest.raises(UserInputError):
             warm_start(SETTINGS, out=tmp_path / taken, progress=False)
 
     def interrupted(source, target):
@@ -305,55 +364,44 @@ def test_a_second_warm_start_comes_from_the_cache_and_another_setting_does_not(f
     with pytest.raises(KeyboardInterrupt):
         warm_start(SETTINGS, out=tmp_path / "cut", progress=False)
     assert {path.name for path in tmp_path.iterdir()} == {"copy", "cache"}
-
     onward = warm_start(replace(SETTINGS, model_path=str(first.path), max_steps=2), progress=False)
     assert not onward.cached
-    assert onward.path != first.path
     assert len(list((own_cache / "warmstart").iterdir())) == 2
 
 
-@pytest.mark.usefixtures("tiny_models_only")
-def test_demonstrations_of_an_interrupted_warm_start_are_kept_once_there_are_all(first, own_cache, monkeypatch):
+def test_complete_demonstrations_of_an_interrupted_warm_start_are_kept(first, own_cache, monkeypatch):
     played, cloned = [], []
 
-    def collect_until(last):
-        def interrupted(*args):
-            def on_game():
-                played.append(1)
-                if len(played) == last:
-                    raise KeyboardInterrupt
+    def interrupting(events, number):
+        events.append(1)
+        if len(events) == number:
+            raise KeyboardInterrupt
 
-            return collect(args[0], on_game)
-
-        return interrupted
+    def collect_until(number):
+        return lambda policy, on_game: collect(policy, lambda: interrupting(played, number))
 
     def interrupted_updates(*args):
         for update in updates(*args):
-            cloned.append(1)
-            if len(cloned) == 2:
-                raise KeyboardInterrupt
+            interrupting(cloned, 2)
             yield update
 
     monkeypatch.setattr(module, "collect", collect_until(SETTINGS.games))
     with pytest.raises(KeyboardInterrupt):
         warm_start(SETTINGS, progress=False)
     assert [path for path in own_cache.rglob("*") if path.is_file()] == []
-
     monkeypatch.setattr(module, "collect", collect_until(None))
     monkeypatch.setattr(module, "updates", interrupted_updates)
     with pytest.raises(KeyboardInterrupt):
         warm_start(SETTINGS, progress=False)
     assert list((own_cache / "warmstart").iterdir()) == []
     assert len(list((own_cache / "demonstrations").iterdir())) == 1
-
     continued = warm_start(SETTINGS, progress=False)
     assert not continued.cached
-    assert len(played) == 2 * SETTINGS.games  # none in the last warm start
+    assert len(played) == 2 * SETTINGS.games  # the last warm start plays none
     assert (continued.path / "model.safetensors").read_bytes() == (first.path / "model.safetensors").read_bytes()
 
 
-@pytest.mark.usefixtures("tiny_models_only")
-def test_failed_evaluation_costs_no_cloning(demonstrated, monkeypatch, caplog):
+def test_failed_evaluation_costs_no_cloning(demonstrated, monkeypatch):
     demonstrated(SETTINGS)
 
     def fail(*arguments):
@@ -361,78 +409,18 @@ def test_failed_evaluation_costs_no_cloning(demonstrated, monkeypatch, caplog):
 
     with monkeypatch.context() as patched:
         patched.setattr("trial_ray.warmstart.agreement.compare_with_expert", fail)
-        with pytest.raises(EnvironmentFaultError, match="the power is gone"):
+        with pytest.raises(EnvironmentFaultError):
             warm_start(SETTINGS, progress=False)
-    assert "The cloned model is complete in " in caplog.text
     monkeypatch.setattr(module, "_clone", fail)
-    found = warm_start(SETTINGS, progress=False)
-    assert (found.cached, found.steps, found.episodes) == (True, 4, SETTINGS.evaluation_games)
-    record = json.loads((found.path / module.RECORD).read_text())
+    result = warm_start(SETTINGS, progress=False)
+    assert (result.cached, result.steps, result.episodes) == (True, 4, SETTINGS.evaluation_games)
+    record = json.loads((result.path / module.RECORD).read_text())
     assert record["agreement"]["games"] == SETTINGS.evaluation_games
     monkeypatch.setattr("trial_ray.warmstart.agreement.compare_with_expert", fail)
-    assert warm_start(SETTINGS, progress=False).seconds == found.seconds
+    assert warm_start(SETTINGS, progress=False).seconds == result.seconds
 
 
-def failing_games(monkeypatch, failing: Callable[[int], bool]) -> None:
-    """Have games fail at their first step, by the number of the game in the order of play."""
-    plain, resets = GuardedEnv.reset, []
-
-    def reset(self, task_id, seed):
-        resets.append(task_id)
-        if failing(len(resets)):
-            self._call("reset", lambda: 1 / 0)
-        return plain(self, task_id, seed)
-
-    monkeypatch.setattr(GuardedEnv, "reset", reset)
-
-
-def test_games_that_fail_are_not_counted_and_their_environments_are_replaced(policy, monkeypatch, caplog):
-    untrained = policy(seed=7)
-    failing_games(monkeypatch, lambda number: number in (1, 2))
-    with HeldOutGames(untrained, CHECKED) as games:
-        assert len(games.play()) == 1
-        assert "2 of 3 held-out games failed; the first: EnvironmentFaultError: trial/ALFWorld-v0" in caplog.text
-        assert len(games.play()) == 3
-    monkeypatch.undo()
-    failing_games(monkeypatch, lambda number: True)
-    with (
-        HeldOutGames(untrained, CHECKED) as games,
-        pytest.raises(InfrastructureError, match="3 of 3 held-out games failed"),
-    ):
-        games.play()
-
-
-@pytest.mark.parametrize(
-    ("right", "target", "checks"), [(1.0, 0.35, [2, 4, 5]), (0.0, 0.35, [5]), (1.0, 0.0, [2])], ids=str
-)
-def test_checks_go_by_the_updates_so_far_until_the_target_and_the_last_update_is_always_checked(
-    right, target, checks, demonstrated, monkeypatch, caplog
-):
-    monkeypatch.setattr(module, "updates", lambda *_: repeat((1.0, right)))
-    settings = replace(SETTINGS, max_steps=5, check_every=2, target_success=target)
-    demonstrated(settings)
-    result = warm_start(settings, progress=False)
-    assert ([point["step"] for point in result.curve], result.steps) == (checks, checks[-1])
-    ended = "ended after 5 updates with 0 % of the last check's games won, below the target of 35 %"
-    assert (ended in caplog.text) == (target > 0)
-
-
-@pytest.mark.parametrize("of_weights", [False, True])
-def test_a_model_that_diverges_is_not_kept(of_weights, demonstrated, own_cache, monkeypatch):
-    demonstrated(SETTINGS)
-
-    def diverging(policy, examples):
-        if of_weights:
-            next(policy.model.parameters()).data.fill_(torch.nan)
-        return repeat((1.0 if of_weights else torch.nan, 0.0))
-
-    monkeypatch.setattr(module, "updates", diverging)
-    with pytest.raises(TrainingDivergedError, match="Lower learning_rate"):
-        warm_start(SETTINGS, progress=False)
-    assert list((own_cache / "warmstart").iterdir()) == []
-
-
-def test_of_two_builders_the_first_wins(own_cache):
+def test_first_of_two_builders_wins(own_cache):
     def build(work):
         (work / "model").write_text("second")
         (own_cache / "warmstart" / "key").mkdir()
@@ -444,56 +432,30 @@ def test_of_two_builders_the_first_wins(own_cache):
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
 
 
-def test_demonstrations_with_tools_are_calls_that_make_the_actions(policy, monkeypatch):
-    """Later prompts hold the calls of what was carried out, of which noise makes half; prefixes are computed once."""
-    tokenizer, settings = published_tokenizer("qwen3"), {"action_noise": 0.5, "max_prompt_tokens": 100_000}
-    writer = ToolConversationBuilder(tokenizer, ADAPTER.template("tools"), ADAPTER.tools, 100_000)
-    demonstrator = replace(policy(**settings), tokenizer=tokenizer, builder=writer)
-    found = collect(replace(demonstrator, settings=replace(demonstrator.settings, games=2)))
-    said, disturbed = [], 0
-    for each, following in zip(found, [*found[1:], None], strict=True):
-        opened = each.ordinary.prompt_ids
-        prompt = Prompt(opened, int(np.flatnonzero(opened == tokenizer.eos_token_id)[-1]), "none")
-        said.append(writer.read(prompt, each.ordinary.response_ids))
-        assert each.ordinary.response_ids[-1] == tokenizer.eos_token_id
-        if following is not None and len(following.ordinary.prompt_ids) > len(opened):
-            assert following.ordinary.prompt_ids[: len(opened)].tolist() == opened.tolist()
-            carried_out = following.ordinary.prompt_ids[len(opened) :][: len(each.ordinary.response_ids)]
-            disturbed += carried_out.tolist() != each.ordinary.response_ids.tolist()
-    assert all(each.valid for each in said)
-    assert {each.action.split()[0] for each in said} >= {"go", "take"}
-    assert 0 < disturbed < len(found)
-    monkeypatch.delattr(cloning, "cloning_loss")
-    monkeypatch.setattr(cloning, "WARMUP", 1)
-    settings = replace(demonstrator.settings, prompt_weight=0.0)
-    pupil = replace(demonstrator, model=build_tiny_model(tokenizer, "nano"), settings=settings)
-    losses = [loss for loss, _ in islice(updates(pupil, [each.ordinary for each in found[:6]]), 6)]
-    assert losses[-1] < 0.9 * losses[0]
-    with pytest.raises(ConfigError, match=r"'help' cannot be expressed as a call of clean, close"):
-        writer.encode_action(prompt, "help")
-    with pytest.raises(ConfigError, match=r"response_style is 'tools'.*set model_path"):
-        load_policy(replace(SETTINGS, response_style="tools"), HOME)
-
-
-def test_every_setting_and_the_adapter_are_part_of_the_key():
+def test_cache_key_covers_settings_adapter_and_code():
     settings = {"seed": 1, "hindsight_fraction": 0.5, "env_config": {"data": Path("games")}, "optimizer": "adamw"}
     experts = [partial(GameAgent, opening) for opening in ("[", "<")]
-    specs = [replace(ADAPTER.warm_start, vocabulary=("mug",)), replace(ADAPTER.warm_start, interchangeable=())]
-    specs += [replace(ADAPTER.warm_start, demonstrator=expert) for expert in experts]
-    adapters = [{"max_turns": 3}, {"templates": {}}, *({"warm_start": spec} for spec in specs)]
-    keys = [module.cache_key(replace(SETTINGS, **{name: value}), HOME) for name, value in settings.items()]
-    for changes in adapters:
-        keys.append(module.cache_key(SETTINGS, replace(HOME, adapter=replace(ADAPTER, **changes))))
+    specs = [{"vocabulary": ("mug",)}, {"interchangeable": ()}, *({"demonstrator": expert} for expert in experts)]
+    adapters = [{"max_turns": 3}, {"templates": {}}]
+    adapters += [{"warm_start": replace(ADAPTER.warm_start, **spec)} for spec in specs]
+    keys = [module.cache_key(SETTINGS, HOME)]
+    keys += [module.cache_key(replace(SETTINGS, **{name: value}), HOME) for name, value in settings.items()]
+    keys += [module.cache_key(SETTINGS, replace(HOME, adapter=replace(ADAPTER, **changes))) for changes in adapters]
+    assert len({*keys}) == len(keys)
 
     def registered(hint):
-        def told() -> str:
+        def hinted() -> str:
             return hint
 
-        return module.cache_key(SETTINGS, replace(HOME, spec=replace(HOME.spec, kwargs={"told": told, "hint": hint})))
+        kwargs = {"hinted": hinted, "hint": hint}
+        return module.cache_key(SETTINGS, replace(HOME, spec=replace(HOME.spec, kwargs=kwargs)))
 
     # A function counts by name and file, not by its address, which differs in each process.
     assert registered("a") == registered("a") != registered("b")
-    assert len({*keys, module.cache_key(SETTINGS, HOME)}) == len(keys) + 1
+    assert [pattern for pattern in module.CODE if not any(PACKAGE.glob(pattern))] == []
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -506,36 +468,32 @@ def test_every_setting_and_the_adapter_are_part_of_the_key():
         ("env_config", {"generator_seed": 3}),
     ],
 )
-def test_settings_out_of_range_are_named(setting, value):
+def test_settings_out_of_range_are_refused(setting, value):
     with pytest.raises(ConfigError, match=setting):
         WarmStartSettings(**{setting: value})
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "words"),
+    ("changes", "error"),
     [
-        ({"model_path": "tests"}, CheckpointError, r"config\.json"),
-        ({"device": "cuda"}, ConfigError, "finds no CUDA device"),
-        ({"env": "trial/Elsewhere-v0"}, ConfigError, "No environment is registered as 'trial/Elsewhere-v0'"),
+        ({"model_path": "tests"}, CheckpointError),
+        ({"device": "cuda"}, ConfigError),
+        ({"env": "trial/Elsewhere-v0"}, ConfigError),
     ],
 )
 @pytest.mark.usefixtures("own_cache")
-def test_what_is_not_there_is_refused(changes, error, words, monkeypatch):
+def test_missing_models_devices_and_environments_are_refused(changes, error, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error):
         warm_start(replace(SETTINGS, **changes), progress=False)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("own_cache")
-def test_a_gpu_clones_and_evaluates_as_a_cpu_does():
-    found = {}
+def test_gpu_clones_and_evaluates_as_the_cpu_does():
+    results = []
     for device in ("cpu", "cuda"):
         settings = replace(SETTINGS, device=device, evaluation_games=2)
         record = json.loads((warm_start(settings, progress=False).path / "warmstart.json").read_text())
-        found[device] = record["steps"], record["examples"], record["agreement"]["games"]
-    assert found["cuda"] == found["cpu"]
-
-
-def _ids(length: int) -> np.ndarray:
-    return np.arange(300, 300 + length, dtype=np.int32)
+        results.append((record["steps"], record["examples"], record["agreement"]["games"]))
+    assert results[0] == results[1]

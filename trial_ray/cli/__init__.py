@@ -1,4 +1,10 @@
-"""The ``trial-ray`` command."""
+"""The ``trial-ray`` command. ``main`` is in this module; each other module has one or several commands:
+
+- ``console``: output, error messages, exit codes, and how a command is declared
+- ``train``, ``evaluate``, ``plan``, ``warmstart``, ``data``, ``doctor``: the commands of these names
+- ``paths``: the commands that read a run folder: ``report``, ``inspect``, ``export`` and ``replay``
+- ``checkpoint_config``: the config with which a checkpoint is evaluated
+"""
 
 from __future__ import annotations
 
@@ -82,7 +88,7 @@ def _local(value: Any) -> Any:
         UserInputError: the user or the run does not exist, or the argument is a URI but a path was expected.
     """
     if isinstance(value, list):
-        return [_local(each) for each in value]
+        return [_local(item) for item in value]
     if isinstance(value, StoredCopy):
         return value.fetch()
     if not isinstance(value, Path):
@@ -101,11 +107,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # of paths and texts that the terminal's encoding cannot show
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # the terminal's encoding may lack characters of paths and texts
     args = build_parser().parse_args(argv)
     if not args.verbose:
-        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes
-        logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning
+        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file
+        logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # RLlib logs a warning for every algorithm
     try:
         for name, value in vars(args).items():
             setattr(args, name, _local(value))

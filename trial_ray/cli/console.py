@@ -31,7 +31,7 @@ def output() -> Console:
     """Return the console for results and progress: rich's global console, so all output of a command is in order."""
     import rich
 
-    # Off a terminal rich assumes 80 columns, which cuts tables that go into a file or a log. A closed stdout is None.
+    # For a file or a log rich would assume 80 columns and truncate tables. A closed stdout is None.
     rich.reconfigure(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
     return rich.get_console()
 
@@ -54,12 +54,12 @@ def table(title: str, headers: Iterable[str], rows: Iterable[Iterable[object]], 
     """
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", **options)
+    result = Table(title=title, title_justify="left", **options)
     for header in headers:
-        made.add_column(header.lstrip(">"), justify="right" if header.startswith(">") else "left")
+        result.add_column(header.lstrip(">"), justify="right" if header.startswith(">") else "left")
     for row in rows:
-        made.add_row(*map(str, row))
-    return made
+        result.add_row(*map(str, row))
+    return result
 
 
 def errors() -> Console:
@@ -164,7 +164,7 @@ def one_of(*arguments: Argument) -> Argument:
     return add_all
 
 
-def place(text: str) -> Path | str:
+def folder_or_uri(text: str) -> Path | str:
     """Argparse type: the path of a folder, or a URI as text."""
     return text if URI.match(text) else Path(text)
 

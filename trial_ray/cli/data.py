@@ -58,9 +58,9 @@ def data(args: Namespace) -> None:
             (import_webshop if shop else import_alfworld)(args)
         elif args.generate is None:
             show(
-                f"{ABOUT_WEBSHOP}\n  found     {found_shop()}"
+                f"{ABOUT_WEBSHOP}\n  found     {describe_shop()}"
                 if shop
-                else f"{ABOUT_ALFWORLD}\n  found     {found_games()}"
+                else f"{ABOUT_ALFWORLD}\n  found     {describe_games()}"
             )
         elif shop:
             raise UserInputError(
@@ -70,7 +70,7 @@ def data(args: Namespace) -> None:
             raise UserInputError("--generate needs --out DIR, the new folder that the games are written into.")
         else:
             generate(args.out, args.generate, args.seed or 0, args.difficulty)
-    except FileExistsError as error:  # the folder to be written is not empty
+    except FileExistsError as error:  # the target folder is not empty
         raise UserInputError(str(error)) from error
 
 
@@ -112,7 +112,7 @@ def import_webshop(args: Namespace) -> None:
     show(f"indexed: {folder}")
 
 
-def found_games() -> str:
+def describe_games() -> str:
     """Return one line about the official games on this machine."""
     from trial_envs.alfworld.games import OFFICIAL_SPLITS, open_official
     from trial_envs.errors import TrialEnvError
@@ -130,7 +130,7 @@ def found_games() -> str:
     return ", ".join(counts)
 
 
-def found_shop() -> str:
+def describe_shop() -> str:
     """Return one line about the shop on this machine."""
     from trial_envs.errors import TrialEnvError
     from trial_envs.webshop.shops import open_shop

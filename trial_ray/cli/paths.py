@@ -102,7 +102,7 @@ def inspect(args: Namespace) -> None:
         say(console.errors(), visible(f"note: {note}"))
 
 
-def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], wanted_open: bool) -> list[str]:
+def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], open_page: bool) -> list[str]:
     """Write the page and print its path; return notes about missing data."""
     from rich.progress import Progress
 
@@ -114,7 +114,7 @@ def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], wanted_
         written = write_viewer(runs, target, notes, lambda: progress.advance(task))
     show(visible(f"{written.trajectories:,} trajectories: {written.page}"))
     display = sys.platform in ("darwin", "win32") or not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ)
-    if wanted_open and not (display and webbrowser.open(written.page.as_uri())):
+    if open_page and not (display and webbrowser.open(written.page.as_uri())):
         written.notes.append("there is no display here; copy the folder to a machine with a display.")
     return written.notes
 
@@ -186,22 +186,22 @@ def replay(args: Namespace) -> None:
     folder, adapters = RunFolder.reopen(args.run_folder), load_adapters(args.env_adapters)
     update = Replay.of(folder, args.iteration, args.method, args.overrides, adapters, trust=args.trust)
     with ray_session(args.verbose):
-        found = update.play()
-    output().print(_metrics_table(found))
-    verdict = "the same weights, bit for bit" if found.same_weights else "other weights"
-    if not (found.same_weights or update.changed):
+        replayed = update.play()
+    output().print(_metrics_table(replayed))
+    verdict = "the same weights, bit for bit" if replayed.same_weights else "other weights"
+    if not (replayed.same_weights or update.changed):
         verdict += ": sums were rounded differently, on another device or with another number of threads"
-    show(f"weights before: {found.record.weights_before}")
-    show(f"weights after:  {found.record.weights_after} (run)")
-    show(f"                {found.weights} (replay): {verdict}")
+    show(f"weights before: {replayed.record.weights_before}")
+    show(f"weights after:  {replayed.record.weights_after} (run)")
+    show(f"                {replayed.weights} (replay): {verdict}")
 
 
-def _metrics_table(found: ReplayedUpdate) -> Table:
+def _metrics_table(update: ReplayedUpdate) -> Table:
     """Return a table with one row per metric: the value of the run, the value of the replay, and the difference."""
     rows = []
-    for name in sorted({*found.recorded_metrics, *found.metrics}):
-        theirs, ours = found.recorded_metrics.get(name), found.metrics.get(name)
-        difference = "" if ours is None or theirs is None else f"{ours - theirs:.3g}"
-        rows.append((name, *("" if value is None else f"{value:.6g}" for value in (theirs, ours)), difference))
-    title = f"iteration {found.record.iteration}: {len(found.record.group_ids)} groups of rollouts"
+    for name in sorted({*update.recorded_metrics, *update.metrics}):
+        recorded, replayed = update.recorded_metrics.get(name), update.metrics.get(name)
+        difference = "" if replayed is None or recorded is None else f"{replayed - recorded:.3g}"
+        rows.append((name, *("" if value is None else f"{value:.6g}" for value in (recorded, replayed)), difference))
+    title = f"iteration {update.record.iteration}: {len(update.record.group_ids)} groups of rollouts"
     return table(title, ("metric", ">run", ">replay", ">difference"), rows)

@@ -57,18 +57,18 @@ def plan(args: Namespace) -> int | None:
     config.validate()
     request = PlanRequest.of(config)
     machine, device = _machine(args, request)
-    asked = make_plan(request, machine)
-    _show(asked, machine, device)
-    if not asked.complaints:
-        show(f"fits; an engine's cache holds {asked.actors[1].rows:,.0f} requests of full length")
+    requested = make_plan(request, machine)
+    _show(requested, machine, device)
+    if not requested.complaints:
+        show(f"fits; an engine's cache holds {requested.actors[1].rows:,.0f} requests of full length")
         return None
-    show("\n  ".join(["does not fit:", *asked.complaints]))
-    found = nearest_fit(request, machine)
-    if found is None:
+    show("\n  ".join(["does not fit:", *requested.complaints]))
+    fitting = nearest_fit(request, machine)
+    if fitting is None:
         show("no arrangement, sharding, checkpointing or adapter makes it fit: take larger or more GPUs")
     else:
-        show("\n  --set ".join(["it would fit with", *found[1]]))
-        _show(found[0], machine, device)
+        show("\n  --set ".join(["it would fit with", *fitting[1]]))
+        _show(fitting[0], machine, device)
     return FAILED
 
 
@@ -108,15 +108,18 @@ def _show(plan: Plan, machine: Machine, device: Device) -> None:
     rows = []
     for actor in plan.actors:
         parts = sorted(((size, name) for name, size in actor.items.items() if size >= 0.05 * gib), reverse=True)
-        words = ", ".join(f"{name} {size / gib:.1f}" for size, name in parts)
-        rows.append((actor.actor, actor.count, "GPU" if actor.on_gpu else "host", f"{actor.total / gib:.1f}", words))
+        listed = ", ".join(f"{name} {size / gib:.1f}" for size, name in parts)
+        rows.append((actor.actor, actor.count, "GPU" if actor.on_gpu else "host", f"{actor.total / gib:.1f}", listed))
     output().print(table(title, ("actor", ">number", "where", ">GiB", "of it"), rows))
     phases, tokens = time.step_time(request, device)
-    total, (least, most) = sum(phases.values()), time.iteration_range(phases)
+    total, (fastest, slowest) = sum(phases.values()), time.iteration_range(phases)
     title = f"an iteration of {tokens:,.0f} tokens, at the speed of {device.name}"
-    shares = ((name, f"{each:,.1f}", f"{each / total:.0%}") for name, each in {**phases, "iteration": total}.items())
+    shares = (
+        (name, f"{seconds:,.1f}", f"{seconds / total:.0%}") for name, seconds in {**phases, "iteration": total}.items()
+    )
     output().print(table(title, ("phase", ">seconds", ">share"), shares, min_width=len(title)))
     show(
-        f"estimated, not measured: the learner at {time.LEARNER_SHARE:.0%} of the peak; with {time.MOST_SHARE:.0%} to "
-        f"{time.LEAST_SHARE:.0%} an iteration takes {least:,.0f} to {most:,.0f} s. Lengths and sampling are assumptions, too"
+        f"estimated, not measured: the learner at {time.LEARNER_SHARE:.0%} of the peak; "
+        f"with {time.MAX_LEARNER_SHARE:.0%} to {time.MIN_LEARNER_SHARE:.0%} an iteration takes {fastest:,.0f} to {slowest:,.0f} s. "
+        "Lengths and sampling are assumptions, too"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
-from trial_ray.cli.console import command, one_of, option, place, positive
+from trial_ray.cli.console import command, folder_or_uri, one_of, option, positive
 from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
 
@@ -66,9 +66,9 @@ Ctrl-C finishes the current iteration, saves a checkpoint and exits with 130; Ct
             "--out",
             "run folder (default: runs/<file>-<time>), or a URI such as s3://BUCKET/RUN, where the run is then kept",
             "DIR",
-            place,
+            folder_or_uri,
         ),
-        option("--resume", "continue the run in DIR, or at a URI, from its last checkpoint", "DIR", place),
+        option("--resume", "continue the run in DIR, or at a URI, from its last checkpoint", "DIR", folder_or_uri),
     ),
     terminal.LOG_TO,
     terminal.ENV_ADAPTER,
@@ -89,9 +89,9 @@ def train(args: Namespace) -> int:
     if isinstance(args.out, Path):
         require_free_folder(args.out, f", or continue it with --resume {args.out}")
     console = terminal.output()
-    with waiting(console, f"reading {args.file}"):  # which imports Ray and torch
+    with waiting(console, f"reading {args.file}"):  # the file imports Ray and torch
         experiment = load_experiment(args.file)
-    from trial_ray.algorithms.startup import require_inputs  # after the file, which may not be one
+    from trial_ray.algorithms.startup import require_inputs  # a slow import, which a missing file does not wait for
 
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
     if not stop:
@@ -104,16 +104,16 @@ def train(args: Namespace) -> int:
     for name in stop:
         check_metric(name, "a key of stop", config)
     if args.iterations:
-        # A run that was cut short on purpose, to try something out, is not refused.
+        # --iterations may shorten a run for a trial, so this is only a warning.
         for complaint in config.unfinished_schedules(args.iterations):
             console.print(f"[yellow]warning:[/] {complaint}", highlight=False, soft_wrap=True)
     elif "training_iteration" in stop:
         config.require_schedules_within(stop["training_iteration"])
     require_inputs(config)
-    made = [] if args.resume or (path / "run.json").exists() else [path]
+    new_folders = [] if args.resume or (path / "run.json").exists() else [path]
     with (
         stored_run(place, resume=args.resume is not None, command=sys.argv, print_line=partial(say, console)) as store,
-        interrupts_noted(lambda: made),
+        interrupts_noted(lambda: new_folders),
     ):
         folder = reopen_for(config, path) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
         folder.address = str(place)
@@ -171,9 +171,10 @@ def resolve_config(
         config = with_method(config, method)
     config = apply_overrides(config, overrides)
     if env_adapters:
-        given = load_adapters(env_adapters)
-        own = {adapter.env_id for adapter in given}
-        config.environment(adapter=[*(each for each in config.adapters if each.env_id not in own), *given])
+        added = load_adapters(env_adapters)
+        replaced = {adapter.env_id for adapter in added}
+        kept = (adapter for adapter in config.adapters if adapter.env_id not in replaced)
+        config.environment(adapter=[*kept, *added])
     if seed is not None:
         config.debugging(seed=seed)
     if searched := [path for path, _ in search_space(vars(config))]:
@@ -199,10 +200,10 @@ def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
     from trial_ray.runs.folder import RunFolder
 
     folder = RunFolder.reopen(path, sys.argv)
-    recorded, asked = load_method(folder.path / "resolved_config.json"), method_of(config)
-    moved = recorded.endswith(".py") and Path(recorded).name == Path(asked).name
-    if recorded != asked and not moved:
-        raise CheckpointError(f"{path} was trained with {recorded}, not {asked}. Resume it with --method {recorded}.")
+    recorded, method = load_method(folder.path / "resolved_config.json"), method_of(config)
+    moved = recorded.endswith(".py") and Path(recorded).name == Path(method).name
+    if recorded != method and not moved:
+        raise CheckpointError(f"{path} was trained with {recorded}, not {method}. Resume it with --method {recorded}.")
     return folder
 
 

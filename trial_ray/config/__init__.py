@@ -1,1 +1,9 @@
-"""Settings: their declaration, and all settings of a run."""
+"""Settings of a run. In reading order:
+
+- ``declare``: how a setting is declared, documented and checked
+- ``sampling``: settings of policy, environments, engines and rollouts
+- ``training``: settings of the update, of evaluation and of recovery
+- ``run``: all settings of a run, and the checks across them
+- ``recorded``: which recorded settings of another user are read
+- ``names_elsewhere``: names of these settings in TRL and verl
+"""

@@ -63,7 +63,7 @@ class Declaration:
     def allows(self, value: Any) -> bool:
         """Return whether a value of the right type is in the range; for several numbers, whether each is. NaN is in no range."""
         if self.bounds and isinstance(value, tuple | list):
-            return all(isinstance(each, numbers.Real) and self.allows(each) for each in value)
+            return all(isinstance(number, numbers.Real) and self.allows(number) for number in value)
         within = all(_BOUNDS[name][0](value, bound) for name, bound in self.bounds.items())
         return within and (self.infinite or not _is_infinite(value))
 
@@ -94,9 +94,9 @@ def setting(
         one_of: the allowed values.
         infinite: whether a bound may be infinite, which disables it.
     """
-    bounds = {"at_least": at_least, "above": above, "within": within, "one_of": tuple(one_of)}
-    stated = {name: bound for name, bound in bounds.items() if bound not in (None, ())}
-    metadata = {_METADATA: Declaration(doc, stated, infinite)}
+    bounds: dict[str, Any] = {"at_least": at_least, "above": above, "within": within, "one_of": tuple(one_of)}
+    bounds = {name: bound for name, bound in bounds.items() if bound not in (None, ())}
+    metadata = {_METADATA: Declaration(doc, bounds, infinite)}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -138,7 +138,7 @@ class Settings:
             raise ConfigError(f"{cls.__name__}.{name} needs its type: write `{name}: TYPE = setting(DEFAULT)`.")
         dataclass(init=False, repr=False, eq=False, match_args=False)(cls)
         try:
-            # Now, because a class that travels leaves its module.
+            # Annotations are resolved now: a class that is sent to another process loses its module.
             hints = inspect.get_annotations(cls, eval_str=True)
         except NameError as error:
             raise ConfigError(
@@ -155,7 +155,7 @@ class Settings:
 
 
 def _completed(cls: type, field: Field[Any], inherited: Field[Any] | None) -> Declaration:
-    """The declaration of ``field``, completed by the inherited one."""
+    """Return the declaration of ``field``, completed by the inherited one."""
     declared = declaration(field)
     if inherited is not None:
         base = declaration(inherited)
@@ -189,7 +189,7 @@ class Section:
         return method
 
     def keywords(self, owner: type) -> dict[str, Field[Any]]:
-        """Settings of this section in ``owner``."""
+        """Return the settings of this section in ``owner``."""
         return {name: field for name, field in fields_of(owner).items() if declaration(field).section == self.name}
 
     def _function(self, owner: type[Config]) -> Any:
@@ -220,11 +220,13 @@ class Section:
         return assign
 
     def further(self, owner: type) -> list[str]:
-        """Keywords of RLlib's method of the same name, except deprecated keywords, which have no annotation."""
+        """Return the keywords of RLlib's method of the same name, except deprecated keywords, which have no annotation."""
         extended = getattr(super(self.owner, owner), self.name, None)
         parameters = inspect.signature(extended).parameters.values() if extended else ()
         return [
-            each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.annotation is not each.empty
+            parameter.name
+            for parameter in parameters
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.annotation is not parameter.empty
         ]
 
     def _documentation(self, keywords: dict[str, Field[Any]], further: list[str]) -> str:
@@ -244,19 +246,19 @@ class Section:
 
 
 def fields_of(cls: type) -> dict[str, Field[Any]]:
-    """Settings of a class, by name."""
+    """Return the settings of a class, by name."""
     return {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
 
 
 def sections_of(cls: type) -> list[Section]:
-    """Fluent methods of a class that set settings, in the order of its bases."""
+    """Return the fluent methods of a class that set settings, in the order of its bases."""
     return [value for base in cls.__mro__ for value in vars(base).values() if isinstance(value, Section)]
 
 
 def default_of(field: Field[Any]) -> Any:
     """Return the default; if it has a factory, a new object.
 
-    Nothing is compared with ``MISSING``, since a class that was sent to another process has a copy of it.
+    A comparison with ``MISSING`` would fail: a class that was sent to another process has a copy of it.
     """
     factory = field.default_factory
     return factory() if callable(factory) else field.default
@@ -269,7 +271,7 @@ def set_defaults(config: Any) -> None:
 
 
 def plain_types(cls: type, name: str) -> frozenset[type]:
-    """Plain types of a setting's values; empty if it has any other type, or is an RLlib setting not in :class:`RLlibSettings`."""
+    """Return the plain types of a setting's values; empty if it has another type, or RLlib declares it elsewhere."""
     field = fields_of(cls).get(name)
     return plain_types_of(typing.get_type_hints(RLlibSettings).get(name, Any) if field is None else field.type)
 
@@ -287,22 +289,22 @@ def may_be_infinite(cls: type, name: str) -> bool:
 
 
 def plain_types_of(annotation: Any) -> frozenset[type]:
-    """Plain types in an annotation; empty if it contains any other type."""
+    """Return the plain types in an annotation; empty if it contains any other type."""
     parts = _parts(annotation)
     kinds = {_ORIGINS.get(origin := typing.get_origin(part), origin or part) for part in parts}
     return frozenset(kinds) if kinds <= PLAIN_TYPES else frozenset()
 
 
 def expected(field: Field[Any]) -> str:
-    """Description of a setting's type and range."""
+    """Return a description of a setting's type and range."""
     bounds, parts = dict(declaration(field).bounds), _parts(field.type)
-    named = [inspect.formatannotation(part).replace("typing.", "") for part in parts if part is not NoneType]
+    names = [inspect.formatannotation(part).replace("typing.", "") for part in parts if part is not NoneType]
     if known := bounds.pop("one_of", ()):
         text = f"one of {', '.join(map(repr, known))}"
     else:
-        found = [_BOUNDS[name][1].format(bound) for name, bound in bounds.items()]
-        text = " ".join([" or ".join(named), " and ".join(found)]).strip()
-    return f"{text}, or None" if NoneType in parts and named else text
+        limits = [_BOUNDS[name][1].format(bound) for name, bound in bounds.items()]
+        text = " ".join([" or ".join(names), " and ".join(limits)]).strip()
+    return f"{text}, or None" if NoneType in parts and names else text
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = list(known)
     if (here := NAMES_ELSEWHERE.get(name)) in known:
         return f" It is {here!r} here."
-    longer = [each for each in known if each.endswith(f"_{name}")]
+    longer = [setting for setting in known if setting.endswith(f"_{name}")]
     nearest = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 

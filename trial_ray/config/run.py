@@ -45,14 +45,14 @@ def _finite(value: Any) -> bool:
 
 
 def _rates(lr: Any) -> list[Any]:
-    """Learning rates of a number or of RLlib's schedule, pairs of a number of steps and a rate."""
+    """Return the learning rates of a number or of RLlib's schedule, pairs of a number of steps and a rate."""
     return [pair[-1] for pair in lr] if isinstance(lr, list | tuple) else [lr]
 
 
 VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "lr": (
         "a finite number of at least 0, or a schedule of such",
-        lambda lr: all(_finite(each) and each >= 0 for each in _rates(lr)),
+        lambda lr: all(_finite(rate) and rate >= 0 for rate in _rates(lr)),
     ),
     "grad_clip": ("a finite number above 0, or None", lambda clip: clip is None or (_finite(clip) and clip > 0)),
     "grad_clip_by": ("'value', 'norm' or 'global_norm'", lambda kind: kind in ("value", "norm", "global_norm")),
@@ -100,13 +100,13 @@ class RunSettings(
     # -- what follows from several settings ------------------------------------------------------------------------
 
     def lora_settings(self) -> dict[str, Any] | None:
-        """Arguments of :class:`trial_ray.models.lora.Adapter` from the settings; ``None`` without adapters."""
+        """Return the arguments of :class:`trial_ray.models.lora.Adapter` from the settings; ``None`` without adapters."""
         if self.lora_rank is None:
             return None
         return {"rank": self.lora_rank, "alpha": self.lora_alpha, "targets": self.lora_targets, "seed": self.seed or 0}
 
     def environment_entries(self) -> tuple[EnvironmentEntry, ...]:
-        """Environments of the run.
+        """Return the environments of the run.
 
         Raises:
             ConfigError: no environment is registered under an id, or an adapter belongs to none of the environments.
@@ -125,7 +125,7 @@ class RunSettings(
         return next(iter(adapters.values())) if len(adapters) == 1 else adapters[name]
 
     def evaluation_entries(self) -> tuple[EnvironmentEntry, ...]:
-        """Environments of the evaluation sets; empty without an evaluation set.
+        """Return the environments of the evaluation sets; empty without an evaluation set.
 
         Raises:
             ConfigError: as :meth:`environment_entries`, or ``evaluation_split`` or ``evaluation_env_config`` names an
@@ -139,8 +139,8 @@ class RunSettings(
         splits = split if isinstance(split, dict) else dict.fromkeys(names, split)
         if len(entries) == 1 and not isinstance(split, dict):
             changes = {names[0]: changes}
-        for name, found in (("evaluation_split", splits), ("evaluation_env_config", changes)):
-            if unknown := sorted(set(found) - set(names)):
+        for name, setting in (("evaluation_split", splits), ("evaluation_env_config", changes)):
+            if unknown := sorted(setting.keys() - set(names)):
                 raise ConfigError(
                     f"{name} names {', '.join(map(repr, unknown))}, expected environments of the run: "
                     f"{', '.join(map(repr, names))}."
@@ -152,20 +152,20 @@ class RunSettings(
         )
 
     def played_environments(self) -> tuple[tuple[str, dict[str, Any], float], ...]:
-        """Id, keyword arguments and weight of every environment; empty if no environment was chosen."""
+        """Return id, keyword arguments and weight of every environment; empty if no environment was chosen."""
         if self.env is None:
             return ()
         return self.environments or ((self.env, dict(self.env_config), 1.0),)
 
     def logprob_diff_limit(self) -> float:
-        """Largest mean difference between the log-probabilities of engine and learner before training stops, in nats."""
+        """Return the largest mean difference between the log-probabilities of engine and learner before training stops, in nats."""
         if self.max_logprob_diff is not None:
             return self.max_logprob_diff
         short = {"bfloat16", "float16"} & {self.passes_dtype(), self.engine_dtype()}
         return LOW_PRECISION_GAP if short else FLOAT32_GAP
 
     def passes_dtype(self) -> str:
-        """Dtype of the learner's passes: the autocast dtype, or the dtype of the weights without autocast."""
+        """Return the dtype of the learner's passes: the autocast dtype, or the dtype of the weights without autocast."""
         return self.model_dtype if self._autocast_dtype() == "float32" else self._autocast_dtype()
 
     def _autocast_dtype(self) -> str:
@@ -235,7 +235,7 @@ class RunSettings(
                 f"temperature is {self.temperature}, expected a value in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]: greedy responses "
                 "have no distribution to take a gradient of. For greedy evaluation set .evaluation(evaluation_temperature=0)."
             )
-        if not all(isinstance(each, str) and each for each in self.stop_strings):
+        if not all(isinstance(text, str) and text for text in self.stop_strings):
             raise ConfigError(f"stop_strings is {self.stop_strings!r}, expected a list of texts, none of them empty.")
         if self.top_p != 1:
             raise ConfigError(
@@ -266,9 +266,9 @@ class RunSettings(
         """
         self.engine_dtype()
         check_number("num_engines", self.num_engines)
-        if named := {"CPU", "GPU"} & self.custom_resources_per_engine.keys():
+        if reserved := {"CPU", "GPU"} & self.custom_resources_per_engine.keys():
             raise ConfigError(
-                f"custom_resources_per_engine has {', '.join(sorted(named))}; set num_cpus_per_engine and num_gpus_per_engine."
+                f"custom_resources_per_engine has {', '.join(sorted(reserved))}; set num_cpus_per_engine and num_gpus_per_engine."
             )
         backend = self.transfer_backend()
         if backend != "object_store" and not (self.engine == "vllm" and self.num_gpus_per_engine > 0):
@@ -385,7 +385,7 @@ class RunSettings(
             )
         try:
             cloudpickle.dumps(self.reward)
-        except Exception as error:  # whatever an object that the function uses raises when it is pickled
+        except Exception as error:  # any object that the function uses may raise its own error
             raise ConfigError(
                 f"The reward function {reward_name(self.reward)} cannot be sent to env runners ({type(error).__name__}: {error}). "
                 "Create clients, locks and open files inside the function."

@@ -33,7 +33,9 @@ def check_number(name: str, number: Any) -> None:
     if isinstance(number, tuple | list) and not (
         len(number) == 2 and all(map(is_whole, number)) and 1 <= number[0] <= number[1]
     ):
-        raise ConfigError(f"{name} is {number!r}, expected a number, or the fewest (1 or more) and the most: (1, 4).")
+        raise ConfigError(
+            f"{name} is {number!r}, expected a number, or the minimum (1 or more) and the maximum: (1, 4)."
+        )
 
 
 class PolicySettings(Settings):
@@ -114,7 +116,7 @@ class EngineSettings(Settings):
 
     engine: str = setting("vllm", "inference library of the engines", one_of=ENGINES)
     num_engines: int | tuple[int, int] = setting(
-        1, "engine actors in the pool; ``(fewest, most)``: as many as the cluster has room for", at_least=1
+        1, "engine actors in the pool; ``(min, max)``: as many as the cluster has room for", at_least=1
     )
     engine_kwargs: dict[str, Any] = setting(
         factory=dict,
@@ -155,7 +157,7 @@ class EngineSettings(Settings):
     engines = Section("Choose the inference engines.")
 
     def engine_dtype(self) -> str:
-        """Torch name of the dtype in which engines store the weights and the learner sends them.
+        """Return the torch name of the dtype in which engines store the weights and the learner sends them.
 
         Raises:
             ConfigError: ``engine_kwargs`` has a dtype that engines do not support.
@@ -163,14 +165,14 @@ class EngineSettings(Settings):
         return engine_dtype(self.engine_kwargs.get("dtype"), on_gpu=self.num_gpus_per_engine > 0)
 
     def transfer_backend(self) -> str:
-        """Backend of the weight transfer, from ``BACKENDS``."""
+        """Return the backend of the weight transfer, from ``BACKENDS``."""
         if self.weight_transfer != "auto":
             return self.weight_transfer
         on_gpu = self.engine == "vllm" and self.num_gpus_per_engine > 0
         return "ipc" if self.colocate and on_gpu else "object_store"
 
     def workers_per_engine(self) -> int:
-        """Number of GPUs used by one engine."""
+        """Return the number of GPUs used by one engine."""
         return int(self.engine_kwargs.get("tensor_parallel_size", 1))
 
 
@@ -202,7 +204,7 @@ class RolloutSettings(Settings):
 
     num_env_runners: int | tuple[int, int] = setting(
         1,
-        "env-runner actors; 0: the main process plays; ``(fewest, most)``: as many as the cluster has room for",
+        "env-runner actors; 0: the main process plays; ``(min, max)``: as many as the cluster has room for",
         at_least=0,
     )
     max_prompt_tokens: int = setting(2048, "longest prompt, without hindsight context", at_least=1)
@@ -272,5 +274,5 @@ class RolloutSettings(Settings):
     env_runners = Section("Set how episodes are played, and by how many actors.")
 
     def row_tokens(self) -> int:
-        """Maximum number of tokens of a prompt and its response together."""
+        """Return the maximum number of tokens of a prompt and its response together."""
         return self.max_prompt_tokens + self.max_response_tokens

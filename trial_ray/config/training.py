@@ -28,7 +28,7 @@ MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
 
 
 def reward_name(reward: Reward) -> str:
-    """Name of a reward: the text itself, or the name of the function."""
+    """Return the name of a reward: the text itself, or the name of the function."""
     return reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__).strip("<>")
 
 

@@ -1,1 +1,11 @@
-"""Evaluation on fixed evaluation sets: results, confidence intervals, paired comparisons, and the oracle as an upper bound."""
+"""Evaluation on fixed sets of tasks, and comparisons of its results. In reading order:
+
+- ``evaluation_sets``: fixed tasks in a fixed order, chosen by number or by name
+- ``player``: plays an evaluation set in training, with a saved model, or with the environment's own solutions
+- ``endpoint``: plays an evaluation set with a model behind an OpenAI-compatible chat API
+- ``endpoint_server``: sampling fields and prompts of the server behind an endpoint
+- ``results``: episodes, rates and their files, and the partial results of an unfinished evaluation
+- ``statistics``: confidence intervals and tests
+- ``comparison``: which evaluations may be compared, and paired comparisons
+- ``tables``: tables by method and task family
+"""

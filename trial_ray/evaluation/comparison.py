@@ -71,22 +71,22 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
             f"{(only_before + only_after)[0]!r}). Evaluate both on the same evaluation set."
         )
     pairs = [(first[task], second[task]) for task in first]
-    kept = [(one.success, other.success) for one, other in pairs if not (one.failed or other.failed)]
-    if not kept:
+    completed = [(old.success, new.success) for old, new in pairs if not (old.failed or new.failed)]
+    if not completed:
         raise ComparisonError("No task was completed in both evaluations, so there is nothing to compare.")
-    gained, lost = kept.count((False, True)), kept.count((True, False))
-    rate_before, rate_after = np.mean(kept, axis=0).tolist()
-    interval = paired_difference_interval(gained, lost, len(kept))
+    gained, lost = completed.count((False, True)), completed.count((True, False))
+    rate_before, rate_after = np.mean(completed, axis=0).tolist()
+    interval = paired_difference_interval(gained, lost, len(completed))
     return PairedComparison(
-        len(kept),
+        len(completed),
         rate_before,
         rate_after,
         gained,
         lost,
-        (gained - lost) / len(kept),
+        (gained - lost) / len(completed),
         interval,
         mcnemar_exact(gained, lost),
-        len(pairs) - len(kept),
+        len(pairs) - len(completed),
     )
 
 

@@ -37,8 +37,8 @@ from trial_ray.trajectory import EpisodeResult, Turn
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-RETRIES, LONGEST_PAUSE_S = 5, 120.0
-"""Number of retries if a request fails with 408, 409, 429 or 5xx, disconnects or times out, and the longest pause between them
+RETRIES, MAX_PAUSE_S = 5, 120.0
+"""Number of retries if a request fails with 408, 409, 429 or 5xx, disconnects or times out, and the maximum pause between them
 (set by ``Retry-After``)."""
 BUSY = frozenset({408, 409, 429})
 """Status codes below 500 that do not mean that the request is invalid."""
@@ -97,7 +97,7 @@ class ChatEndpoint:
                 f"--endpoint needs the package openai; install it with: {install_command('endpoint')}"
             ) from error
         return openai.AsyncOpenAI(
-            api_key=self._key() or "none",  # else it would be the one in OPENAI_API_KEY, whatever the endpoint
+            api_key=self._key() or "none",  # with an empty key the client would send OPENAI_API_KEY to any endpoint
             base_url=self.url,
             timeout=self.timeout_s,
             max_retries=RETRIES,
@@ -121,22 +121,22 @@ class ChatEndpoint:
 
         body = {name: value for name, value in {**fields, **self.neutral, **self.body}.items() if value is not None}
         try:
-            # The client's own deadline begins again with each byte that arrives.
-            async with asyncio.timeout((1 + RETRIES) * (self.timeout_s + LONGEST_PAUSE_S)):
-                found = await client.chat.completions.create(model=self.model, messages=messages, extra_body=body)
-            choice = found.choices[0]
+            # The client's own timeout restarts with each byte that arrives.
+            async with asyncio.timeout((1 + RETRIES) * (self.timeout_s + MAX_PAUSE_S)):
+                completion = await client.chat.completions.create(model=self.model, messages=messages, extra_body=body)
+            choice = completion.choices[0]
             text: Any = choice.message.content or ""
             if not isinstance(text, str):
                 raise TypeError(f"the message's content is of type {type(text).__name__}")
             return text, choice.finish_reason
         except openai.APIStatusError as error:
-            told = f"{self.url} answered with status {error.status_code}: {self.clean(error)}."
+            message = f"{self.url} answered with status {error.status_code}: {self.clean(error)}."
             if error.status_code >= 500 or error.status_code in BUSY:
-                raise EngineError(told) from None
-            if re.search("context.length", told, re.IGNORECASE):
-                raise PromptTooLongError(told) from None
-            raise UserInputError(f"{told} Check --endpoint, --model, --api-key-env and --body.") from None
-        except Exception as error:  # the client returns what there is of an answer that is no chat completion
+                raise EngineError(message) from None
+            if re.search("context.length", message, re.IGNORECASE):
+                raise PromptTooLongError(message) from None
+            raise UserInputError(f"{message} Check --endpoint, --model, --api-key-env and --body.") from None
+        except Exception as error:  # for other answers than chat completions the client returns incomplete objects
             raise EngineError(f"{self.url} gave no chat completion: {self.clean(error)}.") from None
 
     def clean(self, error: Exception) -> str:
@@ -179,23 +179,22 @@ class EndpointPlayer:
             "top_p": config.evaluation_top_p if config.evaluation_temperature else None,
             "max_tokens": config.max_response_tokens,
             "seed": derive_seed(self.seed, step),
-            # A field that vLLM and SGLang read; other endpoints may refuse it.
+            # vLLM and SGLang read this field; other endpoints may reject it.
             "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
         }
-        text, ended = await self.endpoint.complete(self.client, self.messages(result, history, step), fields)
+        text, finish_reason = await self.endpoint.complete(self.client, self.messages(result, history, step), fields)
         if config.prompt_style != "plain":
             text = with_opening(text)
-        # Not a field of the request: an endpoint that stops there leaves the string out.
+        # Stop strings are not sent: an endpoint would remove them from the response.
         if ends := [text.index(stop) + len(stop) for stop in config.stop_strings if stop in text]:
-            text, ended = text[: min(ends)], "stop"
+            text, finish_reason = text[: min(ends)], "stop"
         self.conversation.append({"role": "assistant", "content": text})
         projection = self.template.project(text)
-        finish_reason = "length" if ended == "length" else "stop"
         return Turn(
             action=projection.action,
             valid=projection.valid,
             outcome=projection.answer,
-            finish_reason=finish_reason,
+            finish_reason="length" if finish_reason == "length" else "stop",
         )
 
     def messages(self, result: StepResult, history: History, step: int) -> list[dict[str, str]]:
@@ -206,7 +205,7 @@ class EndpointPlayer:
         message = {"role": "user", "content": self.template.render(context).strip()}
         if not conversation:
             return [message]
-        if result.past_turns == 0:  # another conversation starts
+        if result.past_turns == 0:  # the conversation starts again
             self.conversation.clear()
         if not self.conversation:
             system = cast(ConversationPrompt, self.template).system(result.task).strip()
@@ -265,7 +264,7 @@ def evaluate_endpoint(
     errors: list[str] = []
 
     async def play(client: AsyncOpenAI, env: GuardedEnv, task: str) -> None:
-        # As EvaluationPlayer and its env runners derive them.
+        # EvaluationPlayer and its env runners derive the same seeds.
         seed = derive_seed(config.evaluation_seed, evaluation_set.env_id, evaluation_set.split, task)
         player = EndpointPlayer(endpoint, client, template, config, derive_seed(seed, 0))
         trajectory = await play_episode(env, task, player, env_seed=seed)

@@ -1,4 +1,4 @@
-"""The server behind an endpoint: sampling fields that it applies by itself, and the token ids that it makes of messages."""
+"""The server behind an endpoint: sampling fields that it applies automatically, and the token ids that it makes of messages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def connect(endpoint: ChatEndpoint, config: RunSettings, entry: EnvironmentEntry
 
 
 async def _owner(endpoint: ChatEndpoint, client: AsyncOpenAI) -> Any:
-    """Owner that the server states for the model, such as ``vllm``; ``None`` if it states none."""
+    """Return the owner that the server states for the model, such as ``vllm``; ``None`` if it states none."""
     answer = await _request(endpoint, client, "/models")
     cards = answer.get("data") if isinstance(answer, dict) else None
     owners = {card.get("id"): card.get("owned_by") for card in cards or [] if isinstance(card, dict)}
@@ -71,7 +71,7 @@ async def _owner(endpoint: ChatEndpoint, client: AsyncOpenAI) -> Any:
 async def _has_equal_prompts(
     endpoint: ChatEndpoint, client: AsyncOpenAI, config: RunSettings, entry: EnvironmentEntry
 ) -> bool:
-    """Whether the server's prompt ids were compared and equal training's; ``False`` if they cannot be compared.
+    """Return whether the server's prompt ids were compared and equal those of training; ``False`` if they cannot be compared.
 
     Raises:
         UserInputError: they differ.
@@ -79,24 +79,24 @@ async def _has_equal_prompts(
     tokenizer = load_tokenizer(str(config.model_path))
     url = f"{endpoint.url.rstrip('/').removesuffix('/v1')}/tokenize"
     plain = {"prompt": " ".join(_SHOWN), "add_special_tokens": False}
-    theirs = await _tokens(endpoint, client, url, plain)
-    if theirs is None or theirs != tokenizer(plain["prompt"], add_special_tokens=False)["input_ids"]:
-        return False  # it cannot tokenize, or serves another model
+    tokens = await _tokens(endpoint, client, url, plain)
+    if tokens is None or tokens != tokenizer(plain["prompt"], add_special_tokens=False)["input_ids"]:
+        return False  # the server cannot tokenize, or serves another model
     messages, expected = _probe(endpoint, client, config, entry, tokenizer)
     kwargs = dict(config.chat_template_kwargs)
-    found = await _tokens(
+    served = await _tokens(
         endpoint, client, url, {"messages": messages, **({"chat_template_kwargs": kwargs} if kwargs else {})}
     )
-    if found is None or found == expected:
-        return found is not None
+    if served is None or served == expected:
+        return served is not None
     at = next(
-        (n for n, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]),
-        min(map(len, (found, expected))),
+        (n for n, pair in enumerate(zip(served, expected, strict=False)) if pair[0] != pair[1]),
+        min(map(len, (served, expected))),
     )
-    ours, served = (tokenizer.decode(ids[max(0, at - 2) : at + 8]) for ids in (expected, found))
+    ours, theirs = (tokenizer.decode(ids[max(0, at - 2) : at + 8]) for ids in (expected, served))
     raise UserInputError(
         f"{endpoint.url} makes other prompts than training does, although it has the tokenizer of {config.model_path}: it writes "
-        f"{served!r} where training writes {ours!r}. A chat template that drops the reasoning of earlier responses does so in a "
+        f"{theirs!r} where training writes {ours!r}. A chat template that drops the reasoning of earlier responses does so in a "
         "conversation. Evaluate the checkpoint without --endpoint, or serve the template and the chat_template_kwargs of training."
     )
 
@@ -104,7 +104,7 @@ async def _has_equal_prompts(
 def _probe(
     endpoint: ChatEndpoint, client: AsyncOpenAI, config: RunSettings, entry: EnvironmentEntry, tokenizer: Any
 ) -> tuple[list[dict[str, str]], list[int]]:
-    """Messages as an episode sends them, and the prompt ids that training makes of them."""
+    """Return messages as an episode sends them, and the prompt ids that training makes of them."""
     template = entry.adapter.template(config.prompt_style)
     player = EndpointPlayer(endpoint, client, template, config, seed=0)
     conversation = config.prompt_style == "conversation"
@@ -130,7 +130,7 @@ async def _tokens(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: d
 
 
 async def _request(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: Any = None) -> Any:
-    """The server's answer; ``None`` if it refuses the request, as a server without this path does.
+    """Return the server's answer; ``None`` if it rejects the request, as a server without this path does.
 
     Raises:
         EngineError: the server is busy or broken.
@@ -147,5 +147,5 @@ async def _request(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: 
         raise EngineError(f"{url} answered with status {error.status_code}: {endpoint.clean(error)}.") from None
     except openai.APIConnectionError as error:
         raise EngineError(f"{endpoint.url} cannot be reached: {endpoint.clean(error)}.") from None
-    except ValueError:  # its answer is not the JSON that it claims to be
+    except ValueError:  # the answer is not valid JSON
         return None

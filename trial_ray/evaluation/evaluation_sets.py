@@ -96,12 +96,12 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
     Raises:
         EnvironmentFaultError: the environment fails on a task.
     """
-    # The command line's help knows the evaluation sets by name, and shall not wait for Gymnasium and Ray.
+    # Imported late: the command line's help lists evaluation sets, and must not wait for Gymnasium and Ray.
     from trial_ray.adapters.guarded import GuardedEnv
 
     with closing(GuardedEnv(entry)) as env:
-        asked = [env.reset(task, seed=0).task for task in task_ids[:PROBED]]
-    return text_digest("\n".join(asked)).hex()
+        instructions = [env.reset(task, seed=0).task for task in task_ids[:PROBED]]
+    return text_digest("\n".join(instructions)).hex()
 
 
 SIZES: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
@@ -140,11 +140,11 @@ def choose_evaluation_set(entry: EnvironmentEntry, chosen: str | int = "full") -
             f"The installed data lack {len(missing)} of the {len(committed)} tasks of evaluation set {chosen!r}, for example "
             f"{missing[0]!r}: they are another release. Choose --tasks full or --tasks N instead."
         )
-    found = instructions_digest(entry, committed.task_ids)
-    if found != committed.instructions:
+    digest = instructions_digest(entry, committed.task_ids)
+    if digest != committed.instructions:
         raise EvaluationSetError(
             f"The installed data differ from the data of evaluation set {chosen!r}: equal ids have other instructions (digest "
-            f"{found[:12]}, expected {committed.instructions[:12]}). Choose --tasks full or --tasks N instead."
+            f"{digest[:12]}, expected {committed.instructions[:12]}). Choose --tasks full or --tasks N instead."
         )
     return committed
 

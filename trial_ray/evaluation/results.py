@@ -173,7 +173,7 @@ class EvaluationResult:
         with checked_content(file):
             _require_types(value, _TYPES)
             value["episodes"] = [
-                read_episode(each, f"{file}: Episode {at}") for at, each in enumerate(value["episodes"])
+                read_episode(episode, f"{file}: Episode {index}") for index, episode in enumerate(value["episodes"])
             ]
             return cls(**{name: value[name] for name in _TYPES})
 
@@ -207,7 +207,7 @@ def read_episode(value: Any, name: str) -> EpisodeResult:
     try:
         episode = EpisodeResult(**value)
         _require_types(value, _KINDS)
-        if not abs(episode.score) <= sys.float_info.max:  # an int may be too large for a float
+        if not abs(episode.score) <= sys.float_info.max:  # an int may exceed the largest float
             raise ValueError(f"its score is {episode.score!r:.100}, expected a finite number")
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{name} cannot be read: {error}.") from error
@@ -225,11 +225,11 @@ def protocol_difference(
 ) -> str:
     """Return the alphabetically first entry that differs between two protocols, with both values; empty if they are equal."""
     for key in sorted((first.keys() | second.keys()) - {UNCONTROLLED}):
-        one, other = first.get(key), second.get(key)
-        if key == CHAT_TEMPLATE and one and other:
-            one, other = _compared_templates(one, other)
-        if one != other:
-            return f"{key} is {one!r} {where[0]} and {other!r} {where[1]}"
+        values = first.get(key), second.get(key)
+        if key == CHAT_TEMPLATE and all(values):
+            values = _compared_templates(*values)
+        if values[0] != values[1]:
+            return f"{key} is {values[0]!r} {where[0]} and {values[1]!r} {where[1]}"
     return ""
 
 
@@ -325,17 +325,17 @@ class EpisodeJournal(ExitStack):
             ) from error
         with checked_content(path):
             file.seek(0)
-            whole, newline, rest = file.read().rpartition("\n")  # what follows the last newline was cut
+            whole, newline, rest = file.read().rpartition("\n")  # a crash truncated the text after the last newline
             if newline:
-                self._take_in(whole.split("\n"), path)
+                self._read(whole.split("\n"), path)
             elif not json.dumps(self._head).startswith(rest):
                 raise ValueError("it is not an unfinished evaluation")
-        # Nothing is changed in a file that is not known to be a journal.
+        # Only a file with partial results is changed, never another one.
         file.truncate(len((whole + newline).encode()))
         if not newline:
             self._write(self._head)
 
-    def _take_in(self, lines: list[str], path: Path) -> None:
+    def _read(self, lines: list[str], path: Path) -> None:
         head, *values = map(json.loads, lines)
         if (head["schema"], head["schema_version"]) != (JOURNAL_SCHEMA, JOURNAL_VERSION):
             raise ValueError("it is not an unfinished evaluation of this version")

@@ -22,7 +22,7 @@ CHUNK = 1_000
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95 % Wilson score interval of a binomial proportion (Wilson, 1927), without continuity correction.
+    """Return the 95 % Wilson score interval of a binomial proportion (Wilson, 1927), without continuity correction.
 
     Args:
         successes: number of successes, 0 to ``trials``.
@@ -35,12 +35,12 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
     if trials == 0:
         return 0.0, 1.0
-    found = stats.binomtest(successes, trials).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    interval = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
-    """Two-sided exact McNemar test of the hypothesis that gained and lost tasks are equally likely.
+    """Return the p-value of the two-sided exact McNemar test of the hypothesis that gained and lost tasks are equally likely.
 
     Args:
         gained: number of tasks solved only after.
@@ -55,7 +55,7 @@ def mcnemar_exact(gained: int, lost: int) -> float:
 
 
 def paired_difference_interval(gained: int, lost: int, pairs: int) -> tuple[float, float]:
-    """95 % interval of the difference of two paired proportions: adjusted Wald (Bonett and Price, 2012).
+    """Return the 95 % interval of the difference of two paired proportions: adjusted Wald (Bonett and Price, 2012).
 
     It adds one to each discordant count and two to the number of pairs, which keeps the coverage close to nominal in small samples.
     The plain Wald interval has zero width if no task changes.
@@ -118,7 +118,7 @@ class BootstrapInterval:
 
 
 def mean_interval(values: np.ndarray, successes: bool) -> tuple[float, float]:
-    """95 % interval of a mean over seeds and tasks.
+    """Return the 95 % interval of a mean over seeds and tasks.
 
     Successes have the Wilson interval over all episodes. So do scores that are all 0 or all 1, because a bootstrap interval would
     have zero width. Other scores have the interval of the two-level bootstrap.
@@ -133,8 +133,8 @@ def mean_interval(values: np.ndarray, successes: bool) -> tuple[float, float]:
     total = float(values.sum())
     if successes or total in (0.0, float(values.size)):
         return wilson_interval(int(total), values.size)
-    found = bootstrap_mean(values)
-    return found.low, found.high
+    interval = bootstrap_mean(values)
+    return interval.low, interval.high
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -147,8 +147,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty(len(p_values))
     factors = np.arange(len(p_values), 0, -1)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.asarray(p_values)[order]))
-    found: list[float] = adjusted.tolist()
-    return found
+    return [float(p_value) for p_value in adjusted]
 
 
 def add_adjusted(differences: Sequence[dict[str, Any]]) -> None:
@@ -157,10 +156,10 @@ def add_adjusted(differences: Sequence[dict[str, Any]]) -> None:
     Args:
         differences: outputs of :meth:`BootstrapInterval.to_dict`; changed in place.
     """
-    tested = [found["over_seeds"] for found in differences if found["over_seeds"] is not None]
-    for family in (differences, tested):
-        for found, adjusted in zip(family, holm([each["p_value"] for each in family]), strict=True):
-            found["p_holm"] = adjusted
+    t_tests = [test["over_seeds"] for test in differences if test["over_seeds"] is not None]
+    for family in (differences, t_tests):
+        for test, adjusted in zip(family, holm([test["p_value"] for test in family]), strict=True):
+            test["p_holm"] = adjusted
 
 
 def half_width(values: Sequence[float] | np.ndarray) -> float:
@@ -230,7 +229,7 @@ def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
         by_task = generator.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=count)
         means.append(((by_seed @ values) * by_task).sum(1) / values.size)
     drawn = np.concatenate(means)
-    # Sums of the same numbers in another order differ in the last bits; a tie with zero must count on both sides.
+    # Sums of the same numbers in another order differ by rounding; a mean of zero must count on both sides.
     tolerance = 1e-9 * max(1.0, float(np.abs(values).max()))
     tail = min(np.mean(drawn <= tolerance), np.mean(drawn >= -tolerance))
     low, high = np.quantile(drawn, [0.025, 0.975])

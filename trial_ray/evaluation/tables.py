@@ -50,10 +50,10 @@ class TableEntry:
         kinds: dict[str, Any] = {"backbone": str, "method": str, "seed": int | None}
         if wrong := [name for name, kind in kinds.items() if name not in labels or not isinstance(labels[name], kind)]:
             missing = [name for name in wrong if name not in labels]
-            found = f"lacks the labels {missing}" if missing else f"is labelled with {wrong[0]} {labels[wrong[0]]!r}"
+            problem = f"lacks the labels {missing}" if missing else f"is labelled with {wrong[0]} {labels[wrong[0]]!r}"
             raise TableError(
-                f"The evaluation of {result.policy or 'an unnamed policy'} {found}; evaluate a checkpoint inside a run folder, or "
-                "make the TableEntry yourself."
+                f"The evaluation of {result.policy or 'an unnamed policy'} {problem}; evaluate a checkpoint inside a run "
+                "folder, or make the TableEntry yourself."
             )
         return cls(labels["backbone"], labels["method"], labels["seed"] or 0, result)
 
@@ -106,12 +106,12 @@ class ResultTable:
                 f"No evaluation has the reference method {self._reference!r}; expected one of {', '.join(known)}."
             )
         _require_one_protocol(entries)
-        # By block and column, then by row, then by seed: a value an episode.
+        # Values of all episodes, by block and column, then by row, then by seed.
         self._values: dict[tuple[str, str], dict[tuple[str, str], dict[int, list[float]]]] = {}
         for env, split in sorted({entry.place for entry in entries}):
             adapter = find_adapter(env)
             block = adapter.labels.split_titles.get(split, f"{adapter.name} {split}")
-            if block in {known for known, _ in self._values}:  # of an environment with the same name
+            if block in {title for title, _ in self._values}:  # another environment has the same name
                 block = f"{env} {split}"
             titles = adapter.labels.family_titles
             played = [entry for entry in entries if entry.place == (env, split)]
@@ -127,9 +127,9 @@ class ResultTable:
         """Add a column for the episodes of a family; ``None``: all episodes."""
         kind = "score" if column[1] == "Score" else "success"
         for entry in entries:
-            counted = [each for each in entry.result.episodes if family in (None, each.family)]
+            episodes = [episode for episode in entry.result.episodes if family in (None, episode.family)]
             values = self._values.setdefault(column, {}).setdefault(entry.row, {})
-            values[entry.seed] = [float(getattr(episode, kind)) for episode in counted]
+            values[entry.seed] = [float(getattr(episode, kind)) for episode in episodes]
 
     @cached_property
     def cells(self) -> pandas.DataFrame:
@@ -168,7 +168,7 @@ class ResultTable:
         """
         import pandas
 
-        made: list[dict[str, Any]] = []
+        differences: list[dict[str, Any]] = []
         for backbone in dict.fromkeys(backbone for backbone, _ in self._rows):
             methods = [method for own, method in self._rows if own == backbone and method != self._reference]
             pairs = [(method, self._reference) for method in methods]
@@ -177,16 +177,16 @@ class ResultTable:
             for (block, column), rows in self._values.items():
                 if column not in WHOLE:
                     continue
-                found = []
+                family = []
                 for method, reference in pairs:
                     after, before = rows.get((backbone, method), {}), rows.get((backbone, reference), {})
                     if seeds := sorted(after.keys() & before.keys()):
                         difference = np.subtract([after[seed] for seed in seeds], [before[seed] for seed in seeds])
                         where = {"backbone": backbone, "method": method, "reference": reference, "block": block}
-                        found.append({**where, "column": column, **bootstrap_mean(difference).to_dict()})
-                add_adjusted(found)
-                made += found
-        return pandas.json_normalize(made)
+                        family.append({**where, "column": column, **bootstrap_mean(difference).to_dict()})
+                add_adjusted(family)
+                differences += family
+        return pandas.json_normalize(differences)
 
     def frame(self, title: Callable[[str], str] = str) -> pandas.DataFrame:
         """Return the table in the paper's format, in percent: ``mean [low, high]``, or a dash if a row was not evaluated.
@@ -252,10 +252,10 @@ def _require_complete(block: str, entries: Sequence[TableEntry]) -> None:
     trained: dict[tuple[str, str], int] = {}
     for entry in entries:
         if (iteration := entry.result.labels.get("iteration")) is not None:
-            longest = trained.setdefault(entry.row, iteration)
-            if iteration != longest:
+            first = trained.setdefault(entry.row, iteration)
+            if iteration != first:
                 raise TableError(
-                    f"{block}: {entry} was trained for {iteration} iterations, and another seed of this row for {longest}; "
+                    f"{block}: {entry} was trained for {iteration} iterations, and another seed of this row for {first}; "
                     "evaluate checkpoints of one iteration."
                 )
         if names.count(str(entry)) > 1:

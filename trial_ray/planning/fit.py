@@ -72,14 +72,14 @@ def make_plan(request: PlanRequest, machine: Machine) -> Plan:
             free *= request.gpu_memory_utilization
         elif request.colocate:
             free -= learner.kept
-    of_one = ENVIRONMENT_PROCESS_BYTES if request.environment_processes else EPISODE_BYTES
-    episodes = of_one * request.max_episodes_in_flight
+    episode = ENVIRONMENT_PROCESS_BYTES if request.environment_processes else EPISODE_BYTES
+    episodes = episode * request.max_episodes_in_flight
     actors = (
         learner,
         engine_memory(request, free),
         Memory("driver", 1, False, {"process": PROCESS_BYTES}),
         Memory("env runner", request.num_env_runners, False, {"process": PROCESS_BYTES, "environments": episodes}),
-        Memory("object store", 1, False, {"weights on their way": 2 * request.shape.parameters * request.engine_bytes}),
+        Memory("object store", 1, False, {"weights in transfer": 2 * request.shape.parameters * request.engine_bytes}),
         *_beside_gpus(request),
     )
     return Plan(request, actors, tuple(_complaints(request, machine, actors)))
@@ -88,7 +88,7 @@ def make_plan(request: PlanRequest, machine: Machine) -> Plan:
 def _beside_gpus(request: PlanRequest) -> Iterator[Memory]:
     """Yield the host memory of the processes that use GPUs."""
     if request.num_gpus_per_learner:
-        # Weights come out of their files tensor by tensor.
+        # Weights are read from their files tensor by tensor.
         largest = request.shape.embedding_parameters * request.model_bytes
         items = {"process": GPU_HOST_BYTES, "a tensor of the files": largest}
         yield Memory("learner's host part", request.num_learners, False, items)
@@ -130,7 +130,7 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
     while limits[-1] // 2 >= request.row_tokens:
         limits.append(limits[-1] // 2)
     for rank, limit, checkpointing, sharded, arranged in itertools.product(
-        # A lagged copy of adapters is not kept.
+        # There is no stale copy of adapters.
         dict.fromkeys((request.lora_rank, request.lora_rank or LORA_RANK * (request.teacher_sync_iterations is None))),
         limits,
         dict.fromkeys((request.gradient_checkpointing, True)),
@@ -145,7 +145,9 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
             gradient_checkpointing=checkpointing,
             sharding="fsdp" if sharded and arranged.num_learners > 1 else arranged.sharding,
         )
-        if changed.colocate and machine.gpu_bytes:  # what learner and engine's context leave, in steps of 5 %
+        if (
+            changed.colocate and machine.gpu_bytes
+        ):  # the share that learner and CUDA context leave free, in steps of 5 %
             left = math.floor(20 * (1 - (learner_memory(changed).kept + DEVICE_CONTEXT_BYTES) / machine.gpu_bytes)) / 20
             share = min(request.gpu_memory_utilization, max(0.05, left))
             changed = replace(changed, gpu_memory_utilization=share)
@@ -159,21 +161,21 @@ def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanReques
     """Yield placements of learners and engines on the GPUs: as requested, or colocated on all of them."""
     if machine.gpus is None or request.gpus <= machine.gpus:
         yield request
-    taking_turns = not request.max_staleness and request.weight_transfer != "nccl"
-    if machine.gpus and request.num_gpus_per_learner and request.num_gpus_per_engine and taking_turns:
+    can_alternate = not request.max_staleness and request.weight_transfer != "nccl"
+    if machine.gpus and request.num_gpus_per_learner and request.num_gpus_per_engine and can_alternate:
         pairs = min(machine.gpus, request.trajectories)
-        turns = replace(request, num_gpus_per_learner=0.5, num_gpus_per_engine=0.5, colocate=True)
+        shared = replace(request, num_gpus_per_learner=0.5, num_gpus_per_engine=0.5, colocate=True)
         if pairs % (request.fsdp_size or 1) == 0:
-            yield replace(turns, num_learners=pairs, num_engines=pairs, tensor_parallel_size=1)
+            yield replace(shared, num_learners=pairs, num_engines=pairs, tensor_parallel_size=1)
 
 
 def _changes(before: PlanRequest, after: PlanRequest) -> list[str]:
     """Return the settings that turn one request into the other; the number of references follows from them."""
     in_engine = ("tensor_parallel_size", "gpu_memory_utilization")
     return [
-        f"{'engine_kwargs.' if each.name in in_engine else ''}{each.name}={value!r}"
-        for each in fields(PlanRequest)
-        if each.name != "num_references" and (value := getattr(after, each.name)) != getattr(before, each.name)
+        f"{'engine_kwargs.' if field.name in in_engine else ''}{field.name}={value!r}"
+        for field in fields(PlanRequest)
+        if field.name != "num_references" and (value := getattr(after, field.name)) != getattr(before, field.name)
     ]
 
 
@@ -186,8 +188,8 @@ def require_fit(request: PlanRequest, machine: Machine) -> None:
     plan = make_plan(request, machine)
     if not plan.complaints:
         return
-    found = nearest_fit(request, machine)
-    advice = f"It would fit with {' '.join(found[1])}." if found else "Take larger GPUs or a smaller model."
+    fitting = nearest_fit(request, machine)
+    advice = f"It would fit with {' '.join(fitting[1])}." if fitting else "Take larger GPUs or a smaller model."
     raise ConfigError(
         f"The plan does not fit: {'; '.join(plan.complaints)}. {advice} `trial-ray plan FILE` shows the whole prediction."
     )

@@ -111,12 +111,12 @@ class PlanRequest:
         cache = engine.get("kv_cache_gib", engine.get("kv_cache_memory_bytes", 0) / GIB or None)
         if cache is None and config.engine == "vllm" and not config.num_gpus_per_engine:
             cache = VLLM_CPU_CACHE_GIB
-        # The policy with its adapters switched off is its own reference.
+        # With adapters, the policy without them is the reference.
         reference = config.ref_kl_coeff > 0 and not config.lora_rank
         entries, chosen = config.environment_entries(), config.environment_processes
         num_env_runners = max(1, actor_range(config.num_env_runners)[1])
         evaluated = num_env_runners * config.max_episodes_in_flight if config.evaluation_split else 0
-        sizes: dict[str, Any] = {each.name: getattr(config, each.name, None) for each in fields(cls)}
+        sizes: dict[str, Any] = {field.name: getattr(config, field.name, None) for field in fields(cls)}
         sizes |= {
             "shape": _shape(config),
             "num_learners": max(1, config.num_learners),
@@ -144,7 +144,7 @@ class PlanRequest:
         return self.max_prompt_tokens + self.max_response_tokens
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Maximum number of requests that an engine decodes at a time."""
         on_cpu = self.engine == "vllm" and not self.num_gpus_per_engine
         return self.max_batch or (VLLM_CPU_ROWS if on_cpu else MAX_ROWS)
@@ -235,7 +235,7 @@ def learner_phases(request: PlanRequest) -> dict[str, Memory]:
     first, the gradients of the earlier passes are in memory.
     """
     shape, trained = request.shape, request.trained_parameters
-    # Of frozen models, matrices are kept in the compute dtype, the embedding is not.
+    # Frozen models keep matrices in the compute dtype, and the embedding in the model dtype.
     frozen = (shape.parameters - shape.embedding_parameters) * min(request.compute_bytes, request.model_bytes)
     frozen += shape.embedding_parameters * request.model_bytes
     adapters = request.lora_rank > 0
@@ -247,7 +247,7 @@ def learner_phases(request: PlanRequest) -> dict[str, Memory]:
         "process": DEVICE_CONTEXT_BYTES if request.num_gpus_per_learner else PROCESS_BYTES,
     }
     gradients = trained * request.model_bytes / request.shards
-    # For flags of finiteness of the largest tensor: its absolute values and three arrays of bool.
+    # The check for finite gradients allocates the largest tensor's absolute values and three arrays of bool.
     flags = (not adapters) * (request.model_bytes + 3) * shape.embedding_parameters / request.shards
 
     def memory(phase: str, weights: float, activations: float, logits: float, gradient: float = 0.0) -> Memory:
@@ -266,8 +266,8 @@ def learner_phases(request: PlanRequest) -> dict[str, Memory]:
 
     moments = _passes(request) | {"step": [(0.0, 0.0, 0.0)]}
     return {
-        phase: max((memory(phase, *each) for each in found), key=lambda memory: memory.total)
-        for phase, found in moments.items()
+        phase: max((memory(phase, *sizes) for sizes in passes), key=lambda memory: memory.total)
+        for phase, passes in moments.items()
     }
 
 
@@ -275,52 +275,52 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     """Return the weights in the compute dtype, activations, logits and head gradient of the passes of each phase: in a decoder
     layer, and in the output head."""
     shape, stream, computed = request.shape, request.stream_bytes, request.compute_bytes
-    sharded, adapters, again = request.sharding == "fsdp", request.lora_rank > 0, request.gradient_checkpointing
+    sharded, adapters, recomputed = request.sharding == "fsdp", request.lora_rank > 0, request.gradient_checkpointing
     casts = request.autocasts
     head = shape.vocabulary * shape.hidden
     root = shape.embedding_parameters + (0 if shape.tied else head)
     layer = (shape.parameters - root) / shape.layers
-    # A row that is longer than the limit of a pass still goes in whole.
+    # A row that is longer than the limit of a pass is not split.
     rows = math.ceil(request.minibatch_rows / request.num_learners)
     tokens = max(request.row_tokens, min(request.max_tokens_per_forward, rows * request.row_tokens))
     targets = min(rows, math.ceil(tokens / request.row_tokens)) * request.max_response_tokens
     logits = 4 * min(DEFAULT_CHUNK_TOKENS, targets) * shape.vocabulary
     states = targets * shape.hidden * stream
-    # A frozen head that is not the embedding, too, needs no copy of its matrix.
+    # A frozen head that is not tied to the embedding needs no copy in the compute dtype.
     head_copy = head * computed * (casts and (shape.tied or not adapters))
-    # Copies in the compute dtype: autocast's of all layers until a pass ends, or what FSDP has gathered; once gathered, the other
-    # models' roots stay so until all have scored.
+    # Copies in the compute dtype: autocast keeps those of all layers until a pass ends, FSDP those of the gathered layers. The
+    # root modules of other models stay gathered until all models have scored.
     cast = casts * computed * (request.trained_parameters if adapters else shape.layers * layer)
     in_layers, in_heads = ((root + 2 * layer) * computed, root * computed) if sharded else (cast, cast + head_copy)
     roots = sharded * request.num_references * root * computed
 
-    # Arrays of a layer that nothing keeps: four of the residual stream, three as wide as the feed-forward network, or four.
+    # Temporary arrays of a layer: four as wide as the residual stream, three (adapters: four) as wide as the feed-forward network.
     passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
     per_token = layer_bytes_per_token(request)
-    by_layers = tokens * shape.layers * (shape.hidden * stream if again else per_token)
-    saved = by_layers + tokens * shape.hidden * (stream + 4)  # the last norm's, too
-    # In the head's backward pass, whose chunks add up its gradient. Checkpointed layers make their copies again.
+    by_layers = tokens * shape.layers * (shape.hidden * stream if recomputed else per_token)
+    saved = by_layers + tokens * shape.hidden * (stream + 4)  # includes the last norm
+    # Backward pass of the head: chunks add to one gradient. Checkpointed layers copy their weights again.
     head_bytes = computed if sharded else request.model_bytes
     summed = (not adapters) * head * head_bytes
     product = (not adapters) * head * (4 + sharded * head_bytes) + LAST_LOGITS * logits
     several = targets > DEFAULT_CHUNK_TOKENS
-    # In the last layer's: gradients of two arrays as wide as the feed-forward network and one as the residual stream; checkpointed,
-    # everything that it saves, once more.
+    # Backward pass of the last layer: gradients of two arrays as wide as the feed-forward network and of one as wide as the
+    # residual stream; with checkpointing also the arrays that autograd saves in one layer (`per_token`), which are recomputed.
     widths = 2 * shape.intermediate * computed + shape.hidden * stream
-    copies = in_layers if sharded or not again else layer * computed * casts
+    copies = in_layers if sharded or not recomputed else layer * computed * casts
     exchanged = (not adapters) * layer * (4 + computed) * sharded
     return {
         "scoring": [(in_layers + roots, passing, 0.0), (in_heads + roots, states, SCORING_LOGITS * logits)],
         "forward": [(in_layers, saved + passing, 0.0), (in_heads, saved + states, FORWARD_LOGITS * logits)],
         "backward": [
             (
-                head_copy if again and not sharded else in_heads,
+                head_copy if recomputed and not sharded else in_heads,
                 saved + 2 * states,
                 max(BACKWARD_LOGITS * logits, product) + several * summed,
             ),
             (
                 copies + exchanged,
-                by_layers + tokens * (again * per_token + widths),
+                by_layers + tokens * (recomputed * per_token + widths),
                 0.0,
                 summed * shape.tied,
             ),
@@ -361,16 +361,16 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
         "process": ENGINE_CONTEXT_BYTES if on_gpu else PROCESS_BYTES,
     }
     left = (math.inf if free is None else free) - sum(items.values())
-    workspace = PREFILL_TOKENS * widest * request.engine_bytes / split + 3 * 4 * request.most_rows * shape.vocabulary
+    workspace = PREFILL_TOKENS * widest * request.engine_bytes / split + 3 * 4 * request.max_rows * shape.vocabulary
     if request.engine == "vllm":
         cache = max(row, 0.0 if free is None else left - workspace)
         cache = cache if request.kv_cache_gib is None else request.kv_cache_gib * GIB
         rows = cache / row
-    else:  # rows are written in place, with free columns on both sides (DecodingCache)
+    else:  # rows have free columns on both sides (DecodingCache)
         row *= 1 + 2 / SLACK
-        rows = min(request.most_rows, request.requests_per_engine)
+        rows = min(request.max_rows, request.requests_per_engine)
         if request.max_batch is None:
             rows = max(0, math.floor(min(rows, left * MEMORY_SHARE / row)))
-        cache = rows * row or row / MEMORY_SHARE  # where less is free, the engine does not start
+        cache = rows * row or row / MEMORY_SHARE  # with less free memory the engine does not start
     items |= {"workspace": workspace, "key-value cache": cache}
     return Memory("engine", request.num_engines, on_gpu, items, rows=rows)

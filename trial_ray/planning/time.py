@@ -23,7 +23,7 @@ Tools: assumed to be the same as conversation. Plain: measured in the quickstart
 EVIDENCE_SHARE = 0.3
 """Tokens that the view with the teacher context adds, as a share of the tokens of the ordinary view; measured by the same benchmark
 (tagged). With the teacher context in front of the prompt, no tokens are shared and the number doubles."""
-LEARNER_SHARE, LEAST_SHARE, MOST_SHARE = 0.25, 0.15, 0.4
+LEARNER_SHARE, MIN_LEARNER_SHARE, MAX_LEARNER_SHARE = 0.25, 0.15, 0.4
 """Share of a device's peak that matrix products in the learner's passes reach, with its lower and upper bound. An assumption."""
 OPTIMIZER_TRAFFIC = 54
 """Bytes moved per parameter in an optimizer step (finiteness flags, clipping, AdamW); traced with float32 weights."""
@@ -80,8 +80,8 @@ def gpu_like(gib: float, name: str = "") -> Device:
         name: name reported by the driver; empty if only the memory is given.
     """
     words = re.findall(r"\w+", name)
-    named = [device for device in GPUS if device.name.split("-")[0] in words]
-    return min(named or GPUS, key=lambda device: abs(device.gib - gib))
+    matches = [device for device in GPUS if device.name.split("-")[0] in words]
+    return min(matches or GPUS, key=lambda device: abs(device.gib - gib))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ def installed_gpus() -> tuple[list[InstalledGPU], str]:
         return [], f"nvidia-smi failed: {error}"
     rows = re.findall(r"^(.+), (\d+), (\d+\..*)$", done.stdout, re.MULTILINE)
     printed = " ".join(done.stdout.split()) or "it printed nothing"
-    found = [InstalledGPU(name, int(mib), driver) for name, mib, driver in rows]
-    return found, "" if found else f"nvidia-smi lists no GPU: {printed}"
+    gpus = [InstalledGPU(name, int(mib), driver) for name, mib, driver in rows]
+    return gpus, "" if gpus else f"nvidia-smi lists no GPU: {printed}"
 
 
 def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
@@ -131,7 +131,7 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     scored, updated = SHARED_PREFIXES[request.prompt_style]
     view = request.teacher_context
     second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
-    # Operations for a weight: of the passes that score all views and models, and of an update's.
+    # Operations per weight and token: passes that score all views and models, and passes of an update.
     score = 2 * (1 + second_view + request.num_references + (request.lora_rank > 0))
     update = (4 if request.lora_rank else 6) + 2 * request.gradient_checkpointing
     operation = tokens * request.shape.matmul_parameters / (device.flops * LEARNER_SHARE * request.num_learners)
@@ -149,14 +149,14 @@ def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float,
 
     A decoding step is limited by reading weights and cache, or by computation.
     """
-    shape, split, asked = request.shape, request.tensor_parallel_size, request.requests_per_engine
-    batch = min(request.most_rows, asked)
-    waves = math.ceil(asked / batch)
+    shape, split, requests = request.shape, request.tensor_parallel_size, request.requests_per_engine
+    batch = min(request.max_rows, requests)
+    waves = math.ceil(requests / batch)
     prefilled = 2 * shape.matmul_parameters / split / (device.flops * PREFILL_UTILISATION)
     cached = batch * (prompt + response) * shape.kv_elements_per_token
     traffic = (shape.parameters + cached) * request.engine_bytes / (device.bandwidth * BANDWIDTH_UTILISATION)
     decoded = max(traffic / split, batch * prefilled) + DECODE_OVERHEAD_S
-    prefill = asked * turns * prompt * (1 - CACHED_SHARE) * prefilled
+    prefill = requests * turns * prompt * (1 - CACHED_SHARE) * prefilled
     return waves * turns * response * decoded + prefill + waves * turns * ENVIRONMENT_STEP_S
 
 
@@ -164,4 +164,4 @@ def iteration_range(phases: Mapping[str, float]) -> tuple[float, float]:
     """Return the seconds of an iteration if the learner reaches the highest and the lowest assumed share of a device's peak."""
     learner = phases["scoring"] + phases["update"]
     others = sum(phases.values()) - learner
-    return others + learner * LEARNER_SHARE / MOST_SHARE, others + learner * LEARNER_SHARE / LEAST_SHARE
+    return others + learner * LEARNER_SHARE / MAX_LEARNER_SHARE, others + learner * LEARNER_SHARE / MIN_LEARNER_SHARE

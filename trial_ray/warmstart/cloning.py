@@ -26,9 +26,9 @@ from trial_ray.warmstart.settings import WarmStartSettings
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Published coefficients of the quintic polynomial; the resulting singular values are between 0.7 and 1.2."""
 ITERATIONS = 5
-LEAST_NORM = 1e-7
+MIN_NORM = 1e-7
 WARMUP = 30
-"""Number of updates until the highest learning rate."""
+"""Number of updates of the learning rate's warm-up."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -76,7 +76,7 @@ def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
     """
     a, b, c = COEFFICIENTS
     iterated = matrices.to(torch.float32 if matrices.device.type == "cpu" else torch.bfloat16)
-    iterated = iterated / iterated.norm(dim=(1, 2), keepdim=True).clamp(min=LEAST_NORM)
+    iterated = iterated / iterated.norm(dim=(1, 2), keepdim=True).clamp(min=MIN_NORM)
     for _ in range(ITERATIONS):
         gram = iterated @ iterated.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -159,10 +159,10 @@ class Batch(NamedTuple):
 
 def collate(examples: Sequence[Example]) -> Batch:
     """Pad examples on the right; padding is in neither mask, and causal attention from other tokens does not reach it."""
-    rows = [torch.from_numpy(np.concatenate((each.prompt_ids, each.response_ids))).long() for each in examples]
+    rows = [torch.from_numpy(np.concatenate((example.prompt_ids, example.response_ids))).long() for example in examples]
     ids = pad_sequence(rows, batch_first=True)
     places = torch.arange(ids.shape[1])
-    splits, ends = torch.tensor([[len(each.prompt_ids), len(each)] for each in examples]).T[:, :, None]
+    splits, ends = torch.tensor([[len(example.prompt_ids), len(example)] for example in examples]).T[:, :, None]
     return Batch(ids, (splits <= places) & (places < ends), places < splits)
 
 
@@ -180,14 +180,14 @@ def batches(
 
 
 def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean negative log-likelihood of response tokens plus ``prompt_weight`` times the mean over prompt tokens.
+    """Return the mean negative log-likelihood of response tokens plus ``prompt_weight`` times the mean over prompt tokens.
 
     Returns:
         The loss, and the share of responses in which every token is the most likely token (detached); both scalars.
     """
     batch = Batch(*(part.to(model.device) for part in batch))
     response, prompt = batch.response[:, 1:], batch.prompt[:, 1:]
-    # The head of a pretrained model costs as much as its layers; rows of like length have their responses in the same columns.
+    # The output head costs as much as the layers: compute it for columns with targets only, which rows of similar length share.
     columns = (response | prompt if prompt_weight else response).any(0).nonzero().squeeze(-1)
     logits = model(input_ids=batch.ids[:, :-1], use_cache=False, logits_to_keep=columns).logits.float()
     targets, response, prompt = batch.ids[:, 1:][:, columns], response[:, columns], prompt[:, columns]
@@ -202,54 +202,54 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
 def conversation_batches(
     examples: Sequence[Example], size: int, renamer: Renamer, generator: np.random.Generator
 ) -> Iterator[list[Example]]:
-    """Yield batches indefinitely whose prompts have most tokens in common: the decisions of a conversation, and its next ones.
+    """Yield batches indefinitely, each of decisions that share long prefixes: neighbours in conversations.
 
-    Names are exchanged in all examples of a batch or in none, and alike.
+    The same names are exchanged in all examples of a batch, or in none.
     """
-    order = PrefixOrder([_scored(each) for each in examples]).order
+    order = PrefixOrder([_scored(example) for example in examples]).order
     while True:
-        # Conversations are cut in other places in every epoch.
+        # The boundaries of batches, which may split a conversation, differ in every epoch.
         first = int(generator.integers(min(size, len(order))))
         groups = [group for group in np.split(order, range(first, len(order), size)) if len(group)]
         for index in generator.permutation(len(groups)):
             seed = int(generator.integers(2**63))
-            yield [renamer.apply(examples[each], np.random.default_rng(seed)) for each in groups[index]]
+            yield [renamer.apply(examples[row], np.random.default_rng(seed)) for row in groups[index]]
 
 
 def shared_prefix_loss(
     model: PreTrainedModel, examples: Sequence[Example], prompt_weight: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of :func:`cloning_loss`, with every common prefix of the examples computed once.
+    """Return the loss of :func:`cloning_loss`, in which shared prefixes are computed once.
 
     Returns:
         The loss, and the share of responses in which every token has a probability above one half (detached); both scalars.
     """
-    sequences = [_scored(each, with_prompt=prompt_weight > 0) for each in examples]
+    sequences = [_scored(example, with_prompt=prompt_weight > 0) for example in examples]
     order = PrefixOrder(sequences)
     logprobs = sequence_logprobs(model, pack_sequences(model, order, order.num_distinct)).split(
-        [each.num_targets for each in sequences]
+        [sequence.num_targets for sequence in sequences]
     )
-    responses = [each[-len(example.response_ids) :] for each, example in zip(logprobs, examples, strict=True)]
+    responses = [row[-len(example.response_ids) :] for row, example in zip(logprobs, examples, strict=True)]
     loss = -torch.cat(responses).mean()
     if prompt_weight:
-        prompts = [each[: -len(example.response_ids)] for each, example in zip(logprobs, examples, strict=True)]
+        prompts = [row[: -len(example.response_ids)] for row, example in zip(logprobs, examples, strict=True)]
         loss = loss - prompt_weight * torch.cat(prompts).mean()
-    return loss, torch.stack([(each.detach().exp() > 0.5).all() for each in responses]).float().mean()
+    return loss, torch.stack([(row.detach().exp() > 0.5).all() for row in responses]).float().mean()
 
 
 def _scored(example: Example, with_prompt: bool = False) -> ScoredSequence:
-    """The example's sequence; the response is scored, or all tokens but the first."""
+    """Return the example's sequence, of which the response is scored, or all tokens but the first."""
     ids = np.concatenate((example.prompt_ids, example.response_ids))
     return ScoredSequence(ids, len(ids) - 1 if with_prompt else len(example.response_ids))
 
 
 def make_optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list[torch.optim.Optimizer]:
     """Return the optimizers of all trainable parameters: for ``muon``, Muon for the layers' matrices and AdamW for the others."""
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    # Embeddings are lookup tables, whose updates Muon would spoil.
-    muon = [name for name, each in trained.items() if each.dim() == 2 and ".layers." in name]
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    # Embeddings are lookup tables: orthogonalized updates would change rows of absent tokens.
+    muon = [name for name, parameter in trained.items() if parameter.dim() == 2 and ".layers." in name]
     muon = muon if settings.optimizer == "muon" else []
-    others = [each for name, each in trained.items() if name not in muon]
+    others = [parameter for name, parameter in trained.items() if name not in muon]
     adamw = torch.optim.AdamW(others, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     matrices = [trained[name] for name in muon]
     return [Muon(matrices, lr=settings.matrix_learning_rate), adamw] if matrices else [adamw]
@@ -272,8 +272,8 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
     decay = max(1, settings.max_steps - WARMUP)
     # Linear warm-up, then linear decay to zero.
     schedulers = [
-        LambdaLR(each, lambda step: min((step + 1) / WARMUP, max(0.0, (settings.max_steps - step) / decay)))
-        for each in optimizers
+        LambdaLR(optimizer, lambda step: min((step + 1) / WARMUP, max(0.0, (settings.max_steps - step) / decay)))
+        for optimizer in optimizers
     ]
     generator = np.random.default_rng([settings.seed, 2])
     losses: Iterator[Callable[[], tuple[torch.Tensor, torch.Tensor]]]
@@ -284,7 +284,7 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
         padded = batches(examples, settings.batch_size, renamer, generator)
         losses = (partial(cloning_loss, model, batch, settings.prompt_weight) for batch in padded)
     for compute in losses:
-        model.train()  # a check may have been played meanwhile
+        model.train()  # a check before this update has set evaluation mode
         with torch.autocast(model.device.type, torch.bfloat16, enabled=settings.compute_dtype == "bfloat16"):
             loss, right = compute()
         loss.backward()

@@ -121,9 +121,9 @@ class DemonstratorPlayer:
         planned = carried_out if carried_out in as_good else planned
         imitated, better = (self._response(prompt, action) for action in (chosen, planned))
         self.planned.append((planned == carried_out, imitated, better))
-        # A conversation goes on from what was carried out.
-        said = imitated if carried_out == chosen else self._response(prompt, carried_out)
-        return Turn(action=carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=said)
+        # Later prompts of a conversation contain the executed action, not the imitated one.
+        response = imitated if carried_out == chosen else self._response(prompt, carried_out)
+        return Turn(action=carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)
 
     def _response(self, prompt: Prompt, action: str) -> np.ndarray:
         """Return the token ids of the response with an action."""
@@ -140,10 +140,10 @@ class DemonstratorPlayer:
             Demonstration(
                 trajectory.task_id,
                 Example(turn.prompt_ids, imitated),
-                Example(augment(turn.prompt_ids, turn.insert_at, shown), better),
+                Example(augment(turn.prompt_ids, turn.insert_at, context), better),
                 planned,
             )
-            for turn, shown, (planned, imitated, better) in zip(trajectory.turns, evidence, self.planned, strict=True)
+            for turn, context, (planned, imitated, better) in zip(trajectory.turns, evidence, self.planned, strict=True)
         ]
 
     def _malformed(self, action: str, known: Sequence[str]) -> str | None:
@@ -154,7 +154,7 @@ class DemonstratorPlayer:
         place = int(self.random.integers(len(words)))
         words[place : place + 1] = str(self.random.choice(known[1:])).split()[-1:]
         malformed = " ".join(words)
-        # Words of two actions on offer can make a third one that is, or the chosen one.
+        # The words of two admissible actions may form a third admissible action or the chosen one.
         return None if malformed in known or not self._can_say(malformed) else malformed
 
     def _can_say(self, action: str) -> bool:
@@ -164,8 +164,8 @@ class DemonstratorPlayer:
 
     def _other(self, actions: Sequence[str], than: str) -> str | None:
         """Draw an admissible action other than ``than``; ``None`` if there is no other action."""
-        passed_over = {than, *getattr(self.policy.builder.template, "hidden_actions", ())}
-        others = [each for each in actions if each.strip() and each not in passed_over]
+        excluded = {than, *getattr(self.policy.builder.template, "hidden_actions", ())}
+        others = [action for action in actions if action.strip() and action not in excluded]
         return str(self.random.choice(others)) if others else None
 
 
@@ -192,7 +192,7 @@ def encode_response(tokenizer: Any, action: str, style: str, opened: str = "") -
     if style == "plain":
         return np.asarray([*encode_untrusted(tokenizer, action), tokenizer.eos_token_id], dtype=np.int32)
     reasoning, text = "<think>\n\n</think>".removeprefix(opened), f"\n<action>{action}</action>"
-    if "</think>" in tokenizer.get_added_vocab():  # a token of its own, which may be special
+    if "</think>" in tokenizer.get_added_vocab():  # a single token, which may be special
         ids = [*tokenizer.encode(reasoning, add_special_tokens=False), *encode_untrusted(tokenizer, text)]
     else:
         ids = encode_untrusted(tokenizer, reasoning + text)
@@ -205,8 +205,8 @@ def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSett
     The response to an ordinary prompt is the demonstrated action, including suboptimal actions. A prompt with teacher context
     contains the outcome of the executed action, and its response is the planned action. The model therefore learns that the outcome
     of a planned action confirms this action, and that the outcome of a suboptimal or noisy action suggests the planned action
-    instead. With hindsight it judges actions better than it chooses them without, and the sign of the hindsight log-ratio (Eq. 4)
-    is this judgement.
+    instead. With hindsight it rates actions better than it chooses them without, and the sign of the hindsight log-ratio (Eq. 4)
+    is this rating.
 
     A share ``hindsight_wasted_share`` of the examples with teacher context has the outcome of an action that was not planned. At
     their natural frequency most outcomes would be outcomes of planned actions, and a model would learn to repeat the action in the
@@ -214,12 +214,12 @@ def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSett
     """
     fraction, wasted_share = settings.hindsight_fraction, settings.hindsight_wasted_share
     random = np.random.default_rng([settings.seed, 1])
-    examples = [each.ordinary for each in demonstrations]
+    examples = [demonstration.ordinary for demonstration in demonstrations]
     number = round(len(demonstrations) * fraction / (1 - fraction))
-    wasted = [each.hindsight for each in demonstrations if not each.planned]
-    kept = [each.hindsight for each in demonstrations if each.planned]
-    from_wasted = round(number * wasted_share) if wasted and kept else number * bool(wasted)
-    for kind, count in ((wasted, from_wasted), (kept, number - from_wasted)):
+    wasted = [demonstration.hindsight for demonstration in demonstrations if not demonstration.planned]
+    planned = [demonstration.hindsight for demonstration in demonstrations if demonstration.planned]
+    num_wasted = round(number * wasted_share) if wasted and planned else number * bool(wasted)
+    for kind, count in ((wasted, num_wasted), (planned, number - num_wasted)):
         drawn: list[int] = []
         while len(drawn) < count:
             drawn += random.permutation(len(kind)).tolist()
@@ -227,7 +227,7 @@ def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSett
     return examples
 
 
-def kept_examples(key: str, make: Callable[[], Sequence[Example]]) -> list[Example]:
+def cached_examples(key: str, make: Callable[[], Sequence[Example]]) -> list[Example]:
     """Return the examples of a warm start in order, from the cache; if they are missing, make all of them and cache them.
 
     Args:

@@ -138,20 +138,20 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
     demonstrator, template = make_demonstrator(entry), entry.adapter.template(settings.response_style)
     with closing(GuardedEnv(entry)) as env:
         for task_id in tasks:
-            now = env.reset(task_id, 0)
-            begin(demonstrator, now.task, now.observation, settings.seed, env.walkthrough)
-            yield now.task
+            result = env.reset(task_id, 0)
+            begin(demonstrator, result.task, result.observation, settings.seed, env.walkthrough)
+            yield result.task
             last: list[tuple[str, str]] = []
             for step in range(1, env.max_turns + 1):
-                if now.terminated or now.truncated:
+                if result.terminated or result.truncated:
                     break
-                context = PromptContext(now.task, now.observation, now.admissible_actions, last, step)
+                context = PromptContext(result.task, result.observation, result.admissible_actions, last, step)
                 yield template.render(context)
-                action = demonstrator.act(now.observation, now.admissible_actions)
-                yield "\n".join((now.observation, *now.admissible_actions, action))
+                action = demonstrator.act(result.observation, result.admissible_actions)
+                yield "\n".join((result.observation, *result.admissible_actions, action))
                 demonstrator.carried_out(action)
-                last = [(now.observation, action)]
-                now = env.step(action)
+                last = [(result.observation, action)]
+                result = env.step(action)
 
 
 def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:
@@ -234,32 +234,32 @@ class HeldOutGames:
         ends = stop_tokens_of(model.config, model.generation_config, self._policy.tokenizer)
         with asyncio.Runner() as loop:
             trajectories = run_quietly(loop, self._play_all(LocalEngine(model, frozenset(ends)), wrap))
-        ended = [trajectory for trajectory in trajectories if not trajectory.failed]
-        if len(ended) < len(trajectories):
+        completed = [trajectory for trajectory in trajectories if not trajectory.failed]
+        if len(completed) < len(trajectories):
             first = next(trajectory.error for trajectory in trajectories if trajectory.failed)
             message = (
-                f"{len(trajectories) - len(ended)} of {len(trajectories)} held-out games failed; the first: {first}"
+                f"{len(trajectories) - len(completed)} of {len(trajectories)} held-out games failed; the first: {first}"
             )
-            if not ended:
+            if not completed:
                 raise InfrastructureError(message)
             _log.warning("%s. They are not counted.", message)
-        return ended
+        return completed
 
     async def _play_all(self, engine: LocalEngine, wrap: WrapPlayer | None) -> list[Trajectory]:
-        settings, free = self._policy.settings, asyncio.Queue[GuardedEnv]()
+        settings, idle = self._policy.settings, asyncio.Queue[GuardedEnv]()
         params = SamplingParams(settings.max_response_tokens)
         for env in self._envs:
-            free.put_nowait(env)
+            idle.put_nowait(env)
 
         async def play(task: str) -> Trajectory:
-            env = await free.get()
+            env = await idle.get()
             seed = derive_seed(settings.seed, task)
             player: Player = PolicyPlayer(self._policy.builder, params, engine.generate, seed)
             trajectory = await play_episode(env, task, wrap(task, player, env) if wrap else player)
             if env.faulty:
-                env.close()  # its next reset makes another instance
+                env.close()  # the next reset creates another instance
                 env.faulty = False
-            free.put_nowait(env)
+            idle.put_nowait(env)
             return trajectory
 
         return await asyncio.gather(*map(play, self._tasks))

@@ -1,6 +1,6 @@
 """Settings of a warm start, which are part of its cache key, and its tasks: no task is used for two purposes."""
 
-# Without annotations from __future__, which would be texts: check_settings reads the types.
+# check_settings() reads the types, which `from __future__ import annotations` would turn into texts.
 
 import os
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class WarmStartSettings:
         "Hugging Face folder of a causal LM with a chat template; ``None`` builds the tiny model",
     )
     size: str = setting("tiny", "shape of the tiny model, a key of ``trial_ray.models.tiny.SHAPES``")
-    # Not conversations with tags: later prompts would hold the empty reasoning of the demonstrated responses.
+    # Conversations with tags are not offered: later prompts would contain the empty reasoning of the demonstrated responses.
     response_style: Literal["plain", "tagged", "tools"] = setting(
         "plain",
         "``plain``: the response is the action; ``tagged``: the action is in ``<action>``; ``tools``: the response calls a "

@@ -38,7 +38,7 @@ from trial_ray.models.tensors import stored_tensors
 from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.warmstart.agreement import measure_agreement
 from trial_ray.warmstart.cloning import Example, updates
-from trial_ray.warmstart.demonstrations import collect, kept_examples, to_examples
+from trial_ray.warmstart.demonstrations import cached_examples, collect, to_examples
 from trial_ray.warmstart.policy import (
     RECORD,
     HeldOutGames,
@@ -51,7 +51,7 @@ from trial_ray.warmstart.policy import (
 )
 from trial_ray.warmstart.settings import CHECKED, WarmStartSettings
 
-LEAST_RESPONSE_ACCURACY = 0.3
+MIN_RESPONSE_ACCURACY = 0.3
 """Share of correct responses in training below which checks are skipped, because no game would be won."""
 
 CODE = (
@@ -88,7 +88,7 @@ class WarmStartProgress(Progress):
             TimeElapsedColumn(),
             "{task.fields[state]}",
             disable=not enabled,
-            # What libraries print goes where stdout goes, which may be a file; rich would draw it above the bars.
+            # stdout may be a file, in which the output of libraries belongs; rich would draw that output above the bars.
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -175,8 +175,10 @@ def warm_start(
     record = _evaluated(settings, entry, path, progress)
     if out is not None:
         write_folder(out, lambda partial: shutil.copytree(path, partial))
-    found = {name: record[name] for name in ("success_rate", "episodes", "invalid_share", "steps", "curve", "seconds")}
-    result = WarmStartResult(path=out or path, interval=tuple(record["interval"]), cached=cached, **found)
+    figures = {
+        name: record[name] for name in ("success_rate", "episodes", "invalid_share", "steps", "curve", "seconds")
+    }
+    result = WarmStartResult(path=out or path, interval=tuple(record["interval"]), cached=cached, **figures)
     if progress:
         rich.get_console().print(str(result), highlight=False)
     return result
@@ -189,7 +191,7 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
         CheckpointError: ``model_path`` does not contain a model.
     """
     spec = entry.adapter.warm_start
-    made = spec.demonstrator
+    expert = spec.demonstrator
     code = [path for name in CODE for path in PACKAGE.glob(name)] + _environment_files(entry)
     model = None if settings.model_path is None else files_digest(model_files(Path(settings.model_path)))
     return content_key(
@@ -197,11 +199,11 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
             "settings": finite(asdict(settings), default=str),
             "adapter": entry.adapter.describe(),
             "demonstrator": type(make_demonstrator(entry)).__qualname__,
-            "arguments": _named({**dict(enumerate(getattr(made, "args", ()))), **getattr(made, "keywords", {})}),
+            "arguments": _named({**dict(enumerate(getattr(expert, "args", ()))), **getattr(expert, "keywords", {})}),
             "generated": repr(spec.generated and spec.generated(settings.generator_seed, settings.games)),
             "registered": [_named(entry.spec.kwargs), entry.spec.max_episode_steps],
-            "vocabulary": list(entry.adapter.warm_start.vocabulary),
-            "interchangeable": [list(group) for group in entry.adapter.warm_start.interchangeable],
+            "vocabulary": list(spec.vocabulary),
+            "interchangeable": [list(group) for group in spec.interchangeable],
             "model": model,
             "code": files_digest(code),
             "torch": torch.__version__,
@@ -211,38 +213,40 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
 
 
 def _named(arguments: Mapping[Any, Any]) -> str:
-    """Return arguments as text, functions and classes by name; other objects by their ``repr``, whose address is a cache miss."""
+    """Return arguments as text: functions and classes by name, others by ``repr``; an address in it is a cache miss."""
     return repr({name: getattr(value, "__qualname__", value) for name, value in arguments.items()})
 
 
 def _environment_files(entry: EnvironmentEntry) -> list[Path]:
-    """Return the code of environments: all of ``trial_envs``, and the files of classes and functions of one's own."""
+    """Return the code of environments: all of ``trial_envs``, and the files of the user's classes and functions."""
     entry_point = entry.spec.entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    found = {*Path(str(trial_envs.__file__)).parent.rglob("*.py")}
+    files = {*Path(str(trial_envs.__file__)).parent.rglob("*.py")}
     spec = entry.adapter.warm_start
-    given = [each for each in entry.spec.kwargs.values() if callable(each)]
-    for part in (creator, spec.demonstrator, spec.generated, *map(type, entry.adapter.templates.values()), *given):
+    arguments = [value for value in entry.spec.kwargs.values() if callable(value)]
+    for part in (creator, spec.demonstrator, spec.generated, *map(type, entry.adapter.templates.values()), *arguments):
         part = getattr(part, "func", part)
-        own = [each for base in part.__mro__ for each in vars(base).values()] if isinstance(part, type) else [part]
-        for function in own:
+        members = (
+            [value for base in part.__mro__ for value in vars(base).values()] if isinstance(part, type) else [part]
+        )
+        for function in members:
             if code := getattr(function, "__code__", None):
-                found.add(Path(code.co_filename))
-    return [path for path in found if path.is_file()]
+                files.add(Path(code.co_filename))
+    return [path for path in files if path.is_file()]
 
 
 def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder: Path, progress: bool) -> None:
     """Make the model and write it and its record to ``folder``; the examples are cached under ``key`` as soon as they are made."""
     started = time.perf_counter()
-    with set_threads(settings), WarmStartProgress(settings, progress) as shown:
+    with set_threads(settings), WarmStartProgress(settings, progress) as bars:
         policy = load_policy(settings, entry)
-        examples = kept_examples(
-            key, lambda: to_examples(collect(policy, lambda: shown.advance(shown.collecting)), settings)
+        examples = cached_examples(
+            key, lambda: to_examples(collect(policy, lambda: bars.advance(bars.collecting)), settings)
         )
-        shown.update(shown.collecting, completed=settings.games)  # also where an earlier warm start played them
-        steps, curve = _clone(policy, examples, shown)
+        bars.update(bars.collecting, completed=settings.games)  # cached examples need no games
+        steps, curve = _clone(policy, examples, bars)
     policy.model.to("cpu")  # type: ignore[arg-type]
-    policy.model.config.architectures = [type(policy.model).__name__]  # vLLM needs it; a new config has none
+    policy.model.config.architectures = [type(policy.model).__name__]  # vLLM needs this name, which a new config lacks
     write_model(policy.model, stored_tensors(policy.model).items(), folder)
     policy.tokenizer.save_pretrained(folder)
     record = {
@@ -281,7 +285,7 @@ def _evaluated(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Pat
     return record
 
 
-def _clone(policy: Policy, examples: list[Example], shown: WarmStartProgress) -> tuple[int, list[dict[str, float]]]:
+def _clone(policy: Policy, examples: list[Example], bars: WarmStartProgress) -> tuple[int, list[dict[str, float]]]:
     """Update until a check reaches the target; return the number of updates and the curve of the checks.
 
     Raises:
@@ -293,11 +297,11 @@ def _clone(policy: Policy, examples: list[Example], shown: WarmStartProgress) ->
     with HeldOutGames(policy, CHECKED) as games:
         for step, (loss, right) in zip(range(1, settings.max_steps + 1), updates(policy, examples), strict=False):
             accuracies.append(right)
-            shown.cloned(step, f"loss {loss:.2f}{success}", line=step % LINE_EVERY == 0)
-            due = step % settings.check_every == 0 and fmean(accuracies[-25:]) >= LEAST_RESPONSE_ACCURACY
+            bars.cloned(step, f"loss {loss:.2f}{success}", line=step % LINE_EVERY == 0)
+            due = step % settings.check_every == 0 and fmean(accuracies[-25:]) >= MIN_RESPONSE_ACCURACY
             due = due or step == settings.max_steps
             if not math.isfinite(loss) or (
-                due and not all(bool(each.isfinite().all()) for each in policy.model.parameters())
+                due and not all(bool(parameter.isfinite().all()) for parameter in policy.model.parameters())
             ):
                 raise TrainingDivergedError(
                     f"The warm start's loss or weights are not finite after update {step} (loss {loss:g}), so the model is not "
@@ -305,12 +309,12 @@ def _clone(policy: Policy, examples: list[Example], shown: WarmStartProgress) ->
                 )
             if not due:
                 continue
-            found = success_figures(games.play())
+            figures = success_figures(games.play())
             seconds = round(time.perf_counter() - started, 2)
-            curve.append({"step": step, "seconds": seconds, **{name: found[name] for name in CURVE}})
-            success = f" · held-out success {found['success_rate']:.0%} (stops at {settings.target_success:.0%})"
-            shown.cloned(step, f"loss {loss:.2f}{success}", line=True)
-            if found["success_rate"] >= settings.target_success:
+            curve.append({"step": step, "seconds": seconds, **{name: figures[name] for name in CURVE}})
+            success = f" · held-out success {figures['success_rate']:.0%} (stops at {settings.target_success:.0%})"
+            bars.cloned(step, f"loss {loss:.2f}{success}", line=True)
+            if figures["success_rate"] >= settings.target_success:
                 return step, curve
     _log.warning(
         "Cloning ended after %d updates with %.0f %% of the last check's games won, below the target of %.0f %%; raise max_steps "
