@@ -4,6 +4,5 @@
 - ``sampling``: settings of policy, environments, engines and rollouts
 - ``training``: settings of the update, of evaluation and of recovery
 - ``run``: all settings of a run, and the checks across them
-- ``recorded``: which recorded settings of another user are read
 - ``names_elsewhere``: names of these settings in TRL and verl
 """

@@ -91,8 +91,8 @@ class Sections:
             tasks_per_iteration: tasks drawn per iteration.
             task_sampling: which tasks are drawn: ``"uniform"``, shuffled passes, or ``"success_rate"``: more often those
                 that the policy solves sometimes (no better than uniform in the one study).
-            minibatch_rows: most turn rows in an optimizer step, over all learners; each row is in one step per epoch.
-            microbatch_rows: most turn rows over which a token mean and the dense clamp are computed, at any number of
+            minibatch_rows: maximum turn rows in an optimizer step, over all learners; each row is in one step per epoch.
+            microbatch_rows: maximum turn rows over which a token mean and the dense clamp are computed, at any number of
                 learners.
             num_epochs: passes over all rows of an iteration.
             batch_shards: parts of the batch, in task order; each minibatch takes a slice of each: 8 ranks in the
@@ -100,8 +100,8 @@ class Sections:
             shuffle: draw the rows of minibatches at random (by the run's seed) instead of by ``batch_shards``.
             microbatch_weighting: weight of a microbatch in its minibatch: by its ``"rows"`` with a token to learn from,
                 or ``"equal"`` as in the published runs.
-            max_tokens_per_forward: most tokens in a forward pass, repeated and padded ones included; limits memory, never
-                changes the loss.
+            max_tokens_per_forward: maximum tokens in a forward pass, repeated and padded ones included; limits memory,
+                never changes the loss.
             reward: R_i: ``"success"`` (0 or 1), the environment's ``"score"`` or ``"return"``; ``"per_turn"``: success,
                 and each turn's discounted return relative to the same turn of the group's other rollouts; or a function
                 of the episode.
@@ -113,7 +113,7 @@ class Sections:
             advantage_statistics: mean and deviation over ``"trajectories"`` (Eq. 1) or turn ``"rows"``.
             advantage_norm: advantage: return minus the group's mean, over the deviation (Eq. 1), or ``"mean_norm"``, not
                 divided.
-            advantage_epsilon: added to the deviation.
+            advantage_epsilon: number added to the deviation.
             drop_zero_variance_groups: drop groups in which the method's advantages of all turns are 0, so that the
                 surrogate has no gradient.
             max_refills: with ``drop_zero_variance_groups``: times per iteration that tasks are drawn to replace dropped
@@ -121,15 +121,15 @@ class Sections:
             invalid_action_penalty: subtracted from the scaled reward, and at most as much from the advantage (with
                 ``advantage_statistics="rows"`` before it is normalised), of a turn whose response lacks the required
                 form.
-            mask_truncated: leave responses that were cut at ``max_response_tokens`` out of the loss (DAPO; TRL:
+            mask_truncated: exclude responses that were truncated at ``max_response_tokens`` from the loss (DAPO; TRL:
                 ``mask_truncated_completions``); their rollouts stay in the group's statistics.
             clip_low: lower clip of the probability ratio is ``1 - clip_low``.
             clip_high: upper clip of the probability ratio is ``1 + clip_high``.
             dual_clip: bound on the surrogate for negative advantages; ``None``: no bound.
             ref_kl_coeff: weight of the k3 KL to the frozen initial policy; 0 loads no reference model.
             entropy_coeff: weight of the entropy bonus.
-            weight_decay: of AdamW.
-            adam_betas: of AdamW.
+            weight_decay: weight decay of AdamW.
+            adam_betas: decay rates of AdamW's moments.
             max_logprob_diff: limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, nats),
                 above which the run stops before it trains; ``None``: 0.001 if both compute in float32, else 0.1.
             importance_cap: TIS cap on the weight of each token of the surrogate, the ratio of the learner's to the
@@ -288,8 +288,8 @@ class Sections:
         """Set how episodes are played, and by how many actors.
 
         Args:
-            num_env_runners: env-runner actors; 0: the main process plays; ``(fewest, most)``: as many as the cluster has
-                room for.
+            num_env_runners: env-runner actors; 0: the main process plays; ``(min, max)``: as many as the cluster has room
+                for.
             max_prompt_tokens: longest prompt, without hindsight context.
             max_response_tokens: longest response, stop token included.
             temperature: of training rollouts, 0.01 to 2; the learner divides logits by it, too.
@@ -366,8 +366,8 @@ class Sections:
                 ``None``: not recorded.
             training_folder: folder for the data of a replay and, as Parquet, the update's values for each turn
                 (docs/runs.md), in a Tune trial relative to its folder; ``None``: not recorded.
-            max_recorded_tokens: with ``training_folder``: most response tokens of an update (about 8 MB) whose values for
-                each turn are recorded. 0: none.
+            max_recorded_tokens: with ``training_folder``: maximum response tokens of an update (about 8 MB) whose values
+                for each turn are recorded. 0: none.
         """
 
     def engines(
@@ -389,7 +389,7 @@ class Sections:
 
         Args:
             engine: inference library of the engines.
-            num_engines: engine actors in the pool; ``(fewest, most)``: as many as the cluster has room for.
+            num_engines: engine actors in the pool; ``(min, max)``: as many as the cluster has room for.
             engine_kwargs: arguments of the engine (``dtype``, ``tensor_parallel_size``, …); with vLLM also fields of its
                 ``EngineArgs``.
             num_cpus_per_engine: CPUs of each engine.
@@ -432,8 +432,8 @@ class Sections:
             min_entropy: lower limit on ``grpo/entropy``, nats a token; checked once it has been ten times as large.
             min_response_tokens: lower limit on the mean length of a response, stop token included; checked once it has
                 been twice as large.
-            max_cut_response_rate: share of responses cut at ``max_response_tokens`` that is a violation; checked once it
-                has been at most half of this.
+            max_cut_response_rate: share of responses truncated at ``max_response_tokens`` that is a violation; checked
+                once it has been at most half of this.
             min_valid_rate: lower limit on the share of valid turns (response well-formed, action understood); checked
                 once it has been ten times as large.
         """

@@ -191,7 +191,7 @@ class RecordingSettings(Settings):
     )
     max_recorded_tokens: int = setting(
         1_000_000,
-        "with ``training_folder``: most response tokens of an update (about 8 MB) whose values for each turn are "
+        "with ``training_folder``: maximum response tokens of an update (about 8 MB) whose values for each turn are "
         "recorded. 0: none",
         at_least=0,
     )

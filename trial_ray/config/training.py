@@ -45,12 +45,12 @@ class TrainingSettings(Settings):
     )
     minibatch_rows: int = setting(
         256,
-        "most turn rows in an optimizer step, over all learners; each row is in one step per epoch",
+        "maximum turn rows in an optimizer step, over all learners; each row is in one step per epoch",
         at_least=1,
     )
     microbatch_rows: int = setting(
         32,
-        "most turn rows over which a token mean and the dense clamp are computed, at any number of learners",
+        "maximum turn rows over which a token mean and the dense clamp are computed, at any number of learners",
         at_least=1,
     )
     num_epochs: int = setting(1, "passes over all rows of an iteration", at_least=1)
@@ -71,7 +71,7 @@ class TrainingSettings(Settings):
     )
     max_tokens_per_forward: int = setting(
         16_384,
-        "most tokens in a forward pass, repeated and padded ones included; limits memory, never changes the loss",
+        "maximum tokens in a forward pass, repeated and padded ones included; limits memory, never changes the loss",
         at_least=1,
     )
     reward: Reward = setting(
@@ -98,7 +98,7 @@ class TrainingSettings(Settings):
         'advantage: return minus the group\'s mean, over the deviation (Eq. 1), or ``"mean_norm"``, not divided',
         one_of=ADVANTAGE_NORMS,
     )
-    advantage_epsilon: float = setting(1e-6, "added to the deviation", above=0)
+    advantage_epsilon: float = setting(1e-6, "number added to the deviation", above=0)
     drop_zero_variance_groups: bool = setting(
         False, "drop groups in which the method's advantages of all turns are 0, so that the surrogate has no gradient"
     )
@@ -116,8 +116,8 @@ class TrainingSettings(Settings):
     )
     mask_truncated: bool = setting(
         False,
-        "leave responses that were cut at ``max_response_tokens`` out of the loss (DAPO; TRL: ``mask_truncated_completions``); "
-        "their rollouts stay in the group's statistics",
+        "exclude responses that were truncated at ``max_response_tokens`` from the loss (DAPO; TRL: "
+        "``mask_truncated_completions``); their rollouts stay in the group's statistics",
     )
     clip_low: float = setting(0.2, "lower clip of the probability ratio is ``1 - clip_low``", within=(0, 1))
     clip_high: float = setting(0.2, "upper clip of the probability ratio is ``1 + clip_high``", at_least=0)
@@ -128,8 +128,8 @@ class TrainingSettings(Settings):
         0.01, "weight of the k3 KL to the frozen initial policy; 0 loads no reference model", at_least=0
     )
     entropy_coeff: float = setting(0.001, "weight of the entropy bonus", at_least=0)
-    weight_decay: float = setting(0.01, "of AdamW", at_least=0)
-    adam_betas: tuple[float, float] = setting((0.9, 0.999), "of AdamW")
+    weight_decay: float = setting(0.01, "weight decay of AdamW", at_least=0)
+    adam_betas: tuple[float, float] = setting((0.9, 0.999), "decay rates of AdamW's moments")
     max_logprob_diff: float | None = setting(
         None,
         "limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, nats), above which the run "
@@ -235,7 +235,8 @@ class HealthCheckSettings(Settings):
     )
     max_cut_response_rate: float | None = setting(
         1.0,
-        "share of responses cut at ``max_response_tokens`` that is a violation; checked once it has been at most half of this",
+        "share of responses truncated at ``max_response_tokens`` that is a violation; checked once it has been at most "
+        "half of this",
         above=0.5,
     )
     min_valid_rate: float | None = setting(

@@ -89,11 +89,11 @@ class WarmStartSettings:
         "``muon`` for matrices and AdamW for the rest (from scratch), or ``adamw`` (pretrained models)",
         one_of=("muon", "adamw"),
     )
-    learning_rate: float = setting(3e-3, "of AdamW, after the warm-up", above=0)
-    matrix_learning_rate: float = setting(0.02, "of Muon, after the warm-up", above=0)
+    learning_rate: float = setting(3e-3, "learning rate of AdamW after the warm-up", above=0)
+    matrix_learning_rate: float = setting(0.02, "learning rate of Muon after the warm-up", above=0)
     batch_size: int = setting(16, "examples per update", at_least=1)
     prompt_weight: float = setting(0.3, "weight of the loss on prompt tokens, which teaches copying", at_least=0)
-    max_steps: int = setting(800, "most updates; the learning rate falls linearly to 0 over them", at_least=1)
+    max_steps: int = setting(800, "maximum updates; the learning rate falls linearly to 0 over them", at_least=1)
     target_success: float = setting(
         0.35,
         "cloning stops at the first check that reaches this success, which leaves room for reinforcement learning",
@@ -113,7 +113,9 @@ class WarmStartSettings:
         "seed of the demonstrated games; checks use the next one, the final evaluation the one after",
         at_least=0,
     )
-    seed: int = setting(0, "of weights, order of examples, expert, action noise and sampling", within=(0, 2**63 - 1))
+    seed: int = setting(
+        0, "seed of weights, order of examples, expert, action noise and sampling", within=(0, 2**63 - 1)
+    )
     threads: int = setting(
         2,
         "PyTorch threads for cloning, fixed because sums depend on it",
