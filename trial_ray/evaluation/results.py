@@ -225,11 +225,11 @@ def protocol_difference(
 ) -> str:
     """Return the alphabetically first entry that differs between two protocols, with both values; empty if they are equal."""
     for key in sorted((first.keys() | second.keys()) - {UNCONTROLLED}):
-        values = first.get(key), second.get(key)
-        if key == CHAT_TEMPLATE and all(values):
-            values = _compared_templates(*values)
-        if values[0] != values[1]:
-            return f"{key} is {values[0]!r} {where[0]} and {values[1]!r} {where[1]}"
+        value, other = first.get(key), second.get(key)
+        if key == CHAT_TEMPLATE and value and other:
+            value, other = _compared_templates(value, other)
+        if value != other:
+            return f"{key} is {value!r} {where[0]} and {other!r} {where[1]}"
     return ""
 
 
