@@ -62,7 +62,7 @@ def names_logged() -> Iterator[set[str]]:
 
 def learner_names(model_path: str) -> set[str]:
     """Of two updates of every method; those of TRIAL's class log what it does."""
-    groups = synthetic_groups(vocab_size=400, num_groups=1, group_size=2, most_turns=2)
+    groups = synthetic_groups(vocab_size=400, num_groups=1, group_size=2, max_turns=2)
     with names_logged() as found:
         for config in map(new_config, method_names()):
             if isinstance(config, TRIALConfig) and type(config) is not TRIALConfig:

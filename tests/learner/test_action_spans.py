@@ -1,4 +1,4 @@
-"""Which tokens count as the action, for tokenizers that cut the tags and the action in different ways."""
+"""Tokens of the action, for tokenizers that split tags and action in different ways."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from trial_envs.core.projection import project_action
-from trial_ray.learner.rows import action_mask
+from trial_ray.learner.action_spans import action_mask
 
 TOKENIZERS = ("qwen2.5", "qwen3", "tiny")
 
@@ -23,7 +23,7 @@ def ids_of(tokenizer, text):
 
 
 def masked_text(tokenizer, ids, **kwargs):
-    """Text of the tokens in the mask, and text of what stands before and behind them."""
+    """Return the text of the tokens in the mask, before them and after them; ``None`` if the mask is empty."""
     mask = action_mask([ids], tokenizer, **kwargs).numpy()
     places = mask.nonzero()[0]
     if not len(places):
@@ -34,7 +34,7 @@ def masked_text(tokenizer, ids, **kwargs):
 
 
 def merging_tokenizer(*merged):
-    """Bytes, and the given pieces as one token each."""
+    """Return a tokenizer of bytes in which each given piece is one token, and a function that encodes pieces."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     spell = lambda text: pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(text)[0][0]  # noqa: E731
     vocabulary = {token: index for index, token in enumerate([*alphabet, *map(spell, merged)])}
@@ -51,15 +51,14 @@ def _piece_ids(vocabulary, spelt):
     return [vocabulary[spelt]] if spelt in vocabulary else [vocabulary[letter] for letter in spelt]
 
 
-def test_a_token_that_an_action_shares_with_a_tag_counts():
+def test_a_token_shared_with_a_tag_is_part_of_the_action():
     tokenizer, encode = merging_tokenizer("on>lo", "ok</", "<action>", "x")
     ids = encode("<acti", "on>lo", "ok</", "action>", "x")
-    inside, before, behind = masked_text(tokenizer, ids)
-    assert (inside, before, behind) == ("on>look</", "<acti", "action>x")
+    assert masked_text(tokenizer, ids) == ("on>look</", "<acti", "action>x")
 
 
 @pytest.mark.parametrize("action", ["é", "🍎", "go 🍎", "🍎🍏", "取る"])
-def test_every_byte_of_the_first_and_last_character_counts(action):
+def test_all_bytes_of_the_first_and_last_character_count(action):
     tokenizer, encode = merging_tokenizer("<action>", "</action>")
     ids = encode("🍎", "<action>", action, "</action>", "é")
     mask = action_mask([ids], tokenizer)
@@ -67,7 +66,7 @@ def test_every_byte_of_the_first_and_last_character_counts(action):
     assert mask.nonzero().squeeze(1).tolist() == list(range(begin, begin + len(action.encode())))
 
 
-def test_responses_lie_end_to_end():
+def test_masks_of_responses_are_concatenated():
     tokenizer = chat_tokenizer("qwen3")
     responses = [ids_of(tokenizer, text) for text in ("<action>look</action>", "none", "<action>inventory</action>")]
     parts = [action_mask([ids], tokenizer) for ids in responses]
@@ -85,8 +84,8 @@ def test_a_plain_response_is_the_action_without_its_stop_token(model):
     assert not action_mask([ids], tokenizer, "tagged").any()
 
 
-def test_a_stop_token_without_a_role_in_the_tokenizer_is_no_action():
-    """As Gemma's <end_of_turn>, which only the model's generation settings name."""
+def test_a_stop_token_without_a_role_is_not_part_of_the_action():
+    """Only the generation settings name Gemma's <end_of_turn>."""
     tokenizer = copy.deepcopy(chat_tokenizer("qwen3"))
     tokenizer.add_tokens([AddedToken("<end_of_turn>", special=True)])
     words = ids_of(tokenizer, "look<end_of_turn>")
@@ -100,19 +99,17 @@ pieces = st.lists(
 
 
 @given(pieces, st.sampled_from(TOKENIZERS))
-def test_the_mask_holds_the_action_that_the_projection_reads(parts, model):
+def test_the_mask_covers_the_action_of_the_projection(parts, model):
     tokenizer = chat_tokenizer(model)
     response = "".join(parts)
-    found = masked_text(tokenizer, ids_of(tokenizer, response))
+    masked = masked_text(tokenizer, ids_of(tokenizer, response))
     lowered = response.lower()
     start, end = lowered.find("<action>"), lowered.find("</action>")
     if start < 0 or end < 0 or start + len("<action>") >= end:
-        assert found is None
+        assert masked is None
         return
-    inside, action = found[0].lower(), project_action(response).action
+    inside, action = masked[0].lower(), project_action(response).action
     assert action in inside
-    # A neighbour may share the first or the last token, a whole tag never.
-    assert [inside.count(tag) for tag in ("<action>", "</action>")] == [
-        action.count("<action>"),
-        action.count("</action>"),
-    ]
+    # The first and last token may contain neighbouring characters, but never a whole tag.
+    for tag in ("<action>", "</action>"):
+        assert inside.count(tag) == action.count(tag)

@@ -1,4 +1,4 @@
-"""The learner without actors: what an update does to the weights, and what it must not depend on."""
+"""The learner without actors: its metrics, checkpoints, optimizer files, and updates that are not finite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def learner_of(model_path: str, method: str = "trial", **settings) -> GRPOLearne
 
 @pytest.fixture(scope="module")
 def groups():
-    return synthetic_groups(vocab_size=400)
+    return synthetic_groups()
 
 
 def test_reference_divergence_starts_at_zero_and_grows(model_path, groups):
@@ -39,181 +39,170 @@ def test_reference_divergence_starts_at_zero_and_grows(model_path, groups):
 
 def optimizer_settings(learner: GRPOLearner) -> list[tuple]:
     (optimizer,) = learner._named_optimizers.values()
-    return [(float(each["lr"]), tuple(each["betas"]), each["weight_decay"]) for each in optimizer.param_groups]
+    return [(float(group["lr"]), tuple(group["betas"]), group["weight_decay"]) for group in optimizer.param_groups]
 
 
-def test_settings_that_were_changed_act_from_the_first_update_after_a_checkpoint(model_path, groups, tmp_path):
+def test_changed_optimizer_settings_act_after_a_checkpoint(model_path, groups, tmp_path):
     schedule = [[0, 1e-2], [100, 0.0]]
     learner = learner_of(model_path, lr=schedule)
     for iteration in (1, 2):
         update(learner, groups, iteration, num_env_steps_sampled_lifetime=20 * iteration)
-    learner.save_to_path(tmp_path / "checkpoint")
-    same = learner_of(model_path, lr=schedule)
-    same.restore_from_path(tmp_path / "checkpoint")
+    learner.save_to_path(tmp_path)
+
+    def restored(**settings):
+        other = learner_of(model_path, **settings)
+        other.restore_from_path(tmp_path)
+        return other
+
+    same = restored(lr=schedule)
     assert optimizer_settings(same) == optimizer_settings(learner)
     assert same.method.state == learner.method.state
-    assert learner.method.state["return_before"], "there is a state to restore"
-    changed = {"lr": [[0, 2e-2], [100, 0.0]], "adam_betas": (0.5, 0.6), "weight_decay": 0.3}
-    other = learner_of(model_path, **changed)
-    other.restore_from_path(tmp_path / "checkpoint")
-    assert optimizer_settings(other) == [(pytest.approx(2e-2 * 0.6), (0.5, 0.6), 0.3)]
+    assert learner.method.state["return_before"]
+    changed = restored(lr=[[0, 2e-2], [100, 0.0]], adam_betas=(0.5, 0.6), weight_decay=0.3)
+    assert optimizer_settings(changed) == [(pytest.approx(2e-2 * 0.6), (0.5, 0.6), 0.3)]
 
 
-def test_checkpoint_without_weights_is_refused(model_path, tmp_path):
-    learner = learner_of(model_path)
-    learner.save_to_path(tmp_path / "checkpoint")
-    for file in (tmp_path / "checkpoint").rglob("*.safetensors"):
-        file.unlink()
-    with pytest.raises(CheckpointError, match="safetensors"):
-        learner_of(model_path).restore_from_path(tmp_path / "checkpoint")
-
-
-def test_a_checkpoint_is_not_continued_by_a_model_of_the_same_shapes(model_path, tmp_path):
-    learner = learner_of(model_path)
-    learner.save_to_path(tmp_path / "checkpoint")
+def test_a_checkpoint_of_another_model_is_refused(model_path, tmp_path):
+    """Also if all shapes are the same; the weights stay unchanged."""
+    checkpoint = tmp_path / "checkpoint"
+    learner_of(model_path).save_to_path(checkpoint)
 
     def refused(path, message, **settings) -> None:
-        other = learner_of(path, **settings)
+        other = learner_of(str(path), **settings)
         before = weights(other)
         with pytest.raises(CheckpointError, match=message):
-            other.restore_from_path(tmp_path / "checkpoint")
+            other.restore_from_path(checkpoint)
         assert torch.equal(weights(other), before)
 
-    def changed(name, change) -> str:
+    def changed(name, change) -> Path:
         file = Path(shutil.copytree(model_path, tmp_path / name)) / name
         content = json.loads(file.read_text())
         change(content)
         file.write_text(json.dumps(content))
-        return str(file.parent)
+        return file.parent
 
     def swap_two_tokens(tokenizer) -> None:
         vocabulary = tokenizer["model"]["vocab"]
         first, second, *_ = vocabulary
         vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
 
-    refused(model_path, "is float32, and bfloat16 would round it. Set model_dtype", model_dtype="bfloat16")
-    other_norm = changed("config.json", lambda config: config.update(rms_norm_eps=0.1))
-    refused(other_norm, r"rms_norm_eps is 1e-06 \(now 0.1\)")
-    refused(changed("tokenizer.json", swap_two_tokens), "another vocabulary")
-    saved = tmp_path / "checkpoint" / "rl_module" / "default_policy" / "hf" / "model.safetensors"
+    refused(model_path, "model_dtype", model_dtype="bfloat16")
+    refused(changed("config.json", lambda config: config.update(rms_norm_eps=0.1)), "rms_norm_eps")
+    refused(changed("tokenizer.json", swap_two_tokens), "vocabulary")
+    saved = checkpoint / "rl_module" / "default_policy" / "hf" / "model.safetensors"
     save_file({**load_file(saved), "lm_head.bias": torch.zeros(1)}, saved, metadata={"format": "pt"})
-    refused(model_path, "1 tensors that the model does not have, the first being 'lm_head.bias'")
+    refused(model_path, "lm_head.bias")
+    saved.unlink()
+    refused(model_path, "safetensors")
 
 
-def test_updates_that_are_not_finite_are_skipped_and_counted_then_stop_the_run_also_a_resumed_one(
-    model_path, groups, monkeypatch, tmp_path
-):
+def test_nonfinite_updates_are_skipped_and_end_the_run(model_path, groups, monkeypatch, tmp_path):
+    """Their number is part of the checkpoint."""
     settings = {"method": "grpo", "max_skipped_updates": 3, "minibatch_rows": 1000}
-    learner = learner_of(model_path, **settings)
+    learner, resumed = learner_of(model_path, **settings), learner_of(model_path, **settings)
     before = weights(learner)
     monkeypatch.setattr(
-        "trial_ray.learner.method.clipped_surrogate",
-        lambda logprobs, *args, **kwargs: (logprobs * torch.nan).mean(),
+        "trial_ray.learner.method.clipped_surrogate", lambda logprobs, *_: (logprobs * torch.nan).mean()
     )
     for _ in range(2):
-        results = update(learner, groups)
-        assert float(results["skipped_updates"]) == 1
+        assert float(update(learner, groups)["skipped_updates"]) == 1
     assert torch.equal(weights(learner), before)
-    learner.save_to_path(tmp_path / "checkpoint")
-    resumed = learner_of(model_path, **settings)
-    resumed.restore_from_path(tmp_path / "checkpoint")
-    with pytest.raises(TrainingDivergedError, match="not finite in 3 updates"):
+    learner.save_to_path(tmp_path)
+    resumed.restore_from_path(tmp_path)
+    with pytest.raises(TrainingDivergedError):
         update(resumed, groups)
 
 
-@pytest.mark.parametrize("damage", [float("nan"), 1e30])
+@pytest.mark.parametrize("damage", [float("nan"), float("inf")])
 def test_weights_that_give_no_probabilities_are_not_trained_on(damage, model_path, groups):
     learner = learner_of(model_path)
-    with torch.no_grad():
-        next(iter(learner.policy_module.policy_parameters())).fill_(damage)
-        for each in learner.policy_module.policy_parameters():
-            each.mul_(damage if damage == 1e30 else 1)
+    learner.policy_module.policy_parameters()[0].data.fill_(damage)
     before = weights(learner)
-    with pytest.raises(PolicyBrokenError, match=r"logprobs of \d+ of \d+ sampled tokens are not finite"):
+    with pytest.raises(PolicyBrokenError, match="sampled tokens"):
         update(learner, groups)
     assert torch.equal(weights(learner).nan_to_num(), before.nan_to_num())
 
 
-@pytest.mark.parametrize(("broken", "minibatch_rows"), [("weights", 1000), ("weights", 16), ("log-probabilities", 16)])
-def test_a_policy_that_a_step_breaks_is_neither_saved_nor_sent_also_when_the_next_ones_are_skipped(
-    broken, minibatch_rows, model_path, groups, monkeypatch
-):
-    """Finite weights may overflow in the forward pass; other policies that diverge are saved aside."""
+@pytest.mark.parametrize(
+    ("broken", "minibatch_rows"), [("weights are", 1000), ("weights are", 16), ("weights give", 16)]
+)
+def test_a_policy_that_a_step_breaks_is_neither_saved_nor_sent(broken, minibatch_rows, model_path, groups, monkeypatch):
+    """Also if the next steps are skipped, and if finite weights overflow in the forward pass."""
     learner = learner_of(model_path, max_skipped_updates=1, minibatch_rows=minibatch_rows)
     apply, forward = learner.apply_gradients, learner.policy_module.forward_train
 
     def overflow(gradients):
         apply(gradients)
-        if broken == "weights":
+        if broken == "weights are":
             learner.policy_module.policy_parameters()[-1].data.view(-1)[-1] = torch.inf
         else:
-            spoilt = lambda batch: {name: each * torch.nan for name, each in forward(batch).items()}  # noqa: E731
+            spoilt = lambda batch: {name: value * torch.nan for name, value in forward(batch).items()}  # noqa: E731
             monkeypatch.setattr(learner.policy_module, "forward_train", spoilt)
 
     monkeypatch.setattr(learner, "apply_gradients", overflow)
-    with pytest.raises(PolicyBrokenError, match=rf"(?i){broken}.* not( finite)?"):
+    with pytest.raises(PolicyBrokenError, match=rf"(?i){broken}"):
         update(learner, groups)
 
 
-def test_rewards_without_bounds_are_not_trained_on(model_path):
-    groups = synthetic_groups(vocab_size=400, num_groups=1)
+def test_infinite_rewards_and_advantages_are_not_trained_on(model_path):
+    groups = synthetic_groups(num_groups=1)
     groups[0].trajectories[0].score = 1e308
     learner = learner_of(model_path, "grpo", reward="score", reward_scale=10.0)
     before = weights(learner)
-    with pytest.raises(TrainingDivergedError, match=r"earned inf \(score times reward_scale=10\)"):
+    with pytest.raises(TrainingDivergedError, match="reward_scale"):
         update(learner, groups)
 
     def prepare(rows, groups, iteration):
         rows.advantages = rows.advantages * torch.nan
         return {}
 
-    groups[0].trajectories[0].score = 1.0
-    learner.method.prepare = prepare
-    with pytest.raises(TrainingDivergedError, match=r"advantages of (\d+) of \1 turns are not finite"):
+    groups[0].trajectories[0].score, learner.method.prepare = 1.0, prepare
+    with pytest.raises(TrainingDivergedError, match="advantages"):
         update(learner, groups)
     assert torch.equal(weights(learner), before)
 
 
-def stepped(seed: int) -> torch.optim.Optimizer:
-    torch.manual_seed(seed)
-    layer = torch.nn.Linear(3, 2)
-    made = torch.optim.AdamW(layer.parameters())
-    layer(torch.randn(3)).sum().backward()
-    made.step()
-    return made
+# --- files of optimizers
 
 
-def test_a_state_that_is_damaged_in_one_optimizer_is_taken_over_by_none(tmp_path):
-    states = {name: stepped(seed).state_dict() for seed, name in enumerate(("first", "second"))}
-    state = states["second"]["state"][0]
+def stepped(value: float) -> tuple[dict[str, torch.optim.Optimizer], dict[torch.Tensor, str]]:
+    """Return an optimizer after a step, and the names of its parameters."""
+    parameters = [torch.nn.Parameter(torch.full((4096,), value)) for _ in range(2)]
+    optimizer = torch.optim.AdamW(parameters)
+    sum(parameter.square().sum() for parameter in parameters).backward()
+    optimizer.step()
+    return {"adamw": optimizer}, {parameter: str(index) for index, parameter in enumerate(parameters)}
+
+
+def states(optimizers) -> dict[str, str]:
+    return {name: repr(optimizer.state_dict()) for name, optimizer in optimizers.items()}
+
+
+def test_a_damaged_state_of_one_optimizer_changes_none(tmp_path):
+    optimizers = {"first": stepped(0.0)[0]["adamw"], "second": stepped(1.0)[0]["adamw"]}
+    saved = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
+    state = saved["second"]["state"][0]
     state["rtep"] = state.pop("step")
-    torch.save({"sharded": False, "iteration": 7, "optimizers": states}, tmp_path / OPTIMIZER_FILE)
-    into = {"first": stepped(2), "second": stepped(3)}
-    before = {name: repr(optimizer.state_dict()) for name, optimizer in into.items()}
-    with pytest.raises(CheckpointError, match="damaged, or was written for other optimizers"):
+    torch.save({"sharded": False, "iteration": 7, "optimizers": saved}, tmp_path / OPTIMIZER_FILE)
+    into = {"first": stepped(2.0)[0]["adamw"], "second": stepped(3.0)[0]["adamw"]}
+    before = states(into)
+    with pytest.raises(CheckpointError):
         load_optimizers(into, None, tmp_path)
-    assert {name: repr(optimizer.state_dict()) for name, optimizer in into.items()} == before
+    assert states(into) == before
 
 
-def test_a_shard_that_cannot_be_read_leaves_the_optimizer_as_it_is(tmp_path):
-    def stepped(value):
-        parameters = [torch.nn.Parameter(torch.full((4096,), value)) for _ in range(2)]
-        optimizer = torch.optim.AdamW(parameters)
-        sum(parameter.square().sum() for parameter in parameters).backward()
-        optimizer.step()
-        return {"adamw": optimizer}, {parameter: str(index) for index, parameter in enumerate(parameters)}
-
+def test_a_shard_that_cannot_be_read_changes_no_optimizer(tmp_path):
     saved, names = stepped(2.0)
     save_optimizers(saved, 7, tmp_path, sharded=True)
     save_shards(saved, names, tmp_path)
     into, names = stepped(3.0)
-    whole, _ = stepped(3.0)
     assert load_optimizers(into, names, tmp_path) == 7
-    assert repr(into["adamw"].state_dict()) == repr(saved["adamw"].state_dict())
+    assert states(into) == states(saved)
     [file] = tmp_path.glob("optimizer/*.distcp")
     content = file.read_bytes()
     file.write_bytes(content[: len(content) * 2 // 3])
     into, names = stepped(3.0)
-    with pytest.raises(CheckpointError, match="damaged"):
+    before = states(into)
+    with pytest.raises(CheckpointError):
         load_optimizers(into, names, tmp_path)
-    assert repr(into["adamw"].state_dict()) == repr(whole["adamw"].state_dict())
+    assert states(into) == before

@@ -1,4 +1,4 @@
-"""Adapters are all that is trained; the model without them is the reference, and merged with them what engines get."""
+"""LoRA: only adapters are trained; the base model is the reference, and engines get the merged model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def logits_of(lm) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def groups():
-    return synthetic_groups(vocab_size=400, num_groups=2, group_size=4, seed=11)
+    return synthetic_groups(num_groups=2, seed=11)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_only_adapters_are_trained_and_held_by_the_optimizer(trained):
     adapters = [value for name, value in module.lm.named_parameters() if ".lora_" in name]
     assert all(value.abs().max() > 0 for value in adapters)
     (optimizer,) = learner._named_optimizers.values()
-    assert {id(each) for each in optimizer.state} == {id(each) for each in adapters}
+    assert set(map(id, optimizer.state)) == set(map(id, adapters))
 
 
 def test_the_reference_is_the_base_model(trained, model_path, groups):
@@ -87,7 +87,7 @@ def test_the_merged_model_and_the_adapter_are_exported(trained, checkpoint, mode
     torch.testing.assert_close(logits_of(adapted), expected, atol=1e-5, rtol=0)
 
 
-def test_a_restored_adapter_is_trained_on_as_if_nothing_had_happened(trained, checkpoint, model_path, groups):
+def test_training_continues_from_a_restored_adapter(trained, checkpoint, model_path, groups):
     restored, again = (learner_of("grpo", model_path, **TRAINING) for _ in range(2))
     for learner in (restored, again):
         learner.restore_from_path(checkpoint / "learner_group" / "learner")
@@ -103,17 +103,17 @@ def test_a_restored_adapter_is_trained_on_as_if_nothing_had_happened(trained, ch
 def test_adapters_are_not_continued_as_others(checkpoint, model_path, settings):
     other = learner_of("grpo", model_path, **{**TRAINING, **settings})
     before = weights(other)
-    with pytest.raises(CheckpointError, match=f"written with {next(iter(settings))}=.*, but the run has"):
+    with pytest.raises(CheckpointError, match=next(iter(settings))):
         other.restore_from_path(checkpoint / "learner_group" / "learner")
     assert torch.equal(weights(other), before)
 
 
-def test_what_cannot_have_adapters_is_refused(model_path, tmp_path):
-    with pytest.raises(ConfigError, match=r"\['wq'\].*expected some of \['down_proj'"):
+def test_impossible_adapters_are_refused(model_path, tmp_path):
+    with pytest.raises(ConfigError, match=r"wq.*down_proj"):
         learner_of("grpo", model_path, lora_rank=4, lora_targets=["wq"])
-    with pytest.raises(ConfigError, match="without lora_rank"):
+    with pytest.raises(ConfigError, match="lora_rank"):
         config_of("grpo", model_path, lora_targets=["q_proj"]).validate()
-    with pytest.raises(ConfigError, match="stale copy"):
+    with pytest.raises(ConfigError, match="teacher_sync_iterations"):
         config_of("opsd", model_path, lora_rank=4, teacher_sync_iterations=1).validate()
     whole = learner_of("grpo", model_path)
     whole.save_to_path(tmp_path / "000001" / "learner_group" / "learner")

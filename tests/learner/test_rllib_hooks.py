@@ -1,4 +1,4 @@
-"""Hooks of RLlib's learner and learner connectors: called in an update, or refused before one."""
+"""Hooks of RLlib's learner and learner connectors are called in an update, or refused before it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ CALLED_BY_OTHERS = {
 
 
 def methods_of(*classes: type) -> set[str]:
-    found = {
+    methods = {
         name: getattr(value, "__func__", value.fget if isinstance(value, property) else value)
         for cls in classes
         for name, value in vars(cls).items()
     }
-    return {name for name, value in found.items() if inspect.isfunction(value) and not name.startswith("__")}
+    return {name for name, value in methods.items() if inspect.isfunction(value) and not name.startswith("__")}
 
 
 def noting(name: str, called: set[str]) -> object:
@@ -61,7 +61,7 @@ def test_a_hook_of_rllibs_learner_is_called_or_refused(model_path, tmp_path):
     config = config_of("grpo", model_path, minibatch_rows=16, microbatch_rows=8)
     learner = noted(config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES))
     learner.build()
-    update(learner, synthetic_groups(vocab_size=400))
+    update(learner, synthetic_groups())
     learner.save_to_path(tmp_path / "saved")
     learner.restore_from_path(tmp_path / "saved")
     learner.set_state(learner.get_state())
@@ -126,25 +126,23 @@ def with_connector(model_path, piece):
     return config.learners(learner_connector=lambda observations, actions: [piece()])
 
 
-@pytest.mark.parametrize("piece", [Returns, AddObservationsFromEpisodesToBatch])
-def test_a_connector_for_rllibs_episodes_is_refused(piece, model_path):
+@pytest.mark.parametrize(
+    ("piece", "message"),
+    [
+        (Returns, "TrajectoryGroup"),
+        (AddObservationsFromEpisodesToBatch, "TrajectoryGroup"),
+        (Batched, "default_policy"),
+    ],
+)
+def test_a_connector_of_rllibs_episodes_or_batches_is_refused(piece, message, model_path):
     config = with_connector(model_path, piece)
-    with pytest.raises(ConfigError, match="TrajectoryGroup"):
+    with pytest.raises(ConfigError, match=message):
         config.validate()
-    learner = small_learners.build_learner(config)
-    with pytest.raises(CallbackError, match="TrajectoryGroup"):
-        update(learner, synthetic_groups(vocab_size=400))
+    with pytest.raises(CallbackError, match=message):
+        update(small_learners.build_learner(config), synthetic_groups())
 
 
-def test_a_connector_whose_batch_nothing_reads_is_refused(model_path):
-    config = with_connector(model_path, Batched)
-    with pytest.raises(ConfigError, match=r"keys \['default_policy'\]"):
-        config.validate()
-    with pytest.raises(CallbackError, match=r"keys \['default_policy'\]"):
-        update(small_learners.build_learner(config), synthetic_groups(vocab_size=400))
-
-
-def test_connectors_that_are_none_are_refused_and_one_that_raises_is_named():
+def test_settings_that_are_no_connectors_are_refused():
     config = config_of("grpo", "anything")
     for wrong in (3, lambda observations, actions: 3):
         with pytest.raises(ConfigError, match=r"learner_connector is .*, expected a function"):
@@ -156,7 +154,7 @@ def test_connectors_that_are_none_are_refused_and_one_that_raises_is_named():
 def test_a_connector_changes_the_groups_of_an_update(model_path):
     config = with_connector(model_path, Shortened)
     config.validate()
-    groups = synthetic_groups(vocab_size=400)
+    groups = synthetic_groups()
     update(small_learners.build_learner(config), groups)
     assert [len(group.trajectories) for group in groups] == [2, 2, 2]
     broken = with_connector(model_path, Broken)
@@ -166,16 +164,16 @@ def test_a_connector_changes_the_groups_of_an_update(model_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("given", "kind"),
     [
         ({}, "neither"),
         ({"batch": {"obs": [1]}}, "batch"),
         ({"training_data": TrainingData(batch={"obs": [1]})}, "neither"),
         ({"episodes": [SingleAgentEpisode()]}, "a SingleAgentEpisode"),
-        ({"episodes": synthetic_groups(vocab_size=400), "num_epochs": 2}, "num_epochs"),
+        ({"episodes": synthetic_groups(), "num_epochs": 2}, "num_epochs"),
     ],
 )
-def test_other_training_data_are_refused(given, found, model_path):
+def test_other_training_data_are_refused(given, kind, model_path):
     learner = small_learners.build_learner(config_of("grpo", model_path))
-    with pytest.raises(UnsupportedError, match=f"but got {found}"):
+    with pytest.raises(UnsupportedError, match=f"but got {kind}"):
         learner.update(**given)

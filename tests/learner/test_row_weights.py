@@ -1,4 +1,4 @@
-"""The weight of a row in a step: rows that a mask leaves out change nothing for the other rows of their microbatch."""
+"""Rows that a mask excludes do not change the weight of the other rows of their microbatch."""
 
 from __future__ import annotations
 
@@ -23,89 +23,75 @@ from trial_ray.trajectory import Turn
 CONFIGS = {
     mean: GRPOConfig().training(surrogate_mean=mean, ref_kl_coeff=0.1, entropy_coeff=0.1) for mean in SURROGATE_MEANS
 }
-means = pytest.mark.parametrize("mean", SURROGATE_MEANS)
 
 
 def rows_of(lengths: list[int], mask: list[bool], advantages: list[float], importance: list[float]) -> TurnRows:
-    """Rows whose tokens have random log-probabilities; a row is masked and weighted as a whole."""
+    """Return rows whose tokens have random log-probabilities; a row is masked and weighted as a whole."""
     turns = [Turn(response_ids=np.zeros(length, np.int32)) for length in lengths]
     rows = TurnRows(turns, torch.arange(len(turns)), torch.tensor(advantages, dtype=torch.float64))
     generator = torch.Generator().manual_seed(len(turns))
-    draw = lambda: -torch.rand(sum(lengths), generator=generator, dtype=torch.float64)  # noqa: E731
-    rows.logprobs, rows.reference_logprobs = draw(), draw()
+    rows.logprobs, rows.reference_logprobs = -torch.rand(2, sum(lengths), generator=generator, dtype=torch.float64)
     rows.mask = torch.tensor(mask)[rows.turn_ids]
     rows.importance_weights = torch.tensor(importance, dtype=torch.float64)[rows.turn_ids]
     return rows
 
 
 def row_gradients(rows: TurnRows, mean: str, microbatch_rows: int, num_learners: int = 1) -> list[list[float]]:
-    """Gradient of a step's loss with respect to each row's log-probabilities and entropies, summed over its tokens."""
-    config, method = CONFIGS[mean], Method(CONFIGS[mean])
-    plan = plan_update(
-        [[1]] * len(rows),
-        minibatch_rows=len(rows),
-        microbatch_rows=microbatch_rows,
-        num_learners=num_learners,
-        batch_shards=1,
-    )
-    outputs = {
-        "logprobs": (0.9 * rows.logprobs).requires_grad_(),
-        "entropy": torch.ones_like(rows.logprobs).requires_grad_(),
-    }
+    """Return the gradient of a step's loss with respect to each row's log-probabilities and entropies, summed over tokens."""
+    config = CONFIGS[mean]
+    sizes = {"minibatch_rows": len(rows), "microbatch_rows": microbatch_rows, "batch_shards": 1}
+    plan = plan_update([[1]] * len(rows), num_learners=num_learners, **sizes)
+    outputs = {"logprobs": 0.9 * rows.logprobs, "entropy": torch.ones_like(rows.logprobs)}
+    outputs = {name: value.requires_grad_() for name, value in outputs.items()}
     total = torch.zeros((), dtype=torch.float64)
-    for each in plan.weighted_by(rows.eligible()).steps[0]:
-        own = {name: value[rows.token_positions(each.rows)] for name, value in outputs.items()}
-        total = (
-            total
-            + each.weight * microbatch_loss(method, config, TokenBatch.from_rows(rows, each.rows, "cpu"), own, 1)[0]
-        )
-    found = torch.autograd.grad(total, list(outputs.values()))
-    return [torch.zeros(len(rows), dtype=torch.float64).index_add(0, rows.turn_ids, each).tolist() for each in found]
+    for microbatch in plan.weighted_by(rows.eligible()).steps[0]:
+        part = {name: value[rows.token_positions(microbatch.rows)] for name, value in outputs.items()}
+        tokens = TokenBatch.from_rows(rows, microbatch.rows, "cpu")
+        total = total + microbatch.weight * microbatch_loss(Method(config), config, tokens, part, 1)[0]
+    zeros = torch.zeros(len(rows), dtype=torch.float64)
+    token_gradients = torch.autograd.grad(total, list(outputs.values()))
+    return [zeros.index_add(0, rows.turn_ids, gradient).tolist() for gradient in token_gradients]
 
 
 ROW = st.tuples(st.integers(1, 5), st.booleans(), st.floats(-2, 2), st.sampled_from([0.0, 1.0, 1.5]))
 
 
-@means
+@pytest.mark.parametrize("mean", SURROGATE_MEANS)
 @given(st.lists(ROW, min_size=1, max_size=24), st.integers(1, 24), st.integers(1, 3))
 def test_a_rows_gradient_does_not_depend_on_its_microbatch(mean, drawn, microbatch_rows, num_learners):
-    """A token mean weighs rows by their length relative to the others, so its rows are equally long here."""
+    """A token mean weights rows by their length, so all rows have the same length there; KL and entropy are token means."""
     lengths, *columns = map(list, zip(*drawn, strict=True))
     rows = rows_of([3] * len(lengths) if mean == "tokens" else lengths, *columns)
-    rows.reference_logprobs = rows.reference_logprobs if mean == "tokens" else None
-    entropy = slice(None) if mean == "tokens" else slice(1)  # the other terms are token means throughout
-    whole = row_gradients(rows, mean, len(rows))[entropy]
-    cut = row_gradients(rows, mean, min(microbatch_rows, len(rows)), num_learners)[entropy]
-    for found, expected in zip(cut, whole, strict=True):
-        assert found == pytest.approx(expected, rel=1e-12, abs=1e-14)
+    if mean != "tokens":
+        rows.reference_logprobs = None
+    whole = row_gradients(rows, mean, len(rows))
+    cut = row_gradients(rows, mean, min(microbatch_rows, len(rows)), num_learners)
+    for name in range(2 if mean == "tokens" else 1):
+        assert cut[name] == pytest.approx(whole[name], rel=1e-12, abs=1e-14)
 
 
-def test_winners_weigh_the_same_where_three_rows_of_one_group_are_cut():
+def test_equal_rows_weigh_the_same_beside_masked_rows():
     rows = rows_of([4] * 8, [True, False, False, False, *[True] * 4], [1.5, *[-0.5] * 3] * 2, [1.0] * 8)
     rows.logprobs = rows.reference_logprobs = torch.zeros_like(rows.logprobs)
-    of_logprobs = row_gradients(rows, "tokens", 4)[0]
+    of_logprobs, _ = row_gradients(rows, "tokens", 4)
     assert of_logprobs[0] == of_logprobs[4] == pytest.approx(-1.5 / 5)
     assert of_logprobs[1:4] == [0.0] * 3
 
 
 @pytest.mark.parametrize(("method", "mean"), [("trial", "tokens"), ("grpo", "rows"), ("grpo", "fixed_length")])
-def test_cut_responses_leave_a_step_independent_of_microbatch_rows(method, mean, exact_model_path):
-    groups = synthetic_groups(
-        vocab_size=400, responses=[np.arange(20, 24, dtype=np.int32), np.arange(30, 34, dtype=np.int32)]
-    )
+def test_truncated_responses_leave_a_step_independent_of_microbatch_rows(method, mean, exact_model_path):
+    responses = [np.arange(first, first + 4, dtype=np.int32) for first in (20, 30)]
+    groups = synthetic_groups(responses=responses)
     for trajectory in groups[0].trajectories[1:] + groups[1].trajectories[:1]:
         trajectory.turns = [dataclasses.replace(turn, finish_reason="length") for turn in trajectory.turns]
-    own = (
-        {"hindsight_start_iteration": 1, "hindsight_coeff": 0.5, "clamp_alpha": float("inf")}
-        if method == "trial"
-        else {}
-    )
+    shared = {"minibatch_rows": 1000, "batch_shards": 1, "grad_clip": None, "model_dtype": "float64"}
+    shared |= {"surrogate_mean": mean, "entropy_coeff": 0.1}
+    if method == "trial":
+        shared |= {"hindsight_start_iteration": 1, "hindsight_coeff": 0.5, "clamp_alpha": float("inf")}
 
-    def step(microbatch_rows: int, **changed) -> dict[str, torch.Tensor]:
-        shared = {"minibatch_rows": 1000, "batch_shards": 1, "grad_clip": None, "model_dtype": "float64"}
-        training = {"surrogate_mean": mean, "mask_truncated": True, "entropy_coeff": 0.1, **own, **changed}
-        learner = learner_of(method, exact_model_path, microbatch_rows=microbatch_rows, **shared, **training)
-        return gradients(learner, groups)
+    def step(microbatch_rows: int, mask_truncated: bool = True) -> dict[str, torch.Tensor]:
+        own = {"microbatch_rows": microbatch_rows, "mask_truncated": mask_truncated}
+        return gradients(learner_of(method, exact_model_path, **shared, **own), groups)
 
     whole = step(1000)
     assert max(worst(step(rows), whole) for rows in (1, 3)) < 1e-12

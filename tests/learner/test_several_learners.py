@@ -1,6 +1,6 @@
-"""Several learners are one learner: the same weights after an update, every row trained once.
+"""Several learners, also with sharded weights, compute the same update as one learner, and record every row once.
 
-Learners that hold a part of the weights each are so, too; what they save is continued, exported and sent whole.
+Sharded learners save, restore, export and send whole weights.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def config_of(model_path: str, num_learners: int, sharding: str = "none", fsdp_s
 @pytest.fixture(scope="module")
 def groups():
     """Trajectories of 1 to 7 turns: learners have unequal numbers of forward and backward passes."""
-    return synthetic_groups(vocab_size=400, num_groups=2, group_size=5, most_turns=7, seed=11)
+    return synthetic_groups(num_groups=2, group_size=5, max_turns=7, seed=11)
 
 
 def group_of(config: TRIALConfig) -> LearnerGroup:
@@ -67,7 +67,7 @@ def whole_weights(learners: LearnerGroup) -> torch.Tensor:
         return torch.cat([tensor.reshape(-1) for _, tensor in learner.policy_module.named_weights()])
 
     first, *others = on_all(learners, gather)
-    assert all(torch.equal(each, first) for each in others)
+    assert all(torch.equal(other, first) for other in others)
     return first
 
 
@@ -83,18 +83,20 @@ def train(learners: LearnerGroup, groups, iteration: int = 1) -> list[dict]:
     """Each learner's metrics."""
     data = TrainingGroups(episodes_refs=[ray.put(group) for group in groups])
     results = learners.update(training_data=data, timesteps={"training_iteration": iteration})
-    return [each[DEFAULT_MODULE_ID] for each in results]
+    return [result[DEFAULT_MODULE_ID] for result in results]
 
 
-def assert_a_state_is_gone_on_from(learners: LearnerGroup, groups) -> None:
-    """With other weights in between; with the optimizers' moments, as the next update is the same bit for bit."""
+def assert_training_continues_from_a_state(learners: LearnerGroup, groups) -> None:
+    """Load other weights in between; the next update is the same bit for bit, so the optimizers' moments are restored too."""
     before, state = whole_weights(learners), learners.get_state()
     train(learners, groups, 2)
     after = whole_weights(learners)
     assert not torch.equal(after, before)
     weights = learners.get_weights()
-    np.testing.assert_array_equal(np.concatenate([each.ravel() for each in weights[DEFAULT_MODULE_ID].values()]), after)
-    zeros = {name: np.zeros_like(each) for name, each in weights[DEFAULT_MODULE_ID].items()}
+    np.testing.assert_array_equal(
+        np.concatenate([array.ravel() for array in weights[DEFAULT_MODULE_ID].values()]), after
+    )
+    zeros = {name: np.zeros_like(array) for name, array in weights[DEFAULT_MODULE_ID].items()}
     learners.set_weights({DEFAULT_MODULE_ID: zeros})
     assert not whole_weights(learners).any()
     for wrong in (dict(list(zeros.items())[1:]), {**zeros, "other": np.zeros(1)}, dict.fromkeys(zeros, 0.0)):
@@ -108,10 +110,8 @@ def assert_a_state_is_gone_on_from(learners: LearnerGroup, groups) -> None:
 
 @pytest.mark.long
 @pytest.mark.actors
-def test_several_learners_come_to_the_weights_of_one_and_write_every_row_once(
-    ray_session, exact_model_path, groups, tmp_path
-):
-    """Gradients are cut into many sums; of minibatches with one microbatch or two one learner at least has none."""
+def test_several_learners_compute_and_record_what_one_does(ray_session, exact_model_path, groups, tmp_path):
+    """Gradients are summed in many buckets, and some learners have no microbatch of a minibatch."""
 
     def sum_in_small_buckets(learner):
         from trial_ray.learner import exchange
@@ -120,71 +120,65 @@ def test_several_learners_come_to_the_weights_of_one_and_write_every_row_once(
         learner.gradient_sums = exchange.GradientSums(learner.policy_module.policy_parameters())
         learner.passes._before_last = learner.gradient_sums.begin
 
-    found, metrics = {}, {}
+    weights, metrics = {}, {}
     for number in (0, 3):
         config = config_of(exact_model_path, number).training(max_tokens_per_forward=100)
         learners = group_of(config.recording(training_folder=str(tmp_path / str(number))))
         if number:
             on_all(learners, sum_in_small_buckets)
         metrics[number] = train(learners, groups)
-        found[number] = whole_weights(learners)
-        assert_a_state_is_gone_on_from(learners, groups)
+        weights[number] = whole_weights(learners)
+        assert_training_continues_from_a_state(learners, groups)
         learners.shutdown()
-    assert (found[3] - found[0]).norm() < 1e-12 * found[0].norm()
+    assert (weights[3] - weights[0]).norm() < 1e-12 * weights[0].norm()
     num_rows = sum(map(len, groups))
-    assert sum(int(each["num_module_steps_trained"]) for each in metrics[3]) == num_rows
-    assert len({float(each["trial"]["dense_loss"]) for each in metrics[3]}) == 1
+    assert sum(int(own["num_module_steps_trained"]) for own in metrics[3]) == num_rows
+    assert len({float(own["trial"]["dense_loss"]) for own in metrics[3]}) == 1
     assert_same_record(tmp_path / "3", tmp_path / "0", num_rows)
 
 
 @pytest.mark.long
 @pytest.mark.actors
 @pytest.mark.parametrize("method", ["serl", "opsd"])
-def test_what_a_method_needs_of_turns_reaches_the_learners_that_train_them(ray_session, exact_model_path, method):
-    """SERL masks tokens by texts; OPSD's divergence scores the hindsight view of trained turns."""
+def test_action_masks_and_teacher_contexts_reach_every_learner(ray_session, exact_model_path, method):
+    """SERL masks tokens by their texts; OPSD's divergence scores the teacher context in the training pass."""
     tokenizer = load_tokenizer(exact_model_path)
-    said = [
-        np.array(tokenizer.encode(text), np.int32)
-        for text in ("we <action>look</action>", "look", "<action>go to</action>")
-    ]
-    games = synthetic_groups(vocab_size=400, num_groups=3, group_size=4, most_turns=6, seed=5, responses=said)
-    found = []
+    texts = ("we <action>look</action>", "look", "<action>go to</action>")
+    responses = [np.array(tokenizer.encode(text), np.int32) for text in texts]
+    games = synthetic_groups(max_turns=6, seed=5, responses=responses)
+    results = []
     for number in (0, NUM_LEARNERS):
         config = small_learners.config_of(
             method, exact_model_path, lr=1e-3, minibatch_rows=12, microbatch_rows=3, model_dtype="float64"
         )
         learners = group_of(config.learners(num_learners=number, num_cpus_per_learner=0.5))
         metrics = train(learners, games)
-        found.append(
-            (
-                whole_weights(learners),
-                float(metrics[0][method]["action_token_fraction" if method == "serl" else "dense_loss"]),
-            )
-        )
+        metric = metrics[0][method]["action_token_fraction" if method == "serl" else "dense_loss"]
+        results.append((whole_weights(learners), float(metric)))
         learners.shutdown()
-    (alone, told), (shared, told_by_several) = found
+    (alone, expected), (shared, metric) = results
     assert (shared - alone).norm() < 1e-10 * alone.norm()
-    assert told_by_several == pytest.approx(told)
-    assert told > 0
+    assert metric == pytest.approx(expected)
+    assert expected > 0
 
 
 def assert_same_record(folder: Path, other: Path, num_rows: int) -> None:
-    """Several learners write every row once, with the numbers that one writes."""
+    """Several learners write every row once, with the numbers of one learner."""
     keys = ["group_id", "rollout_index", "turn_index"]
     assert len(list(folder.glob("*/*.parquet"))) > 1
-    found, expected = (read_training(each, 1).to_pandas().sort_values(keys) for each in (folder, other))
-    assert len(found) == num_rows
-    assert (found[keys].to_numpy() == expected[keys].to_numpy()).all()
+    record, expected = (read_training(path, 1).to_pandas().sort_values(keys) for path in (folder, other))
+    assert len(record) == num_rows
+    assert (record[keys].to_numpy() == expected[keys].to_numpy()).all()
     for name in ("gap", "learner_logprobs", "evidence_ids"):
-        ours, theirs = (np.concatenate(list(frame[name])) for frame in (found, expected))
+        ours, theirs = (np.concatenate(list(frame[name])) for frame in (record, expected))
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     for name in ("turn_score", "turn_weight", "advantage"):
-        np.testing.assert_allclose(found[name], expected[name], atol=1e-4)
+        np.testing.assert_allclose(record[name], expected[name], atol=1e-4)
 
 
 @pytest.mark.long
 @pytest.mark.actors
-def test_sharded_learners_train_save_export_and_go_on_as_one(ray_session, model_path, groups, tmp_path):
+def test_sharded_learners_train_save_export_and_restore_as_one(ray_session, model_path, groups, tmp_path):
     sharded = group_of(config_of(model_path, NUM_LEARNERS, "fsdp"))
     alone = build_learner(config_of(model_path, 0))
     first = weights(alone)
@@ -200,9 +194,9 @@ def test_sharded_learners_train_save_export_and_go_on_as_one(ray_session, model_
     folder = Path(sharded.save_to_path(str(tmp_path / "group"))) / "learner"
     hf = folder / "rl_module" / "default_policy" / "hf"
     exported = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float64)
-    assert torch.equal(torch.cat([each.detach().reshape(-1) for each in exported.parameters()]), trained)
+    assert torch.equal(torch.cat([tensor.detach().reshape(-1) for tensor in exported.parameters()]), trained)
     exports = on_all(sharded, lambda learner: learner.export_weights(2, "float32"))
-    (shards,) = [each for each in exports if each is not None]
+    (shards,) = [weights for weights in exports if weights is not None]
     assert (
         weights_checksum(iter_weights(shards))
         == shards.checksum
@@ -215,11 +209,11 @@ def test_sharded_learners_train_save_export_and_go_on_as_one(ray_session, model_
     assert torch.equal(whole_weights(sharded), trained)
     train(sharded, groups, 2)
     assert torch.equal(whole_weights(sharded), uninterrupted)
-    assert_a_state_is_gone_on_from(sharded, groups)
-    with pytest.raises(CheckpointError, match="written with sharding='fsdp'"):
+    assert_training_continues_from_a_state(sharded, groups)
+    with pytest.raises(CheckpointError, match="sharding='fsdp'"):
         alone.restore_from_path(folder)
-    # Saved in a folder that some learner does not see, nothing is written.
-    with pytest.raises(CheckpointError, match="file system that all of them share"):
+    # Nothing is written to a folder that some learner cannot access.
+    with pytest.raises(CheckpointError, match="cannot access"):
         on_all(sharded, lambda learner: learner.save_shards(tmp_path / "missing"))
     sharded.shutdown()
 
@@ -238,13 +232,13 @@ def test_two_sharded_copies_are_one_learner(ray_session, model_path, groups):
     sharded.shutdown()
 
 
-def test_what_cannot_be_sharded_is_refused(model_path):
-    with pytest.raises(ConfigError, match="num_learners is 1; expected at least 2"):
+def test_impossible_sharding_is_refused(model_path):
+    with pytest.raises(ConfigError, match="num_learners is 1"):
         config_of(model_path, 1, "fsdp").validate()
     for sharding in ("fsdp", "none"):
-        with pytest.raises(ConfigError, match=r"fsdp_size is 3 with sharding.*divisor of num_learners"):
+        with pytest.raises(ConfigError, match="fsdp_size is 3"):
             config_of(model_path, 4, sharding, 3).validate()
     lm = load_causal_lm(model_path, "float32")
     lm._no_split_modules = ["OtherLayer"]
-    with pytest.raises(ConfigError, match=r"No decoder layers were found .*\['OtherLayer'\]"):
+    with pytest.raises(ConfigError, match="OtherLayer"):
         decoder_layers(lm)

@@ -1,4 +1,4 @@
-"""What training did to each turn is recorded as it was, once a turn, and read by the usual tools."""
+"""Training is recorded once a turn, with the numbers of the update, and read by the usual tools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def recording_config(method, model_path, folder, **recording):
 @pytest.fixture(scope="module")
 def groups():
     """Groups whose first rollout failed, so that rollouts are counted with those that are not trained."""
-    groups = synthetic_groups(vocab_size=400, num_groups=3)
+    groups = synthetic_groups()
     failed = Trajectory("task-1", "pick", 9, turns=groups[0].trajectories[0].turns[:1], ended="failed", error="gone")
     groups[1].trajectories.insert(0, failed)
     return groups
@@ -35,27 +35,24 @@ def groups():
 
 @pytest.fixture(scope="module")
 def recorded(groups, model_path, tmp_path_factory):
-    """Folder of a run of one update, the learner's config and metrics, and both views' scores before the update."""
+    """Return the folder of a run of one update, its metrics, its rows with the evidence, and both views' scores before it."""
     run = tmp_path_factory.mktemp("run")
     write_groups(run / "trajectories", 3, groups, "runner001")
     UpdateRecord(3, [group.group_id for group in groups], {}, 1, "0f-1", "1f-1").write(run / "training")
     config = recording_config("trial", model_path, run / "training")
     learner = build_learner(config)
-    module = learner.policy_module
-    evidence = encode_views(groups, config, module.tokenizer)
     rows = group_turn_rows(groups, config)
-    rows.evidence = evidence
+    rows.evidence = encode_views(groups, config, learner.policy_module.tokenizer)
     views = {str(hindsight): rows.sequences(range(len(rows)), hindsight) for hindsight in (False, True)}
-    scores = tuple(score_views(module.lm, views, max_tokens=10_000)[0].values())
-    return run, update(learner, groups, iteration=3), evidence, scores, config
+    scores = tuple(score_views(learner.policy_module.lm, views, max_tokens=10_000)[0].values())
+    return run, update(learner, groups, iteration=3), rows, scores
 
 
 def test_every_trained_turn_is_recorded_once_and_joins_with_its_trajectory(recorded, groups):
     run, metrics, *_ = recorded
     table = read_training(run / "training", iteration=3)
     assert len(table) == metrics["num_module_steps_trained"] + metrics["rows"]["skipped"]
-    keys = list(zip(*(table[key].to_pylist() for key in KEYS), strict=True))
-    assert keys == [
+    assert list(zip(*(table[key].to_pylist() for key in KEYS), strict=True)) == [
         (group.group_id, rollout, turn)
         for group in groups
         for rollout, trajectory in enumerate(group.trajectories)
@@ -69,21 +66,20 @@ def test_every_trained_turn_is_recorded_once_and_joins_with_its_trajectory(recor
         assert turn["ended"] != "failed"
 
 
-def test_the_numbers_are_those_of_the_update(recorded, groups):
-    run, metrics, evidence, (ordinary, hindsight), config = recorded
-    rows = read_training(run / "training").to_pylist()
-    assert [row["evidence_ids"] for row in rows] == [each.ids.tolist() for each in evidence]
-    assert [row["evidence_at"] for row in rows] == [each.insert_at for each in evidence]
-    logprobs, gaps = (np.concatenate([row[name] for row in rows]) for name in ("learner_logprobs", "gap"))
-    np.testing.assert_allclose(logprobs, ordinary.numpy(), atol=1e-5)
-    np.testing.assert_allclose(gaps, (hindsight - ordinary).numpy(), atol=2e-5)
-    assert np.abs(gaps).max() > 1e-3
-    scores, sizes = np.array([row["turn_score"] for row in rows]), [np.abs(row["gap"]).mean() for row in rows]
-    np.testing.assert_allclose(scores, sizes, rtol=1e-4)
-    assert scores.mean() == pytest.approx(float(metrics["trial"]["turn_score_mean"]))
-    assert np.std([row["turn_weight"] for row in rows]) > 0.01
-    expected = group_turn_rows(groups, config).advantages.tolist()
-    assert [row["advantage"] for row in rows] == pytest.approx(expected, rel=1e-5)
+def test_recorded_numbers_are_those_of_the_update(recorded):
+    run, metrics, rows, (ordinary, hindsight) = recorded
+    table = read_training(run / "training")
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    assert columns["evidence_ids"] == [evidence.ids.tolist() for evidence in rows.evidence]
+    assert columns["evidence_at"] == [evidence.insert_at for evidence in rows.evidence]
+    log_ratios = np.concatenate(columns["gap"])
+    np.testing.assert_allclose(np.concatenate(columns["learner_logprobs"]), ordinary.numpy(), atol=1e-5)
+    np.testing.assert_allclose(log_ratios, (hindsight - ordinary).numpy(), atol=2e-5)
+    assert np.abs(log_ratios).max() > 1e-3
+    np.testing.assert_allclose(columns["turn_score"], [np.abs(row).mean() for row in columns["gap"]], rtol=1e-4)
+    assert np.mean(columns["turn_score"]) == pytest.approx(float(metrics["trial"]["turn_score_mean"]))
+    assert np.std(columns["turn_weight"]) > 0.01
+    assert columns["advantage"] == pytest.approx(rows.advantages.tolist(), rel=1e-5)
 
 
 def test_a_method_without_hindsight_leaves_its_columns_empty(model_path, groups, tmp_path):
@@ -95,16 +91,16 @@ def test_a_method_without_hindsight_leaves_its_columns_empty(model_path, groups,
 
 
 def test_larger_updates_than_the_limit_are_not_recorded(model_path, groups, tmp_path):
-    tokens = sum(len(turn.response_ids) for group in groups for each in group.survivors for turn in each.turns)
+    tokens = sum(len(turn.response_ids) for group in groups for rollout in group.survivors for turn in rollout.turns)
     update(build_learner(recording_config("grpo", model_path, tmp_path, max_recorded_tokens=tokens - 1)), groups)
-    with pytest.raises(UserInputError, match=r"No record of training .* max_recorded_tokens"):
+    with pytest.raises(UserInputError, match="max_recorded_tokens"):
         read_training(tmp_path)
     update(build_learner(recording_config("grpo", model_path, tmp_path, max_recorded_tokens=tokens)), groups)
     assert len(read_training(tmp_path)) > 0
 
 
 @pytest.mark.parametrize("library", ["pandas", "datasets", "duckdb"])
-def test_the_lines_of_the_page_read_the_records(recorded, library, tmp_path, monkeypatch):
+def test_the_code_of_the_page_reads_the_records(recorded, library, tmp_path, monkeypatch):
     module = pytest.importorskip(library)
     if library == "datasets":
         monkeypatch.setattr(module.config, "HF_DATASETS_CACHE", tmp_path)
@@ -122,17 +118,15 @@ def test_the_lines_of_the_page_read_the_records(recorded, library, tmp_path, mon
         assert [row[0] for row in module.sql(names["query"]).fetchall()] == [3]
 
 
-def test_the_record_of_an_update_comes_back_and_a_broken_one_is_a_clear_error(tmp_path):
+def test_an_update_record_is_read_back_or_refused(tmp_path):
     record = UpdateRecord(2, ["a", "b"], {"training_iteration": 2, "weight_version": 2}, 1, "0f-1", "1f-1")
     path = record.write(tmp_path)
     assert UpdateRecord.read(tmp_path, 2) == record
-    with pytest.raises(CheckpointError, match="iteration 3 was not trained"):
+    with pytest.raises(CheckpointError, match="iteration 3"):
         UpdateRecord.read(tmp_path, 3)
     text = path.read_text()
-    for broken in (text[:40], "[]", text.replace('"group_ids"', '"groups"')):
+    version = text.replace('"schema_version": 1', '"schema_version": 9')
+    for broken in (text[:40], "[]", text.replace('"group_ids"', '"groups"'), version):
         path.write_text(broken)
-        with pytest.raises(CheckpointError, match="Cannot read"):
+        with pytest.raises(CheckpointError):
             UpdateRecord.read(tmp_path, 2)
-    path.write_text(text.replace('"schema_version": 1', '"schema_version": 9'))
-    with pytest.raises(CheckpointError, match="another version; expected trial_ray/update 1"):
-        UpdateRecord.read(tmp_path, 2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from trial_ray.models import logprobs, module, tree_attention
+from trial_ray.models import layers, logprobs, tree_attention
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
 from trial_ray.models.tree_attention import FLEX_BLOCK, tree_block_mask
@@ -27,22 +27,22 @@ def lm():
     return Qwen3ForCausalLM(config).eval()
 
 
-def packed(most: int, device: torch.device | str = "cpu"):
-    """Eight rows that share a beginning, ``most`` tokens together."""
-    generator = np.random.default_rng(most)
+def packed(max_tokens: int, device: torch.device | str = "cpu"):
+    """Eight rows that share a beginning, ``max_tokens`` tokens together."""
+    generator = np.random.default_rng(max_tokens)
     first = generator.integers(0, 80, 100)
-    length = (most - 100) // 8 + 1
+    length = (max_tokens - 100) // 8 + 1
     rows = [ScoredSequence(np.concatenate((first, generator.integers(0, 80, length))), 20) for _ in range(8)]
-    return pack_trees(PrefixOrder(rows), most, device, FLEX_BLOCK)
+    return pack_trees(PrefixOrder(rows), max_tokens, device, FLEX_BLOCK)
 
 
 @pytest.fixture
 def compiled(lm, monkeypatch):
     """The same weights in compiled layers; the backend runs the traced operations one by one."""
-    monkeypatch.setattr(module, "COMPILE_BACKEND", "aot_eager")
+    monkeypatch.setattr(layers, "COMPILE_BACKEND", "aot_eager")
     torch._dynamo.reset()
     changed = copy.deepcopy(lm)
-    module.compile_layers(changed)
+    layers.compile_layers(changed)
     yield changed
     torch._dynamo.reset()
 
@@ -50,20 +50,18 @@ def compiled(lm, monkeypatch):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_values_and_gradients_are_those_of_plain_layers(lm, compiled, checkpointing):
     expected_lm = copy.deepcopy(lm)
-    for each in (compiled, expected_lm):
-        if checkpointing:
-            module.checkpoint_layers(each)
-    for most in (300, 500, 700):  # packs of other lengths are compiled no further
-        for each in (compiled, expected_lm):
-            each.zero_grad()
-        sequences = packed(most)
-        found = sequence_logprobs(compiled, sequences)
-        expected = sequence_logprobs(expected_lm, sequences)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-        found.sum().backward()
-        expected.sum().backward()
-        for ours, theirs in zip(compiled.parameters(), expected_lm.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-3, rtol=1e-4)
+    if checkpointing:
+        layers.checkpoint_layers(compiled)
+        layers.checkpoint_layers(expected_lm)
+    for max_tokens in (300, 500, 700):  # packs of other lengths are not compiled again
+        sequences = packed(max_tokens)
+        scores, expected = (sequence_logprobs(model, sequences) for model in (compiled, expected_lm))
+        torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
+        gradients, expected_gradients = (
+            torch.autograd.grad(values.sum(), [*model.parameters()])
+            for values, model in ((scores, compiled), (expected, expected_lm))
+        )
+        torch.testing.assert_close(gradients, expected_gradients, atol=1e-3, rtol=1e-4)
     layer = type(compiled.model.layers[0])
     variants = len(torch._dynamo.eval_frame._debug_get_cache_entry_list(layer.forward.__code__))
     assert variants <= 1 + checkpointing
@@ -75,8 +73,8 @@ def test_flex_attention_in_compiled_layers_scores_as_sdpa_does(lm, compiled, mon
     assert len(sequences.packs) == 1
     expected = sequence_logprobs(lm, sequences)
     monkeypatch.setattr(logprobs, "attention_inputs", lambda _, exits: {"attention_mask": tree_block_mask(exits)})
-    found = sequence_logprobs(compiled, sequences)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    scores = sequence_logprobs(compiled, sequences)
+    torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.gpu
@@ -86,14 +84,14 @@ def test_flex_attention_through_a_model_on_a_gpu_equals_sdpa_on_the_cpu(lm, chec
     device = torch.device("cuda")
     expected_lm, found_lm = copy.deepcopy(lm), copy.deepcopy(lm).to(device)
     if checkpointing:
-        module.checkpoint_layers(found_lm)
+        layers.checkpoint_layers(found_lm)
     if whole_layers:
-        module.compile_layers(found_lm)
+        layers.compile_layers(found_lm)
     expected = sequence_logprobs(expected_lm, packed(TOKENS))
     expected.sum().backward()
     with torch.autocast("cuda", torch.bfloat16):
-        found = sequence_logprobs(found_lm, packed(TOKENS, device))
-    found.sum().backward()
-    torch.testing.assert_close(found.cpu(), expected, atol=0.05, rtol=0)
+        scores = sequence_logprobs(found_lm, packed(TOKENS, device))
+    scores.sum().backward()
+    torch.testing.assert_close(scores.cpu(), expected, atol=0.05, rtol=0)
     for ours, theirs in zip(found_lm.parameters(), expected_lm.parameters(), strict=True):
         assert (ours.grad.cpu() - theirs.grad).norm() < 0.05 * theirs.grad.norm()

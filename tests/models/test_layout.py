@@ -1,4 +1,4 @@
-"""How rows of each architecture are laid out: loaded as the learner loads it, its scores are those of transformers' own model."""
+"""The layout of each architecture: its scores are those of transformers' own model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, VOCABULARY, config_of, random_model, save_model
-from scored_rows import Row, score_rows
+from scored_rows import Row, own_scores, score_rows
 from transformers import AutoModelForCausalLM
 
 from trial_ray.errors import ConfigError
+from trial_ray.models.layers import checkpoint_layers
 from trial_ray.models.layout import layout_of, measured_layout
 from trial_ray.models.loading import fill, load_causal_lm
-from trial_ray.models.module import checkpoint_layers
 
 REFUSED = "llama-dynamic-rope"
 ROWS = {
@@ -37,41 +37,25 @@ def rows_with_forks() -> list[Row]:
     ]
 
 
-def own_scores(lm, rows: list[Row], hindsight: bool) -> torch.Tensor:
-    """Each response alone, by the model's own forward pass."""
-    scores = []
-    with torch.no_grad():
-        for row in rows:
-            ids = torch.from_numpy(row.view(hindsight).ids).long()
-            logs = lm(input_ids=ids[None, :-1]).logits[0].log_softmax(-1)
-            scores.append(logs.gather(-1, ids[1:, None])[-len(row.response_ids) :, 0])
-    return torch.cat(scores)
-
-
 @pytest.mark.parametrize("name", ROWS)
 def test_scores_are_those_of_transformers_own_model(name, tmp_path):
-    folder = save_model(name, tmp_path)
+    folder, rows = save_model(name, tmp_path), rows_with_forks()
     lm = load_causal_lm(folder, "float32", weights=False)
     fill(lm, folder, torch.device("cpu"))
-    # What the model's code says: SDPA leaves out what it does not know, such as a cap of the scores.
+    # Eager attention is the model's own code; SDPA ignores options that it does not support, such as a cap of the scores.
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    rows = rows_with_forks()
-    expected = [own_scores(stock, rows, hindsight) for hindsight in (False, True)]
-    together = score_rows(lm, rows, max_tokens=1000)
-    alone = [torch.cat(each) for each in zip(*(score_rows(lm, [row], max_tokens=1000) for row in rows), strict=True)]
-    differences = [
-        max((one - other).abs().max().item() for one, other in zip(found, expected, strict=True))
-        for found in (together, alone)
-    ]
-    assert max(differences) < 1e-4
-    assert (expected[0] - expected[1]).abs().max() > 0.01, "the context must matter, or the test proves nothing"
+    expected = own_scores(stock, rows)
+    separate = torch.cat([score_rows(lm, [row], max_tokens=1000) for row in rows], 1)
+    for scores in (score_rows(lm, rows, max_tokens=1000), separate):
+        torch.testing.assert_close(scores, expected, atol=1e-4, rtol=0)
+    assert (expected[0] - expected[1]).abs().max() > 0.01  # the teacher context has an effect
     assert layout_of(lm).rows == ROWS[name]
 
 
-def test_a_model_that_no_layout_scores_rightly_is_refused_with_what_differs(tmp_path):
+def test_a_model_without_a_correct_layout_is_refused(tmp_path):
     folder = save_model(REFUSED, tmp_path)
     for weights in (False, True):
-        with pytest.raises(ConfigError, match="depend on the rows scored before"):
+        with pytest.raises(ConfigError, match="rows scored before"):
             load_causal_lm(folder, "float32", weights=weights)
 
 
@@ -83,7 +67,7 @@ def test_measuring_leaves_the_random_numbers_alone():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_checkpointing_makes_no_model_random(name):
-    """Dropout 0.1, the noise of a router: what training mode would switch on stays off, and gradients are those without it."""
+    """Training mode would enable dropout and a router's noise; gradients are those without checkpointing."""
     lm = random_model(name)
     ids = torch.arange(3, 23)[None]
 
@@ -91,7 +75,7 @@ def test_checkpointing_makes_no_model_random(name):
         lm.zero_grad()
         logits = lm(input_ids=ids, use_cache=False).logits
         logits.log_softmax(-1)[0, :, 5].sum().backward()
-        return logits.detach(), [each.grad.clone() for each in lm.parameters() if each.grad is not None]
+        return logits.detach(), [tensor.grad.clone() for tensor in lm.parameters() if tensor.grad is not None]
 
     plain, expected = gradients()
     try:
@@ -99,8 +83,7 @@ def test_checkpointing_makes_no_model_random(name):
     except ConfigError:
         return
     for _ in range(2):
-        logits, found = gradients()
+        logits, checkpointed = gradients()
         assert torch.equal(logits, plain)
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(checkpointed, expected, atol=1e-6, rtol=1e-5)
     assert not any(module.training for module in lm.modules() if not list(module.children()))

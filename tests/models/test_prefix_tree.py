@@ -1,4 +1,4 @@
-"""A prefix tree holds every distinct prefix once, each node sees its own prefix and nothing else, and cuts repeat the least."""
+"""A prefix tree has every distinct prefix once, each node sees exactly its own prefix, and cuts repeat as little as possible."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
 def sequences(draw):
     """Ids of few kinds, so that much is shared; some sequences twice, some a prefix of another."""
     ids = draw(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), min_size=1, max_size=12))
-    return [ScoredSequence(np.array(each, np.int32), draw(st.integers(0, len(each) - 1))) for each in ids]
+    return [ScoredSequence(np.array(row, np.int32), draw(st.integers(0, len(row) - 1))) for row in ids]
 
 
 def prefixes(sequence):
@@ -37,9 +37,9 @@ def test_each_node_sees_its_prefix_and_predicts_what_follows(sequences, budget):
     seen = [visible_prefix(pack, node) for pack in packed.packs for node in range(pack.input_ids.shape[1])]
     predicted = [(seen[packed.nodes[pair]], int(packed.targets[pair])) for pair in packed.tokens.tolist()]
     expected = [
-        (tuple(each.ids[:position].tolist()), int(each.ids[position]))
-        for each in sequences
-        for position in range(len(each.ids) - each.num_targets, len(each.ids))
+        (tuple(row.ids[:position].tolist()), int(row.ids[position]))
+        for row in sequences
+        for position in range(len(row.ids) - row.num_targets, len(row.ids))
     ]
     assert predicted == expected
     # Each pack is the tree of its own prefixes: none of them twice.
@@ -48,7 +48,7 @@ def test_each_node_sees_its_prefix_and_predicts_what_follows(sequences, budget):
     for end, size in zip(ends, sizes, strict=True):
         assert len(set(seen[end - size : end])) == size
         assert size <= budget or size == max(size, *map(len, seen[end - size : end]))
-    distinct = {prefix for each in sequences for prefix in prefixes(each)}
+    distinct = {prefix for row in sequences for prefix in prefixes(row)}
     assert set(seen) == distinct
     assert packed.num_tokens == len(seen)
     assert packed.num_distinct == len(distinct)
@@ -69,8 +69,8 @@ def test_no_other_cuts_repeat_less(sequences, budget):
 
     count = len(sequences)
     inner = [cuts for size in range(count) for cuts in itertools.combinations(range(1, count), size)]
-    found = [order.cuts(budget)[0][0], *(stop for _, stop in order.cuts(budget))]
-    assert cost(found) == min(each for cuts in inner if (each := cost([0, *cuts, count])) is not None)
+    costs = [cost([0, *cuts, count]) for cuts in inner]
+    assert cost([0, *(stop for _, stop in order.cuts(budget))]) == min(total for total in costs if total is not None)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,6 @@ def test_blocks_of_queries_see_what_the_mask_says(exits):
     expected = tree_attention.tree_mask(exits)[0, 0]
     for block, (columns, seen) in enumerate(zip(keys, visible[:, 0], strict=True)):
         rows = expected[block * tree_attention.SDPA_BLOCK : (block + 1) * tree_attention.SDPA_BLOCK]
-        found = torch.zeros_like(rows, dtype=torch.int64).index_add_(1, columns, seen.long())
-        assert torch.equal(found, rows.long())  # each visible key once
+        counts = torch.zeros_like(rows, dtype=torch.int64).index_add_(1, columns, seen.long())
+        assert torch.equal(counts, rows.long())  # each visible key once
     assert keys.shape[1] < len(exits) / 2, "a block must not need the whole pack"

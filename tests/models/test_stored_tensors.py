@@ -1,4 +1,4 @@
-"""What of a model is saved, loaded and sent: its parameters and the buffers that are stored with them."""
+"""Parameters, and the buffers that are stored with them, are saved, loaded and sent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trial_ray.engines.weights import pack_weights, weights_checksum
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import require_same_config, write_model
 from trial_ray.models.loading import fill, load_causal_lm
-from trial_ray.models.lora import Adapter
-from trial_ray.models.module import CausalLMModule, merge_adapter
+from trial_ray.models.lora import Adapter, merge_adapter
+from trial_ray.models.module import CausalLMModule
 from trial_ray.models.tensors import engine_tensors, stored_tensors
 from trial_ray.rollout.env_runner import SPACES
 
@@ -33,7 +33,7 @@ def logits_of(lm) -> torch.Tensor:
     "name",  # one architecture for each kind of tensors
     ["llama", "gpt2", "gpt-oss", "gemma4", "glm4-moe", "deepseek-v3", "falcon-h1", "apertus", "lfm2-moe", "minimax-m2", "rwkv"],
 )  # fmt: skip
-def test_a_model_that_was_written_is_loaded_and_sent_as_transformers_loads_it(name, tmp_path):
+def test_a_written_model_is_loaded_and_sent_as_transformers_loads_it(name, tmp_path):
     lm = random_model(name)
     lm.generation_config.eos_token_id = [2, 5]
     lm.generation_config.update(pad_token_id=1, temperature=0.6, top_k=20, repetition_penalty=1.05, max_new_tokens=64)
@@ -45,27 +45,21 @@ def test_a_model_that_was_written_is_loaded_and_sent_as_transformers_loads_it(na
     assert written.keys() <= {"bos_token_id", "eos_token_id", "pad_token_id"}, "a server would apply the others"
     try:
         filled = load_causal_lm(str(tmp_path), "float32", weights=False)
-        assert {each.device.type for each in filled.parameters()} == {"meta"}
+        assert {tensor.device.type for tensor in filled.parameters()} == {"meta"}
         fill(filled, str(tmp_path), torch.device("cpu"))
     except ConfigError:  # by name, because it could not be scored
         filled = loaded
-    for found, expected in (
-        (dict(filled.named_parameters()), dict(loaded.named_parameters())),
-        (dict(filled.named_buffers()), dict(loaded.named_buffers())),  # also those that no file holds
-    ):
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[each], expected[each]) for each in expected)
+    tensors, expected = (dict([*lm.named_parameters(), *lm.named_buffers()]) for lm in (filled, loaded))
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     torch.testing.assert_close(logits_of(loaded), logits_of(lm), atol=1e-5, rtol=0)
     torch.testing.assert_close(logits_of(filled), logits_of(lm), atol=1e-5, rtol=0)
     assert filled.generation_config.eos_token_id == [2, 5]
     assert not filled.training
-    # An engine of bfloat16 holds what the learner sends it.
-    held, sent = (
-        AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16),
-        engine_tensors(lm, torch.bfloat16),
-    )
-    parameters = dict(held.named_parameters())
-    assert weights_checksum(parameters.items()) == weights_checksum((k, v) for k, v in sent if k in parameters)
+    # A bfloat16 engine loads the same parameters as the learner sends.
+    parameters = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).named_parameters())
+    sent = ((name, tensor) for name, tensor in engine_tensors(lm, torch.bfloat16) if name in parameters)
+    assert weights_checksum(parameters.items()) == weights_checksum(sent)
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +80,8 @@ def test_checkpoints_and_engines_hold_the_buffers_of_the_policy(expert_path, lor
     observations, actions = SPACES["default_policy"]
     spec = RLModuleSpec(CausalLMModule, observations, actions, model_config=config._model_config_auto_includes)
     module, again = spec.build(), spec.build()
-    for each in (module, again):
-        each.load(torch.device("cpu"), sharded=False)
+    for either in (module, again):
+        either.load(torch.device("cpu"), sharded=False)
     if lora_rank is None:
         randomise(module.lm, seed=1)
     else:

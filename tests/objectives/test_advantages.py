@@ -1,3 +1,5 @@
+"""Group-relative and rescaled advantages at the edges of float arithmetic; ``tests/algorithms`` has the methods' values."""
+
 import math
 
 import method_reference as reference
@@ -9,71 +11,64 @@ from hypothesis import strategies as st
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages, rescaled_advantages
 from trial_ray.objectives.rounding import equal_up_to_rounding
 
-SUMS = {"in another order": (0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1), "next to each other": (0.7, math.nextafter(0.7, 1))}
+ONE_GROUP = torch.zeros(8, dtype=torch.long)
 groups = st.lists(
     st.lists(st.sampled_from([0.0, 10.0, 0.1, 7.25, -0.1]), min_size=1, max_size=8), min_size=1, max_size=5
 )
 
 
 @given(groups, st.randoms(use_true_random=False))
-def test_equals_the_loop_in_any_order(returns, random):
+def test_advantages_equal_the_loop_in_any_order(returns, random):
     rows = [
-        (group, r, a)
-        for group, (rs, advs) in enumerate(zip(returns, reference.advantages(returns), strict=True))
-        for r, a in zip(rs, advs, strict=True)
+        (group, *pair)
+        for group, values in enumerate(returns)
+        for pair in zip(values, reference.relative(values), strict=True)
     ]
     random.shuffle(rows)
-    ids, values, expected = (torch.tensor(column) for column in zip(*rows, strict=True))
-    result = group_relative_advantages(values.double(), ids * 7 + 3)
-    assert torch.allclose(result, expected.double(), atol=1e-6)
+    ids, values, expected = map(torch.tensor, zip(*rows, strict=True))
+    assert torch.allclose(group_relative_advantages(values.double(), ids * 7 + 3), expected.double(), atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [2.0**-30, 1.0, 10.0, 2.0**900])
-@pytest.mark.parametrize("sums", SUMS.values(), ids=list(SUMS))
-def test_returns_that_differ_by_rounding_are_equal(sums, scale):
-    returns = scale * torch.tensor(sums, dtype=torch.float64)
+@pytest.mark.parametrize("returns", [(0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1), (0.7, math.nextafter(0.7, 1))])
+def test_returns_that_differ_by_rounding_are_equal(returns, scale):
+    returns = scale * torch.tensor(returns, dtype=torch.float64)
     assert returns[0] != returns[1]
-    groups = torch.zeros(2, dtype=torch.long)
-    assert group_relative_advantages(returns, groups).tolist() == [0.0, 0.0]
-    # A malformed reply there costs what it costs among returns that are equal to the last bit.
-    result = penalised_advantages(returns, groups, torch.tensor([0.1, 0.0]), torch.tensor([0, 1]))
+    assert group_relative_advantages(returns, ONE_GROUP[:2]).tolist() == [0.0, 0.0]
+    result = penalised_advantages(returns, ONE_GROUP[:2], torch.tensor([0.1, 0.0]), torch.tensor([0, 1]))
     assert result.tolist() == pytest.approx([-0.1, 0.0])
 
 
 @pytest.mark.parametrize(
-    ("dtype", "scale"),
-    [(torch.float64, 2.0**600), (torch.float64, 2.0**1023), (torch.float32, 2.0**100)],
+    ("dtype", "scale"), [(torch.float64, 2.0**600), (torch.float64, 2.0**1023), (torch.float32, 2.0**100)]
 )
 def test_returns_of_any_size_are_compared(dtype, scale):
-    """Squares of the large ones, and the sum of the largest, are not finite."""
-    parts = torch.tensor([1.0, 1.5, -1.0, 0.75, 0.75], dtype=dtype)
-    groups = torch.tensor([0, 0, 0, 1, 1])
+    """Squares of large returns, and the sum of the largest, are not finite."""
+    parts, groups = torch.tensor([1.0, 1.5, -1.0, 0.75, 0.75], dtype=dtype), torch.tensor([0, 0, 0, 1, 1])
     expected = group_relative_advantages(parts, groups, 1e-6 / scale)
     assert expected[:3].abs().min() > 0.3
     assert group_relative_advantages(scale * parts, groups).tolist() == expected.tolist()
     centred = group_relative_advantages(scale * parts, groups, by_deviation=False)
-    assert centred.tolist() == (scale * group_relative_advantages(parts, groups, by_deviation=False)).tolist()
+    assert torch.equal(centred, scale * group_relative_advantages(parts, groups, by_deviation=False))
     penalised = penalised_advantages(scale * parts, groups, torch.zeros(5, dtype=dtype), torch.arange(5))
     assert penalised.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("spread", [1e-12, 1e-7, 1e-6, 1e-5, 1e-3, 0.1, 1.0])
-def test_a_penalty_takes_no_more_than_itself(spread):
-    """One malformed reply among rollouts that nearly earned the same must not drown every other group."""
+def test_nearly_equal_returns_do_not_enlarge_a_penalty(spread):
     returns = 10 * torch.tensor([0.5] * 7 + [0.5 + spread], dtype=torch.float64)
-    groups, penalties = torch.zeros(8, dtype=torch.long), torch.tensor([0.1] + [0.0] * 7, dtype=torch.float64)
-    plain = group_relative_advantages(returns, groups)
-    taken = plain - penalised_advantages(returns, groups, penalties, torch.arange(8))
-    assert 0 < taken[0] <= 0.1 + 1e-12
-    assert not taken[1:].any()
+    penalties = torch.tensor([0.1] + [0.0] * 7, dtype=torch.float64)
+    penalised = penalised_advantages(returns, ONE_GROUP, penalties, torch.arange(8))
+    difference = group_relative_advantages(returns, ONE_GROUP) - penalised
+    assert 0 < difference[0] <= 0.1 + 1e-12
+    assert not difference[1:].any()
 
 
 @pytest.mark.parametrize("gap", [math.inf, -math.inf, 500.0, -500.0])
-def test_no_gap_is_too_large_to_rescale_by(gap):
-    advantages = torch.tensor([0.0, 1.0, -1.0])
+def test_extreme_log_ratios_rescale_up_to_the_clip(gap):
     factor = 1.2 if gap > 0 else 0.8
-    found = rescaled_advantages(advantages, torch.full((3,), gap), 1.0)
-    assert found.tolist() == pytest.approx([0.0, factor, -(2 - factor)])
+    result = rescaled_advantages(torch.tensor([0.0, 1.0, -1.0]), torch.full((3,), gap), 1.0)
+    assert result.tolist() == pytest.approx([0.0, factor, factor - 2])
 
 
 @pytest.mark.parametrize("kind", [float, torch.tensor])
@@ -89,5 +84,5 @@ def test_no_gap_is_too_large_to_rescale_by(gap):
         (math.nan, math.nan, False),
     ],
 )
-def test_numbers_that_are_equal_up_to_rounding(kind, lowest, highest, equal):
+def test_equality_up_to_rounding(kind, lowest, highest, equal):
     assert bool(equal_up_to_rounding(kind(lowest), kind(highest))) is equal

@@ -1,4 +1,4 @@
-"""What all objectives share: wrong arguments are named, dtypes are kept, and one argument at most receives a gradient."""
+"""All objectives name wrong arguments, keep dtypes, and give a gradient to at most one argument."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def kind(name: str) -> str:
 
 def valid(function, dtype=torch.float32) -> dict:
     """Arguments of two tokens, turns or rollouts, by their names."""
-    found = {}
+    arguments = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.annotation != "Tensor":
-            found |= {name: NUMBERS[name]} if name in NUMBERS else {}
+            arguments |= {name: NUMBERS[name]} if name in NUMBERS else {}
         elif function is losses.joint_loss:
-            found[name] = torch.tensor(0.1, dtype=dtype)
+            arguments[name] = torch.tensor(0.1, dtype=dtype)
         elif function is divergences.generalised_jsd:
-            found[name] = torch.zeros(2, 3, dtype=dtype)
+            arguments[name] = torch.zeros(2, 3, dtype=dtype)
         else:
             floats = torch.tensor([0.25, 0.5], dtype=dtype, requires_grad=True)
-            found[name] = {IDS: torch.tensor([0, 1]), FLOAT: floats}.get(kind(name), torch.ones(2))
-    return found | ({"generator": torch.Generator()} if function is allocation.permuted_weights else {})
+            arguments[name] = {IDS: torch.tensor([0, 1]), FLOAT: floats}.get(kind(name), torch.ones(2))
+    return arguments | ({"generator": torch.Generator()} if function is allocation.permuted_weights else {})
 
 
 def refused(function, name: str, value) -> None:
@@ -88,7 +88,7 @@ def test_numbers_out_of_range_are_named(function):
         refused(function, name, math.nan)
 
 
-def test_what_a_function_asks_of_its_arguments_besides():
+def test_conditions_of_single_functions():
     infinite = torch.full((2,), math.inf)
     refused(allocation.relative_weights, "scores", infinite)
     refused(allocation.relative_weights, "scores", -torch.ones(2))
@@ -100,19 +100,18 @@ def test_what_a_function_asks_of_its_arguments_besides():
     for name in ("outcome_loss", "surrogate_loss", "dense_loss"):
         refused(losses.joint_loss, name, torch.zeros(1))
         refused(losses.joint_loss, name, torch.tensor(math.nan))
-    with pytest.raises(ValueError, match="at the same token"):
+    with pytest.raises(ValueError, match="logprobs"):
         allocation.hindsight_gap(infinite, infinite)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("function", [*LOSSES, *CONSTANTS])
-def test_dtype_is_kept_and_only_the_logprobs_of_a_loss_receive_a_gradient(function, dtype):
+def test_dtype_is_kept_and_only_logprobs_of_a_loss_get_a_gradient(function, dtype):
     arguments = valid(function, dtype)
     result = function(**arguments)
     result = result[0] if isinstance(result, tuple) else result
     assert result.dtype == dtype
     assert result.requires_grad == (function in LOSSES)
     if result.requires_grad:
-        result.backward()
-        assert result.shape == ()
+        result.backward()  # the result is a scalar
         assert [name for name, value in arguments.items() if getattr(value, "grad", None) is not None] == ["logprobs"]

@@ -25,7 +25,8 @@ from trial_ray.adapters.registry import make_entries
 from trial_ray.adapters.templates import PromptContext
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError
-from trial_ray.learner.rows import action_mask, scored_turn
+from trial_ray.learner.action_spans import action_mask
+from trial_ray.learner.rows import scored_turn
 from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.teacher_context import Evidence
 from trial_ray.prompts.tool_calls import ToolSet

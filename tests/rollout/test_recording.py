@@ -21,7 +21,7 @@ from trial_ray.trajectory import Trajectory
 
 def make_group(seed):
     """Two rollouts, the first with what is easily lost."""
-    (group,) = synthetic_groups(500, num_groups=1, group_size=2, seed=seed, most_turns=12)
+    (group,) = synthetic_groups(500, num_groups=1, group_size=2, seed=seed, max_turns=12)
     first = group.trajectories[0]
     first.seed, first.environment, first.ended = 2**40 + seed, "ALFWorld-v0", "turn_limit"
     odd = {"observation": "You see a <b>mug</b> ☕.", "outcome": "You pick up\nthe mug 1.", "reward": 0.1 + 0.2}

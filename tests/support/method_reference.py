@@ -1,8 +1,8 @@
 """Every method's microbatch loss as plain Python loops over ragged turns, one token at a time in float64.
 
-It shares no code with the product. A token's current log-probability and entropy are scalars with a graph
-(``token.logp``, ``token.entropy``); whatever a method must not differentiate is a plain float. Settings are written
-here as the methods' authors published them, so that the product's defaults are held to them too.
+The loops share no code with the package. A token's current log-probability and entropy are scalars with a graph (``token.logp``,
+``token.entropy``); values without a gradient are plain floats. Settings are those that the methods' authors published, so the
+package's defaults are compared with them too.
 """
 
 from __future__ import annotations
@@ -43,69 +43,60 @@ class TurnRecord:
     advantage: float = 0.0
     weight: float = 0.0
     masked: Token | None = None
-    """A token outside of the mask, which no loop below reads."""
+    """A token outside the mask; the loops ignore it."""
 
     @property
     def score(self) -> float:
         return 0.25 + 0.5 * self.success
 
 
-# --- what the rollouts were worth
+# --- advantages
 
 
-def advantages(groups, epsilon=1e-6):
-    """Eq. 1 for a list of groups of returns."""
-    result = []
-    for returns in groups:
-        n = len(returns)
-        if n == 1 or len(set(returns)) == 1:
-            result.append([0.0] * n)
-            continue
-        mean = math.fsum(returns) / n
-        deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in returns) / (n - 1))
-        result.append([(r - mean) / (deviation + epsilon) for r in returns])
-    return result
+def relative(values, mode="mean_std_norm"):
+    """Eq. 1 of one group: minus the mean, over the unbiased deviation + 1e-6 in ``mean_std_norm``."""
+    if max(values) == min(values):
+        return [0.0] * len(values)
+    center = math.fsum(values) / len(values)
+    unit = statistics_module.stdev(values) + 1e-6 if mode == "mean_std_norm" else 1.0
+    return [(value - center) / unit for value in values]
 
 
-def gap(teacher, student, clip=2.0):
-    """Eq. 4 for one token."""
-    return max(-clip, min(clip, teacher - student))
+def bounded(value, limit):
+    return max(-limit, min(limit, value))
 
 
-def row_advantages(turns, statistics, outcomes=None, penalty=0.1, scale=10.0):
-    """A of every turn, with the penalty for a response without the required form; ``outcomes`` are the rollouts' successes."""
-    pairs = list(zip(turns, outcomes or [scale * turn.success for turn in turns], strict=True))
+def row_advantages(turns, statistics="trajectories", outcomes=None, mode="mean_std_norm"):
+    """A of every turn, minus the penalty for a response without the required form; ``outcomes`` default to scaled successes."""
+    outcomes = outcomes or [10.0 * turn.success for turn in turns]
     if statistics == "rows":
-        return normalised(turns, [value - charge(turn, penalty) for turn, value in pairs], lambda turn: turn.group)
+        charged = [value - charge(turn) for turn, value in zip(turns, outcomes, strict=True)]
+        return normalised(turns, charged, lambda turn: turn.group, mode)
     advantage, unit = {}, {}
-    for rows in _grouped(pairs, lambda pair: pair[0].group).values():
+    for rows in _grouped(zip(turns, outcomes, strict=True), lambda pair: pair[0].group).values():
         rollouts = {turn.trajectory: value for turn, value in rows}
-        advantage.update(zip(rollouts, advantages([list(rollouts.values())])[0], strict=True))
-        spread = statistics_module.stdev(rollouts.values()) if len(set(rollouts.values())) > 1 else 1.0
-        unit.update(dict.fromkeys(rollouts, spread + 1e-6 if spread != 1.0 else 1.0))
-    return [advantage[turn.trajectory] - charge(turn, penalty) / unit[turn.trajectory] for turn in turns]
+        values = list(rollouts.values())
+        advantage.update(zip(rollouts, relative(values, mode), strict=True))
+        scaled = mode == "mean_std_norm" and len(set(values)) > 1
+        unit.update(dict.fromkeys(rollouts, statistics_module.stdev(values) + 1e-6 if scaled else 1.0))
+    return [advantage[turn.trajectory] - charge(turn) / unit[turn.trajectory] for turn in turns]
 
 
-def charge(turn, penalty=0.1):
-    return 0.0 if turn.valid else penalty
+def charge(turn):
+    return 0.0 if turn.valid else 0.1
 
 
-def normalised(turns, values, key, mode="mean_std_norm"):
-    """The released normalisation of rows: less their group's mean, over its unbiased deviation + 1e-6 in ``mean_std_norm``."""
+def normalised(turns, values, key, mode):
+    """The released normalisation of rows: relative to the rows with the same key."""
     result = {}
-    for rows in _grouped(list(zip(turns, values, strict=True)), lambda pair: key(pair[0])).values():
-        own = [value for _, value in rows]
-        center = math.fsum(own) / len(own)
-        unit = 1.0
-        if mode == "mean_std_norm" and len(own) > 1:
-            unit = math.sqrt(math.fsum((value - center) ** 2 for value in own) / (len(own) - 1)) + 1e-6
-        flat = max(own) == min(own)
-        result.update((id(turn), 0.0 if flat else (value - center) / unit) for turn, value in rows)
+    for rows in _grouped(zip(turns, values, strict=True), lambda pair: key(pair[0])).values():
+        own = relative([value for _, value in rows], mode)
+        result.update((id(turn), value) for (turn, _), value in zip(rows, own, strict=True))
     return [result[id(turn)] for turn in turns]
 
 
 def earned(turns, reward):
-    """What every turn earned: a success or a score comes with the last one."""
+    """Reward of every turn; a success or a score arrives with the last turn."""
     if reward == "return":
         return [turn.reward for turn in turns]
     return [turn.last * (turn.score if reward == "score" else turn.success) for turn in turns]
@@ -128,18 +119,9 @@ def gigpo_advantages(turns, mode, statistics, coefficient=1.0, discount=0.95, re
     rewards = [scale * value for value in earned(turns, reward)]
     returns = returns_from(turns, rewards, discount)
     totals = {rows[0][0].trajectory: math.fsum(value for _, value in rows) for rows in _consecutive(turns, rewards)}
-    outcomes = [totals[turn.trajectory] for turn in turns]
     if statistics == "rows":
         returns = [own - charge(turn) for own, turn in zip(returns, turns, strict=True)]
-        charged = [value - charge(turn) for value, turn in zip(outcomes, turns, strict=True)]
-        episode = normalised(turns, charged, lambda turn: turn.group, mode)
-    elif mode == "mean_std_norm":
-        episode = row_advantages(turns, statistics, outcomes)
-    else:
-        rollouts = {turn.trajectory: (turn.group, totals[turn.trajectory]) for turn in turns}
-        of_group = _grouped(rollouts.values(), lambda pair: pair[0])
-        means = {group: math.fsum(value for _, value in pairs) / len(pairs) for group, pairs in of_group.items()}
-        episode = [totals[turn.trajectory] - means[turn.group] - charge(turn) for turn in turns]
+    episode = row_advantages(turns, statistics, [totals[turn.trajectory] for turn in turns], mode)
     step = normalised(turns, returns, lambda turn: (turn.group, turn.observation), mode)
     return [whole + coefficient * own for whole, own in zip(episode, step, strict=True)]
 
@@ -182,8 +164,10 @@ def agentopsd_advantages(turns, mix, bound, decay):
 
 
 def relative_weights(turns):
-    """w_k = s_k / mean over tokens of the trajectory; 1 where that mean is nothing."""
-    scores_of = [math.fsum(abs(gap(t.teacher, t.old)) for t in turn.tokens) / len(turn.tokens) for turn in turns]
+    """w_k = s_k / mean over the trajectory's tokens; 1 if that mean is 0."""
+    scores_of = [
+        math.fsum(abs(bounded(t.teacher - t.old, 2.0)) for t in turn.tokens) / len(turn.tokens) for turn in turns
+    ]
     result = []
     for rows in _consecutive(turns, scores_of):
         lengths, scores = [len(turn.tokens) for turn, _ in rows], [score for _, score in rows]
@@ -199,10 +183,10 @@ def mean(values):
     return sum(values) / len(values)
 
 
-def clipped(advantage, token, dual=3.0, clips=(0.8, 1.2)):
-    """One token's surrogate; ``max`` and ``min`` pass the gradient of the one they choose."""
-    ratio = torch.exp(token.logp - token.old)
-    low, high = (torch.tensor(each, dtype=torch.float64) for each in clips)
+def clipped(advantage, log_ratio, dual=3.0, clips=(0.8, 1.2)):
+    """One token's surrogate; ``max`` and ``min`` pass the gradient of the value that they return."""
+    ratio = torch.exp(log_ratio)
+    low, high = (torch.tensor(bound, dtype=torch.float64) for bound in clips)
     inside = min(max(ratio, low), high)
     loss = max(-advantage * ratio, -advantage * inside)
     return min(loss, torch.tensor(-dual * advantage, dtype=torch.float64)) if advantage < 0 and dual else loss
@@ -214,44 +198,34 @@ def k3(token):
     return value if value <= 10 else torch.tensor(10.0, dtype=torch.float64)
 
 
-def outcome(turns, advantage_of, kl=0.01, entropy=0.001, dual=3.0, clips=(0.8, 1.2)):
-    """(L_out, L_GRPO) with Â = ``advantage_of(turn, token)``."""
-    pairs = [(turn, token) for turn in turns for token in turn.tokens]
-    surrogate = mean(
-        [token.importance * clipped(advantage_of(turn, token), token, dual, clips) for turn, token in pairs]
-    )
-    total = surrogate - entropy * mean([token.entropy for _, token in pairs])
-    return (total + kl * mean([k3(token) for _, token in pairs]) if kl else total), surrogate
+def plain(turn, token):
+    return turn.advantage
 
 
-def by_response(turns, level, how, length, dual=3.0, kl=0.01, entropy=0.001):
-    """L_out with the ratio of tokens or of responses, and the surrogate's mean over tokens, rows, or a fixed length."""
+def outcome(turns, advantage_of, kl=0.01, entropy=0.001, level="token", how="tokens", length=512, **clips):
+    """(L_out, L_GRPO) with Â = ``advantage_of(turn, token)``, ratios of tokens or of responses, and one of the three means."""
     rows = []
     for turn in turns:
-        whole = mean([token.logp - token.old for token in turn.tokens])
-        shared = [Token(t.old, 0, 0, False, t.old + whole, t.entropy) for t in turn.tokens]
-        own = shared if level == "sequence" else turn.tokens
-        rows.append([t.importance * clipped(turn.advantage, o, dual) for t, o in zip(turn.tokens, own, strict=True)])
+        log_ratios = [token.logp - token.old for token in turn.tokens]
+        log_ratios = [mean(log_ratios)] * len(log_ratios) if level == "sequence" else log_ratios
+        pairs = zip(turn.tokens, log_ratios, strict=True)
+        rows.append([token.importance * clipped(advantage_of(turn, token), ratio, **clips) for token, ratio in pairs])
     losses = [loss for row in rows for loss in row]
     surrogate = {
-        "tokens": lambda: mean(losses),
-        "rows": lambda: mean([mean(row) for row in rows]),
-        "fixed_length": lambda: sum(losses) / (len(rows) * length),
-    }[how]()
+        "tokens": mean(losses),
+        "rows": mean([mean(row) for row in rows]),
+        "fixed_length": sum(losses) / (len(rows) * length),
+    }[how]
     tokens = [token for turn in turns for token in turn.tokens]
-    return surrogate - entropy * mean([t.entropy for t in tokens]) + kl * mean([k3(t) for t in tokens])
+    regularisation = kl * mean([k3(token) for token in tokens]) - entropy * mean([token.entropy for token in tokens])
+    return surrogate + regularisation, surrogate
 
 
-def rescaled(advantage, gap, strength):
+def rescaled(advantage, gap, strength, logistic=False):
+    """RLSD's and SERL's Â of a token; StepOPSD's with ``logistic``, before steps are made equal."""
     sign = (advantage > 0) - (advantage < 0)
-    return advantage * ((1 - strength) + strength * min(max(math.exp(sign * gap), 0.8), 1.2))
-
-
-def logistically_rescaled(advantage, token, strength):
-    """StepOPSD's Â of an action token before steps are made equal."""
-    sign = (advantage > 0) - (advantage < 0)
-    weight = 2 / (1 + math.exp(-sign * (token.teacher - token.old)))
-    return advantage * ((1 - strength) + strength * min(max(weight, 0.8), 1.2))
+    factor = 2 / (1 + math.exp(-sign * gap)) if logistic else math.exp(sign * gap)
+    return advantage * ((1 - strength) + strength * min(max(factor, 0.8), 1.2))
 
 
 def step_factors(turns, strength):
@@ -260,7 +234,7 @@ def step_factors(turns, strength):
     for rows in _consecutive(turns, turns):
         sizes = []
         for turn, _ in rows:
-            own = [abs(logistically_rescaled(turn.advantage, t, strength)) for t in turn.tokens if t.in_action]
+            own = [abs(rescaled(turn.advantage, t.teacher - t.old, strength, True)) for t in turn.tokens if t.in_action]
             sizes.append(math.fsum(own) / len(own) if own else None)
         steps = [size for size in sizes if size is not None]
         for size in sizes:
@@ -269,26 +243,18 @@ def step_factors(turns, strength):
     return result
 
 
-def bounded(value, limit):
-    return max(-limit, min(limit, value))
-
-
 def likelihood(turns, coefficient_of):
     """−mean of c · log π_θ."""
     return -mean([coefficient_of(turn, token) * token.logp for turn in turns for token in turn.tokens])
 
 
-def plain(turn, token):
-    return turn.advantage
+def grpo(turns, **settings):
+    return outcome(turns, plain, **settings)[0]
 
 
-def grpo(turns, **regularisation):
-    return outcome(turns, plain, **regularisation)[0]
-
-
-def trial(turns, coefficient, alpha=1.0, **regularisation):
-    """Eq. 7 and Eq. 8; ``coefficient`` is λ of the iteration. Returns the loss, and whether the clamp is saturated."""
-    loss, surrogate = outcome(turns, plain, **regularisation)
+def trial(turns, coefficient, alpha=1.0, **settings):
+    """Eq. 7 and Eq. 8; ``coefficient`` is λ of the iteration. Return the loss, and whether the clamp is saturated."""
+    loss, surrogate = outcome(turns, plain, **settings)
     term = coefficient * likelihood(turns, lambda turn, t: turn.weight * bounded(t.teacher - t.here, 2.0))
     limit = alpha * abs(surrogate.item())
     if coefficient and abs(term.item()) >= limit:
@@ -302,18 +268,16 @@ def rlsd(turns, strength):
 
 def serl(turns, strength):
     def advantage_of(turn, token):
-        if not token.in_action:
-            return turn.advantage
-        return rescaled(turn.advantage, bounded(token.teacher - token.here, 20.0), strength)
+        own = rescaled(turn.advantage, token.teacher - token.here, strength)
+        return own if token.in_action else turn.advantage
 
     return outcome(turns, advantage_of, kl=0.0)[0]
 
 
 def stepopsd(turns, strength):
     def advantage_of(turn, token):
-        return (
-            turn.weight * logistically_rescaled(turn.advantage, token, strength) if token.in_action else turn.advantage
-        )
+        own = turn.weight * rescaled(turn.advantage, token.teacher - token.old, strength, True)
+        return own if token.in_action else turn.advantage
 
     return outcome(turns, advantage_of)[0]
 
@@ -355,4 +319,4 @@ def _grouped(items, key):
 
 def _consecutive(turns, values):
     """(turn, value) pairs of one trajectory after the other."""
-    return _grouped(list(zip(turns, values, strict=True)), lambda pair: pair[0].trajectory).values()
+    return _grouped(zip(turns, values, strict=True), lambda pair: pair[0].trajectory).values()

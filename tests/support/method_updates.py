@@ -1,23 +1,26 @@
-"""Random updates in both forms: trajectory groups and scores as the learner takes them, ragged records for the loops."""
+"""Random updates in both forms: trajectory groups with scores for the learner, and ragged records for the float64 loops."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import method_reference as ref
 import numpy as np
 import torch
+from synthetic_groups import synthetic_groups
 
-from trial_ray.algorithms.grpo import GRPOConfig
+from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.loss import microbatch_loss
 from trial_ray.learner.rows import TokenBatch, TurnRows, group_turn_rows
 from trial_ray.models.logprobs import gather_divergence
-from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.trajectory import TrajectoryGroup
 
 SUCCESSES = ("random", "random", "all", "none", "one survivor", "two survivors")
-"""How the rollouts of each group ended: two groups of both signs, three whose advantages are 0, one with successes that failed."""
-OBSERVATIONS = ("a room", "a shelf", "a fridge")
+"""Successes in each group: two groups of both signs, three whose advantages are 0, and one with failed rollouts that succeeded."""
+OBSERVATIONS, REWARDS = ("a room", "a shelf", "a fridge"), (0.0, 0.25, -0.5, 1.0)
+RESPONSES = [np.arange(length, dtype=np.int32) for length in range(2, 7)]
 HIDDEN, VOCABULARY = 4, 7
 MICROBATCH_ROWS = 6
 
@@ -29,95 +32,70 @@ class Update:
 
     @property
     def tokens(self) -> list[ref.Token]:
-        """Of every turn, the one outside of the mask last."""
+        """Tokens of all turns; the last token of each turn is outside the mask."""
         return [token for turn in self.turns for token in (*turn.tokens, turn.masked)]
 
-    def column(self, name: str, dtype=torch.float64) -> torch.Tensor:
-        values = [getattr(token, name) for token in self.tokens]
-        return torch.tensor([value.item() if torch.is_tensor(value) else value for value in values], dtype=dtype)
+    def column(self, name: str) -> torch.Tensor:
+        values = [torch.as_tensor(getattr(token, name), dtype=torch.float64) for token in self.tokens]
+        return torch.stack(values).detach()
 
 
 def random_update(seed: int) -> Update:
     rng = np.random.default_rng(seed)
-    groups, turns = [], []
-    for index, outcome in enumerate(SUCCESSES):
-        trajectories = []
-        for rollout in range(4):
-            success = outcome == "all" or (outcome == "two survivors" and rollout != 1)
-            success |= outcome == "random" and (rollout == 0 or (rollout > 1 and rng.random() < 0.5))
-            records = _records(rng, index, 4 * index + rollout, success)
-            failed = rollout not in {"one survivor": [2], "two survivors": [0, 1]}.get(outcome, range(4))
-            trajectories.append(_trajectory(records, success, failed))
-            turns += [] if failed else records
-        groups.append(TrajectoryGroup(f"task-{index}", trajectories))
-    return Update(groups, turns)
+    groups, records = synthetic_groups(num_groups=len(SUCCESSES), seed=seed, responses=RESPONSES), []
+    for index, (group, outcome) in enumerate(zip(groups, SUCCESSES, strict=True)):
+        survivors = {"one survivor": [2], "two survivors": [0, 1]}.get(outcome, range(4))
+        for rollout, trajectory in enumerate(group.trajectories):
+            trajectory.success = outcome == "all" or (outcome == "two survivors" and rollout != 1)
+            trajectory.success |= outcome == "random" and (rollout == 0 or (rollout > 1 and rng.random() < 0.5))
+            trajectory.score = 0.25 + 0.5 * trajectory.success
+            trajectory.ended = "terminated" if rollout in survivors else "failed"
+            trajectory.turns = [
+                dataclasses.replace(turn, observation=str(rng.choice(OBSERVATIONS)), reward=float(rng.choice(REWARDS)))
+                for turn in trajectory.turns
+            ]
+            turns = [_record(rng, index, 4 * index + rollout, trajectory, turn) for turn in trajectory.turns]
+            records += turns if rollout in survivors else []
+    return Update(groups, records)
 
 
-def _records(rng, group, trajectory, success):
-    length = rng.integers(1, 5)
-    rewards = np.random.default_rng((group, trajectory)).choice([0.0, 0.25, -0.5, 1.0], length)
-    return [
-        ref.TurnRecord(
-            group,
-            trajectory,
-            observation=str(rng.choice(OBSERVATIONS)),
-            valid=bool(rng.random() < 0.8),
-            success=success,
-            last=place == length - 1,
-            tokens=[_token(rng) for _ in range(rng.integers(1, 6))],
-            masked=_token(rng),
-            reward=float(rewards[place]),
-        )
-        for place in range(length)
-    ]
+def _record(rng, group, number, trajectory, turn) -> ref.TurnRecord:
+    tokens = [_token(rng) for _ in turn.response_ids]
+    last = turn is trajectory.turns[-1]
+    record = ref.TurnRecord(group, number, turn.observation, turn.valid, trajectory.success, last, tokens[:-1])
+    record.reward, record.masked = turn.reward, tokens[-1]
+    return record
 
 
 def _token(rng) -> ref.Token:
-    """Gaps on both sides of every bound."""
+    """Return a token with log-ratios on both sides of every bound."""
     old = float(rng.uniform(-6, -0.1))
     shift = rng.choice([0.0, rng.normal(0, 0.3), rng.normal(0, 1.5)])
-    scalar = lambda value: torch.tensor(value, dtype=torch.float64, requires_grad=True)  # noqa: E731
+    logp, entropy = (
+        torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (old + shift, rng.uniform(0, 3))
+    )
     return ref.Token(
         old=old,
         teacher=float(old + rng.choice([rng.normal(0, 0.1), rng.normal(0, 2), -30.0], p=[0.5, 0.45, 0.05])),
         frozen=float(old + rng.choice([rng.normal(0, 0.5), 4.0], p=[0.9, 0.1])),
         in_action=bool(rng.random() < 0.5),
-        logp=scalar(old + shift),
-        entropy=scalar(rng.uniform(0, 3)),
+        logp=logp,
+        entropy=entropy,
     )
 
 
-def _trajectory(records, success, failed) -> Trajectory:
-    turns = [
-        Turn(
-            prompt_ids=np.arange(3, dtype=np.int32),
-            response_ids=np.arange(len(record.tokens) + 1, dtype=np.int32),
-            logprobs=np.zeros(len(record.tokens) + 1, np.float32),
-            weight_version=1,
-            insert_at=2,
-            observation=record.observation,
-            action="look",
-            valid=record.valid,
-            outcome="Nothing happens.",
-            reward=record.reward,
-            finish_reason="stop",
-        )
-        for record in records
-    ]
-    return Trajectory("task", "pick", 0, turns, success, records[0].score, "failed" if failed else "terminated")
-
-
 class Views:
-    """Hidden states of both views and one output head, for the full-vocabulary divergence, all float64 leaves."""
+    """Hidden states of both views and one output head, for the full-vocabulary divergence, all in float64."""
 
-    def __init__(self, update: Update, seed: int = 0) -> None:
+    def __init__(self, update: Update, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-        self.hidden, self.teacher = draw(len(update.tokens), HIDDEN).requires_grad_(), draw(len(update.tokens), HIDDEN)
+        self.hidden, self.teacher, weight = (
+            torch.randn(rows, HIDDEN, generator=generator, dtype=torch.float64)
+            for rows in (len(update.tokens), len(update.tokens), VOCABULARY)
+        )
+        self.hidden.requires_grad_()
         self.head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, dtype=torch.float64)
-        self.weight = self.head.weight
-        with torch.no_grad():
-            self.weight.copy_(1.5 * draw(VOCABULARY, HIDDEN))
+        self.head.weight.data = 1.5 * weight
 
     def divergence(self, config: GRPOConfig) -> torch.Tensor:
         settings = {"mix": config.jsd_mix, "temperature": config.jsd_temperature}
@@ -125,15 +103,15 @@ class Views:
 
 
 def scored_rows(update: Update, config: GRPOConfig) -> TurnRows:
-    """The product's rows with both views' scores."""
+    """Return the learner's rows with both views' scores; the last token of each turn is outside the mask."""
     rows = group_turn_rows(update.groups, config)
     rows.logprobs, rows.hindsight_logprobs = update.column("old"), update.column("teacher")
-    rows.mask = torch.tensor([each for turn in update.turns for each in [True] * len(turn.tokens) + [False]])
+    rows.mask[rows.lengths.cumsum(0) - 1] = False
     return rows
 
 
 def learner_losses(method: str, update: Update, iteration: int, training: dict, views: Views | None = None):
-    """The product's losses of all microbatches; current log-probabilities and entropies as leaves."""
+    """Return the learner's losses of all microbatches, and their leaves: current log-probabilities and entropies."""
     config = new_config(method).debugging(seed=3)
     published = {"reward_scale": 10.0, "hindsight_start_iteration": 25}
     config.training(**{name: value for name, value in published.items() if hasattr(config, name)} | training)
@@ -143,16 +121,14 @@ def learner_losses(method: str, update: Update, iteration: int, training: dict, 
     rows.importance_weights = update.column("importance") if config.importance_cap else None
     rows.action_mask = update.column("in_action").bool() if rule.needs_action_spans else None
     rule.prepare(rows, update.groups, iteration)
-    outputs = {name: update.column(name).requires_grad_() for name in ("logp", "entropy")}
-    whole = {"logprobs": outputs["logp"], "entropy": outputs["entropy"]}
-    whole |= {"divergence": views.divergence(config)} if views else {}
+    leaves = {name: update.column(name).requires_grad_() for name in ("logp", "entropy")}
+    outputs = {"logprobs": leaves["logp"], "entropy": leaves["entropy"]}
+    outputs |= {"divergence": views.divergence(config)} if views else {}
     losses = []
-    for start in range(0, len(rows), MICROBATCH_ROWS):
-        numbers = np.arange(start, min(start + MICROBATCH_ROWS, len(rows)))
-        part = {name: value[rows.token_positions(numbers)] for name, value in whole.items()}
-        tokens = TokenBatch.from_rows(rows, numbers, "cpu")
-        losses.append(microbatch_loss(rule, config, tokens, part, iteration)[0])
-    return torch.stack(losses), outputs
+    for numbers in np.split(np.arange(len(rows)), range(MICROBATCH_ROWS, len(rows), MICROBATCH_ROWS)):
+        part = {name: value[rows.token_positions(numbers)] for name, value in outputs.items()}
+        losses.append(microbatch_loss(rule, config, TokenBatch.from_rows(rows, numbers, "cpu"), part, iteration)[0])
+    return torch.stack(losses), leaves
 
 
 def reference_losses(update: Update, loss_of) -> torch.Tensor:

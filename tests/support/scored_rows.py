@@ -1,4 +1,4 @@
-"""Rows of random ids in both views, scored."""
+"""Rows of random ids in both views, scored as the learner scores them, and by a model's own forward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trial_ray.trajectory import Turn
 
 
 class Row(NamedTuple):
-    """A turn's ids, and the evidence of its hindsight view."""
+    """A turn's ids, and the evidence of its teacher context."""
 
     prompt_ids: np.ndarray
     insert_at: int
@@ -28,8 +28,22 @@ class Row(NamedTuple):
         return scored_turn(turn, Evidence(self.evidence_ids, self.insert_at) if hindsight else None)
 
 
-def score_rows(lm: Any, rows: Sequence[Row], max_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the responses in both views."""
+def score_rows(lm: Any, rows: Sequence[Row], max_tokens: int) -> torch.Tensor:
+    """Log-probabilities of the responses ``[2, T]``: without and with the teacher context."""
     views = {str(hindsight): [row.view(hindsight) for row in rows] for hindsight in (False, True)}
     scores, _ = score_views(lm, views, max_tokens=max_tokens)
-    return scores["False"], scores["True"]
+    return torch.stack([*scores.values()])
+
+
+@torch.no_grad()
+def own_scores(lm: Any, rows: Sequence[Row]) -> torch.Tensor:
+    """The same from the model's own forward pass of each row alone, unpadded, with ids that are put together here."""
+    scores = []
+    for hindsight in (False, True):
+        for row in rows:
+            prompt, evidence = row.prompt_ids.tolist(), row.evidence_ids.tolist() if hindsight else []
+            context = [*prompt[: row.insert_at], *evidence, *prompt[row.insert_at :]]
+            ids = torch.tensor([*context, *row.response_ids.tolist()])
+            logprobs = lm(input_ids=ids[None, :-1]).logits[0].log_softmax(-1)
+            scores.append(logprobs.gather(-1, ids[1:, None])[len(context) - 1 :, 0])
+    return torch.cat(scores).view(2, -1)

@@ -1,4 +1,4 @@
-"""Learners of the smallest model in this process, without actors: built, updated, looked at."""
+"""Learners of the smallest model in this process, without actors."""
 
 from __future__ import annotations
 
@@ -42,18 +42,20 @@ def update(learner: GRPOLearner, groups, iteration: int = 1, **timesteps: int) -
 
 
 def gradients(learner: GRPOLearner, groups, iteration: int = 1) -> dict[str, torch.Tensor]:
-    """What the first optimizer step would apply, by the parameters' names; nothing is applied."""
+    """Gradients of the first optimizer step by the parameters' names; nothing is applied."""
     names = {id(parameter): name for name, parameter in learner.policy_module.lm.named_parameters()}
     steps = []
-    learner.apply_gradients = lambda each: steps.append({names[id(key)]: each[key].clone() for key in each})
+    learner.apply_gradients = lambda step: steps.append(
+        {names[id(ref)]: gradient.clone() for ref, gradient in step.items()}
+    )
     update(learner, groups, iteration)
     return steps[0]
 
 
-def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+def worst(result: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
     """Largest difference, relative to the largest entry."""
-    scale = max(each.abs().max().item() for each in expected.values())
-    return max((found[name] - expected[name]).abs().max().item() for name in expected) / scale
+    scale = max(value.abs().max().item() for value in expected.values())
+    return max((result[name] - expected[name]).abs().max().item() for name in expected) / scale
 
 
 def weights(learner: GRPOLearner) -> torch.Tensor:

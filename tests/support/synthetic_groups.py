@@ -1,4 +1,4 @@
-"""Trajectory groups with random responses, for tests of the learner that need no environment."""
+"""Trajectory groups with random responses, for tests that need no environment."""
 
 from __future__ import annotations
 
@@ -12,39 +12,30 @@ OUTCOMES = ("You pick up the apple 1 from the cabinet 2.", "Nothing happens.", "
 
 
 def synthetic_groups(
-    vocab_size: int,
+    vocab_size: int = 400,
     num_groups: int = 3,
     group_size: int = 4,
     seed: int = 0,
-    most_turns: int = 4,
+    max_turns: int = 4,
     responses: Sequence[np.ndarray] = (),
 ) -> list[TrajectoryGroup]:
-    """Groups of rollouts; each response is one of ``responses``, or random tokens."""
+    """Return groups of rollouts; each response is one of ``responses``, or random tokens."""
     rng = np.random.default_rng(seed)
-    return [
-        TrajectoryGroup(
-            f"task-{group}",
-            [
-                _trajectory(rng, vocab_size, f"task-{group}", rollout, most_turns, responses)
-                for rollout in range(group_size)
-            ],
-        )
-        for group in range(num_groups)
-    ]
 
+    def trajectory(task: str, rollout: int) -> Trajectory:
+        turns = [_turn(rng, vocab_size, responses) for _ in range(rng.integers(1, max_turns + 1))]
+        success = bool(rng.random() < 0.5)
+        ended = "terminated" if success else "turn_limit"
+        return Trajectory(task, "pick", rollout, turns, success, float(success), ended, solution=("look", "wait"))
 
-def _trajectory(
-    rng: np.random.Generator, vocab_size: int, task: str, rollout: int, most_turns: int, responses: Sequence[np.ndarray]
-) -> Trajectory:
-    turns = [_turn(rng, vocab_size, responses) for _ in range(rng.integers(1, most_turns + 1))]
-    success = bool(rng.random() < 0.5)
-    ended = "terminated" if success else "turn_limit"
-    return Trajectory(task, "pick", rollout, turns, success, float(success), ended, solution=("look", "wait"))
+    tasks = [f"task-{group}" for group in range(num_groups)]
+    return [TrajectoryGroup(task, [trajectory(task, rollout) for rollout in range(group_size)]) for task in tasks]
 
 
 def _turn(rng: np.random.Generator, vocab_size: int, responses: Sequence[np.ndarray]) -> Turn:
-    prompt = rng.integers(10, vocab_size, rng.integers(6, 20)).astype(np.int32)
-    response = rng.integers(10, vocab_size, rng.integers(1, 6)).astype(np.int32)
+    prompt, response = (
+        rng.integers(10, vocab_size, rng.integers(*lengths)).astype(np.int32) for lengths in ((6, 20), (1, 6))
+    )
     if responses:
         response = responses[rng.integers(len(responses))]
     return Turn(
@@ -57,6 +48,4 @@ def _turn(rng: np.random.Generator, vocab_size: int, responses: Sequence[np.ndar
         action="look",
         valid=bool(rng.random() < 0.8),
         outcome=str(rng.choice(OUTCOMES)),
-        reward=0.0,
-        finish_reason="stop",
     )

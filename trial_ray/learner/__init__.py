@@ -2,7 +2,7 @@
 
 - ``learner``: GRPOLearner, the learner of every method.
 - ``method``: the hooks in which methods differ.
-- ``rows``: the turns of an update as rows, their advantages, the tokens of actions.
+- ``advantages``: advantages of the turns of an update. ``rows``: the turns as rows. ``action_spans``: tokens of actions.
 - ``update_plan``: the rows of each optimizer step and microbatch, and the learner that computes each.
 - ``scoring``: log-probabilities before the update, and their comparison with the engine's.
 - ``loss``: the loss of a microbatch, and weighted means of its metrics.

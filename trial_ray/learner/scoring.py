@@ -12,9 +12,10 @@ import torch
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_ray.errors import ConfigError, MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
+from trial_ray.learner.action_spans import action_mask
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.method import Method
-from trial_ray.learner.rows import TurnRows, action_mask, group_turn_rows
+from trial_ray.learner.rows import TurnRows, group_turn_rows
 from trial_ray.learner.update_plan import UpdatePlan, plan_rows
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
 from trial_ray.models.module import CausalLMModule

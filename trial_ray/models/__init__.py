@@ -1,6 +1,7 @@
 """The trained causal LM as an RLModule, its log-probabilities, and the models shipped with the package.
 
 - ``module``: the RLModule of the policy: passes, checkpoints, weights for engines.
+- ``layers``: checkpointing and compilation of layers, matrices at the compute dtype.
 - ``folders``: find, check and write model folders. ``loading``: load models and tokenizers.
 - ``prefix_tree``: sequences as prefix trees. ``tree_attention``: attention over them.
 - ``layout``: the layout in which a model is scored, by measurement. ``packing``: packs of forward passes.

@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.models.folders import restore_tensors
+from trial_envs.core.extras import install_command
+from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError
+from trial_ray.models.folders import restore_tensors, write_model
+from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.sharding import copy_whole, decoder_layers, gathered
 from trial_ray.models.tensors import stored_tensors
 
@@ -175,3 +177,29 @@ def _chosen_targets(lm: PreTrainedModel, targets: Sequence[str] | None) -> list[
     if not chosen:
         raise ConfigError(f"{type(lm).__name__} cannot have adapters: its decoder layers have no linear layers.")
     return sorted(chosen)
+
+
+def merge_adapter(folder: Path, target: Path) -> None:
+    """Merge an adapter in peft's format into its base model and write the result to ``target``, in Hugging Face format.
+
+    Raises:
+        CheckpointError: the base model is not at the path that it had when the adapter was trained.
+        MissingDependencyError: peft is not installed.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{folder} is an adapter of peft; install it with: {install_command('lora')}"
+        ) from error
+
+    config = LoraConfig.from_pretrained(str(folder))
+    base = str(config.base_model_name_or_path)
+    if not Path(base).is_dir():
+        raise CheckpointError(f"{folder} is an adapter of the model in {base}, which is missing. Restore it there.")
+    lm = load_causal_lm(base, "float32")
+    adapter = Adapter(
+        lm, rank=config.r, alpha=config.lora_alpha, targets=sorted(config.target_modules), dtype=torch.float32, seed=0
+    )
+    adapter.load(folder)
+    write_model(lm, adapter.merged_weights(), target)

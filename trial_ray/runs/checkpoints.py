@@ -358,7 +358,7 @@ def _copy_model(source: Path, target: Path) -> None:
 
 
 def _merge(adapter: Path, target: Path) -> None:
-    from trial_ray.models.module import merge_adapter
+    from trial_ray.models.lora import merge_adapter
 
     merge_adapter(adapter, target)
     for file in adapter.iterdir():

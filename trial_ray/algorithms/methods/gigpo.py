@@ -8,8 +8,9 @@ import torch
 
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.declare import setting
+from trial_ray.learner.advantages import anchor_ids, form_penalties, normalised_returns, step_returns
 from trial_ray.learner.method import Method, Metrics
-from trial_ray.learner.rows import TurnRows, anchor_ids, form_penalties, normalised_returns, step_returns
+from trial_ray.learner.rows import TurnRows
 from trial_ray.trajectory import TrajectoryGroup
 
 

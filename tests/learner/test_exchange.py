@@ -1,0 +1,85 @@
+"""Exchange between learners: gradients are added up bucket by bucket in one order, and lost groups are dropped by all learners."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import ray
+import torch
+from ray.exceptions import ObjectLostError
+from torch import distributed, nn
+
+from trial_ray.learner import exchange
+from trial_ray.learner.exchange import GradientSums, fetch_groups
+
+
+@pytest.fixture
+def summed(monkeypatch):
+    """Return the inputs of all sums, by a process group of this process; a bucket has room for one layer's weight."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    inputs: list[torch.Tensor] = []
+    all_reduce = distributed.all_reduce
+    monkeypatch.setattr(
+        distributed,
+        "all_reduce",
+        lambda tensor, **kwargs: inputs.append(tensor.clone()) or all_reduce(tensor, **kwargs),
+    )
+    monkeypatch.setattr(exchange, "BUCKET_ELEMENTS", 9)
+    yield inputs
+    distributed.destroy_process_group()
+
+
+@pytest.fixture
+def weights():
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(3, 3)) for _ in range(3)]
+
+
+def loss_of(weights):
+    hidden = torch.arange(3.0)
+    for weight in weights:
+        hidden = weight @ hidden
+    return hidden.square().sum()
+
+
+def test_gradients_of_each_dtype_are_summed_in_it(summed, weights, monkeypatch):
+    """A bfloat16 model may have norms in float32, and every gradient must have its parameter's dtype."""
+    monkeypatch.setattr(exchange, "BUCKET_ELEMENTS", 100)
+    weights[1] = nn.Parameter(weights[1].data.bfloat16())
+    sums = GradientSums(weights)
+    sums.begin()
+    sum((index + 1) * weight.float().sum() for index, weight in enumerate(weights)).backward()
+    sums.finish()
+    assert [tensor.dtype for tensor in summed] == [weight.dtype for weight in reversed(weights)]
+    for index, weight in enumerate(weights):
+        assert torch.equal(weight.grad, torch.full_like(weight, index + 1))
+
+
+def test_layers_outside_the_last_pass_keep_their_place_in_the_order(summed, weights):
+    first, _, last = weights
+    expected = [*torch.autograd.grad(loss_of(weights), weights)]
+    for index, gradient in zip((0, 2), torch.autograd.grad(loss_of([first, last]), [first, last]), strict=True):
+        expected[index] = expected[index] + gradient
+    sums = GradientSums(weights)
+    loss_of(weights).backward()
+    sums.begin()
+    loss_of([first, last]).backward()
+    assert len(summed) == 1  # the sum of the last layer; the first layer waits for the middle one
+    sums.finish()
+    for tensor, weight, gradient in zip(reversed(summed), weights, expected, strict=True):
+        assert torch.equal(tensor, gradient.reshape(-1))
+        assert torch.equal(weight.grad, gradient)
+
+
+def test_a_group_that_one_learner_misses_is_dropped_by_all(monkeypatch):
+    def get(refs, timeout):
+        if "3" in refs:
+            raise ObjectLostError("3", None, "")
+        return [f"group {ref}" for ref in refs]
+
+    reported = []
+    others = SimpleNamespace(gather=lambda missing: [reported.append(missing) or missing, {0, 3}, set()])
+    monkeypatch.setattr(ray, "get", get)
+    assert fetch_groups([str(ref) for ref in range(5)], others) == ["group 1", "group 2", "group 4"]
+    assert reported == [{3}]

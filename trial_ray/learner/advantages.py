@@ -1,0 +1,132 @@
+"""Advantages of the turns of an update, from rewards, penalties and groups (Eq. 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+import torch
+
+from trial_ray.config.run import RunSettings
+from trial_ray.config.training import Reward, reward_name
+from trial_ray.errors import TrainingDivergedError
+from trial_ray.objectives.advantages import discounted_returns, group_relative_advantages, penalised_advantages
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
+
+
+def trajectory_ids_of(trajectories: Sequence[Trajectory]) -> torch.Tensor:
+    """Index of the trajectory of each turn, int64 ``[K]``."""
+    lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories], dtype=torch.int64)
+    return torch.repeat_interleave(torch.arange(len(trajectories)), lengths)
+
+
+def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> torch.Tensor:
+    """Advantage of each turn of all completed rollouts, float64 ``[K]``: Eq. 1, the turn's penalty, and with ``"per_turn"`` its
+    own advantage.
+
+    Raises:
+        TrainingDivergedError: a reward is not finite.
+    """
+    survivors = [(index, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
+    trajectory_ids = trajectory_ids_of([trajectory for _, trajectory in survivors])
+    group_ids = torch.tensor([index for index, _ in survivors], dtype=torch.int64)
+    rewards = [config.reward_scale * trajectory.outcome_reward(config.reward) for _, trajectory in survivors]
+    returns = torch.tensor(rewards, dtype=torch.float64)
+    if not bool(returns.isfinite().all()):
+        task_id, reward = next(
+            (trajectory.task_id, reward)
+            for (_, trajectory), reward in zip(survivors, rewards, strict=True)
+            if not math.isfinite(reward)
+        )
+        raise TrainingDivergedError(
+            f"A rollout of task {task_id!r} earned {reward} ({reward_name(config.reward)} times "
+            f"reward_scale={config.reward_scale:g}), expected a finite number; nothing was trained. "
+            "Check the rewards of the environment, or lower reward_scale."
+        )
+    penalties = form_penalties([turn for _, trajectory in survivors for turn in trajectory.turns], config)
+    if config.advantage_statistics == "rows":
+        advantages = normalised_returns(returns[trajectory_ids] - penalties, group_ids[trajectory_ids], config)
+    else:
+        by_deviation = config.advantage_norm == "mean_std_norm"
+        advantages = penalised_advantages(
+            returns, group_ids, penalties, trajectory_ids, config.advantage_epsilon, by_deviation=by_deviation
+        )
+    if config.reward == "per_turn":
+        advantages = advantages + config.turn_coeff * turn_advantages(groups, config)
+    return advantages
+
+
+def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> torch.Tensor:
+    """Advantage of each turn's discounted return relative to the same turn of its group's rollouts, float64 ``[K]``.
+
+    A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}; turn k is compared with turn k of all rollouts of the group
+    that have a turn k. All rollouts of a group start in the same state.
+
+    Raises:
+        TrainingDivergedError: a return is not finite.
+    """
+    returns = config.reward_scale * step_returns(groups, config.reward, config.turn_discount)
+    if not bool(returns.isfinite().all()):
+        raise TrainingDivergedError(
+            f"Rewards of turns, added up and times reward_scale={config.reward_scale:g}, are not finite; nothing was trained. "
+            "Check the rewards of the environment, or lower reward_scale."
+        )
+    return normalised_returns(returns, turn_index_ids(groups), config)
+
+
+def form_penalties(turns: Sequence[Turn], config: RunSettings) -> torch.Tensor:
+    """Return the penalty of each turn, float64 ``[K]`` in units of the scaled reward; 0 if the response has the required form."""
+    penalties = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
+    return torch.tensor(penalties, dtype=torch.float64)
+
+
+def normalised_returns(returns: torch.Tensor, group_ids: torch.Tensor, config: RunSettings) -> torch.Tensor:
+    """Convert returns ``[N]`` to advantages relative to their group, by the config's ``advantage_norm``."""
+    by_deviation = config.advantage_norm == "mean_std_norm"
+    return group_relative_advantages(returns, group_ids, config.advantage_epsilon, by_deviation=by_deviation)
+
+
+def anchor_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
+    """Id of each turn's anchor observation, int64 ``[K]``, over the turns of all completed rollouts in order.
+
+    Turns have the same id if their task group and their raw observation are the same.
+    """
+    return _number((group, turn.observation) for group, _, turn in _placed_turns(groups))
+
+
+def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
+    """Id of each turn's group and index in its rollout, int64 ``[K]``, over the turns of all completed rollouts in order."""
+    return _number((group, index) for group, index, _ in _placed_turns(groups))
+
+
+def _placed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int, Turn]]:
+    """Turns of every completed rollout, each with the index of its group and its index in the rollout."""
+    for number, group in enumerate(groups):
+        for trajectory in group.survivors:
+            for index, turn in enumerate(trajectory.turns):
+                yield number, index, turn
+
+
+def _number(keys: Iterable[Hashable]) -> torch.Tensor:
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
+
+
+def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: float) -> torch.Tensor:
+    """Discounted return from each turn of all completed rollouts to the end, float64 ``[K]``, in units of the unscaled reward.
+
+    Args:
+        groups: the groups of an update.
+        reward: as in ``GRPOConfig.training``; success, score and the reward of a function arrive with the last turn,
+            ``"per_turn"`` uses the environment's rewards.
+        discount: γ.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.survivors]
+    rewards = [value for trajectory in trajectories for value in _rewards(trajectory, reward)]
+    return discounted_returns(torch.tensor(rewards, dtype=torch.float64), trajectory_ids_of(trajectories), discount)
+
+
+def _rewards(trajectory: Trajectory, reward: Reward) -> list[float]:
+    if reward in ("return", "per_turn"):
+        return [turn.reward for turn in trajectory.turns]
+    return [0.0] * (len(trajectory.turns) - 1) + [trajectory.outcome_reward(reward)]
