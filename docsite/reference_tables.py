@@ -18,7 +18,7 @@ from trial_ray.warmstart.settings import WarmStartSettings
 
 _BLOCK = re.compile(r"(<!-- ((?:settings|metrics|hooks) of \S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-MAX_NAMES = 8
+MAX_NAMES = 4
 """Names of RLlib's unread settings that are written out for each reason; the error about a setting gives its reason too."""
 
 
@@ -93,7 +93,7 @@ def settings_of(cls: type, names: Iterable[str]) -> str:
 def _kind(field: Field[Any], text: str) -> str:
     """Return a setting's type and range in brackets, unless its default and description show them."""
     kind = expected(field).replace("of at least", "≥").replace("above", ">")
-    if "`None`" in text:
+    if "`None`" in text or default_of(field) is None:
         kind = kind.removesuffix(", or None")
     choices = declaration(field).bounds.get("one_of", ())
     described = choices and all(str(choice) in text for choice in choices)

@@ -115,7 +115,7 @@ def driver_names() -> set[str]:
     return found | {f"{EVALUATION_RESULTS}/{ENV_RUNNER_RESULTS}/{name}" for name in played}
 
 
-def test_the_table_names_every_logged_metric_and_no_other(model_path):
+def test_table_has_exactly_the_logged_metrics(model_path):
     logged = learner_names(model_path) | driver_names()
     of_rllib = {metric.name for group in GROUPS if group.name == "rllib" for metric in group.metrics}
     assert not logged - METRICS.keys(), f"logged, but not in the table: {sorted(logged - METRICS.keys())}"

@@ -30,7 +30,7 @@ def page(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_blocks_are_the_tuned_example_and_an_adapter_file(page):
+def test_blocks_are_the_tuned_example(page):
     _, _, example = EXAMPLE.read_text(encoding="utf-8").split('"""', 2)
     assert lines("\n".join(BLOCKS)) == lines(example)
     (adapter,) = load_adapters([page])
@@ -38,7 +38,7 @@ def test_the_blocks_are_the_tuned_example_and_an_adapter_file(page):
 
 
 @pytest.mark.actors
-def test_the_file_trains_with_a_remote_env_runner(page, tmp_path, monkeypatch, algorithm_of):
+def test_file_trains_with_a_remote_env_runner(page, tmp_path, monkeypatch, algorithm_of):
     monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "cache"))
     config = load_experiment(page).config
     small = {"games": 4, "max_steps": 2, "check_games": 2, "evaluation_games": 2, "size": "nano"}
@@ -60,7 +60,7 @@ def test_the_file_trains_with_a_remote_env_runner(page, tmp_path, monkeypatch, a
 
 
 @pytest.mark.actors
-def test_the_program_trains_in_a_process_of_its_own(tmp_path, model_path, algorithm_of):
+def test_program_trains_in_its_own_process(tmp_path, model_path, algorithm_of):
     """A call is a turn; its prompt is the last one with its response, and all are trained."""
     file = tmp_path / "program.py"
     file.write_text(*snippets("environments.md", "agent-program"), encoding="utf-8")

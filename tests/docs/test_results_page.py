@@ -1,4 +1,4 @@
-"""Tables on pages are what the scripts beside the committed results make of them, with the statistics that they name."""
+"""Tables on pages agree with the committed results and the scripts beside them."""
 
 from __future__ import annotations
 
@@ -11,53 +11,35 @@ import numpy as np
 import pytest
 from scipy import stats
 
-DOCS = Path(__file__).parents[2] / "docs"
-SCRIPT = runpy.run_path(str(DOCS / "results" / "effects.py"))
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+SCRIPT = runpy.run_path(str(RESULTS / "effects.py"))
 effects, mixed_interval = SCRIPT["effects"], SCRIPT["mixed_interval"]
 
 
-def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+def runs(name: str) -> list[dict[str, Any]]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["runs"]
 
 
-def test_the_effects_are_those_of_the_files_of_runs():
-    files = sorted((DOCS / "results").glob("*_runs.json"))
-    runs = [run for file in files for run in read(file.stem)["runs"]]
-    assert [pytest.approx(each) for each in effects(runs)] == read("effects")["effects"]
+def test_effects_are_those_of_the_runs():
+    rows = [run for file in sorted(RESULTS.glob("*_runs.json")) for run in runs(file.stem)]
+    recorded = json.loads((RESULTS / "effects.json").read_text(encoding="utf-8"))["effects"]
+    assert [pytest.approx(effect) for effect in effects(rows)] == recorded
 
 
-def test_the_quickstarts_table_is_made_of_its_runs():
-    table_row = runpy.run_path(str(DOCS / "results" / "quickstart.py"))["table_row"]
-    runs = read("quickstart")["runs"]
-    assert [run["rows_sampled"] for run in runs] == [run["rows_trained"] for run in runs]
-    page = (DOCS / "quickstart.md").read_text(encoding="utf-8")
-    assert "\n".join(map(table_row, runs)) in page
+@pytest.mark.parametrize(
+    ("name", "page", "table"), [("quickstart", "quickstart", "table_row"), ("task_sampling", "results", "table")]
+)
+def test_page_has_the_table_of_the_runs(name, page, table):
+    function = runpy.run_path(str(RESULTS / f"{name}.py"))[table]
+    assert all(run["rows_sampled"] == run["rows_trained"] for run in runs(name))
+    lines = function(runs(name)) if table == "table" else map(function, runs(name))
+    assert "\n".join(lines) in (RESULTS.parent / f"{page}.md").read_text(encoding="utf-8")
 
 
-def test_the_table_of_task_sampling_is_made_of_its_runs():
-    runs = read("task_sampling")["runs"]
-    assert len(runs) == 16
-    assert all(run["rows_sampled"] == run["rows_trained"] for run in runs)
-    lines = runpy.run_path(str(DOCS / "results" / "task_sampling.py"))["table"](runs)
-    assert "\n".join(lines) in (DOCS / "results.md").read_text(encoding="utf-8")
-
-
-DIFFERING = np.array([[1.0, 2.5, 0.5, 3.0], [2.0, 4.5, 3.5, 5.0], [-1.0, 0.5, 1.5, 0.0]])
-
-
-def test_the_mixed_model_is_the_one_that_statsmodels_fits():
+def test_mixed_model_is_the_one_of_statsmodels():
     """``smf.mixedlm("d ~ 1", groups=start).fit(reml=True)`` of statsmodels 0.15.0: mean, standard error, deviations."""
-    found = mixed_interval(DIFFERING)
+    fit = mixed_interval(np.array([[1.0, 2.5, 0.5, 3.0], [2.0, 4.5, 3.5, 5.0], [-1.0, 0.5, 1.5, 0.0]]))
     half = stats.t.ppf(0.975, 2) * 1.0137914
-    assert (found["mean"], found["low"], found["high"]) == pytest.approx(
-        (1.9166667, 1.9166667 - half, 1.9166667 + half), abs=1e-4
-    )
-    assert (found["between_std"], found["within_std"]) == pytest.approx((1.6520145, 1.1902387), abs=1e-4)
-
-
-def test_warm_starts_that_differ_by_no_more_than_their_seeds_are_one_sample():
-    found, test = mixed_interval(DIFFERING.T), stats.ttest_1samp(DIFFERING.ravel(), 0)
-    interval = test.confidence_interval(0.95)
-    assert (found["low"], found["high"], found["p_value"]) == pytest.approx((interval.low, interval.high, test.pvalue))
-    assert found["between_std"] == 0
+    expected = {"mean": 1.9166667, "low": 1.9166667 - half, "high": 1.9166667 + half}
+    expected |= {"between_std": 1.6520145, "within_std": 1.1902387}
+    assert {name: fit[name] for name in expected} == pytest.approx(expected, abs=1e-4)
