@@ -47,7 +47,7 @@ ODD_TEXT = ("", "sing a song", "go to the moon", "TAKE", "look ")
 
 
 def spread(data: str | None, count: int, splits: tuple[str, ...]) -> list[Game]:
-    """Games taken at equal distances from the splits' lists; generated ones of the official size without data."""
+    """Return games at equal distances in the splits' lists, or generated ones of the official size without data."""
     if data is None:
         return [generate(task) for task in task_ids("official", 9, count, FAMILIES)]
     source = open_official(data)
@@ -76,7 +76,7 @@ def clock(times: list[float], function: Callable, *args: Any) -> Any:
 
 
 def side_by_side(games: list[Game], steps: int) -> dict[str, Any]:
-    """Both engines play ``steps`` random commands of every game; answers are compared, calls are timed."""
+    """Play ``steps`` random commands of every game in both engines, compare the answers and time the calls."""
     ours, stock = AlfredEngine(), make_stock()
     ours.load(games[0].text)  # parses the grammar, as the first game of a process does
     times: dict[str, list[float]] = defaultdict(list)
@@ -108,7 +108,7 @@ def side_by_side(games: list[Game], steps: int) -> dict[str, Any]:
 
 
 def clock_switching(games: list[Game], ours: AlfredEngine, times: dict[str, list[float]]) -> None:
-    """A reset to another game than the one before, whose translation is known: what an environment's reset does."""
+    """Time resets to another game whose translation is cached, as an environment's reset does."""
     for game in games[-16:] * 3:
 
         def switch(text=game.text) -> None:
@@ -138,7 +138,7 @@ def rates(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def golden_agreement(golden: Path, data: str) -> dict[str, Any]:
-    """Replays the recorded episodes through the environment; share of equal answers, field by field."""
+    """Replay the recorded episodes in the environment and return the share of equal answers by field."""
     with lzma.open(golden, "rt", encoding="utf-8") as stream:
         episodes = [json.loads(line) for line in stream]
     equal: Counter[str] = Counter()
@@ -176,7 +176,7 @@ def replay(env: ALFWorldEnv, episode: dict[str, Any]) -> Iterator[dict[str, Any]
 
 
 def walkthroughs(data: str, train_games: int, processes: int) -> dict[str, dict[str, int]]:
-    """How many games of a split their walkthroughs win: all evaluation games, and some of the training games."""
+    """Count the games that their walkthroughs win: all evaluation games, and some of the training games."""
     source = open_official(data)
     jobs = {split: list(source.tasks(split)) for split in EVALUATION}
     train = source.tasks("train")
@@ -205,7 +205,7 @@ def count_wins(data: str, split: str, tasks: list[str]) -> int:
 
 
 def memory_growth(data: str | None, episodes: int) -> dict[str, float]:
-    """Resident memory after episode 100 and at the end; two episodes a game, every tenth in a new environment."""
+    """Return resident memory after episode 100 and at the end; two episodes a game, every tenth in a new environment."""
     settings = (
         {"split": "train", "data": data}
         if data
@@ -236,7 +236,7 @@ def memory_growth(data: str | None, episodes: int) -> dict[str, float]:
 
 
 def play_digest(level: str, games: int) -> str:
-    """Digest of every answer of some random episodes."""
+    """Return a digest of every answer of some random episodes."""
     digest, engine = hashlib.sha256(), AlfredEngine()
     for index, task in enumerate(task_ids(level, 77, games, FAMILIES)):
         rng = random.Random(index)
@@ -250,7 +250,7 @@ def play_digest(level: str, games: int) -> str:
 
 
 def side_by_side_players(games: int = 12) -> dict[str, bool]:
-    """Whether four processes, and four threads, get the answers that one player alone gets."""
+    """Return whether four processes, and four threads, get the answers that a single process gets."""
     alone = play_digest("medium", games)
     with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
         processes = list(pool.map(play_digest, ["medium"] * 4, [games] * 4))
@@ -267,7 +267,7 @@ def side_by_side_players(games: int = 12) -> dict[str, bool]:
 
 
 def describe(games: list[Game]) -> dict[str, dict[str, float]]:
-    """Mean, least and most of what makes a game large or hard."""
+    """Return mean, minimum and maximum of the sizes of games."""
     engine = AlfredEngine()
     seen: dict[str, list[int]] = defaultdict(list)
     for game in games:
@@ -292,7 +292,7 @@ def describe(games: list[Game]) -> dict[str, dict[str, float]]:
 
 
 def measures(result: dict[str, Any]) -> list[Measure]:
-    """The lines of the table of all benchmarks."""
+    """Return the measures for the table of all benchmarks."""
     speed, memory = result["side_by_side"], result["memory"]
     ratio, rate = speed["ours_over_stock"]["steps_per_second"], speed["steps_per_second"]
     steps = f"{speed['steps_compared']:,} random commands in {speed['games']} games"

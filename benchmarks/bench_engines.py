@@ -154,7 +154,7 @@ def main() -> None:
 
 
 def measures(results: list[dict[str, float | str | int]]) -> list[Measure]:
-    """The lines of the table of all benchmarks."""
+    """Return the measures for the table of all benchmarks."""
     return [
         Measure(
             f"engine {each['engine']}: requests a second",

@@ -1,4 +1,4 @@
-"""How far engine and learner may differ: rounding, against weights that were synced wrongly.
+"""Trainer–sampler mismatch: rounding compared with wrong weights.
 
     python benchmarks/bench_logprob_gap.py --json benchmarks/results/logprob_gap.json
 
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def measures(rows: dict[str, dict[str, float]]) -> list[Measure]:
-    """The lines of the table of all benchmarks: rounding lies below the limits, wrong weights above them."""
+    """Return the measures for the table of all benchmarks: rounding is below the limits, wrong weights are above them."""
     gaps = {name: row["logprob_diff"] for name, row in rows.items()}
     rounded, low = gaps.pop(ROUNDED), gaps.pop(LOW_PRECISION)
     # Noise of a hundredth on all weights is as small as bfloat16's rounding: no limit tells the two apart.
@@ -98,7 +98,7 @@ def measures(rows: dict[str, dict[str, float]]) -> list[Measure]:
 
 
 def changes(engine: nn.Module) -> dict[str, Callable[[nn.Module], object]]:
-    """What makes a learner's weights differ from the engine's."""
+    """The ways in which a learner's weights differ from the engine's."""
     middle = engine.config.num_hidden_layers // 2
 
     def noise(scale: float) -> Callable[[nn.Module], object]:

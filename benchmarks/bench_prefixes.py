@@ -28,7 +28,7 @@ RANDOM_ACTIONS = (0.1, 0.5, 1.0)
 STYLES = ("tagged", "conversation")
 LEARNERS = (1, 8)
 ITERATION = 30
-"""In which the dense term acts."""
+"""An iteration in which the dense term acts."""
 
 
 def config_of(data: str | None, style: str, learners: int) -> Any:
@@ -42,7 +42,7 @@ def config_of(data: str | None, style: str, learners: int) -> Any:
 
 
 class Explorer:
-    """Plays as a searching expert, and with some share of its actions at random."""
+    """An expert that searches, with a share of random actions."""
 
     def __init__(self, config: Any, tokenizer: Any, random_actions: float, seed: int) -> None:
         from trial_ray.adapters.alfworld import ADAPTER
@@ -81,7 +81,7 @@ class Explorer:
 
 
 def play(config: Any, tokenizer: Any, random_actions: float) -> list[Any]:
-    """The groups of an iteration."""
+    """Return the groups of an iteration."""
     from trial_ray.adapters.guarded import GuardedEnv
     from trial_ray.algorithms.tasks import TaskSampler
     from trial_ray.rollout.episode import derive_seed, play_episode
@@ -105,7 +105,7 @@ def play(config: Any, tokenizer: Any, random_actions: float) -> list[Any]:
 
 
 def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
-    """Tokens of the rows, and of the learners' passes over them, cut and filled up as on a GPU."""
+    """Return the tokens of the rows and of the learners' passes over them, with the packs of a GPU."""
     from trial_ray.learner.loss import WeightedMeans
     from trial_ray.learner.passes import MicrobatchPasses
     from trial_ray.learner.rows import group_turn_rows
@@ -179,7 +179,7 @@ def main() -> None:
 
 
 def measures(result: dict[str, Any]) -> list[Measure]:
-    """The lines of the table of all benchmarks."""
+    """Return the measures for the table of all benchmarks."""
     return [
         Measure(
             f"{case['style']} rows of paper-like lengths: their tokens over those computed in {phase}",

@@ -66,7 +66,7 @@ MODES = ("rollouts", "at_once", "lock_step")
 
 @dataclass(frozen=True)
 class Asked:
-    """One request that the rollouts made."""
+    """A request of the rollouts."""
 
     prompt_ids: np.ndarray
     params: SamplingParams
@@ -74,7 +74,7 @@ class Asked:
 
 
 class DrawnPlayer:
-    """Plays an admissible action whatever the model writes, so that an untrained one meets what a trained one would."""
+    """A policy player with an admissible action for any response, so that an untrained model plays like a trained one."""
 
     def __init__(self, player: PolicyPlayer) -> None:
         self._player = player
@@ -86,14 +86,14 @@ class DrawnPlayer:
 
 
 class MeasuredRunner(TextEnvRunner):
-    """An env runner that notes what it asks for, and can ask in two other ways."""
+    """An env runner that records its requests and can send them in two other ways."""
 
     mean_tokens: float | None = None
     asked: list[Asked]
     longest = 0
 
     def draw_lengths(self, mean_tokens: float) -> None:
-        """From now on a response has a drawn number of tokens, ``mean_tokens`` on average, and the action is drawn, too."""
+        """Draw the action and the number of tokens of each response, ``mean_tokens`` on average."""
         self.mean_tokens = mean_tokens
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> Any:
@@ -111,7 +111,7 @@ class MeasuredRunner(TextEnvRunner):
         return player if self.mean_tokens is None else DrawnPlayer(player)
 
     def rollouts(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
-        """Play as in training; returns seconds, and tokens of responses."""
+        """Play as in training; return seconds and tokens of responses."""
         self.asked = []
         began = time.perf_counter()
         self.begin_groups(requests, settings)
@@ -128,7 +128,7 @@ class MeasuredRunner(TextEnvRunner):
         return seconds, sum(lengths)
 
     def at_once(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
-        """Offer what the last call of :meth:`rollouts` asked for, all of it at the start."""
+        """Send all requests of the last call of :meth:`rollouts` at the start."""
 
         async def offer() -> list[Response]:
             return await asyncio.gather(
@@ -140,22 +140,22 @@ class MeasuredRunner(TextEnvRunner):
         return time.perf_counter() - began, sum(len(response.response_ids) for response in responses)
 
     def lock_step(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
-        """Play the same rollouts with all episodes in step."""
+        """Play the same rollouts with all episodes in lock-step."""
         self.asked = []
         began = time.perf_counter()
         tokens = asyncio.run(_lock_step(self, requests, settings))
         return time.perf_counter() - began, tokens
 
     def pid(self) -> int:
-        """Of the process."""
+        """Return the CPU seconds of the process."""
         return os.getpid()
 
     def longest_episode(self) -> int:
-        """Response tokens of the longest episode of the last call of :meth:`rollouts`."""
+        """Return the response tokens of the longest episode of the last call of :meth:`rollouts`."""
         return self.longest
 
     def num_asked(self) -> int:
-        """Requests of the last call."""
+        """Return the requests of the last call."""
         return len(self.asked)
 
 
@@ -187,7 +187,7 @@ async def _lock_step(runner: MeasuredRunner, requests: Sequence[GroupRequest], s
 
 
 def measure(config: Any, num_groups: int, mean_tokens: float | None, repeats: int) -> dict[str, Any]:
-    """Medians over the repeats, of which each runs every mode once, and ratios of times within a repeat."""
+    """Return medians over the repeats, which run every mode once, and ratios of times within a repeat."""
     pool = create_engines(config)
     runner = ray.remote(MeasuredRunner).options(num_cpus=0.5).remote(config=config, env_creator=None)
     try:
@@ -224,7 +224,7 @@ def measure(config: Any, num_groups: int, mean_tokens: float | None, repeats: in
 
 
 def bound(medians: dict[str, dict[str, float]], longest: int) -> float:
-    """CPU seconds of the engine at once over those with at least ``longest`` steps."""
+    """Return the engine's CPU seconds for all requests at once over those with at least ``longest`` steps."""
     once, lock_step = medians["at_once"], medians["lock_step"]
     further = lock_step["engine_steps"] - once["engine_steps"]
     per_step = max(0.0, lock_step["engine_cpu_s"] - once["engine_cpu_s"]) / further if further > 0 else 0.0
@@ -233,7 +233,7 @@ def bound(medians: dict[str, dict[str, float]], longest: int) -> float:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    """Median of the ratios within each repeat: what another process of the machine slows, it slows in both."""
+    """Return the median of the ratios within each repeat: another process on the machine slows both sides."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
@@ -272,13 +272,13 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def quickstart(model_path: str | None) -> Any:
-    """Config of the quickstart."""
+    """Return the config of the quickstart."""
     config = runpy.run_path(str(QUICKSTART))["config"]
     return config.rl_module(model_path=model_path or initial_policy(config))
 
 
 def official(folder: str, data: str | None, turns: int) -> Any:
-    """Config of ALFWorld's official games, or generated ones of their size, and an untrained model."""
+    """Return a config of ALFWorld's official games, or generated ones of their size, with an untrained model."""
     tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     build_tiny_model(tokenizer, "mini").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -296,7 +296,7 @@ def official(folder: str, data: str | None, turns: int) -> Any:
 
 
 def find_data(given: str | None) -> str | None:
-    """Folder of the official games."""
+    """Return the folder of the official games."""
     third_party = os.environ.get("TRIAL_TEST_DATA")
     candidates = (given, os.environ.get("ALFWORLD_DATA"), third_party and str(Path(third_party, "data", "alfworld")))
     return next((path for path in candidates if path and Path(path).is_dir()), None)
@@ -348,7 +348,7 @@ def main() -> None:
 
 
 def measures(results: list[dict[str, Any]]) -> list[Measure]:
-    """The lines of the table of all benchmarks."""
+    """Return the measures for the table of all benchmarks."""
     found = []
     for each in results:
         where = f"{each['engine']} engine, {each['games']} games"

@@ -50,11 +50,11 @@ class TRL:
         self.threads = self._answer()["threads"]
 
     def run(self, padding: str, batch_size: int) -> float:
-        """Seconds of forward and backward passes of all minibatches."""
+        """Return the seconds of forward and backward passes of all minibatches."""
         return float(self._ask(f"run {padding} {batch_size}")["seconds"])
 
     def gradients(self, padding: str, batch_size: int, folder: Path) -> list[dict[str, Any]]:
-        """Loss and gradient of each minibatch."""
+        """Return loss and gradient of each minibatch."""
         file = folder / "gradients.pt"
         self._ask(f"gradient {padding} {batch_size} {file}")
         kept: list[dict[str, Any]] = torch.load(file, weights_only=True)

@@ -36,7 +36,7 @@ from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 MOST_TOKENS = 1.1
-"""Input tokens forwarded, at most, for each token on a distinct prefix."""
+"""Maximum number of forwarded input tokens for each token on a distinct prefix."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def agreement(case: Case, update: Update, loop: PlainLoop) -> list[Measure]:
 
 
 def with_tokenizer_of(folder: Path, quickstart: Quickstart) -> list[TrajectoryGroup]:
-    """The same texts in the ids of another model."""
+    """Return the same texts in the ids of another model."""
     old = AutoTokenizer.from_pretrained(quickstart.model_path)
     new = AutoTokenizer.from_pretrained(folder)
     template = SimpleNamespace(render=lambda context: context.observation)
@@ -196,7 +196,7 @@ def with_tokenizer_of(folder: Path, quickstart: Quickstart) -> list[TrajectoryGr
 
 
 def one_game(groups: Sequence[TrajectoryGroup], most_rows: int) -> TrajectoryGroup:
-    """Whole trajectories of a game, as many as fit, among which there are won and lost ones."""
+    """Return as many whole trajectories of a game as fit, among them won and lost ones."""
     for group in groups:
         chosen: list[Trajectory] = []
         for trajectory in group.survivors:
@@ -208,7 +208,7 @@ def one_game(groups: Sequence[TrajectoryGroup], most_rows: int) -> TrajectoryGro
 
 
 def distinct_share(groups: Sequence[TrajectoryGroup], config: Any) -> float:
-    """Distinct tokens among those in rows, within the minibatches of an update."""
+    """Return the share of distinct tokens in the rows of an update's minibatches."""
     played = [trajectory for group in groups for trajectory in group.survivors]
     rows = [scored_turn(turn).inputs for trajectory in played for turn in trajectory.turns]
     lengths = iter(map(len, rows))

@@ -33,7 +33,7 @@ def make_env() -> gymnasium.Env:
 
 
 def play(make: Callable[[list[Callable[[], gymnasium.Env]]], VectorEnv]) -> dict[str, float]:
-    """Environment steps a second by the wall clock, and microseconds of CPU time a step in all processes."""
+    """Return environment steps a second, and microseconds of CPU time a step in all processes."""
     env = make([make_env] * ENVS)
     rng = random.Random(0)
     _, info = env.reset(seed=0)
@@ -70,7 +70,7 @@ def measure(rounds: int) -> dict[str, list[dict[str, float]]]:
 
 
 def ratio(found: dict[str, list[dict[str, float]]], other: str) -> float:
-    """How many times as fast as ``other`` the shared memory is, by the median of the rounds."""
+    """Return the speed with shared memory over that of ``other``, the median of the rounds."""
     pairs = zip(found["shared memory"], found[other], strict=True)
     return statistics.median(ours["steps_per_second"] / theirs["steps_per_second"] for ours, theirs in pairs)
 

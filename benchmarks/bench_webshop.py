@@ -33,7 +33,7 @@ EPISODES, LARGE, LARGE_GOALS = 1000, 100_000, 2000
 
 
 def memory_mb() -> dict[str, float]:
-    """Memory of this process: all that is resident, and of that what is its own, without pages of mapped files."""
+    """Return the resident memory of this process, and its part without pages of mapped files."""
     fields = Path("/proc/self/status").read_text().split()
     return {
         name: int(fields[fields.index(f"{key}:") + 1]) / 1024 for name, key in (("all", "VmRSS"), ("own", "RssAnon"))
@@ -114,7 +114,7 @@ def compare_search(shop, records: list[dict]) -> dict[str, float]:
 
 
 def measure_play(env: WebShopEnv, episodes: int) -> dict:
-    """Plays walkthroughs, with pages of results and sub-pages on the way, and watches times and memory."""
+    """Play walkthroughs with pages of results and sub-pages, and measure times and memory."""
     times: dict[str, list[float]] = {"reset": [], "step": [], "search step": []}
     memory: dict[int, dict[str, float]] = {}
     tasks = env.tasks()
@@ -161,7 +161,7 @@ def measure_shop(**setting) -> dict:
 
 
 def in_a_process(**setting) -> dict:
-    """Measures in a process of its own, so that memory is that of this shop alone."""
+    """Measure in a new process, whose memory is that of this shop alone."""
     code = f"import json, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import bench_webshop as b; "
     code += f"print(json.dumps(b.measure_shop(**{setting!r})))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=3600)
@@ -169,7 +169,7 @@ def in_a_process(**setting) -> dict:
 
 
 def measures(result: dict) -> list[Measure]:
-    """The lines of the table of all benchmarks."""
+    """Return the measures for the table of all benchmarks."""
     found = [
         Measure(f"WebShop: {name} equal to recorded ones", min(values.values()), "%", 100, note="the worst field")
         for name, values in result["agreement_percent"].items()

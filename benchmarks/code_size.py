@@ -1,4 +1,4 @@
-"""How large the project is: files, lines and Python tokens by package, and words of the documentation.
+"""Sizes of the project: files, lines and Python tokens by package, and words of the documentation.
 
 Tokens are those of ``tokenize`` without comments, docstrings and line ends, so that neither layout nor explanation counts.
 
@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CODE = ("trial_ray", "envs", "tests", "benchmarks", "tuned_examples")
 WORDS = "words"
-LONGEST_FILE = 450
-"""Lines of a file of ``trial_ray``."""
+MAX_LINES = 450
+"""Maximum number of lines of a file of ``trial_ray``."""
 LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -33,7 +33,7 @@ LAYOUT = {
 
 
 def tokens(file: Path) -> int:
-    """Tokens of a file, layout, comments and docstrings aside."""
+    """Return the tokens of a file without layout, comments and docstrings."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
         (node.body[0].lineno, node.body[0].col_offset)
@@ -51,9 +51,9 @@ def lines(file: Path) -> int:
 
 
 def row(name: str, files: Iterable[Path]) -> str:
-    """A line of the table."""
-    found = list(files)
-    return f"| {name} | {len(found)} | {sum(map(tokens, found)):,} | {sum(map(lines, found)):,} |"
+    """Return a row of the table."""
+    paths = list(files)
+    return f"| {name} | {len(paths)} | {sum(map(tokens, paths)):,} | {sum(map(lines, paths)):,} |"
 
 
 def sources(root: Path, package: str) -> list[Path]:
@@ -65,12 +65,12 @@ def pages(root: Path) -> list[Path]:
 
 
 def words(root: Path) -> int:
-    """Of README and docs."""
+    """Return the number of words of README and docs."""
     return sum(len(re.findall(r"\S+", page.read_text(encoding="utf-8"))) for page in pages(root))
 
 
 def excesses(root: Path, most: dict[str, int]) -> list[str]:
-    """What is larger than allowed, a line each.
+    """Return a line for each size that exceeds its limit.
 
     Args:
         root: of the repository.
@@ -86,14 +86,14 @@ def excesses(root: Path, most: dict[str, int]) -> list[str]:
                 "Take something away, or say in the commit why the limit rises."
             )
     for file in sources(root, "trial_ray"):
-        if lines(file) > LONGEST_FILE:
+        if lines(file) > MAX_LINES:
             name = file.relative_to(root)
-            found.append(f"{name} has {lines(file)} lines, expected at most {LONGEST_FILE}: split or shorten it.")
+            found.append(f"{name} has {lines(file)} lines, expected at most {MAX_LINES}: split or shorten it.")
     return found
 
 
 def limit_of(text: str) -> tuple[str, int]:
-    """``NAME=NUMBER`` of the command line."""
+    """Parse ``NAME=NUMBER`` of the command line."""
     name, _, number = text.partition("=")
     if name not in (*CODE, WORDS) or not number.isdigit():
         raise argparse.ArgumentTypeError(f"{text}: expected NAME=NUMBER with a name of {', '.join((*CODE, WORDS))}")
@@ -101,7 +101,7 @@ def limit_of(text: str) -> tuple[str, int]:
 
 
 def longest(files: Iterable[Path], number: int) -> list[str]:
-    """The longest functions."""
+    """Return the longest functions."""
     found = []
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -127,14 +127,12 @@ def show() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--most", nargs="+", type=limit_of, metavar="NAME=NUMBER", help="fail where something is larger"
-    )
+    parser.add_argument("--most", nargs="+", type=limit_of, metavar="NAME=NUMBER", help="fail if something is larger")
     args = parser.parse_args()
     if args.most is None:
         show()
-    elif found := excesses(ROOT, dict(args.most)):
-        sys.exit("\n".join(found))
+    elif excess := excesses(ROOT, dict(args.most)):
+        sys.exit("\n".join(excess))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Digests of iterations of the quickstart, which a change of structure must leave as they are, bit for bit.
+"""Digests of iterations of the quickstart, which a change of structure must leave equal, bit for bit.
 
     python benchmarks/golden_run.py --json before.json      # at the commit before, on the same machine
     python benchmarks/golden_run.py --json after.json --compare before.json
@@ -24,7 +24,7 @@ import pyarrow.dataset
 import ray
 
 ITERATIONS = (5, 3)
-"""By staleness. With 1 three updates can have drawn as many groups as five without."""
+"""Iterations by staleness. With staleness 1, three updates may draw as many groups as five without."""
 PLAYED = ["task_id", "seed", "rollout_index"]
 MEASURED = (
     "time",
@@ -44,7 +44,7 @@ MEASURED = (
 
 
 def config(staleness: int, learners: int, trajectories: Path) -> Any:
-    """The quickstart at 4 tasks of 4 rollouts, hindsight from the second iteration on, one request at a time."""
+    """Return the quickstart's config with 4 tasks of 4 rollouts, hindsight from iteration 2, and one request at a time."""
     from trial_ray.runs.experiment import load_experiment
 
     quickstart = load_experiment(Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py").config
@@ -65,7 +65,7 @@ def config(staleness: int, learners: int, trajectories: Path) -> Any:
 
 
 def digest(value: Any) -> str:
-    """A digest of arrays, numbers and texts in dicts and lists."""
+    """Return a digest of arrays, numbers and texts in dicts and lists."""
     found = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -89,7 +89,7 @@ def digest(value: Any) -> str:
 
 
 def run(staleness: int, learners: int, trajectories: Path) -> tuple[list[dict[str, str]], set[tuple[Any, ...]]]:
-    """Digests of each iteration, and tasks, seeds and places in their groups of the rollouts."""
+    """Return digests of each iteration, and tasks, seeds and group indices of the rollouts."""
     algorithm, digests = config(staleness, learners, trajectories).build_algo(), []
     try:
         for _ in range(ITERATIONS[staleness]):

@@ -1,4 +1,4 @@
-"""What only a GPU can show, in parts of at most ten minutes.
+"""Measurements that need a GPU, in parts of at most ten minutes.
 
     python benchmarks/gpu.py --json benchmarks/results/gpu    # make bench-gpu
     python benchmarks/gpu.py step --json FOLDER               # those named, also where their results are there
@@ -86,18 +86,18 @@ class Setup:
 
     @property
     def cuda(self) -> bool:
-        """Whether figures are of a GPU."""
+        """Return whether figures are of a GPU."""
         return self.device.type == "cuda"
 
     def model_config(self, name: str) -> PretrainedConfig:
-        """Configuration of a model of this shape, or of the smallest of its kind."""
+        """Return the configuration of a model of this shape, or of the smallest of its kind."""
         architecture, sizes = SHAPES[name]
         shape = dict(zip(SIZES, SMALL if self.small else sizes, strict=True))
         ids = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
         return architecture(**shape, **ids, tie_word_embeddings=True, max_position_embeddings=8192)
 
     def save_model(self, folder: str, name: str) -> str:
-        """Write the model with random weights and a tokenizer that uses few of its ids; returns the folder."""
+        """Write the model with random weights and a tokenizer that uses few of its ids; return the folder."""
         tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
         torch.manual_seed(0)
         with torch.device(self.device):
@@ -108,7 +108,7 @@ class Setup:
         return folder
 
     def groups(self, vocabulary: int, tasks: int, turns: int) -> list[TrajectoryGroup]:
-        """Groups of 8 rollouts (2 of the smallest) with prompts as in ALFWorld: about 700 tokens, of which 400 are the task's."""
+        """Return groups of 8 rollouts (2 if small) with prompts as in ALFWorld: about 700 tokens, of which 400 are the task's."""
         rng = np.random.default_rng(0)
         rollouts, task_tokens, own, answer = (2, 24, 8, 4) if self.small else (8, 400, 300, 60)
 
@@ -130,7 +130,7 @@ class Setup:
         return [group(f"task-{number}") for number in range(tasks)]
 
     def seconds(self, function: Callable[[], Any], repeats: int) -> float:
-        """Median of some calls, after two that do not count; of one where the smallest sizes are asked for."""
+        """Return the median seconds of some calls after two warm-up calls, or of one call at the smallest sizes."""
         calls = [self._once(function) for _ in range(1 if self.small else 2 + repeats)]
         return statistics.median(calls[-repeats:])
 
@@ -142,7 +142,7 @@ class Setup:
         return time.perf_counter() - began
 
     def device_bytes(self) -> int:
-        """Memory of the device that any process holds."""
+        """Return the memory of the device in use by all processes."""
         if not self.cuda:
             return 0
         free, total = torch.cuda.mem_get_info()
@@ -170,7 +170,7 @@ def trial_config(setup: Setup, model_path: str, compute_dtype: str) -> TRIALConf
 
 
 def numerics(setup: Setup) -> Result:
-    """Log-probabilities and gradient of an update against one row at a time in float32, SmolLM2-135M's shape."""
+    """Compare log-probabilities and gradient of an update with one row at a time in float32, in SmolLM2-135M's shape."""
     torch.backends.cuda.matmul.allow_tf32 = False
     measures = []
     with tempfile.TemporaryDirectory() as folder:
@@ -190,7 +190,7 @@ def numerics(setup: Setup) -> Result:
 
 
 def one_row_at_a_time(setup: Setup, model_path: str, update: Update) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Log-probabilities of all rows, and the first minibatch's gradient; on policy the surrogate's is that of -A log π."""
+    """Return log-probabilities of all rows, and the first minibatch's gradient; on policy the surrogate's is that of -A log π."""
     lm = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).to(setup.device)
     table, step = update.rows, update.plan.steps[0]
     weight = {int(row): each.weight / len(table.token_positions(each.rows)) for each in step for row in each.rows}
@@ -207,7 +207,7 @@ def one_row_at_a_time(setup: Setup, model_path: str, update: Update) -> tuple[to
 
 
 def learner(setup: Setup) -> Result:
-    """Forward and backward passes of an update in bfloat16."""
+    """Time the forward and backward passes of an update in bfloat16."""
     size = 8192 if setup.cuda else 512
     one, other = (torch.randn(size, size, device=setup.device, dtype=torch.bfloat16) for _ in range(2))
     peak = 2 * size**3 / setup.seconds(lambda: one @ other, repeats=20)
@@ -242,7 +242,7 @@ def utilisation(setup: Setup, name: str, bench: BenchLearner, tasks: int, peak: 
 
 
 def tree_flops(config: PretrainedConfig, update: Update) -> float:
-    """Operations of forward and backward passes (6 a weight and token) over the distinct prefixes of each minibatch.
+    """Return the operations of forward and backward passes (6 a weight and token) over the distinct prefixes of each minibatch.
 
     Matrix products, attention of each token to as many keys as it is deep, output head.
     """
@@ -265,7 +265,7 @@ def tree_flops(config: PretrainedConfig, update: Update) -> float:
 
 @contextmanager
 def running(setup: Setup, shape: str, tasks: int, turns: int, response_tokens: int | None = None) -> Iterator[Any]:
-    """The algorithm of the example for one GPU, in generated games, from its first iteration on with hindsight.
+    """Build the algorithm of the example for one GPU, in generated games, with hindsight from the first iteration on.
 
     The model has its real vocabulary, most of whose tokens are no text: prompts stay as long as games make them. Random weights win
     no game, so all turns are played, and end no response, so that all have the limit's length.
@@ -311,7 +311,7 @@ def running(setup: Setup, shape: str, tasks: int, turns: int, response_tokens: i
 
 
 def colocate(setup: Setup) -> Result:
-    """Each stage between sampling and the next sampling, by itself; the engine's answers are checked by checksum."""
+    """Time each stage between two samplings; the engine's weights are compared by checksum."""
     seconds: dict[str, list[float]] = {}
 
     def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -343,7 +343,7 @@ def colocate(setup: Setup) -> Result:
 
 
 class PhaseMemory:
-    """Peak memory of the device in scoring and update: torch's of the learner's process, and all processes', looked at every 0.1 s.
+    """The device's peak memory in scoring and update: torch's of the learner's process, and all processes', read every 0.1 s.
 
     Args:
         learner: a built ``GRPOLearner`` of this process, on a CUDA device.
@@ -381,7 +381,7 @@ class PhaseMemory:
 
 
 def measured_iteration(algorithm: Any, setup: Setup) -> dict[str, Any]:
-    """One iteration: seconds and, on a GPU, peak memory by phase, rows and tokens.
+    """Run one iteration; return seconds and, on a GPU, peak memory by phase, rows and tokens.
 
     Seconds are the driver's but for ``scoring``, which the learner's clock takes out of the driver's ``update``.
     """
@@ -410,7 +410,7 @@ def measured_iteration(algorithm: Any, setup: Setup) -> dict[str, Any]:
 
 
 def example(setup: Setup) -> Result:
-    """Peak memory by phase of the example for one GPU, with responses of full length.
+    """Return the peak memory by phase of the example for one GPU, with responses of full length.
 
     Packs and caches have the sizes of a whole iteration; a quarter of its tasks and 8 of its 50 turns reach them.
     """
@@ -429,7 +429,7 @@ def example(setup: Setup) -> Result:
 
 
 def step(setup: Setup) -> Result:
-    """Half of a step of TRIAL as published ones are, with responses of the mean length that ``trial-ray plan`` assumes.
+    """Run half of a published step of TRIAL, with responses of the mean length that ``trial-ray plan`` assumes.
 
     A moment of the same model before it compiles kernels, which are then read from the caches.
     """
@@ -449,7 +449,7 @@ PARTS = {part.__name__: part for part in (numerics, learner, colocate, example, 
 
 
 def run_parts(parts: list[str], arguments: list[str], folder: Path | None) -> list[str]:
-    """Each part in a process of its own, which gives the GPU's memory back; returns those that failed."""
+    """Run each part in a new process, which releases the GPU's memory at its end; return the parts that failed."""
     failed = []
     for part in parts:
         if folder and (folder / f"{part}.json").is_file():

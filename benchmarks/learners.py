@@ -25,7 +25,7 @@ Gradient = dict[str, torch.Tensor]
 
 @dataclass
 class Update:
-    """What an update did.
+    """The results of an update.
 
     Attributes:
         rows: its finished rows, old log-probabilities and advantages included.
@@ -47,7 +47,7 @@ class Update:
 
 
 def build_learner(config: Any) -> Any:
-    """The config's learner in this process."""
+    """A config's learner in this process."""
     spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
     learner = config.get_default_learner_class()(config=config, module_spec=spec)
     learner.build()
@@ -55,7 +55,7 @@ def build_learner(config: Any) -> Any:
 
 
 class BenchLearner:
-    """The learner of a config, built here.
+    """Build the learner of a config.
 
     Args:
         config: with a model folder; any number of learners but this one is an error of the caller.
@@ -101,7 +101,7 @@ class BenchLearner:
 
 @contextmanager
 def counted_tokens(lm: torch.nn.Module) -> Iterator[Callable[[], int]]:
-    """Inside, the ids that the model embeds are counted, padding included; the function tells how many."""
+    """Count the ids that the model embeds inside the block, padding included; the function returns the count."""
     found = [0]
 
     def count(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -115,7 +115,7 @@ def counted_tokens(lm: torch.nn.Module) -> Iterator[Callable[[], int]]:
 
 
 def distinct_prefixes(sequences: Iterable[np.ndarray]) -> int:
-    """Different beginnings among sequences of ids, each counted once: the fewest tokens that give all their states."""
+    """Return the number of distinct prefixes of sequences of ids: the fewest tokens that give all their states."""
     children: dict[tuple[int, int], int] = {}
     for sequence in sequences:
         node = 0
@@ -125,12 +125,12 @@ def distinct_prefixes(sequences: Iterable[np.ndarray]) -> int:
 
 
 def input_ids(table: TurnRows, rows: Iterable[int], two_views: bool) -> list[np.ndarray]:
-    """Ids that the model must see to score each row; a response's last token predicts nothing."""
+    """Return the ids that the model needs to score each row; a response's last token predicts nothing."""
     views = (False, True) if two_views else (False,)
     return [sequence.inputs for hindsight in views for sequence in table.sequences(rows, hindsight)]
 
 
 def relative_difference(found: Gradient, expected: Gradient) -> float:
-    """Norm of the difference of two gradients over the norm of the second."""
+    """Return the norm of the difference of two gradients over the norm of the second."""
     difference = sum(float((found[name] - value).double().square().sum()) for name, value in expected.items())
     return (difference / sum(float(value.double().square().sum()) for value in expected.values())) ** 0.5

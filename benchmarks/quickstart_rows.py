@@ -1,4 +1,4 @@
-"""The rows that the update is measured on: one iteration of the quickstart, sampled once and kept in the user's cache.
+"""The rows for measuring updates: one iteration of the quickstart, sampled once and kept in the user's cache.
 
 The policy is the one that the quickstart begins with; the groups are those of a first iteration of 16 games with 8 rollouts
 each, about 1,200 rows of 80 tokens.
@@ -31,7 +31,7 @@ EXAMPLE = Path(__file__).parent.parent / "tuned_examples" / "alfworld_quickstart
 
 @dataclass(frozen=True)
 class Quickstart:
-    """What the quickstart's first update is given.
+    """The inputs of the quickstart's first update.
 
     Attributes:
         model_path: the policy.
@@ -43,18 +43,18 @@ class Quickstart:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """All of them, in task order."""
+        """Return all rows, in task order."""
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
 def quickstart_config() -> Any:
-    """The example's config, with twice the games in an iteration, in minibatches of several games; a new one at each call."""
+    """Return a new config of the example with twice the games in an iteration and minibatches of several games."""
     config = runpy.run_path(str(EXAMPLE))["config"]
     return config.training(tasks_per_iteration=16, minibatch_rows=256, microbatch_rows=64)
 
 
 def quickstart_groups() -> Quickstart:
-    """The quickstart's first groups, from the cache where they are there."""
+    """Return the quickstart's first groups, from the cache if possible."""
     config = quickstart_config()
     model_path = initial_policy(config)
     config.rl_module(model_path=model_path)
@@ -71,7 +71,7 @@ def quickstart_groups() -> Quickstart:
 
 
 def _sample(config: Any) -> list[TrajectoryGroup]:
-    """Play the first iteration's tasks in this process: the same prompts as in a run, without its actors."""
+    """Play the first iteration's tasks in this process, with the prompts of a run but without its actors."""
     (entry,) = config.environment_entries()
     tokenizer = load_tokenizer(config.model_path)
     engine = LocalEngine(load_causal_lm(config.model_path, "float32").eval(), frozenset([tokenizer.eos_token_id]))

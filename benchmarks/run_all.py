@@ -1,4 +1,4 @@
-"""Benchmarks one after the other, JSON to ``benchmarks/results``, and one table of all measures at the end.
+"""Run benchmarks in sequence, write JSON to ``benchmarks/results``, and print one table of all measures.
 
     python benchmarks/run_all.py              # make bench: under 20 minutes on two quiet cores
     python benchmarks/run_all.py NAME ...     # those named, such as update for bench_update.py
@@ -35,7 +35,7 @@ _BLOCK = re.compile(r"(<!-- table of measures -->\n).*?(<!-- end -->)", re.DOTAL
 
 
 def names_of_all() -> list[str]:
-    """Every benchmark, the long ones included."""
+    """Return the names of all benchmarks."""
     return sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
 
 
@@ -50,7 +50,7 @@ def alfworld_settings() -> list[str]:
 
 
 def run(name: str) -> bool:
-    """Run a benchmark; whether it went through."""
+    """Run a benchmark; return whether it succeeded."""
     target = RESULTS / f"{name}.json"
     command = [sys.executable, str(HERE / f"bench_{name}.py"), "--json", str(target)]
     command += {"alfworld": alfworld_settings(), "prefixes": games()}.get(name, [])
@@ -66,7 +66,7 @@ def run(name: str) -> bool:
 
 
 def measures_of(names: list[str]) -> dict[str, list[Measure]]:
-    """Measures by benchmark, as they were last written; results of GPU benchmarks stand in a folder of their own."""
+    """Return the last written measures by benchmark; results of GPU benchmarks are in a separate folder."""
     files = {name: RESULTS / f"{name}.json" for name in names}
     return {name: read_measures(path) for name, path in files.items() if path.is_file()}
 
@@ -78,13 +78,13 @@ def target_of(measure: Measure) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """A figure as one reads it."""
+    """Return a figure as a text with few digits."""
     number = f"{value:.2f}" if unit == "x" else f"{value:.3g}"
     return f"{number}×" if unit == "x" else f"{number} {unit}".strip()
 
 
 def figure_of(measure: Measure) -> str:
-    """Figure, bold where it misses its target, and target in brackets."""
+    """Return the figure, bold if it misses its target, and the target in brackets."""
     figure = amount(measure.figure, measure.unit)
     parts = [f"**{figure}**" if measure.verdict == "miss" else figure]
     parts += [f"({target_of(measure)})"] if measure.target is not None else []
@@ -110,7 +110,7 @@ def show(measures: dict[str, list[Measure]], failed: list[str]) -> None:
 
 
 def fill_page(page: str) -> str:
-    """``page`` with tables between its markers: of speeds and missed targets, and of where and when each was measured."""
+    """Return ``page`` with the table of measures and their origins between its markers."""
     lines, met = ["| measure | figure |", "| --- | --- |"], 0
     names_by_origin: dict[str, list[str]] = {}
     for path in sorted(RESULTS.rglob("*.json")):

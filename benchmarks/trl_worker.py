@@ -1,4 +1,4 @@
-"""TRL's side of ``bench_trl.py``: runs in ``.venv-bench``, knows nothing of this package, answers on standard output.
+"""TRL's side of ``bench_trl.py``: it runs in ``.venv-bench`` without this package and answers on standard output.
 
     .venv-bench/bin/python benchmarks/trl_worker.py ROWS MODEL
 

@@ -1,7 +1,6 @@
-"""Exit with 2 and one line where no Ray dashboard answers at an address, or where it refuses the token.
+"""Exit with 2 and one line if no Ray dashboard answers at an address, or if it rejects the token.
 
-cluster/submit.sh asks first, since `ray job submit` needs ten seconds to show a traceback. The machine that submits needs Python
-alone.
+cluster/submit.sh calls this first, because `ray job submit` takes ten seconds to show a traceback. Only Python is needed.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ REFUSED = {
 
 
 def token() -> str:
-    """The token that Ray's own client would send; empty without one."""
+    """Return the token that Ray's own client would send, or an empty text."""
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         return ""
-    if found := os.environ.get("RAY_AUTH_TOKEN"):
-        return found.strip()
+    if variable := os.environ.get("RAY_AUTH_TOKEN"):
+        return variable.strip()
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
     return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
 
 
 def complaint(address: str) -> str:
-    """What is wrong at a dashboard's address; empty where it answers."""
+    """Return what is wrong at a dashboard's address, or an empty text if the dashboard answers."""
     try:
         request = urllib.request.Request(f"{address.rstrip('/')}/api/version")
         if sent := token():
@@ -44,10 +43,10 @@ def complaint(address: str) -> str:
         if error.code in REFUSED:
             return f"the cluster at {address} {REFUSED[error.code]}."
         return (
-            f"what answers at {address} is no Ray dashboard (HTTP status {error.code}). Is the port another program's?"
+            f"the server at {address} is no Ray dashboard (HTTP status {error.code}). Is the port another program's?"
         )
     except (ValueError, KeyError, TypeError, HTTPException):
-        return f"what answers at {address} is no Ray dashboard. Is the port another program's?"
+        return f"the server at {address} is no Ray dashboard. Is the port another program's?"
     except OSError as error:
         return (
             f"no Ray dashboard answers at {address} ({getattr(error, 'reason', error)}). Is the cluster up, and the port forwarded "
@@ -57,6 +56,6 @@ def complaint(address: str) -> str:
 
 
 if __name__ == "__main__":
-    if found := complaint(sys.argv[1]):
-        print(f"cluster/submit.sh: {found}", file=sys.stderr)
+    if problem := complaint(sys.argv[1]):
+        print(f"cluster/submit.sh: {problem}", file=sys.stderr)
         sys.exit(2)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A training run on whole Slurm nodes: Ray starts on each of them, the run on the first, and all of it ends with the run.
+# A training run on whole Slurm nodes: Ray starts on each node, the run on the first, and Ray ends with the run.
 #   sbatch cluster/slurm.sh train tuned_examples/alfworld_qwen3_1.7b.py --out /scratch/runs/alfworld
 #SBATCH --job-name=trial-ray
 #SBATCH --nodes=1
@@ -14,19 +14,19 @@ if [[ $# -lt 2 || ($1 != train && $1 != sweep) ]]; then
   echo "usage: sbatch cluster/slurm.sh train|sweep FILE [ARGUMENTS...]" >&2
   exit 2
 fi
-# All of it is read: a pipe closed after the first line would end scontrol by a signal, and with it this script.
+# Read the whole output: closing the pipe after the first line would end scontrol, and this script, by a signal.
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head_node=${nodes[0]}
 port=${TRIAL_RAY_PORT:-6379}
-# This script runs on the first node. Ray's own command ends with status 0 where its head finds the port taken.
+# This script runs on the first node. Ray's own command exits with 0 if the port is in use.
 if (exec 3<>"/dev/tcp/$head_node/$port") 2>/dev/null; then
   echo "cluster/slurm.sh: port $port is in use on $head_node; set another: TRIAL_RAY_PORT=6380 sbatch cluster/slurm.sh ..." >&2
   exit 2
 fi
-# Other users share the network: only processes that hold this job's token may talk to its Ray.
+# Other users share the network: only processes with this job's token can connect to its Ray.
 RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
-# Nodes do not reach this point together. Without RAY_ADDRESS the run would start a Ray of its own on the first.
+# Nodes reach this point at different times. Without RAY_ADDRESS the run would start its own Ray on the first node.
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 srun --kill-on-bad-exit=1 \
   ray symmetric-run --address "$head_node:$port" --min-nodes "$SLURM_JOB_NUM_NODES" -- \

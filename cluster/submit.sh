@@ -14,7 +14,7 @@ usage: cluster/submit.sh [--address URL] [--id NAME] [--no-wait] train|sweep FIL
   --no-wait    return as soon as the job is accepted; then `ray job logs --follow NAME`
 
 Clusters with token authentication: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH).
-Exit status: the job's (0 done, 1 failed); 2 where nothing was submitted.
+Exit status: the job's (0 done, 1 failed); 2 if nothing was submitted.
 USAGE
   exit 2
 }
@@ -42,7 +42,7 @@ shift 2
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [[ -f $file ]] || refuse "no such file in $PWD: $file"
-# The job runs in a copy of the checkout, which goes when the cluster no longer needs it.
+# The job runs in a copy of the checkout, which the cluster deletes.
 folder=
 previous=
 for word in "$@"; do

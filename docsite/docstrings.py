@@ -36,7 +36,7 @@ class Roles(Extension):
 
 
 def markdown(docstring: str, item: Object) -> str:
-    """The docstring of an object without reStructuredText."""
+    """Return the docstring of an object as Markdown, without reStructuredText."""
 
     def role(match: re.Match[str]) -> str:
         name = match["name"]
@@ -52,7 +52,7 @@ def markdown(docstring: str, item: Object) -> str:
 
 
 def _handed_on(item: Object) -> str:
-    """A sentence with the names of ``__all__`` that are defined in other modules."""
+    """Return a sentence with the names of ``__all__`` that are defined in other modules."""
     if not item.is_module or not item.exports:
         return ""
     names = [str(name) for name in item.exports if item.members[str(name)].is_alias]
@@ -62,7 +62,7 @@ def _handed_on(item: Object) -> str:
 
 
 def _objects(item: Object) -> Any:
-    """The object and everything that is defined in it; what is only imported belongs elsewhere."""
+    """Iterate over the object and everything that is defined in it, without imported names."""
     yield item
     for member in item.members.values():
         if not member.is_alias:
@@ -70,7 +70,7 @@ def _objects(item: Object) -> Any:
 
 
 def _documented_path(item: Object, name: str) -> str | None:
-    """Full path of a name as the object sees it, if the reference shows it: public, and with a docstring."""
+    """Return the full path of a name in the object's scope if the reference shows it: public, and with a docstring."""
     first, *rest = name.split(".")
     scopes = [item, item.parent] if item.parent is not None else [item]
     for scope in scopes:

@@ -31,19 +31,19 @@ class Sections:
     """The methods of a config that set its settings; each returns the config."""
 
     def resources(self, *, num_cpus_for_main_process: float | Search = ..., **further: Any) -> Self:
-        """RLlib's, which takes shares of a CPU, too."""
+        """RLlib's group, which accepts fractions of a CPU, too."""
 '''
 
 
 def stubs() -> str:
-    """The whole file."""
+    """Return the text of the file."""
     configs = [config_class(method) for method in METHODS]
     methods = [_method(section.name, configs) for section in sections_of(configs[0])]
     return HEAD + "\n" + "\n".join(methods)
 
 
 def _method(name: str, configs: list[type]) -> str:
-    """A section with the keywords that it has in any of the configs."""
+    """Return a config group with the keywords that it has in any of the configs."""
     keywords: dict[str, str] = {}
     texts: dict[str, str] = {}
     for config in configs:
@@ -61,7 +61,7 @@ def _method(name: str, configs: list[type]) -> str:
 
 
 def _values(field: Field[Any]) -> str:
-    """The known values of a setting as an annotation; empty where any value of its type may be one."""
+    """Return the known values of a setting as an annotation, or an empty text if any value of its type is valid."""
     known = list(declaration(field).bounds.get("one_of", ()))
     if not known:
         return ""
@@ -70,7 +70,7 @@ def _values(field: Field[Any]) -> str:
 
 
 def _annotation(kind: Any) -> str:
-    """A type as an annotation says it."""
+    """Return a type as the text of an annotation."""
     if typing.get_origin(kind) is typing.Union:
         return " | ".join(map(_annotation, typing.get_args(kind)))
     if isinstance(kind, type) and not getattr(kind, "__args__", None):

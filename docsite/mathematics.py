@@ -1,4 +1,4 @@
-"""MkDocs hook: formulas become MathML while the site is built, which browsers show without a script.
+"""MkDocs hook: formulas become MathML, which browsers show without a script.
 
 ``pymdownx.arithmatex`` (``generic: true``) finds ``$...$`` and ``$$...$$`` and leaves them as ``\\(...\\)`` and ``\\[...\\]``.
 """
@@ -28,7 +28,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def mathml(escaped: str, block: bool, page: str) -> str:
-    """MathML of a formula.
+    """Return the MathML of a formula.
 
     Args:
         escaped: LaTeX, with HTML's special characters escaped.

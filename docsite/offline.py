@@ -1,4 +1,4 @@
-"""MkDocs hook: the built site loads nothing from elsewhere, or the build fails.
+"""MkDocs hook: the build fails if the site loads anything from another server.
 
 The theme's script names two addresses that it would load from for features that no page uses; they are taken out.
 """
@@ -40,7 +40,7 @@ _LINKS_THAT_LOAD_NOTHING = {"canonical", "next", "prev", "author", "license"}
 
 
 class _References(HTMLParser):
-    """Collects the remote addresses that a page loads from."""
+    """A parser that collects the remote addresses that a page loads from."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _References(HTMLParser):
 
 
 def remote_references(folder: Path) -> list[str]:
-    """``file: address`` of everything that pages, styles and scripts below a folder would load from elsewhere."""
+    """Return ``file: address`` of everything that pages, styles and scripts below a folder would load from other servers."""
     found = []
     for file in sorted(folder.rglob("*")):
         if file.suffix not in {".html", ".css", ".js", ".svg"}:
@@ -84,7 +84,7 @@ def remote_references(folder: Path) -> list[str]:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Take out the theme's downloads, then look at every file.
+    """Remove the theme's downloads, then check every file.
 
     Raises:
         PluginError: something would be loaded from elsewhere; names file and address.

@@ -1,6 +1,6 @@
-"""MkDocs hook: pages out of files that stand outside of docs/, and links that lead there.
+"""MkDocs hook: pages for files outside of docs/, and links to them.
 
-The files of ``PAGES`` become pages of their own, and so do the notebooks of docs/. Any other file of the repository that a
+The files of ``PAGES`` and the notebooks of docs/ become pages. Any other file of the repository that a
 page links to becomes a page that shows its source, so that no link of the site needs the repository beside it.
 """
 
@@ -28,7 +28,7 @@ PAGES = {
     "envs/README.md": "trial_envs.md",
     "cluster/README.md": "cluster_files.md",
 }
-"""Path in the repository to path on the site."""
+"""Paths on the site by path in the repository."""
 NOTEBOOK = ".ipynb"
 SOURCES = "repository"
 """Folder of the site with the pages that show source files."""
@@ -71,7 +71,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links of the repository to their pages on the site, and write table bars as Python-Markdown reads them."""
+    """Rewrite links of the repository to their pages on the site, and table bars for Python-Markdown."""
     here = page.file.src_uri
     if here.startswith(f"{SOURCES}/"):
         return markdown
@@ -88,12 +88,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _origin(uri: str) -> str:
-    """Path in the repository of a page of the site."""
+    """Return the path in the repository of a page of the site."""
     return next((origin for origin, page in PAGES.items() if page == uri), f"docs/{uri}")
 
 
 def _site_uri(path: str) -> str:
-    """Path on the site of a file of the repository."""
+    """Return the path on the site of a file of the repository."""
     if path in PAGES:
         return PAGES[path]
     if not path.startswith("docs/"):
@@ -103,14 +103,14 @@ def _site_uri(path: str) -> str:
 
 
 def _outside_paths(origin: str, markdown: str) -> set[str]:
-    """Paths in the repository, outside of docs/, that a page links to."""
+    """Return the paths in the repository, outside of docs/, that a page links to."""
     found = {match["path"] for match in _LINK.finditer(markdown)} - {None}
     paths = {posixpath.normpath(posixpath.join(posixpath.dirname(origin), path)) for path in found}
     return {path for path in paths if not path.startswith("docs/")}
 
 
 def _notebook_page(file: File) -> str:
-    """A notebook's texts, code and what the code printed, with a link to the file itself."""
+    """Return a page with a notebook's texts, code and outputs, and a link to the file."""
     name = posixpath.basename(file.src_uri)
     title, *parts = [part for cell in json.loads(file.content_string)["cells"] for part in _cell(cell)]
     heading, _, rest = title.partition("\n")
@@ -127,7 +127,7 @@ def _cell(cell: dict[str, Any]) -> list[str]:
 
 
 def _source_page(config: MkDocsConfig, file: Path, path: str, uri: str) -> File:
-    """A page that shows a file."""
+    """Return a page that shows a file."""
     text = file.read_text(encoding="utf-8")
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
