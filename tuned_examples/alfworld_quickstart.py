@@ -3,10 +3,9 @@
     trial-ray train tuned_examples/alfworld_quickstart.py
 
 The first policy, of 0.4 million parameters, comes with the package: it has cloned an expert that explores and takes a
-suboptimal action with probability 0.25. TRIAL trains it on generated games, fresh ones in every iteration. Its success is
-measured before and after on the same 256 games, which nothing before has played. docs/quickstart.md says what came out, and why
-these settings.
-For an environment of your own see tuned_examples/own_environment.py, which makes its first policy itself.
+suboptimal action with probability 0.25. TRIAL trains it on generated games, new ones in every iteration. Its success is
+measured before and after on the same 256 held-out games. docs/quickstart.md has the result.
+For your own environment see tuned_examples/own_environment.py, which makes its first policy itself.
 """
 
 from trial_ray import TRIALConfig
@@ -33,10 +32,10 @@ config = (
         tasks_per_iteration=8,
         minibatch_rows=160,
         microbatch_rows=80,
-        # A plain response has no form to miss; success alone is rewarded.
+        # Plain responses have no required form; the reward is success alone.
         invalid_action_penalty=0.0,
         reward_scale=1.0,
-        # No frozen reference: a policy of this size has nothing worth preserving, and may move.
+        # No frozen reference: a policy of this size has no knowledge to preserve.
         ref_kl_coeff=0.0,
         entropy_coeff=0.0,
         # Chosen on other games (docs/results.md).
@@ -58,7 +57,7 @@ config = (
         evaluation_split="generated",
         evaluation_env_config={"num_games": 256, "generator_seed": 6_000_011},
         evaluation_num_tasks=256,
-        # Greedy decoding repeats itself; a policy this small is measured as it was trained.
+        # Greedy decoding repeats itself, so the policy is evaluated at the temperature of training.
         evaluation_temperature=1.0,
     )
     .debugging(seed=0)

@@ -2,7 +2,7 @@
 
     trial-ray train tuned_examples/alfworld_qwen3_1.7b.py
 
-needs the official games (`ALFWORLD_DATA`) and the GPU build of vLLM. The chat template is used with thinking switched off, as in
+The run needs the official games (`ALFWORLD_DATA`) and the GPU build of vLLM. The chat template has thinking switched off, as in
 the published runs; the response's own <think> block is part of the prompt's instruction.
 """
 

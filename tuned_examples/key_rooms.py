@@ -57,7 +57,7 @@ class KeyRooms(gymnasium.Env):
                 self.room = what
             else:
                 if self.held:
-                    self.keys[self.held] = self.room  # laid down in its place
+                    self.keys[self.held] = self.room  # left in its place
                 self.held = what
                 del self.keys[what]
             said = self._view()
@@ -84,7 +84,7 @@ gymnasium.register(id="mine/KeyRooms-v0", entry_point=KeyRooms)
 
 
 class Searcher:
-    """Goes to rooms that it has not seen until it knows where key and chest are; knows no more than what the policy reads."""
+    """An expert that visits new rooms until it has seen key and chest; it uses only the texts that the policy reads."""
 
     def reset(self, task, observation, seed):
         self.random, self.wanted = random.Random(seed), task.split()[-2]

@@ -14,7 +14,7 @@ def paper_config(model_path: str) -> TRIALConfig:
         TRIALConfig()
         .environment("trial/ALFWorld-v0", env_config={"split": "train", "max_turns": 50})
         .rl_module(model_path=model_path, compute_dtype="bfloat16", gradient_checkpointing=True)
-        # As the published Qwen3 runs; Qwen2.5's template has no such switch.
+        # As in the published Qwen3 runs; Qwen2.5's template has no such switch.
         .rl_module(chat_template_kwargs={"enable_thinking": False})
         .training(
             lr=1e-6,
@@ -51,7 +51,7 @@ def paper_config(model_path: str) -> TRIALConfig:
             num_engines=8,
             num_gpus_per_engine=0.5,
             colocate=True,
-            # What the learner keeps while the engine samples has the rest: weights, optimizer state, reference.
+            # The learner keeps weights, optimizer state and reference in the rest of the memory while the engine samples.
             engine_kwargs={"dtype": "bfloat16", "gpu_memory_utilization": 0.3},
         )
         .env_runners(num_env_runners=8, num_cpus_per_env_runner=2)

@@ -4,8 +4,8 @@
     trial-ray train tuned_examples/reasoning_gym_chain_sum.py
 
 A tiny model first clones the data set's own answers, two of five of them replaced by any other number. TRIAL then trains it.
-There are 200 different questions, which held-out seeds repeat: what is learned is to give the answer and not one of the other
-numbers. docs/environments.md says what came out.
+There are only 200 different questions, which held-out seeds repeat: the model learns to prefer the answer to the other numbers.
+docs/environments.md has the result.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ NUMBERS = [str(number) for number in range(-9, 19)]
 
 @dataclass(frozen=True)
 class QuestionPrompt:
-    """The question alone; the whole response is the answer."""
+    """A prompt with the question alone; the whole response is the answer."""
 
     style = "plain"
 

@@ -1,9 +1,9 @@
-"""Rewards of one's own: a penalty for length, or a judge model behind an endpoint that speaks OpenAI's chat completions.
+"""User-defined rewards: a penalty for length, or a judge model behind an endpoint with OpenAI's chat completions.
 
     trial-ray train tuned_examples/reward_functions.py
     JUDGE_URL=http://127.0.0.1:8000/v1 JUDGE_MODEL=... JUDGE_KEY=... trial-ray train tuned_examples/reward_functions.py
 
-docs/environments.md says what a reward function is given, and how its parts are logged.
+docs/environments.md describes the argument of a reward function and the logging of its parts.
 """
 
 import os

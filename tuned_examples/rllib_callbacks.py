@@ -1,8 +1,8 @@
-"""RLlib's callbacks in one run with two env runners: what the policy does in its episodes, measured and shown.
+"""RLlib's callbacks in one run with two env runners: they measure and print what the policy does.
 
     python tuned_examples/rllib_callbacks.py
 
-or, with a run folder whose metrics hold what is logged here, `trial-ray train tuned_examples/rllib_callbacks.py`. Callbacks of
+or, with a run folder whose metrics include the callbacks', `trial-ray train tuned_examples/rllib_callbacks.py`. Callbacks of
 episodes and samples run on the env runners, which play many episodes at once; the others run in this process. docs/rllib.md
 lists all of them.
 """
@@ -14,7 +14,7 @@ from trial_ray.models.packaged import ALFWORLD_TINY
 
 
 class Repetitions(RLlibCallback):
-    """How often the policy repeats the action that it has just taken."""
+    """Measure how often the policy repeats its previous action."""
 
     def on_episode_start(self, *, episode, **kwargs):
         episode.custom_data["repeated"] = 0
@@ -34,7 +34,7 @@ class Repetitions(RLlibCallback):
     def on_train_result(self, *, result, **kwargs):
         found = result["env_runners"]
         runners = [found[f"episodes_of_runner_{index}"] for index in (1, 2)]
-        # What is put into the result is recorded with it.
+        # Entries that are added to the result are recorded.
         result["episodes_of_most_used_runner"] = max(runners)
         print(
             f"iteration {result['training_iteration']}: {found['num_episodes']} episodes "
@@ -44,7 +44,7 @@ class Repetitions(RLlibCallback):
 
 
 def show_evaluation(*, evaluation_metrics, **kwargs):
-    """A function in place of a class."""
+    """Print the iteration; a function instead of a class."""
     found = evaluation_metrics["env_runners"]
     print(
         f"  evaluation: {found['num_episodes']} episodes, success {found['success_rate']:.0%}, "

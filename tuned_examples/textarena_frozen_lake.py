@@ -3,8 +3,8 @@
     pip install textarena==0.7.4
     trial-ray train tuned_examples/textarena_frozen_lake.py
 
-A tiny model first clones a player who knows the shortest way, but goes anywhere else in three moves of ten: into a hole, or into a
-wall, which ends the game the second time in a row. TRIAL then trains it. docs/environments.md says what came out.
+A tiny model first clones an expert who knows the shortest way, but goes anywhere else in three moves of ten: into a hole, or into
+a wall, which ends the game the second time in a row. TRIAL then trains it. docs/environments.md has the result.
 """
 
 from collections import deque
@@ -26,20 +26,20 @@ def board(observation):
 
 
 def places(cells):
-    """The player's place, and move -> the place that it leads to."""
+    """Return the player's place, and the place that each move leads to."""
     y, x = next(place for place, cell in cells.items() if cell.startswith("P"))
     return (y, x), {move: (y + down, x + right) for move, (down, right) in MOVES.items()}
 
 
 @dataclass(frozen=True)
 class BoardPrompt:
-    """The rules, where the player stands, and what lies around; the whole response is the move."""
+    """A prompt with the rules, the player's place and its neighbours; the whole response is the move."""
 
     style = "plain"
 
     def render(self, context):
         cells = board(context.observation)
-        if not cells:  # a template is tried out on a text of another game, too
+        if not cells:  # a template is also tried on a text of another game
             return "\n".join([context.task, context.observation, "move"])
         (y, x), after = places(cells)
         around = [f"{move} {THINGS[cells[place]] if place in cells else 'wall'}" for move, place in after.items()]
@@ -50,7 +50,7 @@ class BoardPrompt:
 
 
 class ShortestWay:
-    """Goes the shortest way around the holes, all of which the board shows."""
+    """An expert that goes the shortest way around the holes, all of which the board shows."""
 
     def reset(self, task, observation, seed):
         pass

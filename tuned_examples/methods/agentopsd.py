@@ -1,4 +1,4 @@
-"""AgentOPSD: each turn's advantage is scaled by how it revises a belief in success, gathered turn by turn from hindsight.
+"""AgentOPSD: each turn's advantage is scaled by its revision of a belief in success, which accumulates hindsight log-ratios.
 
 Â_k = A_k · [(1 − λ) + λ w_k] with w_k = clip(1 + b sgn(A_k) z_k, 1 ± b), where z_k standardises ΔB_k over the trajectory,
 B_k = σ(logit(B_0) + c_k), c_k = γ c_{k−1} + e_k, e_k = Σ_t log π_T(y|h⁺) − log π_old(y|h), and B_0 is the group's success rate.
@@ -26,7 +26,7 @@ EPSILON = 1e-6
 
 
 class BeliefRevisions(Method["AgentOPSDConfig"]):
-    """Factors are fixed once an iteration, from the scores of the policy before the update; GRPO's sign stays."""
+    """Factors are computed once an iteration, from the scores of the policy before the update; GRPO's sign stays."""
 
     name = "agentopsd"
     needs_teacher_context = True

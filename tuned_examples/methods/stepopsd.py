@@ -1,4 +1,4 @@
-"""StepOPSD: action tokens' advantages are rescaled by a stale teacher that has seen a successful rollout; steps weigh alike.
+"""StepOPSD: action tokens' advantages are rescaled by a stale teacher that has seen a successful rollout; steps have equal weight.
 
 On action tokens Â_t = f_k A [(1 − λ) + λ clip(2 σ(sgn(A) δ_t), 1 ± α)], δ = log π_T(y|h⁺) − log π_old(y|h); f_k brings the
 mean |Â| of each step of a trajectory to their mean, within [1/2, 2]. Other tokens keep A. Source: Zhang et al., arXiv 2605.27140;
@@ -28,7 +28,7 @@ class EqualSteps(RescaledAdvantages):
     needs_action_spans = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Fix the factors of the steps, and log their deviation too."""
+        """Compute the factors of the steps, and log their deviation."""
         actions, dtype = required(rows.action_mask) & rows.mask, rows.logprobs.dtype
         gap = required(rows.hindsight_logprobs) - rows.logprobs
         shaped = self._shaped(rows.advantages.to(dtype)[rows.turn_ids], gap, iteration)
@@ -39,13 +39,13 @@ class EqualSteps(RescaledAdvantages):
 
     @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """Â of every token, ``[T]``."""
+        """Return Â of every token, ``[T]``."""
         gap = required(tokens.hindsight_logprobs) - tokens.old_logprobs
         shaped = self._shaped(tokens.advantages, gap, iteration) * required(tokens.weights)
         return torch.where(required(tokens.action_mask), shaped, tokens.advantages)
 
     def _shaped(self, advantages: torch.Tensor, gap: torch.Tensor, iteration: int) -> torch.Tensor:
-        """Advantages ``[T]`` before steps are made equal."""
+        """Return the advantages ``[T]`` before the factors of the steps."""
         return rescaled_advantages(advantages, gap, self.strength(iteration), self.config.rescaling_clip, logistic=True)
 
 

@@ -1,10 +1,10 @@
-"""λ × α on the quickstart's tiny policy: four trials of two iterations, which is a test of the machinery and no result.
+"""λ × α on the quickstart's tiny policy: four trials of two iterations, which test the sweep and give no result.
 
     trial-ray sweep tuned_examples/sweeps/lambda_alpha.py
     trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --iterations 30
 
 Each trial reserves its engine inside its own placement group. The transformers engine starts faster than vLLM, which matters for
-trials this short; larger sweeps on GPUs want `--set engine=vllm`.
+trials this short; for larger sweeps on GPUs use `--set engine=vllm`.
 """
 
 import runpy

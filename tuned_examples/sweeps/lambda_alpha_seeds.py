@@ -1,8 +1,8 @@
-"""λ × α with three seeds a point, cut short by ASHA: the table and the map show means with intervals.
+"""λ × α with three seeds a point, stopped early by ASHA: the table and the map show means with intervals.
 
     trial-ray sweep tuned_examples/sweeps/lambda_alpha_seeds.py
 
-On the quickstart's tiny policy; 12 trials, of which the worse are ended after 4 or 12 iterations.
+The 12 trials train the quickstart's tiny policy; the worse ones end after 4 or 12 iterations.
 """
 
 import runpy

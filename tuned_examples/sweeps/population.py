@@ -1,4 +1,4 @@
-"""Population-based training: four policies learn side by side, and the worst copies the best with λ and learning rate changed.
+"""Population-based training: four policies learn at once, and the worst copies the best with a changed λ and learning rate.
 
     trial-ray sweep tuned_examples/sweeps/population.py
 

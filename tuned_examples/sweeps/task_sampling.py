@@ -3,8 +3,8 @@
     trial-ray sweep tuned_examples/sweeps/task_sampling.py --out DIR     # 16 trials; --resume DIR continues
     python docs/results/task_sampling.py DIR                             # the differences, paired by seed
 
-The policy, games and settings are the quickstart's. 96 iterations of 8 tasks draw each task three times on average; every
-eighth, the policy plays 256 other games.
+The policy, games and settings are the quickstart's. 96 iterations of 8 tasks draw each task three times on average; after
+every eighth iteration the policy plays 256 other games.
 """
 
 import runpy
@@ -19,7 +19,7 @@ config = (
     with_method(_quickstart, "grpo")
     .environment(env_config={**_quickstart.env_config, "num_games": 256})
     .training(task_sampling=tune.grid_search(["uniform", "success_rate"]))
-    # The driver plays and learns: one process fewer a trial.
+    # The driver plays and learns, which saves a process a trial.
     .env_runners(num_env_runners=0)
     .engines(engine="transformers", num_cpus_per_engine=0.4)
     .learners(num_cpus_per_learner=0.3)
