@@ -30,7 +30,8 @@ def load(name):
 
 # The fields of KubeRay's resources that the files have on their upper levels; pods are deeper.
 KUBERAY_FIELDS = """
-apiVersion kind metadata name spec rayClusterSpec entrypoint submissionMode shutdownAfterJobFinishes ttlSecondsAfterFinished backoffLimit
+apiVersion kind metadata name spec rayClusterSpec entrypoint submissionMode
+shutdownAfterJobFinishes ttlSecondsAfterFinished backoffLimit
 rayVersion enableInTreeAutoscaling autoscalerOptions version upscalingMode idleTimeoutSeconds authOptions mode
 headGroupSpec workerGroupSpecs groupName replicas minReplicas maxReplicas rayStartParams template
 """
