@@ -42,9 +42,7 @@ def complaint(address: str) -> str:
     except urllib.error.HTTPError as error:
         if error.code in REFUSED:
             return f"the cluster at {address} {REFUSED[error.code]}."
-        return (
-            f"the server at {address} is no Ray dashboard (HTTP status {error.code}). Is the port another program's?"
-        )
+        return f"the server at {address} is no Ray dashboard (HTTP status {error.code}). Is the port another program's?"
     except (ValueError, KeyError, TypeError, HTTPException):
         return f"the server at {address} is no Ray dashboard. Is the port another program's?"
     except OSError as error:
