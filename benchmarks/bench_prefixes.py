@@ -109,14 +109,15 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
     from trial_ray.learner.loss import WeightedMeans
     from trial_ray.learner.passes import MicrobatchPasses
     from trial_ray.learner.rows import group_turn_rows
-    from trial_ray.learner.scoring import encode_views
     from trial_ray.learner.update_plan import plan_rows
     from trial_ray.models import packing, tree_attention
     from trial_ray.models.prefix_tree import PrefixOrder
+    from trial_ray.prompts.teacher_context import add_teacher_contexts
 
+    for group in groups:
+        add_teacher_contexts(group, config, tokenizer)
     rows = group_turn_rows(groups, config)
     trajectories = [each for group in groups for each in group.survivors]
-    rows.evidence = encode_views(groups, config, tokenizer)
     plan = plan_rows(groups, config, ITERATION)
     limit = config.max_tokens_per_forward
 

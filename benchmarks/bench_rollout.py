@@ -53,10 +53,10 @@ from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.tensors import engine_tensors
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.process import MAX_EVENTS, STEP
-from trial_ray.rollout.engines import create_engines
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.episode import History, PolicyPlayer, derive_seed
 from trial_ray.rollout.groups import GroupRequest, SampleSettings
+from trial_ray.rollout.runner_group import TextEnvRunnerGroup
 from trial_ray.trajectory import Turn
 
 QUICKSTART = Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py"
@@ -110,15 +110,13 @@ class MeasuredRunner(TextEnvRunner):
         player = replace(plain, generate=generate)
         return player if self.mean_tokens is None else DrawnPlayer(player)
 
-    def rollouts(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
+    async def rollouts(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
         """Play as in training; return seconds and tokens of responses."""
         self.asked = []
         began = time.perf_counter()
-        self.begin_groups(requests, settings)
-        while self.wait_for_groups(1.0, len(requests)) < len(requests):
-            pass
-        samples, *groups = self.take_groups(0, len(requests))
+        played = await asyncio.gather(*[self.play_group(request, settings) for request in requests])
         seconds = time.perf_counter() - began
+        samples, groups = zip(*played, strict=True)
         errors = [error for sample in samples for error in sample.errors]
         assert not errors, errors[0]
         lengths = [
@@ -127,23 +125,20 @@ class MeasuredRunner(TextEnvRunner):
         self.longest = max(lengths)
         return seconds, sum(lengths)
 
-    def at_once(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
+    async def at_once(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
         """Send all requests of the last call of :meth:`rollouts` at the start."""
 
-        async def offer() -> list[Response]:
-            return await asyncio.gather(
-                *[self.client.generate(asked.prompt_ids, asked.params, asked.request) for asked in self.asked]
-            )
-
         began = time.perf_counter()
-        responses = asyncio.run(offer())
+        responses = await asyncio.gather(
+            *[self.client.generate(asked.prompt_ids, asked.params, asked.request) for asked in self.asked]
+        )
         return time.perf_counter() - began, sum(len(response.response_ids) for response in responses)
 
-    def lock_step(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
+    async def lock_step(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
         """Play the same rollouts with all episodes in lock-step."""
         self.asked = []
         began = time.perf_counter()
-        tokens = asyncio.run(_lock_step(self, requests, settings))
+        tokens = await _lock_step(self, requests, settings)
         return time.perf_counter() - began, tokens
 
     def pid(self) -> int:
@@ -163,7 +158,7 @@ async def _lock_step(runner: MeasuredRunner, requests: Sequence[GroupRequest], s
     episodes, tokens = [], 0
     for request in requests:
         for rollout in range(request.group_size):
-            env, free = runner.take_env(request.environment, settings.env_configs[request.environment])
+            env, free = runner.pop_env(request.environment, settings.env_configs[request.environment])
             player = runner.player(request, settings, derive_seed(request.seed, rollout))
             episodes.append([env, free, player, env.reset(request.task_id, request.seed), []])
     running = list(episodes)
@@ -188,8 +183,9 @@ async def _lock_step(runner: MeasuredRunner, requests: Sequence[GroupRequest], s
 
 def measure(config: Any, num_groups: int, mean_tokens: float | None, repeats: int) -> dict[str, Any]:
     """Return medians over the repeats, which run every mode once, and ratios of times within a repeat."""
-    pool = create_engines(config)
-    runner = ray.remote(MeasuredRunner).options(num_cpus=0.5).remote(config=config, env_creator=None)
+    pool = EnginePool(**config.engine_pool_arguments())
+    groups = TextEnvRunnerGroup.concurrency_groups
+    runner = ray.remote(num_cpus=0.5, concurrency_groups=groups)(MeasuredRunner).remote(config=config, env_creator=None)
     try:
         [info] = pool.start()
         send_weights(config, pool)

@@ -17,6 +17,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from trial_ray.learner.rows import TurnRows
 from trial_ray.learner.update_plan import Microbatch, UpdatePlan
+from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.trajectory import TrajectoryGroup
 
@@ -94,6 +95,8 @@ class BenchLearner:
         self.learner.scoring.scored_rows = scored_rows
         self.learner._optimizer_step = optimizer_step
         self.learner.postprocess_gradients = keep
+        for group in groups:
+            add_teacher_contexts(group, self.learner.config, self.learner.policy_module.tokenizer)
         metrics = self.learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})
         found.metrics = metrics.get(DEFAULT_MODULE_ID, {})
         return found

@@ -25,8 +25,9 @@ TIMED = {
 """Calls that need this keyword argument."""
 
 ALLOWED = {
-    ("rollout/env_runner.py", "outside_loop", "(...).result"): "the caller's own work, in a thread of its own",
-    ("rollout/env_runner_pool.py", "_answers", "ray.get"): "of calls that ray.wait found ready",
+    ("process.py", "run_outside_event_loop", "(...).result"): "the caller's own work, in a thread of its own",
+    ("rollout/env_runner_pool.py", "_sample", "ray.get"): "of calls that ray.wait found ready",
+    ("rollout/env_runner_pool.py", "_sample", "playing.sample.result"): "of a future that is done",
     ("engines/pool.py", "answers", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_group.py", "update", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_group.py", "_cause", "ray.get"): "of calls that ray.wait found ready",
@@ -34,10 +35,6 @@ ALLOWED = {
     ("algorithms/rllib_builds.py", "build_learner_group", "LEARNERS_PLACED.get"): "a context variable",
     ("engines/actor.py", "_work", "self._calls.get"): "an idle engine's thread waits for work, or for the shutdown",
     ("engines/weight_lock.py", "write", "self._idle.wait"): "inside asyncio.wait_for",
-    ("rollout/background_groups.py", "__init__", "running.result"): "set by the thread's first statement",
-    ("rollout/background_groups.py", "serve", "self._stop.wait"): "a daemon thread's loop, until close() ends it",
-    ("rollout/background_groups.py", "_start_groups", "self._added.wait"): "cancelled at the end of that loop",
-    ("rollout/background_groups.py", "_start_groups", "begun.wait"): "set when the group has its slots, or has failed",
     (
         "core/forks.py",
         "_hold_all",
@@ -49,10 +46,11 @@ ALLOWED = {
     ("local_endpoint.py", "answer", "call.result"): "of a call that the end of the episode cancels",
     ("program.py", "_next", "self._program.result"): "of a task that is done",
     ("warmstart/policy.py", "play", "free.get"): "freed by episodes of this process, which end or raise",
-    ("learner/exchange.py", "finish", "each.wait"): "a collective, which the process group's own timeout ends",
+    ("learner/exchange.py", "finish", "pending.wait"): "a collective, which the process group's own timeout ends",
+    ("rollout/slots.py", "acquire", "self._free.acquire"): "freed by rollouts, whose requests have deadlines",
     (
-        "rollout/background_groups.py",
-        "_play_group",
+        "rollout/env_runner.py",
+        "_play_rollouts",
         "self._slots.acquire",
     ): "freed by rollouts, whose requests have deadlines",
 }

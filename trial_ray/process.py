@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import faulthandler
@@ -12,16 +13,19 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 from trial_ray.termination import raise_swallowed_interrupt
+
+Result = TypeVar("Result")
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
@@ -256,3 +260,31 @@ def process_events(since: float, limit: int = MAX_EVENTS) -> ProcessEvents:
         missing_before = events[0].began + events[0].seconds
     newer = [event for event in events if event.began + event.seconds > since]
     return ProcessEvents(socket.gethostname(), os.getpid(), missing_before, newer)
+
+
+# -- event loops -------------------------------------------------------------------------------------------------------
+
+
+def run_in_event_loop(loop: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine in a task without a result, and return the coroutine's result.
+
+    ``Runner.run`` restores SIGINT's handler when it ends, and Python then formats the finished task with its result, which
+    takes half a second for the trajectories of an iteration.
+    """
+    results: list[Result] = []
+
+    async def collect() -> None:
+        results.append(await coroutine)
+
+    loop.run(collect())
+    return results[0]
+
+
+def run_outside_event_loop(call: Callable[[], Result]) -> Result:
+    """Call a function that runs coroutines; in a separate thread if this thread runs an event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(call).result()

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import DEFAULT, patch
 
 from ray._private import ray_constants, services, state, utils
@@ -43,12 +43,19 @@ AGENT_PORTS = {
 class RestartableGroup(EnvRunnerGroup):
     """Group of env runners that Ray can restart as long as they live: each receives the config itself, about 20 kB.
 
-    RLlib passes a reference, which is invalid after the group is deleted; Ray warns about it for each env runner.
+    RLlib passes a reference, which is invalid after the group is deleted; Ray warns about it for each env runner. RLlib also has no
+    setting for Ray's concurrency groups of an env runner.
+
+    Attributes:
+        concurrency_groups: maximum number of concurrent calls by the name of the concurrency group.
     """
 
+    concurrency_groups: ClassVar[dict[str, int]] = {}
+
     def _make_worker(self, *, worker_index: int, config: Any, **arguments: Any) -> Any:
-        value = self._remote_config if worker_index else config
-        return super()._make_worker(worker_index=worker_index, config=value, **arguments)
+        self._remote_args["concurrency_groups"] = self.concurrency_groups
+        config = self._remote_config if worker_index else config
+        return super()._make_worker(worker_index=worker_index, config=config, **arguments)
 
 
 def container_memory() -> int:

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trial_ray.config.training import Reward, reward_name
 from trial_ray.errors import ConfigError
@@ -22,8 +23,28 @@ FailedBy = Literal["environment", "engine"]
 
 
 @dataclass(frozen=True, slots=True)
+class TeacherContext:
+    """The text that the teacher sees besides a turn's ordinary prompt; shared by all tokens of the turn's response.
+
+    Attributes:
+        ids: int32 ``[z]``, z_k for an outcome.
+        insert_at: index in the prompt; the ids are inserted before this position.
+    """
+
+    ids: NDArray[np.int32]
+    insert_at: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored_context, (self.ids.astype(np.int32, copy=False).tobytes(), self.insert_at)
+
+
+def _restored_context(ids: bytes, insert_at: int) -> TeacherContext:
+    return TeacherContext(np.frombuffer(ids, np.int32), insert_at)
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
-    """One decision of the policy. Ids are exactly as sent to and returned by the engine; text is for views and records.
+    """One decision of the policy. Ids are exactly as sent to and returned by the engine; texts are for teachers and records.
 
     A player creates the turn, and the episode adds observation, outcome, reward and ``invalid_action``. A player that
     writes no prompts and no responses, such as an expert, leaves every attribute except the action at its default.
@@ -46,6 +67,8 @@ class Turn:
             conversation.
         invalid_action: whether the environment did not understand the action, if it reports this.
         reasoning_tokens: number of reasoning tokens in the response; logged but not recorded.
+        teacher_context: context of the teacher, which the env runner adds when the group is complete; ``None`` if the config has
+            none. Not recorded with the trajectory.
     """
 
     prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -62,9 +85,10 @@ class Turn:
     prompt_cut: PromptCut = "none"
     invalid_action: bool = False
     reasoning_tokens: int = 0
+    teacher_context: TeacherContext | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Bytes: cloudpickle runs Python for every array and every dataclass with slots, most of what a group costs to send.
+        # Send bytes: cloudpickle runs Python for every array and every dataclass with slots, most of the cost of sending a group.
         arrays = [getattr(self, name).astype(kind, copy=False).tobytes() for name, kind in _ARRAYS.items()]
         return _restored, (arrays, _rest(self))
 
@@ -75,7 +99,7 @@ class Turn:
 
 
 _ARRAYS = {"prompt_ids": np.int32, "response_ids": np.int32, "logprobs": np.float32}
-_rest = attrgetter(*(each.name for each in fields(Turn) if each.name not in _ARRAYS))
+_rest = attrgetter(*(attribute.name for attribute in fields(Turn) if attribute.name not in _ARRAYS))
 
 
 def _restored(arrays: Sequence[bytes], rest: Sequence[Any]) -> Turn:
@@ -113,7 +137,7 @@ class Trajectory:
     def episode_return(self) -> float:
         """Undiscounted sum of the environment's rewards; exactly 0 if they cancel each other up to rounding."""
         rewards = [float(turn.reward) for turn in self.turns]
-        total, gained = sum(rewards), sum(each for each in rewards if each > 0)
+        total, gained = sum(rewards), sum(reward for reward in rewards if reward > 0)
         return 0.0 if equal_up_to_rounding(gained, gained - total) else total
 
     def outcome_reward(self, reward: Reward) -> float:
@@ -123,14 +147,14 @@ class Trajectory:
             ConfigError: no reward function was called with this rollout.
         """
         success = float(self.success)
-        named = {"success": success, "per_turn": success, "score": self.score, "return": self.episode_return}
-        found = named.get(reward, self.function_reward) if isinstance(reward, str) else self.function_reward
-        if found is None:
+        rewards = {"success": success, "per_turn": success, "score": self.score, "return": self.episode_return}
+        value = rewards.get(reward, self.function_reward) if isinstance(reward, str) else self.function_reward
+        if value is None:
             raise ConfigError(
                 f"reward is {reward_name(reward)}, which was not called with a rollout of task {self.task_id!r}. Set "
                 ".training(reward=FUNCTION) before rollouts are played; a recorded config has only its name."
             )
-        return found
+        return value
 
     @property
     def failed(self) -> bool:
@@ -177,7 +201,7 @@ class EpisodeResult:
 
     @property
     def failed(self) -> bool:
-        """True if an infrastructure error ended the episode; its result is then not evidence about the policy."""
+        """True if an infrastructure error ended the episode; its result then says nothing about the policy."""
         return self.ended == "failed"
 
 
@@ -200,7 +224,8 @@ class TrajectoryGroup:
         """Return the actions of the first successful completed rollout if ``trajectory`` failed its task; else an empty tuple."""
         if trajectory.success:
             return ()
-        return next((tuple(turn.action for turn in each.turns) for each in self.survivors if each.success), ())
+        peers = (rollout for rollout in self.survivors if rollout.success)
+        return next((tuple(turn.action for turn in peer.turns) for peer in peers), ())
 
     @property
     def starts_differ(self) -> bool:

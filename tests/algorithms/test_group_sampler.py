@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.sampling import MAX_LOSSES, GroupSampler, SampledBatch
+from trial_ray.algorithms.sampled_batch import SampledBatch
+from trial_ray.algorithms.sampling import MAX_LOSSES, GroupSampler
 from trial_ray.algorithms.tasks import SuccessRateSampler, TaskSampler
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
@@ -23,7 +24,7 @@ T = 4
 FEW = {"num_survivors": 1, "errors": ["EngineError: gone"]}
 
 
-@dataclass
+@dataclass(eq=False)
 class Playing:
     request: GroupRequest
     runner: int
@@ -52,40 +53,39 @@ class PlayedWorkers:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.playing: dict[int, Playing] = {}
+        self.playing: list[Playing] = []
         self.rows_handed_out = 0
         self.begun: list[GroupRequest] = []
+        self.recorded: list[tuple[int, GroupSample]] = []
 
     def times(self, request: GroupRequest) -> int:
         return tasks_begun(self)[request.task_id]
 
-    def begin_groups(self, requests, settings):
+    def submit(self, requests, settings, playing=()):
+        assert {*playing} == {*self.playing}
         for request in requests:
-            assert request.index not in self.playing
+            assert request.index not in [each.request.index for each in self.playing]
             turns = 40 if request.task_id in self.slow else self.random.randint(1, 6)
             runner = self.runners[len(self.begun) % len(self.runners)]
-            self.playing[request.index] = Playing(request, runner, [], turns)
+            self.playing.append(Playing(request, runner, [], turns))
             self.begun.append(request)
-        return {request.index: self.playing[request.index].runner for request in requests}
+        return self.playing[len(self.playing) - len(requests) :]
 
-    def take_groups(self, runner_ids, iteration, timeout_s, together):
-        if together:
-            assert runner_ids == {each.runner for each in self.playing.values()}, "the others have handed over theirs"
-        dead = {each.runner for each in self.playing.values() if self.dies(each.request, self.times(each.request))}
-        self.playing = {index: each for index, each in self.playing.items() if each.runner not in dead}
+    def wait(self, playing, timeout_s):
+        assert {*playing} == {*self.playing}
+        dead = {each.runner for each in self.playing if self.dies(each.request, self.times(each.request))}
+        self.playing = [each for each in self.playing if each.runner not in dead]
         for _ in range(100):  # none ends within the time where one is stuck
             self.advance()
-            if not timeout_s or dead or any(each.turns_left <= 0 for each in self.playing.values()):
+            if not timeout_s or dead or any(each.turns_left <= 0 for each in self.playing):
                 break
-        ended = [each for each in self.playing.values() if each.turns_left <= 0]
-        for each in ended:
-            del self.playing[each.request.index]
-        samples = [self._sample(each) for each in ended]
-        self.rows_handed_out += sum(sample.num_rows for sample in samples)
-        return samples, [*dead]
+        samples = {each: self._sample(each) for each in self.playing if each.turns_left <= 0}
+        self.playing = [each for each in self.playing if each not in samples]
+        self.rows_handed_out += sum(sample.num_rows for sample in samples.values())
+        return samples, dead
 
     def advance(self) -> None:
-        for each in self.playing.values():
+        for each in self.playing:
             if each.request.task_id not in self.stuck and self.random.random() < 0.7:
                 each.versions.append(self.version)
                 each.turns_left -= 1
@@ -99,18 +99,21 @@ class PlayedWorkers:
         self.begun += requests
         yield from [self._sample(Playing(request, 1, [1], 0)) for request in requests]
 
-    def abandon_groups(self):
-        self.playing = {}
+    def cancel(self, playing):
+        assert {*playing} >= {*self.playing}
+        self.playing = []
 
-    def abandon_late(self):
-        late = {each.runner for each in self.playing.values()}
-        self.abandon_groups()
-        return [*late]
+    def replace_late(self, playing):
+        self.cancel(playing)
+        return {each.runner for each in playing}
+
+    def record(self, iteration, samples):
+        self.recorded += [(iteration, sample) for sample in samples]
 
     def repair(self, again: int) -> None:
         """Nothing to repair."""
 
-    def take_losses(self) -> list[str]:
+    def pop_losses(self) -> list[str]:
         return []
 
 
@@ -171,7 +174,7 @@ def test_no_group_gets_too_old_and_every_task_is_trained_once(max_staleness, see
     assert sorted(trained + waiting) == sorted(drawn(T * (12 + max_staleness)))
 
 
-def test_success_rates_are_those_of_the_groups_that_entered_and_go_on_after_a_resume():
+def test_success_rates_of_entered_groups_continue_after_a_resume():
     def play(request, times):
         return {"episodes": [EpisodeResult(request.task_id, "", request.seed % 2 == 0, 0.0, 1, "terminated")] * 4}
 
@@ -197,7 +200,7 @@ def test_success_rates_are_those_of_the_groups_that_entered_and_go_on_after_a_re
         assert first.get_state() == resumed.get_state()
 
 
-def test_an_update_does_not_wait_for_a_group_that_may_enter_a_later_one():
+def test_update_does_not_wait_for_groups_of_a_later_update():
     workers = PlayedWorkers(slow={drawn(1)[0]})
     overlapping = sampler(workers, max_staleness=1)
     first = overlapping.sample(1)
@@ -232,7 +235,7 @@ def test_tasks_of_an_interrupted_and_resumed_run_are_trained_once():
         assert all(request.seed == seeds[request.task_id] for request in replayed)
 
 
-def test_a_small_effective_sample_size_holds_the_next_iteration_to_the_current_weights_also_in_a_resumed_run():
+def test_small_effective_sample_size_makes_next_iteration_on_policy():
     workers = PlayedWorkers()
     limit = {"min_effective_sample_size": 0.4}
     overlapping = sampler(workers, 1, limit)
@@ -255,25 +258,6 @@ def test_a_small_effective_sample_size_holds_the_next_iteration_to_the_current_w
     assert (third["groups/num_on_policy_iterations"], third["groups/num_in_flight"]) == (0, T)
 
 
-def test_groups_that_are_too_old_all_the_same_are_dropped_counted_and_played_again():
-    workers = PlayedWorkers()
-    overlapping = sampler(workers, max_staleness=1)
-    overlapping.sample(1)
-    overlapping.finish()
-    waiting = {each["task_id"] for each in overlapping.get_state()["returned"]}
-    for group in overlapping._in_flight.values():
-        group.sample = replace(group.sample, weight_versions=(-1, 1))
-    workers.version += 1
-    old = overlapping.sample(2)
-    assert (old.num_stale, old.metrics()["rows/given_to_learners"]) == (T, 0)
-    assert old.stale_rows > 0
-    assert "groups/zero_variance_fraction" not in old.metrics(), "of no group"
-    workers.version += 1
-    workers.begun = []
-    overlapping.sample(3)
-    assert waiting <= tasks_begun(workers).keys()
-
-
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_the_oldest_turn_decides_whether_a_group_is_too_old(max_staleness):
     """Of two groups with turns of the current weights, one has a turn of the oldest that are allowed, one of older ones."""
@@ -287,13 +271,20 @@ def test_the_oldest_turn_decides_whether_a_group_is_too_old(max_staleness):
         group = TrajectoryGroup(request.task_id, [Trajectory(request.task_id, "", 0, turns) for _ in range(4)])
         return vars_of(GroupSample.from_group(request, group, GRPOConfig()))
 
-    batch = sampler(PlayedWorkers(play=play, slow=set(drawn(9)[T:])), max_staleness).sample(1)
+    workers = PlayedWorkers(play=play, slow=set(drawn(9)[T:]))
+    sampling = sampler(workers, max_staleness)
+    batch = sampling.sample(1)
     assert at_bound in tasks_of(batch.kept)
     assert too_old not in tasks_of(batch.kept)
     assert (batch.num_stale, batch.stale_rows) == (1, 12)
+    oldest.clear()
+    workers.version += 1
+    trained = tasks_of([*batch.kept, *sampling.sample(2).kept])
+    assert len(trained) == len({*trained}) == 2 * T - 1
+    assert tasks_begun(workers)[too_old] == 2
 
 
-def test_without_staleness_a_small_effective_sample_size_changes_nothing(caplog):
+def test_effective_sample_size_is_ignored_without_staleness(caplog):
     sampling = sampler(PlayedWorkers(), 0, {"min_effective_sample_size": 0.4})
     sampling.sample(1)
     sampling.note_effective_sample_size(0.1)
@@ -301,47 +292,23 @@ def test_without_staleness_a_small_effective_sample_size_changes_nothing(caplog)
     assert sampling.sample(2).metrics()["groups/num_on_policy_iterations"] == 0
 
 
-def test_a_sample_of_an_earlier_seed_is_not_that_of_the_group_drawn_again():
-    """The first draw of a task fails, and is handed over once more as if it were complete."""
-    task = drawn(1)[0]
-    workers = PlayedWorkers(play=lambda request, times: FEW if (request.task_id, times) == (task, 1) else {})
-    take_groups, late = workers.take_groups, []
-
-    def handed_over_twice(*arguments, **named):
-        samples, dead = take_groups(*arguments, **named)
-        again = [late.pop()] if late else []
-        late.extend(replace(each, num_survivors=4, errors=[]) for each in samples if each.num_survivors < 2)
-        return again + samples, dead
-
-    workers.take_groups = handed_over_twice
-    batch = sampler(workers).sample(1)
-    (kept,) = [sample for sample in batch.kept if sample.request.task_id == task]
-    first, second = [request.seed for request in workers.begun if request.task_id == task]
-    assert (kept.request.seed, late) == (second, [])
-    assert first != second
-    assert batch.metrics()["rows/sampled"] == batch.metrics()["rows/given_to_learners"] + batch.redrawn_rows
-
-
-def test_groups_that_end_between_two_iterations_belong_to_the_next_one():
-    """By the iteration with which env runners record them."""
+def test_groups_that_end_between_iterations_are_recorded_in_the_next():
     workers = PlayedWorkers()
-    take_groups, iterations = workers.take_groups, []
-
-    def noted(runners, iteration, *arguments, **named):
-        iterations.append(iteration)
-        return take_groups(runners, iteration, *arguments, **named)
-
-    workers.take_groups = noted
     overlapping = sampler(workers, max_staleness=1)
-    overlapping.sample(1)
-    assert set(iterations) == {1}
-    iterations.clear()
+    overlapping._config.recording(trajectories_folder="trajectories")
+    first = overlapping.sample(1)
     overlapping.finish()
-    assert set(iterations) == {2}
+    assert {iteration for iteration, _ in workers.recorded} == {1}
+    second = overlapping.sample(2)
+    recorded = [sample.request.index for _, sample in workers.recorded]
+    assert len(recorded) == len({*recorded})
+    for iteration, batch in enumerate((first, second), 1):
+        rows = sum(sample.num_rows for each, sample in workers.recorded if each == iteration)
+        assert rows == batch.metrics()["rows/sampled"]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
-def test_a_group_with_too_few_survivors_is_drawn_again_then_left_out_and_all_rows_are_counted(max_staleness):
+def test_group_with_too_few_completed_rollouts_is_redrawn_then_dropped(max_staleness):
     """No easier task takes its place. Two survivors are enough."""
     few, none, two = drawn(3)
 
@@ -352,11 +319,11 @@ def test_a_group_with_too_few_survivors_is_drawn_again_then_left_out_and_all_row
 
     workers = PlayedWorkers(play=play)
     overlapping = sampler(workers, max_staleness, {"max_group_redraws": 2})
-    kept, left_out, sampled, parts, redrawn = [], [], 0, 0, 0
+    kept, dropped, sampled, parts, redrawn = [], [], 0, 0, 0
     for iteration in range(1, 4):
         batch = overlapping.sample(iteration)
         kept += tasks_of(batch.kept)
-        left_out += tasks_of(batch.left_out)
+        dropped += tasks_of(batch.dropped)
         rows = {name: count for name, count in batch.metrics().items() if name.startswith("rows/")}
         redrawn += rows["rows/redrawn"]
         sampled += rows.pop("rows/sampled")
@@ -366,35 +333,13 @@ def test_a_group_with_too_few_survivors_is_drawn_again_then_left_out_and_all_row
     assert sampled == parts + in_flight == workers.rows_handed_out
     assert redrawn > 0
     assert few in kept
-    assert left_out == [none]
+    assert dropped == [none]
     assert len({request.seed for request in workers.begun if request.task_id == none}) == 3
     assert two in kept
     assert tasks_begun(workers)[two] == 1
 
 
-def test_groups_of_dead_runners_are_played_again_with_their_seeds_also_those_that_had_ended():
-    workers, dying = PlayedWorkers(), []
-    workers.dies = lambda request, times: bool(dying)
-    overlapping = sampler(workers, 1, {"max_group_redraws": 0})
-    trained = tasks_of(overlapping.sample(1).kept)
-    overlapping.finish()
-    lost = {group.request.task_id for group in overlapping._in_flight.values()}
-    workers.playing = {
-        index: Playing(each.request, each.runner, [], 1) for index, each in overlapping._in_flight.items()
-    }
-    workers.version = 2
-    dying.append(True)
-    overlapping._take_in_until(lambda: dying.pop())
-    trained += tasks_of(overlapping.sample(2).kept)
-    workers.version += 1
-    trained += tasks_of(overlapping.sample(3).kept)
-    assert len(set(trained)) == 3 * T
-    begun = tasks_begun(workers)
-    assert all(begun[task] == 2 for task in lost)
-    assert len({(request.task_id, request.seed) for request in workers.begun}) == len(begun)
-
-
-def test_a_lost_group_is_played_again_with_its_seed_and_a_failed_one_with_another_each_only_so_often(caplog):
+def test_lost_group_keeps_its_seed_and_failed_group_gets_another(caplog):
     """The second is lost four times, the third fails and is lost after that, the last is lost each time."""
     tasks = drawn(4)
     lost = {(tasks[1], times) for times in range(1, 5)} | {(tasks[2], 2)}
@@ -412,26 +357,11 @@ def test_a_lost_group_is_played_again_with_its_seed_and_a_failed_one_with_anothe
     assert "its env runners were lost 6 times" in caplog.text
 
 
-@pytest.mark.parametrize("max_staleness", [0, 1])
-def test_what_a_runner_raises_gives_up_what_is_played_and_the_next_iteration_plays_it_again(max_staleness, monkeypatch):
-    workers = PlayedWorkers()
-    sampling = sampler(workers, max_staleness)
-    with monkeypatch.context() as broken:
-        broken.setattr(workers, "advance", lambda: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            sampling.sample(1)
-    assert workers.playing == {}
-    first = {(request.task_id, request.seed) for request in workers.begun}
-    workers.begun = []
-    assert len(sampling.sample(1).kept) == T
-    assert {(request.task_id, request.seed) for request in workers.begun} == first
-
-
 def gone(*arguments: Any) -> None:
     raise InfrastructureError("gone")
 
 
-@pytest.mark.parametrize("call", ["begin_groups", "take_groups", "repair"])
+@pytest.mark.parametrize("call", ["submit", "wait", "repair"])
 @pytest.mark.parametrize("evaluating", [False, True])
 def test_every_group_is_redrawn_after_an_infrastructure_error(call, evaluating, monkeypatch):
     """An evaluation waits for the groups in flight as well."""
@@ -439,7 +369,7 @@ def test_every_group_is_redrawn_after_an_infrastructure_error(call, evaluating, 
     workers.dies = lambda request, times: bool(dying)
     sampling = sampler(workers, max_staleness=1)
     first = sampling.sample(1)
-    waiting = {each["task_id"] for each in sampling.get_state()["returned"]}
+    waiting = {(each["task_id"], each["seed"]) for each in sampling.get_state()["returned"]}
     workers.begun = []
     with monkeypatch.context() as broken:
         broken.setattr(workers, call, gone)
@@ -447,10 +377,10 @@ def test_every_group_is_redrawn_after_an_infrastructure_error(call, evaluating, 
         with pytest.raises(InfrastructureError, match="gone"):
             sampling.finish() if evaluating else sampling.sample(2)
     dying.clear()
-    assert workers.playing == {}
+    assert workers.playing == []
     workers.version += 1
     batch = sampling.sample(2)
-    assert waiting <= {request.task_id for request in workers.begun}
+    assert waiting <= {(request.task_id, request.seed) for request in workers.begun}
     assert len(batch.kept) == T
     left = [each["task_id"] for each in sampling.get_state()["returned"]]
     assert sorted([*tasks_of(first.kept), *tasks_of(batch.kept), *left]) == sorted(drawn(3 * T))
@@ -458,47 +388,43 @@ def test_every_group_is_redrawn_after_an_infrastructure_error(call, evaluating, 
     assert sum(each["rows/sampled"] for each in counts) == workers.rows_handed_out
 
 
-def test_an_error_in_a_refill_redraws_the_groups_that_were_kept(monkeypatch):
+def test_error_while_resampling_redraws_the_kept_groups(monkeypatch):
     """Their rows are counted as redrawn."""
     workers = PlayedWorkers(play=lambda request, times: {"zero_variance": request.task_id == drawn(1)[0]})
     sampling = sampler(workers, drop_zero_variance_groups=True, max_refills=1)
-    begin, begun = workers.begin_groups, []
+    submit, begun = workers.submit, []
 
-    def begin_once(requests, settings):
+    def submit_once(requests, settings, playing):
         begun.append(requests)
-        return begin(requests, settings) if len(begun) != 2 else gone()
+        return submit(requests, settings, playing) if len(begun) != 2 else gone()
 
-    monkeypatch.setattr(workers, "begin_groups", begin_once)
+    monkeypatch.setattr(workers, "submit", submit_once)
     with pytest.raises(InfrastructureError, match="gone"):
         sampling.sample(1)
     rows = workers.rows_handed_out
     assert rows > 0
     batch = sampling.sample(1)
-    assert sorted(tasks_of([*batch.kept, *batch.left_out])) == sorted(drawn(T + 1))
+    assert sorted(tasks_of([*batch.kept, *batch.dropped])) == sorted(drawn(T + 1))
     assert batch.metrics()["rows/redrawn"] == rows
     assert batch.metrics()["rows/sampled"] == workers.rows_handed_out
 
 
-def test_finished_groups_of_a_runner_that_was_ended_are_played_again():
-    """A runner is ended because another of its groups does not end in time."""
-    workers = PlayedWorkers(runners=(1,), stuck={drawn(T + 1)[-1]})
-    sampling = sampler(workers, max_staleness=1)
+@pytest.mark.parametrize("loss", ["dies", "hangs"])
+def test_finished_groups_of_a_lost_runner_are_played_again(loss):
+    workers = PlayedWorkers(runners=(1,), stuck={drawn(2 * T)[-1]})
+    workers.repair = lambda again: workers.stuck.clear()
+    if loss == "dies":
+        workers.dies = lambda request, times: len(workers.playing) == times == 1
+    sampling = sampler(workers, 1, {"max_group_redraws": 0})
     trained = tasks_of(sampling.sample(1).kept)
-    finished = {group.request.task_id for group in sampling._in_flight.values() if group.finished}
-    sampling._workers.begun = []
-    abandon_late = workers.abandon_late
-
-    def freed():
-        workers.stuck = set()
-        return abandon_late()
-
-    workers.abandon_late = freed
     sampling.finish()
-    assert finished <= tasks_begun(workers).keys()
+    begun = tasks_begun(workers)
+    assert all(begun[task] == 1 + (task not in trained) for task in drawn(2 * T))
     for iteration in (2, 3):
         workers.version += 1
         trained += tasks_of(sampling.sample(iteration).kept)
     assert len({*trained}) == len(trained) == 3 * T
+    assert len({(request.task_id, request.seed) for request in workers.begun}) == len(tasks_begun(workers))
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -508,6 +434,7 @@ def test_rows_of_groups_that_are_given_up_are_counted(resumed):
     sampling = sampler(workers, max_staleness=1)
     first = sampling.sample(1)
     if resumed:
+        sampling.cancel()
         state, sampling = sampling.get_state(), sampler(workers, max_staleness=1)
         sampling.set_state(state)
     else:
@@ -562,7 +489,7 @@ def vars_of(sample: GroupSample) -> dict[str, Any]:
     return {name: getattr(sample, name) for name in GroupSample.__dataclass_fields__}
 
 
-def test_a_task_whose_first_prompt_does_not_fit_is_counted_and_not_played_again_and_where_none_fits_the_run_stops(
+def test_task_with_oversized_first_prompt_is_dropped_and_counted(
     caplog,
 ):
     def play(request, times):
@@ -571,9 +498,9 @@ def test_a_task_whose_first_prompt_does_not_fit_is_counted_and_not_played_again_
     first = drawn(1)[0]
     workers = PlayedWorkers(play=lambda request, times: play(request, times) if request.task_id == first else {})
     batch = sampler(workers).sample(1)
-    assert (len(batch.kept), tasks_of(batch.left_out), len(workers.begun)) == (3, [first], T)
+    assert (len(batch.kept), tasks_of(batch.dropped), len(workers.begun)) == (3, [first], T)
     assert batch.metrics()["groups/num_too_long"] == 1
-    assert batch.left_out[0].too_long in caplog.text
+    assert batch.dropped[0].too_long in caplog.text
     with pytest.raises(PromptTooLongError, match=r"all 4 tasks of iteration 1 do not fit \('task-.*turn 1: 99"):
         sampler(PlayedWorkers(play=play)).sample(1)
     mixed = PlayedWorkers(play=lambda request, times: play(request, times) if request.task_id == first else FEW)
@@ -581,18 +508,18 @@ def test_a_task_whose_first_prompt_does_not_fit_is_counted_and_not_played_again_
         sampler(mixed).sample(1)
 
 
-def test_groups_without_variance_are_kept_or_left_out_and_refilled_until_the_batch_is_full():
+def test_groups_without_variance_are_dropped_and_resampled():
     """Of four tasks two are dead, of the two drawn in their place one, of the last none."""
     dead = {*drawn(2), drawn(5)[4]}
     workers = PlayedWorkers(play=lambda request, times: {"zero_variance": request.task_id in dead, "num_rows": 7})
     assert len(sampler(workers).sample(1).kept) == T
-    for refills, kept, left_out, refilled in ((0, 2, 2, 0), (5, 4, 3, 3)):
+    for refills, kept, dropped, refilled in ((0, 2, 2, 0), (5, 4, 3, 3)):
         batch = sampler(workers, drop_zero_variance_groups=True, max_refills=refills).sample(1)
-        assert (len(batch.kept), len(batch.left_out), batch.num_refilled) == (kept, left_out, refilled)
+        assert (len(batch.kept), len(batch.dropped), batch.num_refilled) == (kept, dropped, refilled)
         metrics = batch.metrics()
         rows = tuple(metrics[f"rows/{name}"] for name in ("sampled", "given_to_learners", "left_out"))
-        assert rows == (7 * (kept + left_out), 7 * kept, 7 * left_out)
-        assert len(set(tasks_of([*batch.kept, *batch.left_out]))) == kept + left_out
+        assert rows == (7 * (kept + dropped), 7 * kept, 7 * dropped)
+        assert len(set(tasks_of([*batch.kept, *batch.dropped]))) == kept + dropped
     workers.play = lambda request, times: {"zero_variance": True}
     batch = sampler(workers, drop_zero_variance_groups=True, max_refills=2).sample(1)
     assert batch.kept == []
@@ -600,7 +527,7 @@ def test_groups_without_variance_are_kept_or_left_out_and_refilled_until_the_bat
     assert batch.metrics()["groups/num_empty_iterations"] == 1
 
 
-def test_groups_that_begin_differently_are_counted_and_warned_of_once(caplog):
+def test_groups_with_unequal_starts_are_counted_and_warned_of_once(caplog):
     workers = PlayedWorkers(play=lambda request, times: {"starts_differ": request.task_id != drawn(1)[0]})
     draw = sampler(workers)
     assert draw.sample(1).metrics()["groups/unequal_start_fraction"] == (T - 1) / T
@@ -608,7 +535,7 @@ def test_groups_that_begin_differently_are_counted_and_warned_of_once(caplog):
     assert ["begin with different observations" in record.message for record in caplog.records].count(True) == 1
 
 
-def test_the_share_of_groups_without_variance_is_of_those_whose_rewards_could_differ():
+def test_zero_variance_fraction_ignores_groups_with_one_rollout():
     def sample(survivors, zero_variance):
         return GroupSample(
             GroupRequest(0, "task", 4, 0), None, [], [], survivors, 10, zero_variance, RolloutCounts(turns=10)

@@ -7,9 +7,14 @@ import ray
 from ray.util import placement_group_table
 
 from trial_ray.algorithms import TRIAL, TRIALConfig
-from trial_ray.algorithms.placement import first_engine_bundle, require_resources, reserve_pairs, with_fewer_learners
+from trial_ray.algorithms.placement import (
+    create_engines,
+    first_engine_bundle,
+    require_resources,
+    reserve_pairs,
+    with_fewer_learners,
+)
 from trial_ray.errors import ConfigError, InfrastructureError
-from trial_ray.rollout.engines import create_engines
 
 
 def on_ray(test):
@@ -59,7 +64,7 @@ def test_a_learner_inside_the_main_process_shares_its_bundle():
     assert first_engine_bundle([main, runner], config) == 0
     assert reserve_pairs([main, runner], config) is None
     with pytest.raises(ConfigError, match=r"colocate in a sweep needs learners of their own: set \.learners"):
-        create_engines(config, offset=0)
+        create_engines(config, group=None, offset=0)
 
 
 @on_ray

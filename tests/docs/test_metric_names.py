@@ -20,7 +20,7 @@ import trial_ray
 from trial_ray.algorithms import GRPO, GRPOConfig, TRIALConfig
 from trial_ray.algorithms.health_checks import HealthChecks
 from trial_ray.algorithms.methods import method_names, new_config
-from trial_ray.algorithms.sampling import SampledBatch
+from trial_ray.algorithms.sampled_batch import SampledBatch
 from trial_ray.algorithms.tasks import SuccessRateSampler
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import GROUPS, METRICS
@@ -87,12 +87,12 @@ def driver_names() -> set[str]:
         metrics=MetricsLogger(),
         sampler=SimpleNamespace(
             sample=lambda iteration: SampledBatch([sample], counts={0: sample.counts}, task_metrics=tasks.metrics()),
-            runners_holding_groups=lambda: (),
+            runners_with_groups=lambda: (),
         ),
         config=GRPOConfig().environment("trial/ALFWorld-v0"),
         health_checks=HealthChecks(GRPOConfig()),
         workers=SimpleNamespace(
-            numbers=lambda: (1, 1), adapt=lambda holding: None, take_logged=lambda in_evaluation: []
+            numbers=lambda: (1, 1), adapt=lambda runners: None, pop_logged=lambda in_evaluation: []
         ),
         iteration=0,
         weights_checksum="",

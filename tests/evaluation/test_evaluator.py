@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,13 +49,14 @@ def set_of(config: GRPOConfig, size: int = TASKS) -> EvaluationSet:
 def responses(player, evaluation_set: EvaluationSet) -> dict[str, list[np.ndarray]]:
     """Return the token ids of every response, which differ more than the results of episodes."""
     requests, settings = player._requests(evaluation_set, entry_of(player._config))
-    workers = player._workers
-    runners = {*workers.begin_groups(requests, settings).values()}
+    pool = player._pool
+    playing = {*pool.submit(requests, replace(settings, in_evaluation=False))}
     played = []
-    while len(played) < len(evaluation_set):
-        taken, _ = workers.take_groups(runners, 1, player._config.sample_timeout_s, together=True)
-        assert taken
-        played += taken
+    while playing:
+        samples, _ = pool.wait(playing, player._config.sample_timeout_s)
+        assert samples
+        played += samples.values()
+        playing -= samples.keys()
     rollouts = [ray.get(sample.group).trajectories[0] for sample in played]
     return {rollout.task_id: [turn.response_ids for turn in rollout.turns] for rollout in rollouts}
 
@@ -85,7 +87,7 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path):
 
 
 def _check_loss_of_a_runner(player, evaluation_set, whole):
-    pids = player._workers._runners.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+    pids = player._pool._runners.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
     assert len(pids) == 2
     episodes = []
 

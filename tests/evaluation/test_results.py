@@ -112,7 +112,7 @@ def test_failed_evaluation_in_training_is_skipped_with_a_warning(caplog):
         evaluate_set=play,
         iteration=0,
         metrics=None,
-        workers=SimpleNamespace(take_logged=lambda in_evaluation: []),
+        workers=SimpleNamespace(pop_logged=lambda in_evaluation: []),
         _phase=lambda name: nullcontext(),
         _require_running=lambda call: None,
         _call_back=lambda hook, **arguments: None,

@@ -97,11 +97,11 @@ def before(target: object, method: str, act: Callable[[], None]):
 def test_training_goes_on_without_a_killed_actor(algo, kind, phase, tmp_path, record_property):
     act = partial(kill, algo, kind)
     where = {
-        "sampling": (algo.workers, "take_groups"),
+        "sampling": (algo.workers, "wait"),
         "scoring": (algo.learner_group, "update"),
         "update": (algo.sampler, "note_effective_sample_size"),
         "sync": (algo.workers, "adapt"),
-        "evaluation": (algo.workers, "take_groups"),
+        "evaluation": (algo.workers, "wait"),
     }
     faults = ""
     if phase == "checkpoint":

@@ -25,6 +25,7 @@ from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import read_training
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.sharding import decoder_layers
+from trial_ray.prompts.teacher_context import add_teacher_contexts
 
 NUM_LEARNERS = 2
 
@@ -81,6 +82,9 @@ def optimizer_elements(learners: LearnerGroup) -> list[int]:
 
 def train(learners: LearnerGroup, groups, iteration: int = 1) -> list[dict]:
     """Each learner's metrics."""
+    tokenizer = load_tokenizer(learners.config.model_path)
+    for group in groups:
+        add_teacher_contexts(group, learners.config, tokenizer)
     data = TrainingGroups(episodes_refs=[ray.put(group) for group in groups])
     results = learners.update(training_data=data, timesteps={"training_iteration": iteration})
     return [result[DEFAULT_MODULE_ID] for result in results]

@@ -11,8 +11,8 @@ from synthetic_groups import synthetic_groups
 from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.learner.recording import UpdateRecord, read_training
 from trial_ray.learner.rows import group_turn_rows
-from trial_ray.learner.scoring import encode_views
 from trial_ray.models.packing import score_views
+from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.rollout.recording import read_turns, write_groups
 from trial_ray.trajectory import Trajectory
 
@@ -41,8 +41,9 @@ def recorded(groups, model_path, tmp_path_factory):
     UpdateRecord(3, [group.group_id for group in groups], {}, 1, "0f-1", "1f-1").write(run / "training")
     config = recording_config("trial", model_path, run / "training")
     learner = build_learner(config)
+    for group in groups:
+        add_teacher_contexts(group, config, learner.policy_module.tokenizer)
     rows = group_turn_rows(groups, config)
-    rows.evidence = encode_views(groups, config, learner.policy_module.tokenizer)
     views = {str(hindsight): rows.sequences(range(len(rows)), hindsight) for hindsight in (False, True)}
     scores = tuple(score_views(learner.policy_module.lm, views, max_tokens=10_000)[0].values())
     return run, update(learner, groups, iteration=3), rows, scores
@@ -70,8 +71,8 @@ def test_recorded_numbers_are_those_of_the_update(recorded):
     run, metrics, rows, (ordinary, hindsight) = recorded
     table = read_training(run / "training")
     columns = {name: table[name].to_pylist() for name in table.column_names}
-    assert columns["evidence_ids"] == [evidence.ids.tolist() for evidence in rows.evidence]
-    assert columns["evidence_at"] == [evidence.insert_at for evidence in rows.evidence]
+    assert columns["evidence_ids"] == [turn.teacher_context.ids.tolist() for turn in rows.turns]
+    assert columns["evidence_at"] == [turn.teacher_context.insert_at for turn in rows.turns]
     log_ratios = np.concatenate(columns["gap"])
     np.testing.assert_allclose(np.concatenate(columns["learner_logprobs"]), ordinary.numpy(), atol=1e-5)
     np.testing.assert_allclose(log_ratios, (hindsight - ordinary).numpy(), atol=2e-5)

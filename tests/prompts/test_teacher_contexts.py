@@ -14,15 +14,15 @@ from trial_ray.adapters import alfworld
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError
 from trial_ray.learner.rows import TurnRows
-from trial_ray.learner.scoring import encode_views
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.teacher_context import (
     OUTCOME,
-    PrivilegedView,
-    encode_evidence,
-    outcome_view,
+    TeacherText,
+    add_teacher_contexts,
+    encode_teacher_text,
+    outcome_text,
     require_room,
-    teacher_context,
+    teacher_text,
 )
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
@@ -34,9 +34,9 @@ def won(turn: Turn, solution=SOLUTION) -> Trajectory:
     return Trajectory("1", FAMILY, 0, [turn], success=True, ended="terminated", solution=solution)
 
 
-def shown(view, outcome=OUTCOME_OF_TURN, solution=SOLUTION, skills=alfworld.SKILLS, peer=PEER) -> PrivilegedView:
+def shown(view, outcome=OUTCOME_OF_TURN, solution=SOLUTION, skills=alfworld.SKILLS, peer=PEER) -> TeacherText:
     adapter = replace(alfworld.ADAPTER, skills=skills)
-    return teacher_context(view, won(Turn(outcome=outcome), solution), 0, adapter, peer)
+    return teacher_text(view, won(Turn(outcome=outcome), solution), 0, adapter, peer)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,8 @@ def test_every_view_has_its_methods_lead_and_place(model, view, expected):
             replace(won(turn), turns=[Turn(action=action) for action in PEER]),
         ]
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(teacher_context=view)
-    rows = TurnRows([turn], torch.zeros(1, dtype=torch.int64), torch.zeros(1), encode_views([group], config, tokenizer))
+    add_teacher_contexts(group, config, tokenizer)
+    rows = TurnRows(group.trajectories[0].turns, torch.zeros(1, dtype=torch.int64), torch.zeros(1))
     (row,) = rows.sequences([0], hindsight=True)
     parts = {"message": prompt.ids[: prompt.insert_at], "opening": prompt.ids[prompt.insert_at :]}
     texts = {name: tokenizer.decode(ids) for name, ids in parts.items()}
@@ -86,21 +87,21 @@ def test_what_says_what_a_view_is_survives_a_cut(view):
     tokenizer = chat_tokenizer("qwen3")
     long = " ".join(f"shelf {index}" for index in range(500))
     found = shown(view, long, (long,), {"": long}, (long,))
-    ids = encode_evidence(found, tokenizer, limit := 160)
+    ids = encode_teacher_text(found, tokenizer, limit := 160)
     text = tokenizer.decode(ids)
     assert len(ids) == limit
     assert text.startswith(found.frame.lead + "shelf 0")
     assert " [cut] " in text
     assert text.endswith((" 499" if view != "outcome" else "succeeded.") + found.frame.close)
     least = limit - require_room(found.frame, tokenizer, limit)
-    assert len(encode_evidence(found, tokenizer, least + 1)) == least + 1
+    assert len(encode_teacher_text(found, tokenizer, least + 1)) == least + 1
     with pytest.raises(ConfigError, match=f"max_outcome_tokens is {least}, expected more than {least}:"):
-        encode_evidence(found, tokenizer, least)
+        encode_teacher_text(found, tokenizer, least)
 
 
 @pytest.mark.parametrize("view", ["feedback", "peer"])
 def test_nothing_to_show_adds_nothing_to_the_prompt(view):
-    assert encode_evidence(shown(view, " \n", peer=()), chat_tokenizer("qwen3")).tolist() == []
+    assert encode_teacher_text(shown(view, " \n", peer=()), chat_tokenizer("qwen3")).tolist() == []
 
 
 def test_a_failed_rollout_is_shown_the_first_that_succeeded():
@@ -123,13 +124,13 @@ def test_the_solution_view_lists_the_actions_and_needs_some():
 
 
 def test_only_a_terminal_turn_carries_its_consequence():
-    ongoing = outcome_view("You pick up the apple 1.\n", terminal=False, success=False)
-    assert ongoing == PrivilegedView("You pick up the apple 1.")
-    won = outcome_view("You move it.", terminal=True, success=True).text
-    lost = outcome_view("You move it.", terminal=True, success=False).text
+    ongoing = outcome_text("You pick up the apple 1.\n", terminal=False, success=False)
+    assert ongoing == TeacherText("You pick up the apple 1.")
+    won = outcome_text("You move it.", terminal=True, success=True).text
+    lost = outcome_text("You move it.", terminal=True, success=False).text
     assert won == "You move it.\nThe episode ended: the task succeeded."
     assert lost == "You move it.\nThe episode ended: the task failed."
-    assert outcome_view("", terminal=True, success=True).text == "The episode ended: the task succeeded."
+    assert outcome_text("", terminal=True, success=True).text == "The episode ended: the task succeeded."
     assert shown("feedback").text == OUTCOME_OF_TURN, "the answer alone"
 
 
@@ -137,7 +138,7 @@ def test_only_a_terminal_turn_carries_its_consequence():
 def test_special_tokens_in_an_outcome_stay_text(model):
     tokenizer = chat_tokenizer(model)
     specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    view = outcome_view(" ".join(specials), terminal=False, success=False)
-    ids = encode_evidence(view, tokenizer)
+    view = outcome_text(" ".join(specials), terminal=False, success=False)
+    ids = encode_teacher_text(view, tokenizer)
     assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
     assert tokenizer.decode(ids) == OUTCOME.lead + view.text

@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 import sys
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -28,11 +29,10 @@ from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyEr
 from trial_ray.learner.action_spans import action_mask
 from trial_ray.learner.rows import scored_turn
 from trial_ray.prompts.chat_template import TemplateOptions
-from trial_ray.prompts.teacher_context import Evidence
 from trial_ray.prompts.tool_calls import ToolSet
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
-from trial_ray.trajectory import Turn
+from trial_ray.trajectory import TeacherContext, Turn
 
 TASK = "put some pencil on desk."
 ACT = object.__new__(ToolEnv).act
@@ -154,8 +154,8 @@ def test_a_game_reads_as_the_template_writes_it_and_its_calls_are_read(name, swi
             before = [*played[step - 1].prompt_ids, *played[step - 1].response_ids]
             assert turn.prompt_ids[: len(before)].tolist() == before
         # The hindsight context is the last text before the response that is none, and changes no id of the response.
-        evidence = Evidence(ids_of(name, "WHAT FOLLOWED"), turn.insert_at)
-        ordinary, hindsight = (scored_turn(turn, shown_too) for shown_too in (None, evidence))
+        context = TeacherContext(ids_of(name, "WHAT FOLLOWED"), turn.insert_at)
+        ordinary, hindsight = scored_turn(turn), scored_turn(replace(turn, teacher_context=context), hindsight=True)
         assert ordinary.ids[-len(turn.response_ids) :].tolist() == turn.response_ids.tolist()
         assert hindsight.ids[-len(turn.response_ids) :].tolist() == turn.response_ids.tolist()
         before, behind = tokenizer.decode(hindsight.ids).split("WHAT FOLLOWED")

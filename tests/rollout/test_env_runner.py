@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import re
 import threading
-import time
 from collections import Counter, defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from ray import cloudpickle
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from user_env import registered
 
-from trial_ray.algorithms.grpo import GRPOConfig
+from trial_ray.algorithms import GRPOConfig, TRIALConfig
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import CallbackError, EnvironmentFaultError, NotConnectedError
 from trial_ray.learner.rows import group_turn_rows
@@ -89,20 +88,18 @@ def settings(**env_config) -> SampleSettings:
     return SampleSettings(({"split": "train", **env_config},), SamplingParams(4))
 
 
-def play(runner, size=2, groups=2, **env_config):
-    runner.begin_groups(requests(groups, size), settings(**env_config))
-    try:
-        return taken(runner, groups)
-    finally:
-        runner.abandon_groups()
+def play(runner, size=2, groups=2, **env_config) -> list:
+    """The samples of groups, each with the group itself in place of a reference."""
+
+    async def play_all():
+        return await asyncio.gather(*start(runner, requests(groups, size), **env_config))
+
+    played = cloudpickle.loads(cloudpickle.dumps(asyncio.run(play_all())))
+    return [replace(sample, group=group) for sample, group in played]
 
 
-def taken(runner, count: int) -> list:
-    """The samples of groups that have ended, with the groups themselves in place of references."""
-    assert runner.wait_for_groups(WAIT_S, count) == count
-    samples, *groups = runner.take_groups(1, count)
-    groups = cloudpickle.loads(cloudpickle.dumps(groups))
-    return [replace(sample, group=group) for sample, group in zip(samples, groups, strict=True)]
+def start(runner, requested, **env_config) -> list[asyncio.Task]:
+    return [asyncio.create_task(runner.play_group(request, settings(**env_config))) for request in requested]
 
 
 class Recorder(RLlibCallback):
@@ -126,7 +123,7 @@ def recorded(runner_of):
     return runner_of(GRPOConfig().callbacks(lambda: recorder)), recorder.calls
 
 
-def test_every_episode_is_told_from_its_creation_to_its_end_with_rllibs_arguments_and_every_environment_once(recorded):
+def test_callbacks_of_whole_episodes_get_rllibs_arguments(recorded):
     runner, calls = recorded
     play(runner)
     assert {hook for hook, _ in calls} == {*RUNNER_HOOKS}
@@ -154,7 +151,7 @@ def test_every_episode_is_told_from_its_creation_to_its_end_with_rllibs_argument
     assert Counter(hook for hook, _ in calls)["on_environment_created"] == 0
 
 
-def test_the_episode_tells_task_turns_texts_and_return_under_rllibs_names(runner_of):
+def test_episode_has_rllibs_attributes(runner_of):
     seen = []
 
     def look(episode, **kwargs):
@@ -174,29 +171,29 @@ def test_the_episode_tells_task_turns_texts_and_return_under_rllibs_names(runner
     assert seen[-1][3] == [f"You count: {number}." for number in range(TURNS + 1)]
 
 
-def test_classes_and_functions_are_called_in_rllibs_order_and_an_episode_keeps_what_callbacks_put_into_it(runner_of):
+def test_callbacks_are_called_in_rllibs_order_and_share_custom_data(runner_of):
     class First(RLlibCallback):
         def on_episode_created(self, *, episode, **kwargs):
-            episode.custom_data["told"] = [episode.is_reset]
+            episode.custom_data["calls"] = [episode.is_reset]
 
         def on_episode_end(self, *, episode, **kwargs):
-            episode.custom_data["told"].append("first")
+            episode.custom_data["calls"].append("first")
 
     class Second(RLlibCallback):
         def on_episode_end(self, *, episode, **kwargs):
-            episode.custom_data["told"].append("second")
+            episode.custom_data["calls"].append("second")
 
-    found = []
+    calls = []
     config = GRPOConfig().callbacks(
         [First, Second],
-        on_episode_end=lambda episode, **kwargs: episode.custom_data["told"].append("function"),
-        on_sample_end=lambda samples, **kwargs: found.extend(each.custom_data["told"] for each in samples),
+        on_episode_end=lambda episode, **kwargs: episode.custom_data["calls"].append("function"),
+        on_sample_end=lambda samples, **kwargs: calls.extend(episode.custom_data["calls"] for episode in samples),
     )
     play(runner_of(config))
-    assert found == [[False, "first", "second", "function"]] * 4
+    assert calls == [[False, "first", "second", "function"]] * 4
 
 
-def test_what_a_callback_changes_is_trained_on_and_travels_as_a_trajectory(runner_of):
+def test_changed_episode_is_counted_and_sent_as_a_trajectory(runner_of):
     def double(episode, **kwargs):
         episode.turns = [replace(turn, reward=2 * turn.reward) for turn in episode.turns]
 
@@ -208,7 +205,7 @@ def test_what_a_callback_changes_is_trained_on_and_travels_as_a_trajectory(runne
 
 
 @pytest.mark.parametrize("fault", ["reset_raises", "step_raises"])
-def test_a_failed_episode_has_no_end_and_is_among_the_samples(recorded, fault):
+def test_failed_episode_has_no_end_and_is_among_the_samples(recorded, fault):
     runner, calls = recorded
     play(runner, size=1, groups=1, fault=fault)
     counts = Counter(hook for hook, _ in calls)
@@ -219,7 +216,7 @@ def test_a_failed_episode_has_no_end_and_is_among_the_samples(recorded, fault):
 
 
 @pytest.mark.parametrize("hook", RUNNER_HOOKS)
-def test_a_callback_that_raises_is_named_and_ends_nothing_but_the_call(runner_of, hook):
+def test_raising_callback_is_named_and_ends_only_its_group(runner_of, hook):
     broken = [True]
 
     def spoil(**kwargs):
@@ -263,14 +260,14 @@ async def parts_from_elsewhere(episode):
     [(parts_of, False), (parts_from_elsewhere, True)],
     ids=["here", "asynchronous, with environments in processes of their own"],
 )
-def test_a_reward_function_sees_the_episode_and_is_trained_on_logged_and_recorded(
-    runner_of, tmp_path, function, process
-):
+def test_function_reward_is_trained_on_logged_and_recorded(runner_of, tmp_path, function, process):
     config = GRPOConfig().training(reward=function, reward_weights={"solved": 10.0, "turns": 0.0})
     config.env_runners(environment_processes=process).recording(trajectories_folder=str(tmp_path))
     shown = []
     config.callbacks(on_environment_created=lambda env, **kwargs: shown.append(isinstance(env, CountingEnv)))
-    (sample,) = play(runner_of(config), groups=1)
+    runner = runner_of(config)
+    (sample,) = play(runner, groups=1)
+    runner.record(1, sample.group)
     assert shown == [not process] * 2
     group, seeds = sample.group, [each.seed % 1000 for each in sample.group.trajectories]
     assert [each.function_reward for each in group.trajectories] == [10.0 + seed for seed in seeds]
@@ -284,7 +281,7 @@ def test_a_reward_function_sees_the_episode_and_is_trained_on_logged_and_recorde
     assert [each.function_reward for each in read_trajectories(tmp_path)] == [10.0 + seed for seed in seeds]
 
 
-def test_a_reward_may_have_as_many_parts_as_are_allowed(runner_of):
+def test_reward_may_have_32_parts(runner_of):
     config = GRPOConfig().training(reward=lambda episode: {f"part{number}": 1.0 for number in range(32)})
     (sample,) = play(runner_of(config), groups=1)
     assert [each.function_reward for each in sample.group.trajectories] == [32.0, 32.0]
@@ -305,7 +302,7 @@ RELEASED = threading.Event()
         (lambda episode: asyncio.sleep(1000), r"no answer within 0\.2 s"),
     ],
 )
-def test_a_reward_function_that_fails_fails_its_rollout_by_name_and_leaves_the_environment(runner_of, answer, found):
+def test_failing_reward_function_fails_its_rollout(runner_of, answer, found):
     def faulty(episode):
         return answer(episode)
 
@@ -322,99 +319,146 @@ def test_a_reward_function_that_fails_fails_its_rollout_by_name_and_leaves_the_e
     assert isinstance(failure_of("nothing", [sample], []), EnvironmentFaultError), "a restart would not help"
 
 
-# --- groups that are played while the runner answers calls
+# --- groups that are played at once
 
 
-def waiting(runner_of):
-    """An env runner that plays three groups, none of which can end yet, and its client."""
+async def waiting(runner) -> list[asyncio.Task]:
+    """Three groups, of which none can end before the gate opens."""
+    runner.client.gate.clear()
+    groups = start(runner, requests(3))
+    async with asyncio.timeout(WAIT_S):
+        while runner.client.under_way < 4:
+            await asyncio.sleep(0)
+    return groups
+
+
+def test_later_groups_join_and_the_oldest_start_first(runner_of):
     runner = runner_of(GRPOConfig())
-    client = runner.client
-    client.gate.clear()
-    runner.begin_groups(requests(3), settings())
-    deadline = time.monotonic() + WAIT_S
-    while client.under_way < 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return runner, client
 
+    async def play_all():
+        groups = await waiting(runner)
+        groups += start(runner, [*requests(2, first=5), *requests(2, first=3)])
+        await asyncio.sleep(0)
+        runner.client.gate.set()
+        return [sample for sample, _ in await asyncio.gather(*groups)]
 
-def test_groups_are_played_while_the_runner_answers_and_new_ones_join_them(runner_of):
-    runner, client = waiting(runner_of)
-    assert runner.take_groups(1, 0) == [[]]
-    runner.begin_groups(requests(1, first=3), settings())
-    client.gate.set()
-    samples = taken(runner, 4)
-    assert sorted(sample.request.index for sample in samples) == [0, 1, 2, 3]
-    assert client.most_under_way == 4, "max_episodes_in_flight holds for all groups together"
+    samples = asyncio.run(play_all())
+    assert [sample.request.index for sample in samples] == [0, 1, 2, 5, 6, 3, 4]
+    assert runner.client.started == [*range(7)]
+    assert runner.client.most_under_way == 4, "max_episodes_in_flight holds for all groups together"
     assert all((sample.num_survivors, sample.num_rows) == (2, 2 * TURNS) for sample in samples)
-    assert [sample.group.task_id for sample in samples] == ["two"] * 4
 
 
-def test_the_oldest_groups_start_first(runner_of):
-    runner, client = waiting(runner_of)
-    runner.begin_groups(requests(2, first=5), settings())
-    runner.begin_groups(requests(2, first=3), settings())
-    client.gate.set()
-    taken(runner, 7)
-    assert client.started == [0, 1, 2, 3, 4, 5, 6]
-
-
-def test_a_restarted_runner_says_that_it_has_no_engines(runner_of):
+@pytest.mark.parametrize("stop", [False, True])
+def test_cancelled_groups_end_and_free_their_environments(runner_of, stop):
     runner = runner_of(GRPOConfig())
-    runner._client = None
-    for call in (
-        lambda: runner.begin_groups(requests(1), settings()),
-        lambda: runner.wait_for_groups(0.0),
-        lambda: runner.take_groups(1, 1),
-    ):
-        with pytest.raises(NotConnectedError):
-            call()
 
+    async def cancel():
+        groups = await waiting(runner)
+        if stop:
+            await asyncio.to_thread(runner._cancel_groups)
+        else:
+            for group in groups:
+                group.cancel()
+            await asyncio.wait(groups)
+        assert all(group.cancelled() for group in groups)
 
-def test_abandoned_groups_end_at_once_and_give_their_environments_back(runner_of):
-    runner, client = waiting(runner_of)
-    runner.abandon_groups()
-    assert client.under_way == 0
-    assert not client.groups, "one had a rollout that still waited for a slot"
+    asyncio.run(cancel())
+    assert runner.client.under_way == 0
+    assert not runner.client.groups, "a rollout of one group still waited for a slot"
     (free,) = runner._free_envs.values()
     assert len(free) == 4
-    client.gate.set()
+    runner.client.gate.set()
     assert [sample.request.index for sample in play(runner, groups=1)] == [0]
     assert len(free) == 4
 
 
-def test_an_error_of_the_runner_itself_reaches_the_next_call(runner_of):
+def test_cancelled_group_leaves_its_turn_to_the_next(runner_of):
     runner = runner_of(GRPOConfig())
 
+    async def play_last():
+        groups = await waiting(runner)
+        last = start(runner, requests(1, first=3))[0]
+        await asyncio.sleep(0)
+        groups[2].cancel()
+        runner.client.gate.set()
+        async with asyncio.timeout(WAIT_S):
+            return (await last)[0].num_survivors
+
+    assert asyncio.run(play_last()) == 2
+
+
+def test_a_restarted_runner_is_not_connected(runner_of):
+    runner = runner_of(GRPOConfig())
+    runner._client = None
+    with pytest.raises(NotConnectedError):
+        play(runner)
+
+
+def test_error_of_the_runner_is_raised_and_ends_the_group(runner_of):
+    runner, started = runner_of(GRPOConfig()), []
+
     async def broken(*args, **kwargs):
+        started.append(args)
+        while len(started) < 2:
+            await asyncio.sleep(0)
         raise LookupError("no such thing")
 
     runner.client.generate = broken
-    runner.begin_groups(requests(1), settings())
-    with pytest.raises(LookupError, match="no such thing"):
-        runner.wait_for_groups(WAIT_S)
+    with pytest.raises(LookupError):
+        play(runner, groups=1)
+    assert [len(free) for free in runner._free_envs.values()] == [2]
 
 
-def test_runners_that_end_no_group_of_an_evaluation_in_time_are_replaced(monkeypatch):
-    workers, replaced = object.__new__(EnvRunnerPool), []
-    workers._config = SimpleNamespace(sample_timeout_s=5.0)
-    workers._unfinished, workers._waits, workers._logged, workers._leaving = {}, {}, {}, set()
-    monkeypatch.setattr(workers, "_await_runners", lambda: [3, 4, 5])
-    monkeypatch.setattr(workers, "_local", lambda: None)
-    monkeypatch.setattr(workers, "_actor", lambda runner_id: MagicMock())
-    monkeypatch.setattr(workers, "_replace", lambda runner_id, reason: replaced.append((runner_id, reason)))
+def test_only_groups_of_training_are_returned_and_get_teacher_contexts(runner_of):
+    runner = runner_of(TRIALConfig())
+    (sample,) = play(runner, groups=1)
+    turns = [turn for rollout in sample.group.trajectories for turn in rollout.turns]
+    assert all(turn.teacher_context.insert_at == turn.insert_at for turn in turns)
+    assert all(len(turn.teacher_context.ids) > 0 for turn in turns)
+    (request,) = requests(1)
+    assert asyncio.run(runner.play_group(request, replace(settings(), in_evaluation=True)))[1] is None
+
+
+# --- the pool
+
+
+def pool_of(monkeypatch, local=None) -> tuple[EnvRunnerPool, list]:
+    """A pool of runners 3 to 5, whose groups do not end, and the runners that it has replaced."""
+    pool, replaced = object.__new__(EnvRunnerPool), []
+    pool._config, pool._runners = SimpleNamespace(sample_timeout_s=5.0), MagicMock()
+    pool._logged, pool._leaving = {}, set()
+    monkeypatch.setattr(pool, "_await_runners", lambda: [3, 4, 5])
+    monkeypatch.setattr(pool, "_local", lambda: local)
+    monkeypatch.setattr(
+        pool, "_actor", lambda runner_id: MagicMock(**{"play_group.remote": lambda *_: (object(),) * 2})
+    )
+    monkeypatch.setattr(pool, "_replace", lambda runner_id, reason: replaced.append(runner_id))
     monkeypatch.setattr("trial_ray.rollout.env_runner_pool.ray.wait", lambda calls, **limits: ([], calls))
-    assert list(workers.stream_groups(requests(2), settings())) == []
-    assert sorted(replaced) == [(runner_id, "completed no group within sample_timeout_s=5 s") for runner_id in (3, 4)]
+    return pool, replaced
 
 
-def test_groups_that_never_end_in_this_process_are_given_up(monkeypatch):
-    local = MagicMock(**{"wait_for_groups.return_value": 0, "take_groups.return_value": [[]]})
-    workers = object.__new__(EnvRunnerPool)
-    workers._unfinished, workers._waits, workers._logged = {}, {}, {}
-    monkeypatch.setattr(workers, "_await_runners", list)
-    monkeypatch.setattr(workers, "_local", lambda: local)
-    assert workers.begin_groups(requests(2), settings()) == {0: 0, 1: 0}
-    assert workers.take_groups({0}, 1, 0.01, together=True) == ([], [])
-    assert workers.abandon_late() == [0], "its only env runner"
-    local.abandon_groups.assert_called_once()
+def test_each_request_goes_to_the_runner_with_the_fewest_groups(monkeypatch):
+    pool, _ = pool_of(monkeypatch)
+    first = pool.submit(requests(4), settings())
+    assert [group.runner for group in first] == [3, 4, 5, 3]
+    assert [group.runner for group in pool.submit(requests(3), settings(), first[1:])] == [3, 4, 5]
+    pool._leaving = {4}
+    assert [group.runner for group in pool.submit(requests(2), settings(), first)] == [5, 3]
+
+
+def test_runners_that_end_no_evaluation_group_in_time_are_replaced(monkeypatch):
+    pool, replaced = pool_of(monkeypatch)
+    assert list(pool.stream_groups(requests(2), settings())) == []
+    assert sorted(replaced) == [3, 4]
+
+
+def test_groups_that_never_end_in_this_process_are_cancelled(monkeypatch):
+    async def never(request, settings):
+        await asyncio.Event().wait()
+
+    pool, _ = pool_of(monkeypatch, SimpleNamespace(play_group=never))
+    playing = pool.submit(requests(2), settings())
+    assert pool.wait(playing, 0.01) == ({}, set())
+    assert pool.replace_late(playing) == {0}, "the only env runner"
+    assert all(group.sample.cancelled() for group in playing)

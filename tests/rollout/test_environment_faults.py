@@ -35,7 +35,7 @@ def play(env: GuardedEnv, generate=None):
     return asyncio.run(play_episode(env, "two", player))
 
 
-def test_an_environment_that_keeps_the_contract_plays_to_its_end():
+def test_environment_that_keeps_the_contract_plays_to_its_end():
     env = guarded()
     trajectory = play(env)
     assert (trajectory.ended, trajectory.success, trajectory.score) == ("terminated", True, 1.0)
@@ -69,7 +69,7 @@ def test_an_environment_that_keeps_the_contract_plays_to_its_end():
         ("step.past_turns=nan", "turn 2", "info['past_turns'] nan (float); expected a whole number"),
     ],
 )
-def test_a_fault_of_the_environment_fails_the_rollout_and_names_environment_task_turn_and_cause(fault, where, told):
+def test_environment_fault_fails_the_rollout_and_names_its_place(fault, where, told):
     env = guarded(fault=fault)
     trajectory = play(env)
     assert trajectory.failed
@@ -81,7 +81,7 @@ def test_a_fault_of_the_environment_fails_the_rollout_and_names_environment_task
     assert env.faulty
 
 
-def test_numbers_and_truth_values_of_numpy_are_as_good_as_pythons():
+def test_numpy_scalars_become_pythons():
     class NumpyEnv(CountingEnv):
         def step(self, action):
             observation, reward, terminated, truncated, info = super().step(action)
@@ -94,7 +94,7 @@ def test_numbers_and_truth_values_of_numpy_are_as_good_as_pythons():
     assert type(trajectory.turns[-1].reward) is float
 
 
-def test_a_bug_outside_the_environment_is_not_taken_for_its_fault():
+def test_error_outside_the_environment_is_raised():
     async def broken(prompt_ids, params):
         raise KeyError("ours")
 
@@ -110,7 +110,7 @@ def guessed(told=(), required=(), action="red", words=("red",), **adapter):
     return env.reset("7", seed=0), env.step(action)
 
 
-def test_what_info_lacks_the_adapter_says():
+def test_adapter_supplies_what_info_lacks():
     start, end = guessed()
     assert (start.task, start.family, start.admissible_actions, start.invalid_action) == ("", "", (), False)
     assert (end.terminated, end.reward, end.won, end.score) == (True, 1.0, False, 1.0)
@@ -129,12 +129,12 @@ def test_what_info_lacks_the_adapter_says():
         (("won",), {"score": lambda info, episode_return: episode_return / 4}, True, 0.25),
     ],
 )
-def test_the_adapter_decides_success_and_score_before_info_does(told, adapter, won, score):
+def test_adapter_overrides_success_and_score_of_info(told, adapter, won, score):
     _, end = guessed(told, **adapter)
     assert (end.won, end.score) == (won, score)
 
 
-def test_a_score_that_nobody_gives_is_the_return_so_far_cut_to_its_range():
+def test_default_score_is_the_clipped_return():
     env = GuardedEnv(entry_of(RiddleEnv, {"words": ("red",)}))
     env.reset("7", seed=0)
     assert [env.step(action).score for action in ("blue", "red", "red")] == [0.0, 1.0, 1.0]
@@ -153,12 +153,12 @@ def summing(reward: float, turns: int, **adapter) -> list:
     return [env.step("count") for _ in range(turns)]
 
 
-def test_a_return_that_is_not_finite_is_a_fault():
+def test_infinite_return_is_a_fault():
     with pytest.raises(EnvironmentFaultError, match=r"turn 2: return inf \(float\); expected a finite number"):
         summing(1e308, 2)
 
 
-def test_the_tasks_of_an_environment_that_lists_none_are_seeds_of_its_own():
+def test_tasks_default_to_seeds():
     env = GuardedEnv(entry_of(RiddleEnv))
     shown = {env.reset(str(task), seed=task % 3).observation for task in range(30)}
     assert len(shown) == 4

@@ -18,9 +18,7 @@ def environment(ray_session):
         yield
 
 
-def test_an_episode_of_the_evaluation_set_is_played_again_and_a_bug_in_a_runner_is_named(
-    algorithm_of, model_path, caplog, tmp_path
-):
+def test_failed_evaluation_episode_is_retried_and_a_bug_is_raised(algorithm_of, model_path, caplog, tmp_path):
     def spoil(runner) -> None:
         def player(request, settings, seed):
             raise ZeroDivisionError("a bug of ours")

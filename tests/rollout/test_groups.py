@@ -72,7 +72,7 @@ def test_a_penalty_makes_a_variance_while_it_is_more_than_rounding(statistics, s
 @pytest.mark.parametrize(
     ("lengths", "coefficient", "expected"), [((1, 2, 3), 1.0, False), ((1, 2, 3), 0.0, True), ((2, 2, 2), 1.0, False)]
 )
-def test_equal_outcomes_have_a_variance_where_the_method_compares_steps(lengths, coefficient, expected):
+def test_equal_outcomes_have_variance_if_the_method_compares_steps(lengths, coefficient, expected):
     """A step that is nearer to the success returns more; all observations are the same here."""
     group = group_of(lengths, success=True)
     assert sample_of(group, GiGPOConfig().training(step_coeff=coefficient)).zero_variance is expected

@@ -11,12 +11,11 @@ import torch
 from trial_ray.learner.rows import scored_turn
 from trial_ray.models.packing import score_views
 from trial_ray.models.prefix_tree import ScoredSequence
-from trial_ray.prompts.teacher_context import Evidence
-from trial_ray.trajectory import Turn
+from trial_ray.trajectory import TeacherContext, Turn
 
 
 class Row(NamedTuple):
-    """A turn's ids, and the evidence of its teacher context."""
+    """A turn's ids, and its teacher context."""
 
     prompt_ids: np.ndarray
     insert_at: int
@@ -24,8 +23,8 @@ class Row(NamedTuple):
     evidence_ids: np.ndarray = np.empty(0, np.int32)
 
     def view(self, hindsight: bool = False) -> ScoredSequence:
-        turn = Turn(self.prompt_ids, self.response_ids)
-        return scored_turn(turn, Evidence(self.evidence_ids, self.insert_at) if hindsight else None)
+        context = TeacherContext(self.evidence_ids, self.insert_at)
+        return scored_turn(Turn(self.prompt_ids, self.response_ids, teacher_context=context), hindsight)
 
 
 def score_rows(lm: Any, rows: Sequence[Row], max_tokens: int) -> torch.Tensor:

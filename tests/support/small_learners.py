@@ -10,6 +10,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.learner import GRPOLearner
+from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.rollout.env_runner import SPACES
 
 
@@ -38,6 +39,8 @@ def learner_of(method: str, model_path: str, **settings: Any) -> GRPOLearner:
 def update(learner: GRPOLearner, groups, iteration: int = 1, **timesteps: int) -> dict:
     """Metrics of one update."""
     timesteps = {"training_iteration": iteration, **timesteps}
+    for group in groups:
+        add_teacher_contexts(group, learner.config, learner.policy_module.tokenizer)
     return learner.update(episodes=list(groups), timesteps=timesteps)[DEFAULT_MODULE_ID]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from trial_ray.learner.rows import TurnRows
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.objectives.advantages import group_relative_advantages
 from trial_ray.objectives.allocation import relative_weights, turn_scores
-from trial_ray.prompts.teacher_context import Evidence, encode_evidence, outcome_view
+from trial_ray.prompts.teacher_context import encode_teacher_text, outcome_text
 from trial_ray.rollout.recording import write_groups
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.cost import METRICS, SCHEMA, SCHEMA_VERSION, total_cost
 from trial_ray.runs.reader import RecordedRun, RunConfig
-from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.trajectory import TeacherContext, Trajectory, TrajectoryGroup, Turn
 
 OBJECTS = ("mug", "apple", "creditcard", "book", "pillow", "plate", "watch", "keychain")
 FURNITURE = ("countertop", "sidetable", "dresser", "shelf", "drawer", "desk", "sofa", "cabinet")
@@ -185,12 +186,13 @@ def _trained(groups: list[TrajectoryGroup], tokenizer: Any, rng: np.random.Gener
     owner = torch.repeat_interleave(torch.arange(len(played)), torch.tensor([len(each.turns) for each in played]))
     returns = torch.tensor([float(each.success) for each in played])
     advantages = group_relative_advantages(returns, torch.arange(len(played)) // GROUP_SIZE)
-    evidence = [
-        Evidence(encode_evidence(_outcome(trajectory, turn), tokenizer), turn.insert_at)
+    contexts = [
+        TeacherContext(encode_teacher_text(_outcome(trajectory, turn), tokenizer), turn.insert_at)
         for trajectory in played
         for turn in trajectory.turns
     ]
-    rows = TurnRows(turns, owner, advantages[owner], evidence)
+    turns = [replace(turn, teacher_context=context) for turn, context in zip(turns, contexts, strict=True)]
+    rows = TurnRows(turns, owner, advantages[owner])
     lean = torch.tensor([-0.12 if turn.invalid_action else 0.05 for turn in turns])
     spread = torch.from_numpy(0.06 * rng.choice((0.3, 1.0, 2.5), len(turns)))
     noise = torch.from_numpy(rng.standard_normal((2, len(rows.turn_ids))))
@@ -204,7 +206,7 @@ def _trained(groups: list[TrajectoryGroup], tokenizer: Any, rng: np.random.Gener
 
 def _outcome(trajectory: Trajectory, turn: Turn) -> Any:
     terminal = turn is trajectory.turns[-1] and trajectory.ended == "terminated"
-    return outcome_view(turn.outcome, terminal=terminal, success=trajectory.success)
+    return outcome_text(turn.outcome, terminal=terminal, success=trajectory.success)
 
 
 def _group(rng: np.random.Generator, tokenizer: Any, task: int, skill: float) -> TrajectoryGroup:

@@ -20,7 +20,7 @@ from trial_ray.rollout.episode import play_episode
 from trial_ray.trajectory import Turn
 from trial_ray.warmstart import agreement as module
 from trial_ray.warmstart.agreement import auc, compare_with_expert, mean_gaps, measure_agreement
-from trial_ray.warmstart.demonstrations import outcome_evidence
+from trial_ray.warmstart.demonstrations import outcome_contexts
 from trial_ray.warmstart.policy import HeldOutGames, Policy
 from trial_ray.warmstart.settings import EVALUATED
 
@@ -44,14 +44,14 @@ def test_gaps_are_mean_differences_of_the_two_views(untrained):
         trajectories = games.play()[:2]
     expected = []
     for trajectory in trajectories:
-        for turn, evidence in zip(trajectory.turns, outcome_evidence(trajectory, untrained.tokenizer), strict=True):
+        for turn, context in zip(trajectory.turns, outcome_contexts(trajectory, untrained.tokenizer), strict=True):
             prompt, at, response = turn.prompt_ids, turn.insert_at, turn.response_ids
             ordinary, hindsight = (
                 untrained.model(torch.tensor([[*view, *response]]))
                 .logits[0, len(view) - 1 : -1]
                 .double()
                 .log_softmax(-1)[range(len(response)), response.tolist()]
-                for view in (prompt, np.concatenate([prompt[:at], evidence, prompt[at:]]))
+                for view in (prompt, np.concatenate([prompt[:at], context.ids, prompt[at:]]))
             )
             expected.append((hindsight - ordinary).clamp(-2, 2).mean().item())
     assert mean_gaps(untrained, trajectories) == pytest.approx(expected, abs=1e-5)

@@ -26,6 +26,7 @@ from trial_ray.algorithms.actors import ANSWER_S, ENGINE, ENV_RUNNER, LEARNER, R
 from trial_ray.algorithms.config import TextAlgorithmConfig
 from trial_ray.algorithms.health_checks import HealthChecks
 from trial_ray.algorithms.placement import (
+    create_engines,
     first_engine_bundle,
     learners_in,
     require_resources,
@@ -33,7 +34,8 @@ from trial_ray.algorithms.placement import (
     with_engines,
 )
 from trial_ray.algorithms.rllib_calls import RLlibCalls
-from trial_ray.algorithms.sampling import GroupSampler, SampledBatch
+from trial_ray.algorithms.sampled_batch import SampledBatch
+from trial_ray.algorithms.sampling import GroupSampler
 from trial_ray.algorithms.startup import compare_initial_weights, list_tasks, require_memory, require_tokens, resolved
 from trial_ray.algorithms.timeline import Timeline, collect_timeline
 from trial_ray.config.sampling import actor_range
@@ -49,7 +51,6 @@ from trial_ray.learner.recording import UpdateRecord
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, log, log_time, peek
 from trial_ray.process import ITERATION, event, peak_memory
 from trial_ray.ray_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
-from trial_ray.rollout.engines import create_engines, pool_arguments
 from trial_ray.rollout.env_runner_pool import EnvRunnerPool
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
@@ -173,7 +174,7 @@ class GRPO(RLlibCalls):
         try:
             learners = self.__dict__.pop("learner_group", None)
             if learners is not None:  # The last trial has no learners if its setup failed.
-                self.workers.abandon_groups()
+                self.sampler.cancel()
                 learners.shutdown()
             self.config = config
             self._env_id, self.env_creator = self._get_env_id_and_creator(config.env, config)
@@ -192,7 +193,7 @@ class GRPO(RLlibCalls):
     def _keep_actors(self, request: PlacementGroupFactory) -> bool:
         """Return whether the engines and env runners of an earlier trial match this one; if not, they are stopped."""
         runners = self.config.num_env_runners
-        arguments = {"engines": pool_arguments(self.config), "runners": runners, "placed": request}
+        arguments = {"engines": self.config.engine_pool_arguments(), "runners": runners, "placed": request}
         if self._made_for == arguments:
             self.engine_pool.renew()
             return True
@@ -214,8 +215,9 @@ class GRPO(RLlibCalls):
     def cleanup(self) -> None:
         """Stop every actor; actors that do not answer within seconds are killed, and all actors after a keyboard interrupt."""
         self.is_stopped = True
+        if "sampler" in vars(self):
+            self.sampler.cancel()
         if "workers" in vars(self):  # hasattr() would find RLlib's method of that name.
-            self.workers.abandon_groups()
             self.workers.withdraw()
         actors = self.actors()
         answered = [] if isinstance(sys.exception(), KeyboardInterrupt) else answering(actors, ANSWER_S)
@@ -260,7 +262,7 @@ class GRPO(RLlibCalls):
             with self._phase("update"):
                 timesteps = self._update(batch.kept)
             with self._phase("sync"):
-                self.workers.adapt(self.sampler.runners_holding_groups())
+                self.workers.adapt(self.sampler.runners_with_groups())
                 self._sync_weights()
             self._record_update(timesteps, sampled_by)
         else:
@@ -281,7 +283,7 @@ class GRPO(RLlibCalls):
         figures[NUM_EPISODES_LIFETIME] = figures[NUM_EPISODES]
         for key, value in figures.items():
             log(self.metrics, f"{ENV_RUNNERS}{key}", value)
-        self._log_callbacks(self.workers.take_logged(in_evaluation=False))
+        self._log_callbacks(self.workers.pop_logged(in_evaluation=False))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -337,7 +339,7 @@ class GRPO(RLlibCalls):
         """
         self._require_running("evaluate")
         self._call_back("on_evaluate_start", metrics_logger=self.metrics)
-        self.workers.take_logged(in_evaluation=True)  # Drop metrics of earlier calls of evaluate_sets().
+        self.workers.pop_logged(in_evaluation=True)  # Drop metrics of earlier calls of evaluate_sets().
         with self._phase("evaluation"):
             results = self.evaluate_sets(skip_failed=True)
         counts = {name: result.counts or RolloutCounts() for name, result in results.items()}
@@ -346,7 +348,7 @@ class GRPO(RLlibCalls):
         figures: dict[str, Any] = sum(counts.values(), RolloutCounts()).evaluation_metrics() if whole else {}
         if len(self.evaluation_sets) > 1:
             figures |= {name: set_counts.evaluation_metrics() for name, set_counts in counts.items()}
-        self._log_callbacks(self.workers.take_logged(in_evaluation=True), in_evaluation=True)
+        self._log_callbacks(self.workers.pop_logged(in_evaluation=True), in_evaluation=True)
         return self._evaluation_result(figures)
 
     def evaluate_sets(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:

@@ -13,6 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import actor_range
+from trial_ray.engines.pool import EnginePool
 from trial_ray.errors import ConfigError, ResourcesError
 
 Bundle = dict[str, float]
@@ -112,6 +113,22 @@ def first_engine_bundle(bundles: list[Bundle], config: RunSettings) -> int:
     if config.colocate and config.num_learners == 0:
         return 0  # The learner is inside the main process.
     return len(bundles) - actor_range(config.num_engines)[0]
+
+
+def create_engines(config: RunSettings, group: PlacementGroup | None, offset: int | None) -> EnginePool:
+    """Create the engines that ``config`` describes, without waiting for them; errors as in ``EnginePool``.
+
+    Args:
+        config: config of the run.
+        group: placement group of the engines; ``None``: the placement group of this process.
+        offset: index of the first engine's bundle in the placement group; ``None``: any bundle.
+
+    Raises:
+        ConfigError: engine and learner would share the process of a Tune trial, which takes its whole bundle.
+    """
+    if config.colocate and config.num_learners == 0 and group is None and offset is not None:
+        raise ConfigError("colocate in a sweep needs learners of their own: set .learners(num_learners=1) or more.")
+    return EnginePool(**config.engine_pool_arguments(), placement_group=group, placement_group_bundle_offset=offset)
 
 
 def reserve_pairs(bundles: list[Bundle], config: RunSettings) -> PlacementGroup | None:

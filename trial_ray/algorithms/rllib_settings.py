@@ -140,13 +140,13 @@ _UNCALLED_HOOKS: dict[str, dict[str, str]] = {
         "_reset": "no learner is reset",
     },
     "env_runner_cls": {
-        "sample sample_get_state_and_metrics": "groups of rollouts are sampled, by begin_groups and take_groups",
+        "sample sample_get_state_and_metrics": "groups of rollouts are sampled, by play_group",
         "get_metrics": "groups carry the metrics that callbacks log",
         "make_env _try_env_reset _try_env_step _reset_envs_and_episodes": (
             "environments are created and stepped per rollout; register an environment with Gymnasium"
         ),
         "make_module _convert_to_tensor": "env runners have no model",
-        "_log_env_steps": "override take_groups",
+        "_log_env_steps": "override play_group",
     },
 }
 UNCALLED_HOOKS: dict[str, dict[str, str]] = {

@@ -32,7 +32,6 @@ from trial_ray.prompts.chat_template import describe_chat_template
 from trial_ray.prompts.styles import prompt_writer, template_options
 from trial_ray.prompts.teacher_context import FRAMES, require_room
 from trial_ray.prompts.writer import require_first_prompt
-from trial_ray.rollout.engines import pool_arguments
 
 if TYPE_CHECKING:
     from trial_ray.adapters.adapter import EnvironmentAdapter
@@ -65,7 +64,9 @@ def require_inputs(config: RunSettings) -> None:
         EvaluationSet.choose(entry.env_id, entry.split, entry.tasks(), config.evaluation_num_tasks)
     path = config.model_path if config.warm_start is None else config.warm_start.get("model_path")
     folder = None if path is None else policy_folder(str(path))
-    require_engine_arguments(config.engine, folder, pool_arguments(config)["engine_kwargs"], config.num_gpus_per_engine)
+    require_engine_arguments(
+        config.engine, folder, config.engine_pool_arguments()["engine_kwargs"], config.num_gpus_per_engine
+    )
 
 
 # -- the first policy --------------------------------------------------------------------------------------------------

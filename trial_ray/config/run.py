@@ -21,6 +21,7 @@ from trial_ray.config.sampling import (
     PolicySettings,
     RecordingSettings,
     RolloutSettings,
+    actor_range,
     check_number,
 )
 from trial_ray.config.training import (
@@ -254,6 +255,27 @@ class RunSettings(
                 f"evaluation_temperature is {self.evaluation_temperature}, expected 0 (greedy) or a value in [{MIN_TEMPERATURE}, "
                 f"{MAX_TEMPERATURE}]."
             )
+
+    def engine_pool_arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``EnginePool`` that the config determines.
+
+        Engines with equal arguments and the same weights respond alike.
+        """
+        arguments = {"max_model_len": self.row_tokens(), **self.engine_kwargs, "dtype": self.engine_dtype()}
+        if self.colocate and self.engine == "vllm":
+            arguments["enable_sleep_mode"] = True
+        minimum, maximum = actor_range(self.num_engines)
+        return {
+            "engine": self.engine,
+            "model_path": str(self.model_path),
+            "num_engines": minimum,
+            "max_engines": maximum,
+            "engine_kwargs": arguments,
+            "request_timeout_s": self.request_timeout_s,
+            "num_cpus_per_engine": self.num_cpus_per_engine,
+            "num_gpus_per_engine": self.num_gpus_per_engine,
+            "custom_resources_per_engine": self.custom_resources_per_engine,
+        }
 
     def check_engines(self) -> None:
         """Reject contradictory settings of the engines.

@@ -14,6 +14,7 @@ from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import actor_range
+from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import (
     TEXT_FACTOR,
@@ -31,7 +32,6 @@ from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tensors import engine_tensors
 from trial_ray.prompts.chat_template import describe_chat_template
 from trial_ray.prompts.styles import template_options
-from trial_ray.rollout.engines import create_engines
 from trial_ray.rollout.env_runner_pool import EnvRunnerPool
 from trial_ray.rollout.episode import History, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
@@ -78,9 +78,9 @@ class EvaluationPlayer:
     same in a small and in the full evaluation set.
     """
 
-    def __init__(self, config: RunSettings, workers: EnvRunnerPool) -> None:
+    def __init__(self, config: RunSettings, pool: EnvRunnerPool) -> None:
         self._config = config
-        self._workers = workers
+        self._pool = pool
 
     def play(
         self,
@@ -114,8 +114,8 @@ class EvaluationPlayer:
             if not pending:
                 break
             if attempt:
-                self._workers.repair(len(pending))
-            with closing(self._workers.stream_groups(pending, settings)) as samples:
+                self._pool.repair(len(pending))
+            with closing(self._pool.stream_groups(pending, settings)) as samples:
                 for sample in samples:
                     counts += sample.counts
                     episode = sample.episodes[0]
@@ -128,7 +128,7 @@ class EvaluationPlayer:
             if failed:
                 first = next(iter(failed.values())).errors[0]
                 logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(pending), first)
-            losses += self._workers.take_losses()
+            losses += self._pool.pop_losses()
         if missing := len(set(evaluation_set.task_ids) - episodes.keys()):
             message = f"{missing} of the evaluation set's {len(evaluation_set)} episodes could not be played"
             raise failure_of(message, list(failed.values()), losses)
@@ -188,7 +188,7 @@ class Evaluator:
         """Start the actors and stop them at the end of the context, which can be entered only once."""
         config = self._config
         with ExitStack() as stack:
-            engines = create_engines(config)
+            engines = EnginePool(**config.engine_pool_arguments())
             stack.callback(engines.stop)
             runners = TextEnvRunnerGroup(
                 env_creator=None,

@@ -94,7 +94,7 @@ def write_training(
         iteration: iteration of the update.
         groups: groups of the update.
         rows: turn rows of all groups, as they are trained on.
-        indices: rows to write; with a teacher context, their evidence must be encoded.
+        indices: rows to write.
         writer_id: id of the writer, such as ``"learner00"``; a part of the file's name.
     """
     return write_rows(folder, iteration, list(_records(groups, rows, indices)), TRAINING_SCHEMA, writer_id)
@@ -115,15 +115,15 @@ def _records(
         gap = _to_float32(rows.hindsight_logprobs - rows.logprobs)
     starts = [0, *rows.lengths.cumsum(0).tolist()]
     for row in indices:
-        tokens = slice(starts[row], starts[row + 1])
+        tokens, context = slice(starts[row], starts[row + 1]), rows.turns[row].teacher_context
         yield dict(zip(("group_id", "rollout_index", "turn_index"), keys[row], strict=True)) | {
             "advantage": rows.advantages[row].item(),
             "turn_score": None if rows.scores is None else rows.scores[row].item(),
             "turn_weight": None if rows.weights is None else rows.weights[row].item(),
             "gap": None if gap is None else gap[tokens],
             "learner_logprobs": logprobs[tokens],
-            "evidence_ids": rows.evidence[row].ids if rows.evidence else None,
-            "evidence_at": rows.evidence[row].insert_at if rows.evidence else None,
+            "evidence_ids": None if context is None else context.ids,
+            "evidence_at": None if context is None else context.insert_at,
         }
 
 

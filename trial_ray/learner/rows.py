@@ -16,7 +16,7 @@ from trial_ray.errors import MethodError
 from trial_ray.learner.advantages import trajectory_ids_of
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.segments import segment_sum
-from trial_ray.prompts.teacher_context import Evidence, augment
+from trial_ray.prompts.teacher_context import augment
 from trial_ray.trajectory import TrajectoryGroup, Turn
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -30,7 +30,6 @@ class TurnRows:
         turns: the K turns.
         trajectory_ids: int64 ``[K]``, index of each turn's trajectory.
         advantages: float ``[K]``, advantage of each turn by the method, see ``Method.advantages``.
-        evidence: teacher context of each of the K turns; empty if none is used.
         logprobs: float ``[T]``, log π_old(y|h) as scored by the learner; empty before scoring.
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺), or ``None``.
         reference_logprobs: float ``[T]`` under the frozen initial policy, or ``None``.
@@ -44,7 +43,6 @@ class TurnRows:
     turns: list[Turn]
     trajectory_ids: torch.Tensor
     advantages: torch.Tensor
-    evidence: list[Evidence] = field(default_factory=list)
     logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     hindsight_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
@@ -89,7 +87,7 @@ class TurnRows:
 
     def sequences(self, rows: Iterable[int], hindsight: bool = False) -> list[ScoredSequence]:
         """Return some turns as model inputs with scored responses, with or without the teacher context."""
-        return [scored_turn(self.turns[row], self.evidence[row] if hindsight else None) for row in rows]
+        return [scored_turn(self.turns[row], hindsight=hindsight) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +146,12 @@ class TokenBatch:
         )
 
 
-def scored_turn(turn: Turn, evidence: Evidence | None = None) -> ScoredSequence:
-    """Return the sequence that scores a turn's response after its prompt P_k, or with the evidence after P_k⁺ (Eq. 3)."""
-    prompt = turn.prompt_ids if evidence is None else augment(turn.prompt_ids, evidence.insert_at, evidence.ids)
+def scored_turn(turn: Turn, hindsight: bool = False) -> ScoredSequence:
+    """Return the sequence that scores a turn's response after its prompt P_k, or with ``hindsight`` after P_k⁺ (Eq. 3)."""
+    prompt, context = turn.prompt_ids, turn.teacher_context
+    if hindsight:
+        assert context is not None  # The env runner has added it.
+        prompt = augment(prompt, context.insert_at, context.ids)
     return ScoredSequence(np.concatenate((prompt, turn.response_ids)), len(turn.response_ids))
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.errors import ConfigError, MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
+from trial_ray.errors import MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
 from trial_ray.learner.action_spans import action_mask
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.method import Method
@@ -23,7 +21,6 @@ from trial_ray.models.packing import score_views
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.objectives.importance import effective_sample_size, importance_weights
-from trial_ray.prompts.teacher_context import Evidence, encode_evidence, teacher_context
 from trial_ray.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
     from trial_ray.config.run import RunSettings
 
-_NOT_NEEDED = Evidence(np.empty(0, np.int32), 0)
 _BEHAVIOUR = "behaviour_logprobs"
 
 
@@ -92,9 +88,10 @@ class Scoring:
             )
         rows, plan = group_turn_rows(groups, config), plan_rows(groups, config, iteration)
         share = plan.scoring[rank]
-        if config.teacher_context is not None:
-            # Methods with a divergence also score the teacher context in the training forward pass.
-            rows.evidence = encode_views(groups, config, tokenizer, set(plan.share(rank).tolist()))
+        if config.teacher_context is not None and any(turn.teacher_context is None for turn in rows.turns):
+            raise MethodError(
+                "teacher_context is set, but turns have no teacher context: call add_teacher_contexts() with each group first."
+            )
         self._score(rows, share, version)
         if self._method.needs_action_spans:
             mask = action_mask([rows.turns[row].response_ids for row in share], tokenizer, config.prompt_style)
@@ -187,39 +184,6 @@ class Scoring:
                 "responses. Check that both use the same dtype and temperature, and that the engine supports reloading this "
                 "model's weights."
             )
-
-
-def encode_views(
-    groups: Iterable[TrajectoryGroup], config: RunSettings, tokenizer: Any, rows: Collection[int] | None = None
-) -> list[Evidence]:
-    """Encode the teacher context of every turn of the groups' completed rollouts, in order.
-
-    Args:
-        groups: groups with the turns.
-        config: config with the teacher context and its limit.
-        tokenizer: the policy's tokenizer.
-        rows: indices of the turns to encode; the others get no ids. ``None``: all.
-
-    Raises:
-        ConfigError: the config has no teacher context, or the environment cannot provide it.
-    """
-    if (view := config.teacher_context) is None:
-        raise ConfigError(
-            "teacher_context is None, expected a teacher context: without it, turns have no evidence to encode."
-        )
-    found: list[Evidence] = []
-    adapter_of = cache(config.adapter_of)
-    for group in groups:
-        for trajectory in group.survivors:
-            adapter, peer = adapter_of(trajectory.environment), group.peer_actions(trajectory)
-            for index, turn in enumerate(trajectory.turns):
-                if rows is not None and len(found) not in rows:
-                    found.append(_NOT_NEEDED)
-                    continue
-                shown = teacher_context(view, trajectory, index, adapter, peer)
-                ids = encode_evidence(shown, tokenizer, config.max_outcome_tokens)
-                found.append(Evidence(ids, 0 if shown.frame.in_front else turn.insert_at))
-    return found
 
 
 def _require_trainable(method: Method[Any], rows: TurnRows) -> None:

@@ -1,10 +1,10 @@
-"""Hindsight views of a turn: OutcomeView (Eq. 2), Aug (Eq. 3) and the views of the compared methods."""
+"""Teacher contexts of a turn: OutcomeView (Eq. 2), Aug (Eq. 3) and the contexts of the compared methods."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.config.run import RunSettings
 from trial_ray.errors import ConfigError
-from trial_ray.trajectory import Trajectory
+from trial_ray.trajectory import TeacherContext, Trajectory, TrajectoryGroup
 
 REASONING_TAGS = frozenset({"<think>", "</think>"})
 """Separate tokens in many tokenizers, special tokens in some; they do not delimit messages."""
@@ -24,17 +25,17 @@ _controls: WeakKeyDictionary[Any, tuple[Any, dict[int, str]]] = WeakKeyDictionar
 def ordinary_controls(tokenizer: Any) -> dict[int, str]:
     """Return added tokens by id that are not special but appear in the chat template, such as DeepSeek's ``<｜User｜>``."""
     template = getattr(tokenizer, "chat_template", None)
-    known = _controls.get(tokenizer)
-    if known is None or known[0] != template:
+    cached = _controls.get(tokenizer)
+    if cached is None or cached[0] != template:
         source = str(template)
-        named = {id_: str(token) for id_, token in tokenizer.added_tokens_decoder.items() if not token.special}
-        found = {id_: text for id_, text in named.items() if text in source and _is_control(text)}
-        known = _controls[tokenizer] = template, found
-    return known[1]
+        added = {id_: str(token) for id_, token in tokenizer.added_tokens_decoder.items() if not token.special}
+        controls = {id_: text for id_, text in added.items() if text in source and _is_control(text)}
+        cached = _controls[tokenizer] = template, controls
+    return cached[1]
 
 
 def _is_control(text: str) -> bool:
-    """True if a token has both marks and letters: words and line breaks (Gemma has such tokens) do not."""
+    """Return whether a token has both marks and letters: words and line breaks (Gemma has such tokens) do not."""
     return text not in REASONING_TAGS and any(map(str.isalpha, text)) and not text.replace(" ", "").isalnum()
 
 
@@ -55,19 +56,19 @@ def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
         starts = re.finditer(f"(?={'|'.join(map(re.escape, controls.values()))})", well_formed)
         cuts = [0, *(match.start() + 1 for match in starts), len(well_formed)]
         ids = [id_ for cut in pairwise(cuts) for id_ in _encode(tokenizer, well_formed[slice(*cut)])]
-        if not controls.keys().isdisjoint(ids):  # spelled in another way, which the tokenizer normalises
+        if not controls.keys().isdisjoint(ids):  # The tokenizer normalises another spelling of a control token.
             ids = [id_ for char in well_formed for id_ in _encode(tokenizer, char)]
     return ids
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a text; special tokens in it are encoded as ordinary text."""
+    """Return the ids of a text; special tokens in it are encoded as ordinary text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        found: list[int] = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return found
-    # What transformers calls, too, which then makes masks and offsets: most of its time. Set only where it differs, because
-    # another thread may be encoding.
+        slow_ids: list[int] = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return slow_ids
+    # Call the backend directly: transformers spends most of its time on masks and offsets. Change its settings only if they differ,
+    # because another thread may be encoding.
     if not backend.encode_special_tokens:
         backend.encode_special_tokens = True
     if backend.truncation is not None:
@@ -80,11 +81,11 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Text before and after a view's text, and the position of all three in the prompt.
+    """Text before and after a text, and the position of all three in the prompt.
 
     Attributes:
-        lead: text before the view's text, which introduces it.
-        close: text after the view's text.
+        lead: text before the text, which introduces it.
+        close: text after the text.
         in_front: whether they go before the whole prompt; otherwise they go to the end of the user's message.
     """
 
@@ -97,8 +98,8 @@ OUTCOME = Frame("\n\nOutcome after the reply:\n")
 
 
 @dataclass(frozen=True, slots=True)
-class PrivilegedView:
-    """The text of a turn's teacher context, shared by all tokens of the turn's response; z_k for an outcome.
+class TeacherText:
+    """The text of a turn's teacher context, before it is encoded.
 
     Attributes:
         text: the content; the environment's text is not changed.
@@ -109,11 +110,11 @@ class PrivilegedView:
     frame: Frame = OUTCOME
 
 
-def outcome_view(outcome: str, *, terminal: bool, success: bool) -> PrivilegedView:
-    """Return the view of one turn: the environment's answer, and the verdict if the answer ended the episode.
+def outcome_text(outcome: str, *, terminal: bool, success: bool) -> TeacherText:
+    """Return OutcomeView of Eq. 2: the environment's answer to a turn, and the verdict if the answer ended the episode.
 
     ALFWorld: ``outcome`` is the text rendered after the action; WebShop: the page that the action reached. A terminal turn
-    adds the terminal consequence. The last turn of a truncated trajectory is not terminal: its view is only the
+    adds the terminal consequence. The last turn of a truncated trajectory is not terminal: its text is only the
     environment's answer.
 
     Args:
@@ -125,48 +126,35 @@ def outcome_view(outcome: str, *, terminal: bool, success: bool) -> PrivilegedVi
     if terminal:
         verdict = f"The episode ended: the task {'succeeded' if success else 'failed'}."
         text = f"{text}\n{verdict}" if text else verdict
-    return PrivilegedView(text)
+    return TeacherText(text)
 
 
 CUT_MARK = " [cut] "
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The teacher context of a turn, inserted into its prompt.
-
-    Attributes:
-        ids: int32 ``[z]``.
-        insert_at: index in the prompt; the ids are inserted before this position.
-    """
-
-    ids: NDArray[np.int32]
-    insert_at: int
-
-
-def encode_evidence(view: PrivilegedView, tokenizer: Any, max_outcome_tokens: int = 512) -> NDArray[np.int32]:
-    """Return the token ids of a view, lead and close included, tokenised separately from the prompt.
+def encode_teacher_text(text: TeacherText, tokenizer: Any, max_tokens: int = 512) -> NDArray[np.int32]:
+    """Return the token ids of a text, lead and close included, tokenised separately from the prompt.
 
     Separate tokenisation keeps the ids of the ordinary prompt as they were sent, even if tokenising the joined text would
-    merge tokens across the boundary. A view over the limit loses part of its middle, which a mark replaces. Its end is kept
-    because it contains the verdict of a terminal turn. Special tokens spelled in the view stay ordinary text.
+    merge tokens across the boundary. A text over the limit loses part of its middle, which a mark replaces. Its end is kept
+    because it contains the verdict of a terminal turn. Special tokens spelled in the text stay ordinary text.
 
     Args:
-        view: view of the turn.
+        text: text of the turn's teacher context.
         tokenizer: the policy's ``transformers`` tokenizer.
-        max_outcome_tokens: maximum number of ids in the result, lead, close and mark included.
+        max_tokens: maximum number of ids in the result, lead, close and mark included.
 
     Returns:
-        int32 ``[z]``, ``z <= max_outcome_tokens``.
+        int32 ``[z]``, ``z <= max_tokens``.
 
     Raises:
         ConfigError: see :func:`require_room`.
     """
-    close = encode_untrusted(tokenizer, view.frame.close)
-    ids, limit = encode_untrusted(tokenizer, view.frame.lead + view.text), max_outcome_tokens - len(close)
+    close = encode_untrusted(tokenizer, text.frame.close)
+    ids, limit = encode_untrusted(tokenizer, text.frame.lead + text.text), max_tokens - len(close)
     if len(ids) > limit:
         mark = encode_untrusted(tokenizer, CUT_MARK)
-        end_length = require_room(view.frame, tokenizer, max_outcome_tokens) // 4
+        end_length = require_room(text.frame, tokenizer, max_tokens) // 4
         ids = ids[: limit - len(mark) - end_length] + mark + ids[len(ids) - end_length :]
     return np.asarray(ids + close, dtype=np.int32)
 
@@ -175,29 +163,29 @@ def require_room(frame: Frame, tokenizer: Any, max_outcome_tokens: int) -> int:
     """Return the maximum number of tokens of a text that is truncated to fit into a frame, at least one.
 
     Args:
-        frame: frame of the view.
+        frame: frame of the text.
         tokenizer: the policy's tokenizer.
-        max_outcome_tokens: as in :func:`encode_evidence`.
+        max_outcome_tokens: as ``max_tokens`` in :func:`encode_teacher_text`.
 
     Raises:
         ConfigError: the limit leaves no room for any of the text.
     """
-    least = sum(len(encode_untrusted(tokenizer, text)) for text in (frame.lead, CUT_MARK, frame.close))
-    if max_outcome_tokens <= least:
+    fixed = sum(len(encode_untrusted(tokenizer, text)) for text in (frame.lead, CUT_MARK, frame.close))
+    if max_outcome_tokens <= fixed:
         raise ConfigError(
-            f"max_outcome_tokens is {max_outcome_tokens}, expected more than {least}: the fixed text around the teacher context, "
+            f"max_outcome_tokens is {max_outcome_tokens}, expected more than {fixed}: the fixed text around the teacher context, "
             f"from {frame.lead.strip()!r} on, and the truncation mark already have that many. Raise it."
         )
-    return max_outcome_tokens - least
+    return max_outcome_tokens - fixed
 
 
-def augment(prompt_ids: ArrayLike, insert_at: int, evidence_ids: ArrayLike) -> NDArray[np.int32]:
+def augment(prompt_ids: ArrayLike, insert_at: int, context_ids: ArrayLike) -> NDArray[np.int32]:
     """Return P_k⁺ of Eq. 3: the ordinary prompt with the teacher context inserted.
 
     Args:
         prompt_ids: integer ``[P]``, the ordinary prompt P_k.
         insert_at: index in ``prompt_ids``, in ``[0, P]``; the teacher context is inserted before this position.
-        evidence_ids: integer ``[z]``, the teacher context.
+        context_ids: integer ``[z]``, the teacher context.
 
     Returns:
         int32 ``[P + z]``.
@@ -205,13 +193,12 @@ def augment(prompt_ids: ArrayLike, insert_at: int, evidence_ids: ArrayLike) -> N
     Raises:
         ValueError: ``insert_at`` is outside the prompt.
     """
-    prompt, evidence = np.asarray(prompt_ids, np.int32), np.asarray(evidence_ids, np.int32)
+    prompt, context = np.asarray(prompt_ids, np.int32), np.asarray(context_ids, np.int32)
     if not 0 <= insert_at <= len(prompt):
         raise ValueError(f"insert_at must be in [0, {len(prompt)}] for a prompt of that length, got {insert_at}.")
-    return np.concatenate([prompt[:insert_at], evidence, prompt[insert_at:]])
+    return np.concatenate([prompt[:insert_at], context, prompt[insert_at:]])
 
 
-# As ``trial_ray.config.training.TEACHER_CONTEXTS`` names the views.
 FRAMES: dict[str, Frame] = {
     "outcome": OUTCOME,
     "feedback": Frame(
@@ -224,32 +211,33 @@ FRAMES: dict[str, Frame] = {
     ),
     "peer": Frame("\n\nThe actions of another attempt at this task, which succeeded:\n", "\n"),
 }
+"""Frames by the names in ``trial_ray.config.training.TEACHER_CONTEXTS``."""
 
 
-def teacher_context(
+def teacher_text(
     name: str, trajectory: Trajectory, index: int, adapter: EnvironmentAdapter, peer: Sequence[str] = ()
-) -> PrivilegedView:
-    """Return the view of one turn.
+) -> TeacherText:
+    """Return the text of one turn's teacher context.
 
     Args:
-        name: name of the view.
+        name: name of the teacher context.
         trajectory: trajectory with the turn.
         index: index of the turn.
         adapter: adapter of the environment, with its advice.
         peer: actions of a successful rollout of the task, if this rollout failed; else empty.
 
     Raises:
-        KeyError: no view has that name.
+        KeyError: no teacher context has that name.
         ConfigError: the environment has no solution, or its adapter has no advice.
     """
     frame, outcome = FRAMES[name], trajectory.turns[index].outcome
     if name == "outcome":
-        # Not where a limit ended the episode.
+        # If a limit ended the episode, its last turn is not terminal.
         terminal = trajectory.ended == "terminated" and index == len(trajectory.turns) - 1
-        return outcome_view(outcome, terminal=terminal, success=trajectory.success)
+        return outcome_text(outcome, terminal=terminal, success=trajectory.success)
     if name in ("feedback", "peer"):
         shown = outcome.strip() if name == "feedback" else ", ".join(peer)
-        return PrivilegedView(shown, frame if shown else Frame(""))
+        return TeacherText(shown, frame if shown else Frame(""))
     if name == "skill":
         skills = adapter.skills or {}
         needed, text = "advice of the adapter", skills.get(trajectory.family) or skills.get("")
@@ -259,4 +247,28 @@ def teacher_context(
         raise ConfigError(
             f"The {name!r} teacher context needs {needed}; {adapter.env_id} has none. Choose another teacher_context."
         )
-    return PrivilegedView(text, frame)
+    return TeacherText(text, frame)
+
+
+def add_teacher_contexts(group: TrajectoryGroup, config: RunSettings, tokenizer: Any) -> None:
+    """Encode the config's teacher context for every turn of the group's completed rollouts; without one, do nothing.
+
+    Args:
+        group: complete group; its trajectories get turns with ``teacher_context``.
+        config: config with the teacher context and its limit.
+        tokenizer: the policy's tokenizer.
+
+    Raises:
+        ConfigError: as in :func:`teacher_text` and :func:`encode_teacher_text`.
+    """
+    if (name := config.teacher_context) is None:
+        return
+    for trajectory in group.survivors:
+        adapter, peer = config.adapter_of(trajectory.environment), group.peer_actions(trajectory)
+        turns = []
+        for index, turn in enumerate(trajectory.turns):
+            text = teacher_text(name, trajectory, index, adapter, peer)
+            ids = encode_teacher_text(text, tokenizer, config.max_outcome_tokens)
+            context = TeacherContext(ids, 0 if text.frame.in_front else turn.insert_at)
+            turns.append(replace(turn, teacher_context=context))
+        trajectory.turns = turns

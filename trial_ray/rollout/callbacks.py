@@ -45,30 +45,30 @@ NEVER_CALLED = {
 """RLlib's hooks that this package never calls, with the reason."""
 
 
-def hooks_of(made: Iterable[Any], config: Any, names: Iterable[str]) -> dict[str, list[Callable[..., None]]]:
+def hooks_of(callbacks: Iterable[Any], config: Any, names: Iterable[str]) -> dict[str, list[Callable[..., None]]]:
     """Return the user's callbacks by hook name, in RLlib's order; hooks without a callback are omitted.
 
     Args:
-        made: instances of the user's callback classes.
+        callbacks: instances of the user's callback classes.
         config: config with the user's functions in its ``callbacks_*`` attributes.
         names: names of the hooks.
     """
-    found = {}
+    hooks = {}
     for name in names:
-        nothing = getattr(RLlibCallback, name)
-        calls = [getattr(each, name) for each in made if getattr(type(each), name, nothing) is not nothing]
+        default = getattr(RLlibCallback, name)
+        calls = [getattr(own, name) for own in callbacks if getattr(type(own), name, default) is not default]
         calls += force_list(getattr(config, f"callbacks_{name}", None))
         if calls:
-            found[name] = calls
-    return found
+            hooks[name] = calls
+    return hooks
 
 
 @dataclass(slots=True, eq=False)
 class TextEpisode(Trajectory):
     """Episode that callbacks receive: its trajectory so far, with RLlib's names for episodes as well.
 
-    Callbacks may change it until its group is handed over (``on_sample_end`` is the last call before). The changed episode
-    is trained on, counted and recorded. Other processes receive it as a plain :class:`Trajectory`.
+    Callbacks may change it until its group has ended (``on_sample_end`` is the last call). The changed episode is trained on,
+    counted and recorded. Other processes receive it as a plain :class:`Trajectory`.
 
     Attributes:
         id_: unique in the run.
@@ -92,7 +92,7 @@ class TextEpisode(Trajectory):
     texts: ResponseTexts | None = field(default=None, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Trajectory, tuple(getattr(self, each.name) for each in fields(Trajectory))
+        return Trajectory, tuple(getattr(self, attribute.name) for attribute in fields(Trajectory))
 
     def __bool__(self) -> bool:
         return True
@@ -123,7 +123,7 @@ class TextEpisode(Trajectory):
     @property
     def prompts(self) -> list[str]:
         """Text of each turn's prompt, with the special tokens."""
-        assert self.texts is not None  # set by the watch
+        assert self.texts is not None  # EpisodeWatch.episode() sets it.
         return [self.texts.decode(turn.prompt_ids.tolist()) for turn in self.turns]
 
     @property
@@ -160,8 +160,8 @@ class TextEpisode(Trajectory):
 
     def get_observations(self, indices: int | slice | Sequence[int] | None = None) -> Any:
         """Return the observations, the reset's first (one more than turns): all, a slice, or by index."""
-        shown = [turn.observation for turn in self.turns]
-        return _at(shown if self.now is None else [*shown, self.now.observation], indices)
+        observations = [turn.observation for turn in self.turns]
+        return _at(observations if self.now is None else [*observations, self.now.observation], indices)
 
     def get_actions(self, indices: int | slice | Sequence[int] | None = None) -> Any:
         """Return the actions sent to the environment; ``indices`` as in :meth:`get_observations`."""
@@ -194,12 +194,12 @@ class RunnerCallbacks:
 
     def __init__(self, runner: EnvRunner) -> None:
         self._runner, config = runner, runner.config
-        made = [make() for make in force_list(config.callbacks_class) if make is not RLlibCallback]
-        self._hooks = hooks_of(made, config, RUNNER_HOOKS)
+        callbacks = [make() for make in force_list(config.callbacks_class) if make is not RLlibCallback]
+        self._hooks = hooks_of(callbacks, config, RUNNER_HOOKS)
         self._numbers: WeakKeyDictionary[GuardedEnv | ProcessEnv, int] = WeakKeyDictionary()
         self._created = 0
-        self._alone = threading.RLock()
-        # Evaluation sets are played by the same runners as training, and logged apart.
+        self._lock = threading.RLock()
+        # The same env runners play evaluation sets and training, whose metrics are logged separately.
         self._loggers = [runner.metrics, MetricsLogger(root=False, stats_cls_lookup=config.stats_cls_lookup)]
 
     def __bool__(self) -> bool:
@@ -211,7 +211,7 @@ class RunnerCallbacks:
         Raises:
             CallbackError: a callback raised.
         """
-        with self._alone:
+        with self._lock:
             for callback in self._hooks.get(hook, ()):
                 logger = self._loggers[in_evaluation]
                 try:
@@ -223,13 +223,13 @@ class RunnerCallbacks:
                     ) from error
 
     def number(
-        self, env: GuardedEnv | ProcessEnv, made: Any, env_config: Mapping[str, Any], in_evaluation: bool
+        self, env: GuardedEnv | ProcessEnv, user_env: Any, env_config: Mapping[str, Any], in_evaluation: bool
     ) -> int:
         """Return the index of an environment in this env runner, from 0; calls ``on_environment_created`` for a new environment.
 
         Args:
             env: plays episodes.
-            made: the environment object that callbacks receive.
+            user_env: the environment object that callbacks receive.
             env_config: keyword arguments of the environment.
             in_evaluation: whether metrics are logged for an evaluation set instead of training.
         """
@@ -237,12 +237,12 @@ class RunnerCallbacks:
             self._numbers[env], self._created = self._created, self._created + 1
             runner = self._runner
             context = EnvContext(dict(env_config), runner.worker_index, num_workers=runner.num_workers)
-            self.call("on_environment_created", in_evaluation, env=made, env_context=context)
+            self.call("on_environment_created", in_evaluation, env=user_env, env_context=context)
         return self._numbers[env]
 
-    def take_logged(self, in_evaluation: bool) -> dict[str, Any]:
-        """Return the metrics that callbacks have logged since the last call, as ``MetricsLogger.aggregate`` takes them."""
-        with self._alone:
+    def pop_logged(self, in_evaluation: bool) -> dict[str, Any]:
+        """Return and forget the metrics that callbacks have logged, as ``MetricsLogger.aggregate`` expects them."""
+        with self._lock:
             logged: dict[str, Any] = self._loggers[in_evaluation].reduce()
         return logged
 
@@ -272,7 +272,7 @@ class EpisodeWatch:
     in_evaluation: bool
     texts: ResponseTexts
     reward: RewardFunction | None = None
-    _place: dict[str, Any] = field(init=False)
+    _arguments: dict[str, Any] = field(init=False)
     """Arguments that are the same in every call."""
 
     def episode(self, **trajectory: Any) -> TextEpisode:
@@ -281,29 +281,29 @@ class EpisodeWatch:
             **trajectory, in_evaluation=self.in_evaluation, max_turns=self.env.max_turns, texts=self.texts
         )
 
-    def create(self, episode: Trajectory, made: Any) -> None:
+    def create(self, episode: Trajectory, user_env: Any) -> None:
         """Call ``on_episode_created``; the environment exists and is reset next.
 
         Args:
             episode: created by :meth:`episode`.
-            made: the user's environment, or the env runner's proxy of an environment in a separate process.
+            user_env: the user's environment, or the env runner's proxy of an environment in a separate process.
         """
-        made = getattr(made, "unwrapped", made)
-        number = self.callbacks.number(self.env, made, self.env_config, self.in_evaluation)
-        self._place = {"env": made, "env_index": number, "rl_module": None}
-        self.callbacks.call("on_episode_created", self.in_evaluation, episode=episode, **self._place)
+        user_env = getattr(user_env, "unwrapped", user_env)
+        number = self.callbacks.number(self.env, user_env, self.env_config, self.in_evaluation)
+        self._arguments = {"env": user_env, "env_index": number, "rl_module": None}
+        self.callbacks.call("on_episode_created", self.in_evaluation, episode=episode, **self._arguments)
 
     async def rate(self, episode: Trajectory) -> None:
         """Call the user's reward function, if any, for an episode that has ended; errors as in :meth:`RewardFunction.rate`."""
-        assert isinstance(episode, TextEpisode)  # made by episode()
+        assert isinstance(episode, TextEpisode)  # episode() has created it.
         if self.reward is not None:
             await self.reward.rate(episode)
 
-    def tell(self, hook: str, episode: Trajectory, now: StepResult) -> None:
+    def call(self, hook: str, episode: Trajectory, now: StepResult) -> None:
         """Call a later hook of the episode with the environment's current result."""
-        assert isinstance(episode, TextEpisode)  # made by episode()
+        assert isinstance(episode, TextEpisode)  # episode() has created it.
         if now is not episode.now:
             episode.infos.append(now.info)
         episode.now = now
-        more: dict[str, Any] = {"prev_episode_chunks": []} if hook == "on_episode_end" else {}
-        self.callbacks.call(hook, self.in_evaluation, episode=episode, **self._place, **more)
+        arguments = self._arguments | ({"prev_episode_chunks": []} if hook == "on_episode_end" else {})
+        self.callbacks.call(hook, self.in_evaluation, episode=episode, **arguments)

@@ -1,14 +1,14 @@
-"""Env-runner actors: play many episodes of text environments at once, none waiting for another."""
+"""Env-runner actors: each plays many episodes at once, so that the engines always have requests."""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import hashlib
+import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,41 +30,19 @@ from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import NotConnectedError, UnsupportedError, refusing
 from trial_ray.process import EPISODE, RESPONSE, ProcessEvents, announce, note_event, peak_memory, process_events
 from trial_ray.prompts.styles import prompt_writer
+from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.prompts.writer import PromptWriter
-from trial_ray.rollout.background_groups import BackgroundGroups
 from trial_ray.rollout.callbacks import EpisodeWatch, RunnerCallbacks
 from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.rewards import RewardFunction
-from trial_ray.trajectory import Trajectory
+from trial_ray.rollout.runner_group import PLAY
+from trial_ray.rollout.slots import EpisodeSlots
+from trial_ray.trajectory import Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-
-def run_quietly(loop: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine in a task without a result, and return the coroutine's result.
-
-    ``Runner.run`` restores SIGINT's handler when it ends, and Python then formats the finished task with its result, which
-    takes half a second for the trajectories of an iteration.
-    """
-    results: list[Result] = []
-
-    async def collect() -> None:
-        results.append(await coroutine)
-
-    loop.run(collect())
-    return results[0]
-
-
-def outside_loop(call: Callable[[], Result]) -> Result:
-    """Call a function that runs coroutines; in a separate thread if this thread runs an event loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return call()
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(call).result()
-
 
 # gym.spaces.Text needs a length although nothing here checks it: text environments define their own spaces.
 _TEXT_SPACES = (Text(max_length=2**31 - 1),) * 2
@@ -72,13 +50,15 @@ SPACES = {INPUT_ENV_SPACES: _TEXT_SPACES, INPUT_ENV_SINGLE_SPACES: _TEXT_SPACES,
 """Spaces of observations and actions under every key that RLlib reads."""
 
 
-SAMPLED = "groups of rollouts are sampled, by begin_groups(requests, settings) and take_groups(iteration, number)"
+STOP_TIMEOUT_S = 30.0
+"""Maximum seconds to wait for cancelled rollouts to end; only an environment call that does not return takes longer."""
+_SAMPLED = "groups of rollouts are sampled, by play_group(request, settings)"
 
 
 @refusing(
     {
-        "sample": SAMPLED,
-        "sample_get_state_and_metrics": SAMPLED,
+        "sample": _SAMPLED,
+        "sample_get_state_and_metrics": _SAMPLED,
         "make_env": "environments are created when rollouts need them",
         "make_module": "an env runner has no model; Algorithm.get_module() returns the learner's",
     }
@@ -86,9 +66,9 @@ SAMPLED = "groups of rollouts are sampled, by begin_groups(requests, settings) a
 class TextEnvRunner(EnvRunner, Checkpointable):
     """Plays groups of rollouts with the engine pool.
 
-    It has no model. An episode that waits for a response costs nothing. A finished episode passes its environment, with
-    loaded games, to the next one. The class has no coroutine methods: a single one would make the whole actor an asyncio
-    actor, and an environment that blocks would then block every call of the actor.
+    An env runner has no model. An episode that waits for a response costs nothing. A finished episode passes its environment, with
+    loaded games, to the next episode. Groups are played in the event loop of the concurrency group :data:`PLAY`. All other calls
+    of the actor run one after the other in another thread, so an environment that blocks does not block them.
     """
 
     config: RunSettings
@@ -97,18 +77,19 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         super().__init__(config=config, **kwargs)
         self._env_creator = kwargs["env_creator"]
         self._processes = EnvProcesses()
-        self._begin(config)
+        self._set_up(config)
         announce(config.stall_timeout_s)
 
-    def _begin(self, config: RunSettings) -> None:
+    def _set_up(self, config: RunSettings) -> None:
         self.config = config
         self._entries = config.environment_entries()
         self._tokenizer: Any = None
         self._prompts: dict[int, PromptWriter] = {}
         self._client: EngineClient | None = None
         self._free_envs: dict[str, list[EpisodeEnv]] = {}
-        self._num_batches = 0
-        self._in_background: BackgroundGroups | None = None
+        self._slots = EpisodeSlots(config.max_episodes_in_flight)
+        self._groups: set[asyncio.Task[Any]] = set()
+        self._num_recordings = 0
         self._callbacks = RunnerCallbacks(self)
         self._reward = RewardFunction.of(config)
 
@@ -116,7 +97,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """Switch to another config, as if created with it; :meth:`connect` must be called afterwards."""
         self.stop()
         self.metrics.reset()
-        self._begin(config)
+        self._set_up(config)
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
@@ -131,67 +112,84 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 owner=ray.get_runtime_context().get_actor_id() or "" if ray.is_initialized() else "",
             )
 
-    def begin_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
-        """Add requests to those that are played, in the order of their indices, and return immediately; see :meth:`take_groups`.
+    @ray.method(concurrency_group=PLAY, num_returns=2)
+    async def play_group(
+        self, request: GroupRequest, settings: SampleSettings
+    ) -> tuple[GroupSample, TrajectoryGroup | None]:
+        """Play a group of rollouts; groups with lower indices start earlier.
 
         A rollout in which an engine or the environment fails is kept as ``failed``; it never ends other rollouts.
 
-        Raises:
-            NotConnectedError: Ray has restarted this env runner.
-        """
-        self._background().begin(requests, settings)
-
-    def wait_for_groups(self, timeout_s: float, number: int = 1) -> int:
-        """Wait until ``number`` groups of :meth:`begin_groups` have ended, at most ``timeout_s`` seconds; return their number.
-
-        Raises:
-            NotConnectedError: Ray has restarted this env runner, which has lost its groups.
-        """
-        return self._background().wait(timeout_s, number)
-
-    def take_groups(self, iteration: int | None, number: int) -> list[Any]:
-        """Return groups of :meth:`begin_groups` that have ended, the earliest first.
-
         Args:
-            iteration: training iteration in the recording and in the driver's counts; ``None``: groups of an evaluation set,
-                which are not trained on.
-            number: number of groups, which have ended, as :meth:`wait_for_groups` returned.
+            request: the task, and the number of its rollouts.
+            settings: settings of the rollouts.
 
         Returns:
-            First a list with the samples of these groups, in the order of their requests, and then as many groups, ``None`` if
-                a group is not trained on. In a call with ``num_returns=1 + number`` each is an object of its own, which the
-                caller owns.
+            The sample, and the group; ``None`` for a group of an evaluation set, which is not trained on. Each is an object of its
+            own, which the caller owns: it outlives the env runner.
 
         Raises:
-            NotConnectedError: Ray has restarted this env runner, which has lost its groups.
+            NotConnectedError: Ray has restarted this env runner.
+            Exception: a rollout raised; the error is one of this package's code, of a callback or of the configuration.
         """
-        keep = iteration is not None
-        played = sorted(self._background().take(number), key=lambda ended: ended[0].index)
-        if self._callbacks and played:
-            rollouts = [rollout for _, group in played for rollout in group.trajectories]
-            self._callbacks.call("on_sample_end", not keep, samples=rollouts)
-        samples = [GroupSample.from_group(request, group, self.config) for request, group in played]
-        if self._callbacks and samples:  # the first tells what callbacks have logged
-            samples[0] = replace(samples[0], logged=self._callbacks.take_logged(not keep))
-        if iteration is not None and played and self.config.trajectories_folder is not None:
-            from trial_ray.rollout.recording import write_groups
+        group = await self._play_rollouts(request, settings)
+        self._callbacks.call("on_sample_end", settings.in_evaluation, samples=group.trajectories)
+        if self.config.teacher_context is not None and not settings.in_evaluation:
+            add_teacher_contexts(group, self.config, self._load_tokenizer())
+        logged = self._callbacks.pop_logged(settings.in_evaluation) if self._callbacks else {}
+        sample = GroupSample.from_group(request, group, self.config, logged)
+        return sample, None if settings.in_evaluation else group
 
-            writer = f"runner{self.worker_index:03d}-{self._num_batches:05d}"
-            write_groups(self.config.trajectories_folder, iteration, [group for _, group in played], writer)
-            self._num_batches += 1
-        return [samples, *(group if keep and group.survivors else None for _, group in played)]
+    async def _play_rollouts(self, request: GroupRequest, settings: SampleSettings) -> TrajectoryGroup:
+        client, rollouts = self.client, list[asyncio.Task[Trajectory]]()
+        task = asyncio.current_task()
+        assert task is not None  # This coroutine runs in an event loop.
+        self._groups.add(task)
+        task.add_done_callback(self._groups.discard)
+        try:
+            async with self._slots.turn(request.index):
+                for rollout in range(request.group_size):
+                    await self._slots.acquire()
+                    name = f"group {request.index} rollout {rollout}"
+                    rollouts.append(asyncio.create_task(self._play_rollout(request, rollout, settings), name=name))
+                    rollouts[-1].add_done_callback(self._slots.release)
+                    await asyncio.sleep(0)  # Engines work while the environments of later rollouts load.
+            return TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
+        finally:
+            for unfinished in rollouts:
+                unfinished.cancel()
+            client.end_group(request)
+            await asyncio.gather(*rollouts, return_exceptions=True)
 
-    def abandon_groups(self) -> None:
-        """Cancel the groups of :meth:`begin_groups` and discard them."""
-        if self._in_background is not None:
-            self._in_background.close()
-            self._in_background = None
+    async def _play_rollout(self, request: GroupRequest, rollout: int, settings: SampleSettings) -> Trajectory:
+        began, seed = time.monotonic(), derive_seed(request.seed, rollout)
+        env, free = self.pop_env(request.environment, settings.env_configs[request.environment])
+        try:
+            player = self.player(request, settings, seed if settings.seeded else None)
+            watch = self.watch(env, request.environment, settings)
+            trajectory = await play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed, watch=watch)
+            note_event(EPISODE, began, _task_name(), turns=len(trajectory.turns))
+            return trajectory
+        finally:
+            if env.faulty:
+                env.close()
+            else:
+                free.append(env)
+
+    def record(self, iteration: int, *groups: TrajectoryGroup) -> None:
+        """Write groups to the folder of recorded trajectories, as groups of this training iteration."""
+        from trial_ray.rollout.recording import write_groups
+
+        assert self.config.trajectories_folder is not None  # The sampler records only into a folder.
+        writer = f"runner{self.worker_index:03d}-{self._num_recordings:05d}"
+        write_groups(self.config.trajectories_folder, iteration, groups, writer)
+        self._num_recordings += 1
 
     def apply(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Call a function with this env runner. If it raises, RLlib's own ``apply`` ends the process with all its rollouts."""
         return func(self, *args, **kwargs)
 
-    def take_env(self, environment: int, env_config: dict[str, Any]) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
+    def pop_env(self, environment: int, env_config: dict[str, Any]) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
         """Return a free instance of one of the run's environments, and the list to return it to unless it failed."""
         entry = self._entries[environment].with_config(**env_config)
         free = self._free_envs.setdefault(_key(entry), [])
@@ -221,14 +219,17 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return PolicyPlayer(self._prompt_writer(request.environment), settings.params, generate, seed)
 
     def _prompt_writer(self, environment: int) -> PromptWriter:
+        if environment not in self._prompts:
+            adapter = self._entries[environment].adapter
+            self._prompts[environment] = prompt_writer(self._load_tokenizer(), self.config, adapter)
+        return self._prompts[environment]
+
+    def _load_tokenizer(self) -> Any:
         if self._tokenizer is None:
             from trial_ray.models.loading import load_tokenizer
 
             self._tokenizer = load_tokenizer(str(self.config.model_path))
-        if environment not in self._prompts:
-            adapter = self._entries[environment].adapter
-            self._prompts[environment] = prompt_writer(self._tokenizer, self.config, adapter)
-        return self._prompts[environment]
+        return self._tokenizer
 
     @property
     def client(self) -> EngineClient:
@@ -259,14 +260,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def _is_watched(self) -> bool:
         return bool(self._callbacks) or self._reward is not None
 
-    def _background(self) -> BackgroundGroups:
-        client = self.client
-        if self._in_background is None:
-            play = partial(_play_rollout, self)
-            self._in_background = BackgroundGroups(play, client.end_group, self.config.max_episodes_in_flight)
-        return self._in_background
-
-    # -- what RLlib asks of an env runner --------------------------------------------------------------------------
+    # -- RLlib's interface of an env runner --------------------------------------------------------------------------
 
     @property
     def module(self) -> Any:
@@ -289,9 +283,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         counts = {} if self._client is None else asdict(self._client.counts)
         return {**peak_memory(), **counts}
 
-    def recorded_events(self, since: float, most: int) -> ProcessEvents:
+    def recorded_events(self, since: float, limit: int) -> ProcessEvents:
         """Return events of episodes and of the responses that they waited for; arguments as in ``process_events``."""
-        return process_events(since, most)
+        return process_events(since, limit)
 
     def get_metrics(self) -> dict[str, Any]:
         """Return an empty dict: counts and metrics logged by callbacks are in :class:`GroupSample`."""
@@ -314,39 +308,34 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def stop(self) -> None:
         """Cancel all rollouts and close every environment."""
-        self.abandon_groups()
+        self._cancel_groups()
         for envs in self._free_envs.values():
             for env in envs:
                 env.close()
         self._free_envs.clear()
         self._processes.close()
 
+    def _cancel_groups(self) -> None:
+        """Cancel the groups in the other thread's event loop, and wait until their environments are free."""
 
-async def _play_rollout(
-    runner: TextEnvRunner, request: GroupRequest, rollout: int, settings: SampleSettings
-) -> Trajectory:
-    """Play one rollout of a request; a function, because a coroutine method would make the actor another kind of actor."""
-    began, seed = time.monotonic(), derive_seed(request.seed, rollout)
-    env, free = runner.take_env(request.environment, settings.env_configs[request.environment])
-    try:
-        player = runner.player(request, settings, seed if settings.seeded else None)
-        watch = runner.watch(env, request.environment, settings)
-        trajectory = await play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed, watch=watch)
-        note_event(EPISODE, began, _task_name(), turns=len(trajectory.turns))
-        return trajectory
-    finally:
-        if env.faulty:
-            env.close()
-        else:
-            free.append(env)
+        async def cancel() -> None:
+            for group in groups:
+                group.cancel()
+            await asyncio.wait(groups)
+
+        if groups := {*self._groups}:
+            loop = next(iter(groups)).get_loop()
+            _, unfinished = concurrent.futures.wait([asyncio.run_coroutine_threadsafe(cancel(), loop)], STOP_TIMEOUT_S)
+            if unfinished:
+                logger.warning("an environment did not return within %.0f s; its thread is left behind", STOP_TIMEOUT_S)
 
 
 def _task_name() -> str:
-    """Name of the coroutine's task, which tells the rollout."""
+    """Return the name of the current task, which names the rollout."""
     task = asyncio.current_task()
     return "" if task is None else task.get_name()
 
 
 def _key(entry: EnvironmentEntry) -> str:
-    # Not of texts: that of an object may name its address, which differs in every call, and that of an array leaves values out.
+    # Hash the pickle, not repr(): repr() may contain an address or abbreviate an array.
     return hashlib.sha256(cloudpickle.dumps((entry.name, sorted(entry.config.items())))).hexdigest()

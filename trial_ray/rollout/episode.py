@@ -1,4 +1,4 @@
-"""The episode loop, for a policy, an expert or a recorded solution."""
+"""The episode loop, and the player that asks a policy; experts and recorded solutions are other players."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ async def play_episode(
     Raises:
         CallbackError: a callback raised.
     """
-    new: Any = Trajectory if watch is None else watch.episode
-    trajectory: Trajectory = new(task_id=task_id, family="", seed=seed, environment=env.name)
+    create: Any = Trajectory if watch is None else watch.episode
+    trajectory: Trajectory = create(task_id=task_id, family="", seed=seed, environment=env.name)
     try:
         await _play(env, trajectory, player, env_seed, watch)
     except (EngineError, EnvironmentFaultError) as error:
@@ -90,47 +90,47 @@ async def _play(
 ) -> None:
     if watch is not None:
         watch.create(trajectory, await _resolved(env.make(trajectory.task_id)))
-    now = await _resolved(env.reset(trajectory.task_id, env_seed))
-    trajectory.family, trajectory.solution = now.family, await _resolved(env.walkthrough())
+    result = await _resolved(env.reset(trajectory.task_id, env_seed))
+    trajectory.family, trajectory.solution = result.family, await _resolved(env.walkthrough())
     if watch is not None:
-        watch.tell("on_episode_start", trajectory, now)
-    cut: Ending = "turn_limit"
-    while not (now.terminated or now.truncated or len(trajectory.turns) >= env.max_turns):
+        watch.call("on_episode_start", trajectory, result)
+    limit: Ending = "turn_limit"
+    while not (result.terminated or result.truncated or len(trajectory.turns) >= env.max_turns):
         step = len(trajectory.turns) + 1
         try:
-            turn = await player.act(now, trajectory.turns, step)
+            turn = await player.act(result, trajectory.turns, step)
         except PromptTooLongError as error:
-            cut, trajectory.error = "prompt_limit", located(error, env.name, trajectory.task_id, step)
+            limit, trajectory.error = "prompt_limit", located(error, env.name, trajectory.task_id, step)
             break
         if turn is None:
             break
-        before = now
-        if turn.outcome:  # the answer to a response that holds no action
-            now = replace(before, observation=turn.outcome, reward=0.0, rewards={}, invalid_action=True)
+        before = result
+        if turn.outcome:  # The response has no action, so the environment takes no step.
+            result = replace(before, observation=turn.outcome, reward=0.0, rewards={}, invalid_action=True)
             if before.past_turns is not None:
-                now = replace(now, past_turns=before.past_turns + 1)
+                result = replace(result, past_turns=before.past_turns + 1)
         else:
-            now = await _resolved(env.step(turn.action))
+            result = await _resolved(env.step(turn.action))
         advance()
-        for name, value in now.rewards.items():
+        for name, value in result.rewards.items():
             trajectory.rewards[name] = trajectory.rewards.get(name, 0.0) + value
         trajectory.turns.append(
             replace(
                 turn,
                 observation=before.observation,
-                outcome=now.observation,
-                reward=now.reward,
-                invalid_action=now.invalid_action,
+                outcome=result.observation,
+                reward=result.reward,
+                invalid_action=result.invalid_action,
             )
         )
         if watch is not None:
-            watch.tell("on_episode_step", trajectory, now)
-    trajectory.success, trajectory.score = now.won, now.score
-    trajectory.ended = "terminated" if now.terminated else cut
+            watch.call("on_episode_step", trajectory, result)
+    trajectory.success, trajectory.score = result.won, result.score
+    trajectory.ended = "terminated" if result.terminated else limit
     if watch is not None:
-        if trajectory.turns:  # else it is not trained
+        if trajectory.turns:  # A rollout without turns is not trained on.
             await watch.rate(trajectory)
-        watch.tell("on_episode_end", trajectory, now)
+        watch.call("on_episode_end", trajectory, result)
 
 
 async def _resolved(answer: Answer | Awaitable[Answer]) -> Answer:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import add
+from types import MappingProxyType
 from typing import Any
 
 from ray import ObjectRef
@@ -28,7 +29,7 @@ from trial_ray.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 NamedReward = tuple[float, int]
 """Sum of a named reward, and the number of rollouts that have it."""
 _MERGED: dict[str, Callable[[Any, Any], Any]] = {"_min": min, "_max": max}
-"""Functions that merge figures other than sums, by the ends of their names."""
+"""Functions that merge counts other than sums, by the ends of their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +80,29 @@ class RolloutCounts:
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> RolloutCounts:
         """Count rollouts."""
-        every = list(trajectories)
-        played = [each for each in every if not each.failed]
-        turns = [turn for each in played for turn in each.turns]
-        returns, lengths = [each.episode_return for each in played], [len(each.turns) for each in played]
+        rollouts = list(trajectories)
+        played = [rollout for rollout in rollouts if not rollout.failed]
+        turns = [turn for rollout in played for turn in rollout.turns]
+        returns, lengths = [rollout.episode_return for rollout in played], [len(rollout.turns) for rollout in played]
         return cls(
             episodes=len(played),
-            failed=len(every) - len(played),
+            failed=len(rollouts) - len(played),
             turns=len(turns),
             prompt_tokens=sum(len(turn.prompt_ids) for turn in turns),
             response_tokens=sum(len(turn.response_ids) for turn in turns),
             reasoning_tokens=sum(turn.reasoning_tokens for turn in turns),
             returns=sum(returns),
-            successes=sum(bool(each.success) for each in played),
-            scores=sum(float(each.score) for each in played),
-            truncated=sum(each.ended != "terminated" for each in played),
+            successes=sum(bool(rollout.success) for rollout in played),
+            scores=sum(float(rollout.score) for rollout in played),
+            truncated=sum(rollout.ended != "terminated" for rollout in played),
             invalid_responses=sum(not turn.valid for turn in turns),
             invalid_actions=sum(bool(turn.invalid_action) for turn in turns),
             cut_responses=sum(turn.finish_reason == "length" for turn in turns),
             cut_histories=sum(turn.prompt_cut != "none" for turn in turns),
             cut_observations=sum(turn.prompt_cut == "observation" for turn in turns),
-            rewards=_added({name: (value, 1)} for each in played for name, value in each.rewards.items()),
+            rewards=_merged_rewards(
+                {name: (value, 1)} for rollout in played for name, value in rollout.rewards.items()
+            ),
             return_min=min(returns, default=math.inf),
             return_max=max(returns, default=-math.inf),
             length_min=min(lengths, default=math.inf),
@@ -108,14 +111,14 @@ class RolloutCounts:
 
     def __add__(self, other: RolloutCounts) -> RolloutCounts:
         numbers = {
-            each.name: _MERGED.get(each.name[-4:], add)(getattr(self, each.name), getattr(other, each.name))
-            for each in fields(self)
-            if each.name != "rewards"
+            count.name: _MERGED.get(count.name[-4:], add)(getattr(self, count.name), getattr(other, count.name))
+            for count in fields(self)
+            if count.name != "rewards"
         }
-        return RolloutCounts(**numbers, rewards=_added((self.rewards, other.rewards)))
+        return RolloutCounts(**numbers, rewards=_merged_rewards((self.rewards, other.rewards)))
 
     def episode_metrics(self) -> dict[str, float]:
-        """Return figures over rollouts, by their names under ``env_runners/``; means are omitted without rollouts."""
+        """Return metrics over rollouts, by their names under ``env_runners/``; means are omitted without rollouts."""
         counts: dict[str, float] = {NUM_EPISODES: self.episodes}
         if not self.episodes:
             return counts
@@ -133,11 +136,11 @@ class RolloutCounts:
         }
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """Return the figures of an evaluation set, by their names under ``evaluation/env_runners/``."""
+        """Return the metrics of an evaluation set, by their names under ``evaluation/env_runners/``."""
         return {**self.episode_metrics(), NUM_ENV_STEPS_SAMPLED: self.turns}
 
     def metrics(self) -> dict[str, float]:
-        """Return all figures, by their names under ``env_runners/``; rates are omitted if nothing was counted."""
+        """Return all metrics, by their names under ``env_runners/``; rates are omitted if nothing was counted."""
         counts: dict[str, float] = {
             "num_failed_episodes": self.failed,
             NUM_ENV_STEPS_SAMPLED: self.turns,
@@ -157,13 +160,13 @@ class RolloutCounts:
         }
 
 
-def _added(parts: Iterable[Mapping[str, NamedReward]]) -> dict[str, NamedReward]:
-    added: dict[str, NamedReward] = {}
+def _merged_rewards(parts: Iterable[Mapping[str, NamedReward]]) -> dict[str, NamedReward]:
+    merged: dict[str, NamedReward] = {}
     for part in parts:
-        for name, (value, rollouts) in part.items():
-            total, before = added.get(name, (0.0, 0))
-            added[name] = (total + value, before + rollouts)
-    return added
+        for name, (value, count) in part.items():
+            total, number = merged.get(name, (0.0, 0))
+            merged[name] = (total + value, number + count)
+    return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class GroupRequest:
     """Request to play ``group_size`` rollouts of one task.
 
     Attributes:
-        index: index in the iteration, or in the whole run if iterations overlap; samples are sorted by it.
+        index: index in the run, or in the evaluation set; env runners start groups with lower indices earlier.
         task_id: the task.
         group_size: number of rollouts.
         seed: seed of the environment and of sampling for the whole group.
@@ -208,8 +211,8 @@ class GroupSample:
 
     Attributes:
         request: the request that was played.
-        group: reference to the group in the object store; ``None`` if it is not used for training. The driver owns the object,
-            which therefore outlives the env runner that played it.
+        group: reference to the group in the object store; ``None`` if it is not trained on. The driver owns the object, which
+            therefore outlives the env runner that played it.
         episodes: result of every rollout, failed rollouts included.
         errors: errors of the failed rollouts.
         num_survivors: number of completed rollouts, which can be trained on.
@@ -222,6 +225,7 @@ class GroupSample:
             turns.
         num_environment_faults: number of rollouts that failed because of their environment.
         starts_differ: whether the completed rollouts begin differently, although they are of one task and one seed.
+        runner: id of the env runner that played it, as in ``EnvRunnerPool``.
         logged: metrics that callbacks on the env runner have logged, also for other groups.
     """
 
@@ -237,10 +241,17 @@ class GroupSample:
     num_environment_faults: int = 0
     too_long: str | None = None
     starts_differ: bool = False
+    runner: int = 0
     logged: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_group(cls, request: GroupRequest, group: TrajectoryGroup, config: RunSettings) -> GroupSample:
+    def from_group(
+        cls,
+        request: GroupRequest,
+        group: TrajectoryGroup,
+        config: RunSettings,
+        logged: Mapping[str, Any] = MappingProxyType({}),
+    ) -> GroupSample:
         """Count the rollouts of a group."""
         survivors = group.survivors
         versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
@@ -256,26 +267,32 @@ class GroupSample:
             weight_versions=(min(versions), max(versions)),
             num_environment_faults=sum(trajectory.failed_by == "environment" for trajectory in group.trajectories),
             too_long=next(
-                (each.error for each in group.trajectories if each.ended == "prompt_limit" and not each.turns), None
+                (
+                    rollout.error
+                    for rollout in group.trajectories
+                    if rollout.ended == "prompt_limit" and not rollout.turns
+                ),
+                None,
             ),
             starts_differ=group.starts_differ,
+            logged=logged,
         )
 
 
 def _is_without_advantage(group: TrajectoryGroup, config: RunSettings) -> bool:
     try:
         return not config.method_class(config).advantages([group]).any()
-    except TrainingDivergedError:  # a reward is not finite; the learner raises this if it trains on the group
+    except TrainingDivergedError:  # A reward is not finite: the learner raises this error if it trains on the group.
         return False
 
 
-def failure_of(found: str, samples: Sequence[GroupSample], losses: Sequence[str]) -> InfrastructureError:
+def failure_of(message: str, samples: Sequence[GroupSample], losses: Sequence[str]) -> InfrastructureError:
     """Return the error for groups that could not be played: an :class:`EnvironmentFaultError` if only environments failed.
 
     An environment that failed on every attempt would fail again after a restart of the run.
 
     Args:
-        found: start of the message: which groups could not be played.
+        message: start of the error's message: which groups could not be played.
         samples: the groups as they were last played.
         losses: reasons for the loss of env runners.
     """
@@ -283,4 +300,6 @@ def failure_of(found: str, samples: Sequence[GroupSample], losses: Sequence[str]
     faults = sum(sample.num_environment_faults for sample in samples)
     kind = EnvironmentFaultError if errors and not losses and faults == len(errors) else InfrastructureError
     causes = [*errors, *losses, *(sample.too_long for sample in samples if sample.too_long is not None)]
-    return kind(found + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them."))
+    return kind(
+        message + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them.")
+    )

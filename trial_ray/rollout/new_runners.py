@@ -1,4 +1,4 @@
-"""Env runners that are requested while a run goes on, and join it when a node has room for them."""
+"""Env runners that are requested from Ray during a run, and join it when a node has room for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PING_TIMEOUT_S = 120.0
 
 
 class NewRunners:
-    """Env runners that Ray was asked for and that have not joined yet.
+    """Env runners that were requested from Ray and have not joined yet.
 
     Args:
         runners: the group that they join.
@@ -34,7 +34,7 @@ class NewRunners:
     def __init__(self, runners: EnvRunnerGroup) -> None:
         self._runners = runners
         self._pings: dict[ObjectRef[str], ActorHandle[TextEnvRunner]] = {}
-        # Numbers are never used twice: recordings are named by them.
+        # A number is never used twice, because it is part of the names of recordings.
         self._numbers = itertools.count(1 + runners.num_remote_env_runners())
 
     def request(self, count: int) -> None:

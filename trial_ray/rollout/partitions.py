@@ -54,11 +54,11 @@ def partition(folder: str | os.PathLike[str], iteration: int) -> Path:
 
 def partitions(folder: str | os.PathLike[str]) -> dict[int, Path]:
     """Return the iteration folders in ``folder`` by iteration, in ascending order; folders with other names are ignored."""
-    names = (
+    matches = (
         (re.fullmatch(r"iteration=([0-9]{1,9})", path.name), path)
         for path in Path(folder).expanduser().glob("iteration=*")
     )
-    return dict(sorted((int(name[1]), path) for name, path in names if name))
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 def write_rows(
@@ -81,7 +81,7 @@ def write_rows(
     table, sink = pa.Table.from_pylist(list(rows), schema=schema), pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", use_dictionary=_repeating(schema))
     content = sink.getvalue()
-    # A process that was restarted counts from zero again, so its own name would not be unique.
+    # A restarted process counts its files from zero again, so the writer's id alone would not be unique.
     stem = f"{writer_id}-{uuid.uuid4().hex[:12]}-crc{zlib.crc32(content):08x}"
     target = partition(folder, iteration) / f"{stem}.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def write_rows(
 
 
 def _repeating(schema: pa.Schema) -> list[str]:
-    """Columns with repeating values, by their paths in a file; a dictionary of log-probabilities would make files larger."""
+    """Return columns with repeating values, by their paths in a file; a dictionary of other columns would make files larger."""
     kinds = {field.name: field.type.value_type if pa.types.is_list(field.type) else field.type for field in schema}
     return [
         f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name
@@ -108,7 +108,7 @@ def read_rows(
     folder: str | os.PathLike[str],
     iteration: int | None,
     schema: pa.Schema,
-    what: str,
+    content: str,
     advice: str,
 ) -> pa.Table:
     """Read rows of one iteration, or of all, with the columns of ``schema`` and ``iteration``.
@@ -119,7 +119,7 @@ def read_rows(
         folder: root of the recording.
         iteration: training iteration; ``None``: all.
         schema: schema that the files must have.
-        what: name of the recorded data, for the error if nothing was recorded.
+        content: name of the recorded data, for the error if nothing was recorded.
         advice: remedy in that error.
 
     Raises:
@@ -129,33 +129,33 @@ def read_rows(
     folder = Path(folder).expanduser()
     files = [
         (number, file)
-        for number, each in partitions(folder).items()
+        for number, subfolder in partitions(folder).items()
         if iteration in (None, number)
-        for file in sorted(each.glob("*.parquet"))
+        for file in sorted(subfolder.glob("*.parquet"))
     ]
     if not files:
         pattern = "iteration=*" if iteration is None else partition(folder, iteration).name
-        raise UserInputError(f"No {what} in {folder / pattern}; expected Parquet files. {advice}")
+        raise UserInputError(f"No {content} in {folder / pattern}; expected Parquet files. {advice}")
     return pa.concat_tables([_read(file, number, schema) for number, file in files])
 
 
 def _read(file: Path, iteration: int, schema: pa.Schema) -> pa.Table:
-    """The rows of a file."""
-    content = file.read_bytes()
+    """Return the rows of a file."""
+    data = file.read_bytes()
     checksum = _CHECKSUM.search(file.name)
-    if checksum is None or zlib.crc32(content) != int(checksum[1], 16):
+    if checksum is None or zlib.crc32(data) != int(checksum[1], 16):
         raise UserInputError(
             f"{file} is damaged: the checksum in its name is missing or is not that of its bytes. Copy it again from where it was "
             "written."
         )
     try:
-        table = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
+        table = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
     except _UNREADABLE as error:
         raise UserInputError(
             f"{file} is not a complete Parquet file ({first_line(error)}). Copy it again from where it was written, or remove it."
         ) from error
     version, expected = (
-        (each.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace") for each in (table.schema, schema)
+        (own.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace") for own in (table.schema, schema)
     )
     if version != expected:
         raise UserInputError(

@@ -35,24 +35,24 @@ _TRAJECTORY_COLUMNS = (
     ("error", pa.string(), "for `failed` and `prompt_limit`: which error; else null"),
     ("failed_by", pa.string(), "for `failed`: `environment` or `engine`; else null"),
     ("function_reward", pa.float64(), "R_i by the run's reward function; null without one"),
-    ("solution", pa.list_(pa.string()), "the environment's own solution of the task; empty where it knows none"),
+    ("solution", pa.list_(pa.string()), "the environment's own solution of the task; empty without one"),
 )
 _TURN_COLUMNS = (
     ("prompt_ids", IDS, "the ordinary prompt as sent to the engine, `[P]`"),
     ("response_ids", IDS, "the response as sampled, stop token included, `[y]`"),
     ("logprobs", FLOATS, "behaviour log-probability of each response token in nats, `[y]`"),
     ("weight_version", pa.int64(), "version of the weights that sampled the response"),
-    ("insert_at", pa.int32(), "index in `prompt_ids` before which evidence is inserted"),
-    ("observation", pa.string(), "what the environment showed before the decision"),
+    ("insert_at", pa.int32(), "index in `prompt_ids` before which teacher context is inserted"),
+    ("observation", pa.string(), "the environment's observation before the decision"),
     ("action", pa.string(), "the action sent to the environment"),
     ("valid", pa.bool_(), "whether the response had the required form"),
-    ("outcome", pa.string(), "what the environment answered to the action"),
+    ("outcome", pa.string(), "the environment's answer to the action"),
     ("reward", pa.float64(), "the environment's reward for this step"),
     ("finish_reason", pa.string(), "`stop` or `length`"),
-    ("prompt_cut", pa.string(), "what the prompt left out for its length: `none`, `history` or `observation`"),
-    ("invalid_action", pa.bool_(), "whether the environment did not understand the action, where it says so"),
+    ("prompt_cut", pa.string(), "part that was dropped from the prompt: `none`, `history` or `observation`"),
+    ("invalid_action", pa.bool_(), "whether the environment reported that it did not understand the action"),
 )
-_TURN_INDEX = ("turn_index", pa.int32(), "index of the turn in its trajectory; null where no turn was taken")
+_TURN_INDEX = ("turn_index", pa.int32(), "index of the turn in its trajectory; null without turns")
 
 
 SCHEMA = new_schema((*_TRAJECTORY_COLUMNS, _TURN_INDEX, *_TURN_COLUMNS), SCHEMA_VERSION)
@@ -79,13 +79,13 @@ def write_groups(
 def _rows(groups: Sequence[TrajectoryGroup]) -> Iterator[dict[str, Any]]:
     for group in groups:
         for rollout_index, trajectory in enumerate(group.trajectories):
-            common = {"group_id": group.group_id, "rollout_index": rollout_index}
-            common |= {name: _stored(getattr(trajectory, name)) for name, _, _ in _TRAJECTORY_COLUMNS[2:]}
+            row = {"group_id": group.group_id, "rollout_index": rollout_index}
+            row |= {name: _stored(getattr(trajectory, name)) for name, _, _ in _TRAJECTORY_COLUMNS[2:]}
             if not trajectory.turns:
-                yield common
+                yield row
             for turn_index, turn in enumerate(trajectory.turns):
-                turns_own = {name: _stored(getattr(turn, name)) for name, _, _ in _TURN_COLUMNS}
-                yield common | {"turn_index": turn_index} | turns_own
+                values = {name: _stored(getattr(turn, name)) for name, _, _ in _TURN_COLUMNS}
+                yield row | {"turn_index": turn_index} | values
 
 
 def _stored(value: Any) -> Any:
@@ -136,19 +136,19 @@ def read_groups(folder: str | os.PathLike[str], group_ids: Sequence[str], iterat
     Raises:
         UserInputError: as in :func:`read_turns`, or groups are missing.
     """
-    found: dict[str, TrajectoryGroup] = {}
+    groups: dict[str, TrajectoryGroup] = {}
     missing = [*group_ids]
     for number in reversed(partitions(folder)):
         if missing and number <= iteration:
             table = _read(folder, number)
-            found |= _groups(table.filter(pc.is_in(table["group_id"], pa.array(missing, pa.string()))))
-            missing = [group_id for group_id in group_ids if group_id not in found]
+            groups |= _groups(table.filter(pc.is_in(table["group_id"], pa.array(missing, pa.string()))))
+            missing = [group_id for group_id in group_ids if group_id not in groups]
     if missing:
         raise UserInputError(
             f"{len(missing)} of the {len(group_ids)} groups of iteration {iteration} are not among the trajectories in {folder}: "
             "their files were removed, or left behind when the run was copied. Copy the whole folder."
         )
-    return [found[group_id] for group_id in group_ids]
+    return [groups[group_id] for group_id in group_ids]
 
 
 def _groups(table: pa.Table) -> dict[str, TrajectoryGroup]:

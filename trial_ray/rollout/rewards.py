@@ -52,8 +52,8 @@ class RewardFunction:
         name = reward_name(self.function)
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
-                found = await self._answer(episode)
-            parts = named_rewards(found if isinstance(found, Mapping) else {name: found}, "the answer")
+                answer = await self._answer(episode)
+            parts = named_rewards(answer if isinstance(answer, Mapping) else {name: answer}, "the answer")
             if unknown := self.weights.keys() - parts.keys():
                 raise ContractError(
                     f"reward_weights names {', '.join(sorted(unknown))}; the reward function returned {', '.join(parts) or 'none'}"
@@ -69,23 +69,24 @@ class RewardFunction:
             cause = str(error) if isinstance(error, ContractError) else first_line(error)
             if deadline.expired():
                 cause = f"no answer within {self.timeout_s:g} s"
-            told = f"reward function {name}, {episode.environment}, task {episode.task_id!r}: {cause}"
-            logger.warning(told, exc_info=error)
-            raise RewardError(told) from error
+            message = f"reward function {name}, {episode.environment}, task {episode.task_id!r}: {cause}"
+            logger.warning(message, exc_info=error)
+            raise RewardError(message) from error
 
     async def _answer(self, episode: Trajectory) -> Any:
         """Call the function in a thread, so other episodes continue, and return its result."""
         returned: Future[Any] = Future()
         returned.set_running_or_notify_cancel()
-        # A daemon, unlike the threads of an executor: a function that hangs does not keep the process from ending.
-        threading.Thread(target=lambda: returned.set_result(self._called(episode)), daemon=True).start()
-        found = await asyncio.wrap_future(returned)
-        if isinstance(found, BaseException):
-            raise found
-        return await found if inspect.isawaitable(found) else found
+        # A daemon thread, unlike the threads of an executor, does not keep the process alive if the function hangs.
+        threading.Thread(target=lambda: returned.set_result(self._result(episode)), daemon=True).start()
+        answer = await asyncio.wrap_future(returned)
+        if isinstance(answer, BaseException):
+            raise answer
+        return await answer if inspect.isawaitable(answer) else answer
 
-    def _called(self, episode: Trajectory) -> Any | Awaitable[Any] | BaseException:
+    def _result(self, episode: Trajectory) -> Any | Awaitable[Any] | BaseException:
+        """Return the function's result, or what it raised: a future does not accept every exception."""
         try:
             return self.function(episode)
-        except BaseException as error:  # to be raised where it is awaited; a future does not take every exception
+        except BaseException as error:
             return error

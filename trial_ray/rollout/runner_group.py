@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import ray
 from ray.exceptions import RayError
@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 
 CAUSE_TIMEOUT_S = 10.0
 """Deadline in seconds for an env runner's answer why it did not start."""
+PLAY = "play"
+"""Ray's concurrency group of the calls that play groups: its event loop runs in a thread of its own."""
+MAX_GROUPS = 10_000
+"""Maximum number of groups that an env runner has at once; further groups wait in Ray."""
 _OLD_API_STACK = "it is of RLlib's old API stack; foreach_env_runner() reaches the env runners"
 
 
@@ -34,6 +38,8 @@ _OLD_API_STACK = "it is of RLlib's old API stack; foreach_env_runner() reaches t
 class TextEnvRunnerGroup(RestartableGroup):
     """The env runners of a run."""
 
+    concurrency_groups: ClassVar[dict[str, int]] = {PLAY: MAX_GROUPS}
+
     def add_workers(self, num_workers: int, validate: bool = False) -> None:
         """Add the env runners of a new group; called by RLlib.
 
@@ -42,8 +48,8 @@ class TextEnvRunnerGroup(RestartableGroup):
         """
         if self.num_remote_env_runners():
             raise UnsupportedError(
-                "TextEnvRunnerGroup.add_workers() is not supported: set .env_runners(num_env_runners=(fewest, most)), and the "
-                "number of env runners changes by itself."
+                "TextEnvRunnerGroup.add_workers() is not supported: set .env_runners(num_env_runners=(minimum, maximum)), and "
+                "the number of env runners changes automatically."
             )
         super().add_workers(num_workers, validate)
 
@@ -75,7 +81,7 @@ class TextEnvRunnerGroup(RestartableGroup):
         """
         if options.get("return_obj_refs"):
             return list(super().foreach_env_runner(func, **options))
-        guarded = [_guarded(each) for each in func] if isinstance(func, list) else _guarded(func)
+        guarded = [_guarded(call) for call in func] if isinstance(func, list) else _guarded(func)
         answers: list[Any] = super().foreach_env_runner(guarded, **options)
         for answer in answers:
             if isinstance(answer, _Raised):

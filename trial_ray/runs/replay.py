@@ -21,6 +21,8 @@ from trial_ray.engines.transfer import merge_weights
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import UpdateRecord
+from trial_ray.models.loading import load_tokenizer
+from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.rollout.env_runner import SPACES
 from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_groups
@@ -138,6 +140,9 @@ class Replay:
         """
         # Load tokenizer and frozen reference from the initial policy, even if the weights come from a checkpoint.
         self.config.rl_module(model_path=initial_policy(self.config), warm_start=None)
+        tokenizer = load_tokenizer(str(self.config.model_path))
+        for group in self.groups:
+            add_teacher_contexts(group, self.config, tokenizer)
         with self._learners() as learners:
             if self.checkpoint is not None:
                 learners.restore_from_path(self.checkpoint / COMPONENT_LEARNER_GROUP)

@@ -21,11 +21,10 @@ from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.learner.rows import scored_turn
 from trial_ray.models.packing import score_views
 from trial_ray.objectives.allocation import hindsight_gap
-from trial_ray.prompts.teacher_context import Evidence
-from trial_ray.rollout.env_runner import outside_loop
+from trial_ray.process import run_outside_event_loop
 from trial_ray.rollout.episode import History, Player, derive_seed
 from trial_ray.trajectory import Trajectory, Turn
-from trial_ray.warmstart.demonstrations import DemonstratorPlayer, outcome_evidence
+from trial_ray.warmstart.demonstrations import DemonstratorPlayer, outcome_contexts
 from trial_ray.warmstart.policy import HeldOutGames, Policy, WrapPlayer, load_policy, make_demonstrator, set_threads
 from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
 
@@ -137,7 +136,7 @@ def measure_agreement(
             with HeldOutGames(policy, EVALUATED) as held_out:
                 return compare_with_expert(policy, held_out, None if demonstrator is None else demonstrate)
 
-    return outside_loop(measure)
+    return run_outside_event_loop(measure)
 
 
 def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | None = None) -> Agreement:
@@ -201,17 +200,17 @@ class _Watcher:
 def mean_gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]:
     """Return the mean hindsight log-ratio of each turn, in nats: Eq. 4, averaged over the response's tokens."""
     turns = [
-        (turn, Evidence(ids, turn.insert_at))
+        replace(turn, teacher_context=context)
         for trajectory in trajectories
-        for turn, ids in zip(trajectory.turns, outcome_evidence(trajectory, policy.tokenizer), strict=True)
+        for turn, context in zip(trajectory.turns, outcome_contexts(trajectory, policy.tokenizer), strict=True)
     ]
     views = {
-        "ordinary": [scored_turn(turn) for turn, _ in turns],
-        "hindsight": [scored_turn(turn, evidence) for turn, evidence in turns],
+        "ordinary": [scored_turn(turn) for turn in turns],
+        "hindsight": [scored_turn(turn, hindsight=True) for turn in turns],
     }
     scores, _ = score_views(policy.model, views, max_tokens=MAX_TOKENS)
     gap = hindsight_gap(scores["hindsight"], scores["ordinary"], GAP_CLIP)
-    return [float(of_turn.mean()) for of_turn in gap.split([len(turn.response_ids) for turn, _ in turns])]
+    return [float(of_turn.mean()) for of_turn in gap.split([len(turn.response_ids) for turn in turns])]
 
 
 def _auc_interval(turns: Sequence[ScoredTurn], name: str) -> tuple[float, float, float] | None:

@@ -19,11 +19,11 @@ from trial_ray.adapters.adapter import Demonstrator, begin, plan
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import checked_content, get_or_build
-from trial_ray.prompts.teacher_context import augment, encode_evidence, encode_untrusted, outcome_view
+from trial_ray.prompts.teacher_context import augment, encode_teacher_text, encode_untrusted, outcome_text
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.prompts.writer import Prompt
 from trial_ray.rollout.episode import History, play_episode
-from trial_ray.trajectory import Trajectory, Turn
+from trial_ray.trajectory import TeacherContext, Trajectory, Turn
 from trial_ray.warmstart.cloning import Example
 from trial_ray.warmstart.policy import Policy, make_demonstrator
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
@@ -135,15 +135,15 @@ class DemonstratorPlayer:
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
         """Return the demonstrations of the last episode."""
-        evidence = outcome_evidence(trajectory, self.policy.tokenizer)
+        contexts = outcome_contexts(trajectory, self.policy.tokenizer)
         return [
             Demonstration(
                 trajectory.task_id,
                 Example(turn.prompt_ids, imitated),
-                Example(augment(turn.prompt_ids, turn.insert_at, context), better),
+                Example(augment(turn.prompt_ids, context.insert_at, context.ids), better),
                 planned,
             )
-            for turn, context, (planned, imitated, better) in zip(trajectory.turns, evidence, self.planned, strict=True)
+            for turn, context, (planned, imitated, better) in zip(trajectory.turns, contexts, self.planned, strict=True)
         ]
 
     def _malformed(self, action: str, known: Sequence[str]) -> str | None:
@@ -169,11 +169,16 @@ class DemonstratorPlayer:
         return str(self.random.choice(others)) if others else None
 
 
-def outcome_evidence(trajectory: Trajectory, tokenizer: Any) -> list[np.ndarray]:
-    """Return the token ids of the teacher context with the outcome of each turn, int32 ``[z]`` each."""
+def outcome_contexts(trajectory: Trajectory, tokenizer: Any) -> list[TeacherContext]:
+    """Return the teacher context with the outcome of each turn."""
     last = len(trajectory.turns) - 1 if trajectory.ended == "terminated" else None
     return [
-        encode_evidence(outcome_view(turn.outcome, terminal=index == last, success=trajectory.success), tokenizer)
+        TeacherContext(
+            encode_teacher_text(
+                outcome_text(turn.outcome, terminal=index == last, success=trajectory.success), tokenizer
+            ),
+            turn.insert_at,
+        )
         for index, turn in enumerate(trajectory.turns)
     ]
 

@@ -25,11 +25,11 @@ from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.models.vocabulary import stop_tokens_of
+from trial_ray.process import run_in_event_loop
 from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.prompts.writer import PromptWriter
-from trial_ray.rollout.env_runner import run_quietly
 from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
 from trial_ray.trajectory import Trajectory
 from trial_ray.trust import require_data
@@ -233,7 +233,7 @@ class HeldOutGames:
         model = self._policy.model.eval()
         ends = stop_tokens_of(model.config, model.generation_config, self._policy.tokenizer)
         with asyncio.Runner() as loop:
-            trajectories = run_quietly(loop, self._play_all(LocalEngine(model, frozenset(ends)), wrap))
+            trajectories = run_in_event_loop(loop, self._play_all(LocalEngine(model, frozenset(ends)), wrap))
         completed = [trajectory for trajectory in trajectories if not trajectory.failed]
         if len(completed) < len(trajectories):
             first = next(trajectory.error for trajectory in trajectories if trajectory.failed)

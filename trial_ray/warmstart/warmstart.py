@@ -35,7 +35,7 @@ from trial_ray.files import (
 )
 from trial_ray.models.folders import write_model
 from trial_ray.models.tensors import stored_tensors
-from trial_ray.rollout.env_runner import outside_loop
+from trial_ray.process import run_outside_event_loop
 from trial_ray.warmstart.agreement import measure_agreement
 from trial_ray.warmstart.cloning import Example, updates
 from trial_ray.warmstart.demonstrations import cached_examples, collect, to_examples
@@ -170,7 +170,7 @@ def warm_start(
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, specs)
     key = cache_key(settings, entry)
     path, cached = get_or_build(
-        "warmstart", key, lambda work: outside_loop(lambda: _make(settings, entry, key, work, progress))
+        "warmstart", key, lambda work: run_outside_event_loop(lambda: _make(settings, entry, key, work, progress))
     )
     record = _evaluated(settings, entry, path, progress)
     if out is not None:

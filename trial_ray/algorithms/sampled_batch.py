@@ -1,0 +1,88 @@
+"""The groups of rollouts of one iteration, and their metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trial_ray.rollout.groups import GroupSample, RolloutCounts
+
+MIN_SURVIVORS = 2
+"""Minimum number of completed rollouts of a group that is trained on: a group's advantages compare its rollouts."""
+
+
+@dataclass(slots=True)
+class SampledBatch:
+    """The groups of one iteration.
+
+    Rows sampled = rows of ``kept`` + rows of ``dropped`` + ``redrawn_rows`` + ``stale_rows`` + the increase of
+    ``rows_in_flight`` since the previous iteration.
+
+    Attributes:
+        kept: groups to train on, in task order.
+        dropped: groups that were left out because too few of their rollouts completed, or because their advantages are all 0.
+        redrawn_rows: turn rows of groups that were played again because too few of their rollouts completed, or because they were
+            lost.
+        num_refilled: number of tasks that were drawn in place of dropped groups.
+        num_stale: number of groups that were started again because some of their turns were sampled with older weights than
+            allowed.
+        stale_rows: turn rows of these groups.
+        num_in_flight: number of groups that were started and wait for a later iteration, finished or not.
+        rows_in_flight: turn rows of the finished groups among them.
+        rows_carried_in: ``rows_in_flight`` of the previous iteration.
+        on_policy: whether the iteration was restricted to the current weights because of the previous iteration's effective
+            sample size.
+        counts: counts of all rollouts that env runners returned since the previous iteration, by the index of their environment.
+        task_metrics: metrics of the task sampler, by their keys in a result.
+    """
+
+    kept: list[GroupSample] = field(default_factory=list)
+    dropped: list[GroupSample] = field(default_factory=list)
+    redrawn_rows: int = 0
+    num_refilled: int = 0
+    num_stale: int = 0
+    stale_rows: int = 0
+    num_in_flight: int = 0
+    rows_in_flight: int = 0
+    rows_carried_in: int = 0
+    on_policy: bool = False
+    counts: dict[int, RolloutCounts] = field(default_factory=dict)
+    task_metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        """Human-readable reason why groups were dropped."""
+        few = sum(sample.num_survivors < MIN_SURVIVORS for sample in self.dropped)
+        same = len(self.dropped) - few
+        return f"in {same} groups every rollout earned the same reward, of {few} fewer than {MIN_SURVIVORS} rollouts survived"
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts of groups and of turn rows, by their keys in a result."""
+        ended = {
+            "given_to_learners": sum(sample.num_rows for sample in self.kept),
+            "left_out": sum(sample.num_rows for sample in self.dropped),
+            "redrawn": self.redrawn_rows,
+            "stale": self.stale_rows,
+            "in_flight": self.rows_in_flight,
+        }
+        counts: dict[str, float] = {
+            "groups/num_trained": len(self.kept),
+            "groups/num_dropped": len(self.dropped),
+            "groups/num_too_long": sum(sample.too_long is not None for sample in self.dropped),
+            "groups/num_refilled": self.num_refilled,
+            "groups/num_stale": self.num_stale,
+            "groups/num_in_flight": self.num_in_flight,
+            "groups/num_of_several_versions": sum(len({*sample.weight_versions}) > 1 for sample in self.kept),
+            "groups/num_on_policy_iterations": int(self.on_policy),
+            "groups/num_empty_iterations": int(not self.kept),
+            "rows/sampled": sum(ended.values()) - self.rows_carried_in,
+            **{f"rows/{name}": count for name, count in ended.items()},
+            **self.task_metrics,
+        }
+        # Rewards of fewer rollouts cannot differ, whatever the task.
+        samples = [sample for sample in (*self.kept, *self.dropped) if sample.num_survivors >= MIN_SURVIVORS]
+        if not samples:
+            return counts
+        return counts | {
+            "groups/zero_variance_fraction": sum(sample.zero_variance for sample in samples) / len(samples),
+            "groups/unequal_start_fraction": sum(sample.starts_differ for sample in samples) / len(samples),
+        }
