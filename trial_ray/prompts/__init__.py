@@ -10,5 +10,6 @@ In reading order:
 - ``tool_conversation``: one conversation per episode with tool calls (style ``"tools"``).
 - ``responses``: decoding of responses.
 - ``styles``: creates the prompt writer of a run.
+- ``untrusted_text``: encodes text of environments without control tokens.
 - ``teacher_context``: the second context of a turn, in which the teacher scores the response.
 """

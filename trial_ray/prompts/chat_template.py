@@ -16,7 +16,7 @@ from typing import Any
 
 from trial_ray.errors import ChatTemplateError, ConfigError
 from trial_ray.files import text_digest
-from trial_ray.prompts.teacher_context import encode_untrusted, ordinary_controls
+from trial_ray.prompts.untrusted_text import encode_untrusted, ordinary_controls
 
 # Mixed case, markup, quotes, doubled blanks and a line break reveal any change that a chat template makes to a text.
 _PROBE = 'Sentinel {} of  the <User>\'s & "message"\nends Here'

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trial_ray.models.vocabulary import special_token_ids, spell_unknown
-from trial_ray.prompts.teacher_context import REASONING_TAGS
+from trial_ray.prompts.untrusted_text import REASONING_TAGS
 
 # Chat templates of reasoning models may open the reasoning at the end of the prompt.
 _OPENED = re.compile(r"<think>\s*\Z")
