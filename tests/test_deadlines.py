@@ -45,7 +45,7 @@ ALLOWED = {
     ("program.py", "_next", "self._call.result"): "of a future that is done",
     ("local_endpoint.py", "answer", "call.result"): "of a call that the end of the episode cancels",
     ("program.py", "_next", "self._program.result"): "of a task that is done",
-    ("warmstart/policy.py", "play", "free.get"): "freed by episodes of this process, which end or raise",
+    ("warmstart/policy.py", "play", "idle.get"): "freed by episodes of this process, which end or raise",
     ("learner/exchange.py", "finish", "pending.wait"): "a collective, which the process group's own timeout ends",
     ("rollout/slots.py", "acquire", "self._free.acquire"): "freed by rollouts, whose requests have deadlines",
     (

@@ -1,4 +1,4 @@
-"""A group's sample: it has no variance if, and only if, the advantages that its method trains on are all 0."""
+"""Groups and their samples: returns, starts, and variance, which is 0 if and only if the method's advantages are all 0."""
 
 from __future__ import annotations
 
@@ -111,3 +111,24 @@ def test_a_reward_that_is_not_finite_is_left_to_the_learner():
     group = group_of()
     group.trajectories[0].score = math.inf
     assert not sample_of(group, GRPOConfig().training(reward="score")).zero_variance
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"), [((1e6, -1e6 + 10.0), 10.0), ((0.1, 0.2, -0.3), 0.0), ((math.inf, -math.inf), math.nan)]
+)
+def test_return_is_the_sum_of_the_rewards(rewards, expected):
+    (trajectory,) = group_of((1,)).trajectories
+    trajectory.turns = [dataclasses.replace(trajectory.turns[0], reward=reward) for reward in rewards]
+    assert trajectory.episode_return == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize("part", [{"observation": "Elsewhere."}, {"prompt_ids": np.array([3, 5], np.int32)}, {}])
+def test_rollouts_of_a_group_begin_alike(part):
+    group = group_of()
+    start = dataclasses.replace(group.trajectories[0].turns[0], observation="Here.")
+    for trajectory in group.trajectories:
+        trajectory.turns[0] = start
+    group.trajectories[1].turns[0] = dataclasses.replace(start, **part)
+    assert sample_of(group, GRPOConfig()).starts_differ == bool(part)
+    group.trajectories[1].ended = "failed"
+    assert not group.starts_differ

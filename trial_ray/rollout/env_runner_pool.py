@@ -118,22 +118,20 @@ class EnvRunnerPool:
         """
         runner_ids = self._await_runners()
         if (local := self._local()) is not None:
+            play: Any = local.play_group  # Ray types it as a remote method.
             loop = _background_loop()
-            return [
-                PlayingGroup(
-                    request, LOCAL, asyncio.run_coroutine_threadsafe(local.play_group(request, settings), loop)
-                )
-                for request in requests
-            ]
+            calls = [asyncio.run_coroutine_threadsafe(play(request, settings), loop) for request in requests]
+            return [PlayingGroup(request, LOCAL, call) for request, call in zip(requests, calls, strict=True)]
         staying = [runner_id for runner_id in runner_ids if runner_id not in self._leaving] or runner_ids
         unfinished = Counter(group.runner for group in playing)
         loads = [(unfinished[runner_id], order, runner_id) for order, runner_id in enumerate(staying)]
         heapq.heapify(loads)
-        groups = []
+        groups: list[PlayingGroup] = []
         for request in requests:
             load, order, runner_id = loads[0]
             heapq.heapreplace(loads, (load + 1, order, runner_id))
-            sample, group = self._actor(runner_id).play_group.remote(request, settings)
+            remote_play: Any = self._actor(runner_id).play_group
+            sample, group = remote_play.remote(request, settings)
             groups.append(PlayingGroup(request, runner_id, sample, None if settings.in_evaluation else group))
         return groups
 
@@ -174,7 +172,7 @@ class EnvRunnerPool:
     def _ended(self, playing: Collection[PlayingGroup], timeout_s: float) -> list[PlayingGroup]:
         """Return the groups whose results have arrived, or have failed."""
         if self._local() is not None:
-            futures = {group.sample: group for group in playing}
+            futures: dict[Any, PlayingGroup] = {group.sample: group for group in playing}
             done, _ = concurrent.futures.wait(futures, timeout_s, concurrent.futures.FIRST_COMPLETED)
             return [group for future, group in futures.items() if future in done]
         refs = {group.sample: group for group in playing}
@@ -187,8 +185,11 @@ class EnvRunnerPool:
         """Return the sample of a group that has ended, with a reference to the group if it is not of an evaluation set."""
         if isinstance(playing.sample, Future):
             sample, group = playing.sample.result()
-            return replace(sample, group=None if group is None else ray.put(group))
-        return replace(ray.get(playing.sample), group=playing.group, runner=playing.runner)
+            reference = None if group is None else ray.put(group)
+        else:
+            sample, reference = ray.get(playing.sample), playing.group
+        played: GroupSample = replace(sample, group=reference, runner=playing.runner)
+        return played
 
     def stream_groups(
         self, requests: Sequence[GroupRequest], settings: SampleSettings
@@ -246,7 +247,8 @@ class EnvRunnerPool:
             InfrastructureError: as in :meth:`submit`.
         """
         if (local := self._local()) is not None:
-            local.record(iteration, *ray.get([sample.group for sample in samples], timeout=RECORD_TIMEOUT_S))
+            groups = [sample.group for sample in samples if sample.group is not None]
+            local.record(iteration, *ray.get(groups, timeout=RECORD_TIMEOUT_S))
             return
         unrecorded = list(samples)
         for _ in range(RECORD_ATTEMPTS):
