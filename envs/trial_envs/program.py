@@ -31,28 +31,28 @@ Result = float | Mapping[str, Any]
 
 MODEL = "policy"
 SYSTEM = {"role": "system", "content": "Use the tools."}
-"""First message of a conversation whose prompt has none of the system."""
-TAKEN = {"model", "messages", "stream", "n"}
+"""First message of a conversation if the prompt has no system message."""
+FIELDS = {"model", "messages", "stream", "n"}
 """Accepted fields of a request. Sampling settings are not among them: the caller of the environment sets these."""
-TAKEN_WITH_TOOLS = TAKEN | {"tools", "tool_choice", "parallel_tool_calls"}
+FIELDS_WITH_TOOLS = FIELDS | {"tools", "tool_choice", "parallel_tool_calls"}
 
 
 def program_tools(functions: Sequence[Callable[..., Any]]) -> type[ToolEpisode]:
-    """Returns the tools of a program for ``EnvironmentAdapter(tools=...)``; an action is a tool call or a text, as JSON.
+    """Return the tools of a program for ``EnvironmentAdapter(tools=...)``; an action is a tool call or a text, as JSON.
 
     Args:
         functions: functions with type hints and docstrings, from which the schemas are made; the program itself calls them.
     """
     calls = {function.__name__: _calling(function) for function in functions}
-    # Named by its tools, because the record of a run has the name of the class.
+    # The class name lists the tools, because the record of a run contains this name.
     return type(f"program_tools({', '.join(calls)})", (ToolEpisode,), {"_say": staticmethod(_said), **calls})
 
 
 def _calling(function: Callable[..., Any]) -> Callable[..., str]:
     @wraps(function)
     def tool(self: Any, *values: Any, **arguments: Any) -> str:
-        given = signature(function).bind(*values, **arguments).arguments
-        command: str = self._take(json.dumps({"name": function.__name__, "arguments": given}))
+        bound = signature(function).bind(*values, **arguments).arguments
+        command: str = self._take(json.dumps({"name": function.__name__, "arguments": bound}))
         return command
 
     own = signature(function)
@@ -72,7 +72,7 @@ def tool_program(
     rows: Mapping[str, Sequence[Mapping[str, Any]]],
     reward: Callable[[Any], float] = methodcaller("get_reward"),
 ) -> dict[str, Any]:
-    """Returns keyword arguments of :class:`ProgramEnv` that play environments with tools of their own, as TRL plays them.
+    """Return keyword arguments of :class:`ProgramEnv` that play environments with tools of their own, as TRL plays them.
 
     An episode makes an environment, calls ``reset(**row)``, whose text follows the row's prompt, and calls the environment's tools
     until the policy answers without a call. An exception of a tool is its result. Task ids are ``split/number`` of a row.
@@ -84,10 +84,10 @@ def tool_program(
         reward: called with the environment at the end; awaited if it is ``async``.
     """
     made = factory()
-    # Looked for in the class: a property of an object may need its reset.
+    # Search the class, not the object: a property may need a reset first.
     names = [name for name, _ in inspect.getmembers(type(made), inspect.isfunction) if name[0] != "_"]
     tools = [_without_object(getattr(made, name)) for name in names if name not in ("reset", "get_reward")]
-    offered: Any = [{"type": "function", "function": {"name": each.__name__}} for each in tools]
+    offered: Any = [{"type": "function", "function": {"name": tool.__name__}} for tool in tools]
 
     async def run(task: str, chat: AsyncOpenAI) -> Result:
         split, _, number = task.rpartition("/")
@@ -96,12 +96,12 @@ def tool_program(
         *before, user = row["prompt"]
         asked = _text(user["content"])
         begin = asked + _text(env.reset(**row) or "")
-        # A conversation over the limit starts again with the system message, so that it holds the task.
+        # The system message contains the task, because a conversation over the limit restarts with this message.
         system = {**SYSTEM, "content": f"{SYSTEM['content']}\n\n{asked}"}
         messages: Any = [*(before or [system]), {**user, "content": begin}]
         while True:
-            found = await chat.chat.completions.create(model=MODEL, messages=messages, tools=offered)
-            answer = found.choices[0].message
+            completion = await chat.chat.completions.create(model=MODEL, messages=messages, tools=offered)
+            answer = completion.choices[0].message
             messages.append(answer.model_dump(exclude_none=True))
             if not answer.tool_calls:
                 rated: Any = reward(env)
@@ -110,16 +110,16 @@ def tool_program(
             try:
                 result = getattr(env, call.function.name)(**json.loads(call.function.arguments))
                 result = await result if inspect.isawaitable(result) else result
-            except Exception as error:  # a tool's, which the policy may correct
+            except Exception as error:  # the policy sees the error of a tool and may correct its call
                 result = {"error": str(error)}
             messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
 
-    tasks = {split: [f"{split}/{number}" for number in range(len(each))] for split, each in rows.items()}
+    tasks = {split: [f"{split}/{number}" for number in range(len(split_rows))] for split, split_rows in rows.items()}
     return {"run": run, "tasks": tasks, "tools": tools}
 
 
 def _without_object(method: Any) -> Callable[..., Any]:
-    """Returns a function with a method's name, signature and docstring, which can be sent without the object."""
+    """Return a function with a method's name, signature and docstring, which can be sent without the object."""
 
     @wraps(getattr(method, "__func__", method))
     def tool(**arguments: Any) -> None: ...
@@ -170,21 +170,21 @@ class ProgramEnv(TextEnv):
     ) -> None:
         super().__init__(split, max_turns, render_mode)
         self._run, self._tasks = run, tasks
-        self._tools = sorted(each.__name__ for each in tools)
+        self._tools = sorted(tool.__name__ for tool in tools)
         self.tasks()
         self._loop = asyncio.new_event_loop()
-        # Not this thread, whose event loop may be running.
+        # The event loop of this thread may already be running.
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._chat = _client(self._respond)
         self._program: asyncio.Task[Result] | None = None
         self._conversation: list[Message] = []
         self._call: asyncio.Future[str] | None = None
-        self._one = asyncio.Lock()
+        self._turn_lock = asyncio.Lock()
         self._answer: asyncio.Future[Message] | None = None
         self._rewards: Mapping[str, float] = {}
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Returns the task ids of a split, as passed to the constructor.
+        """Return the task ids of a split, as passed to the constructor.
 
         Raises:
             UnknownSplitError: the split does not exist.
@@ -195,7 +195,7 @@ class ProgramEnv(TextEnv):
         return self._tasks[name]
 
     def family(self, task_id: str) -> str:
-        """Returns an empty string: programs have no task families."""
+        """Return an empty string: programs have no task families."""
         return ""
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
@@ -204,7 +204,7 @@ class ProgramEnv(TextEnv):
         self._in_loop(self._begin(task_id))
         outcome = self._in_loop(self._next())
         if outcome.done:
-            raise RuntimeError("the program ended before it asked the model anything")
+            raise RuntimeError("the program ended before its first call of the model")
         return self._conversation[0]["content"], outcome
 
     def _advance(self, action: str) -> Outcome:
@@ -233,21 +233,21 @@ class ProgramEnv(TextEnv):
 
     async def _begin(self, task_id: str) -> None:
         await self._cancel()
-        await self._chat.close()  # as the last program may have done
+        await self._chat.close()  # the last program may have closed its client already
         self._chat = _client(self._respond)
         self._conversation, self._answer, self._rewards = [], None, {}
         self._call = self._loop.create_future()
         self._program = self._loop.create_task(_result(self._run(task_id, self._chat)))
 
     async def _cancel(self) -> None:
-        """End the program of the last episode, and what it started."""
+        """End the program of the last episode and all tasks that it started."""
         started = asyncio.all_tasks() - {asyncio.current_task()}
         for task in started:
             task.cancel()
         await asyncio.gather(*started, return_exceptions=True)
 
     async def _next(self, action: str | None = None) -> Outcome:
-        """Answer the program's call; go on until it makes another one, or ends."""
+        """Answer the program's call, and run the program until its next call or its end."""
         assert self._program is not None
         assert self._call is not None
         if action is not None:
@@ -255,18 +255,18 @@ class ProgramEnv(TextEnv):
             answer = self._message(action)
             self._conversation.append(_plain(answer))
             self._call = self._loop.create_future()
-            if not self._answer.done():  # the program may have given the call up
+            if not self._answer.done():  # the program may have cancelled the call
                 self._answer.set_result(answer)
         either: set[asyncio.Future[Any]] = {self._program, self._call}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._program.done():
             return Outcome(self._call.result(), ())
-        given = self._program.result()
-        result: Mapping[str, Any] = given if isinstance(given, Mapping) else {"reward": given}
+        returned = self._program.result()
+        result: Mapping[str, Any] = returned if isinstance(returned, Mapping) else {"reward": returned}
         reward = result.get("reward")
         if not isinstance(reward, Real):
             raise TypeError(
-                f"expected the reward, or a dict with it under 'reward', from the program, got {given!r:.200}"
+                f"expected the reward, or a dict with it under 'reward', from the program, got {returned!r:.200}"
             )
         self._rewards = result.get("rewards", {})
         return Outcome(
@@ -279,7 +279,7 @@ class ProgramEnv(TextEnv):
         )
 
     def _message(self, action: str) -> Message:
-        """Converts an action to the policy's message."""
+        """Convert an action to the policy's message."""
         try:
             said = json.loads(action) if self._tools else {"content": action}
         except ValueError as error:
@@ -294,7 +294,7 @@ class ProgramEnv(TextEnv):
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
     async def _respond(self, request: httpx2.Request) -> httpx2.Response:
-        """Answers a request of the program's client."""
+        """Answer a request of the program's client."""
         import httpx2
 
         try:
@@ -314,23 +314,23 @@ class ProgramEnv(TextEnv):
     async def _ask(self, path: str, body: Mapping[str, Any]) -> Message:
         if not path.endswith("/chat/completions"):
             raise ValueError(f"{path}: the policy answers chat.completions.create only")
-        if others := sorted(body.keys() - (TAKEN_WITH_TOOLS if self._tools else TAKEN)):
+        if others := sorted(body.keys() - (FIELDS_WITH_TOOLS if self._tools else FIELDS)):
             raise ValueError(
                 f"expected messages only, got {', '.join(others)} too: the settings of the run decide how responses are sampled, "
                 "and the environment's tools what is offered"
             )
-        if (offered := sorted(each["function"]["name"] for each in body.get("tools", ()))) != self._tools:
+        if (offered := sorted(tool["function"]["name"] for tool in body.get("tools", ()))) != self._tools:
             raise ValueError(f"expected the tools {', '.join(self._tools)}, got {', '.join(offered) or 'none'}")
         if body.get("stream") or body.get("n", 1) != 1:
             raise ValueError("expected a call for one whole answer, got stream or n")
         if (choice := body.get("tool_choice", "auto")) != "auto":
             raise ValueError(f"expected tool_choice='auto', got {choice!r}: the policy decides whether it calls a tool")
         messages = [_plain(message) for message in body.get("messages", ())]
-        async with self._one:
+        async with self._turn_lock:
             return await self._turn(messages)
 
     async def _turn(self, messages: list[Message]) -> Message:
-        """Returns the policy's answer to the messages of its next turn."""
+        """Return the policy's answer to the messages of its next turn."""
         if self._call is None or self._call.done():
             raise ValueError("expected no other call while one is not answered, got one after a call was cancelled")
         known, roles = self._conversation, [message["role"] for message in messages]
@@ -348,7 +348,7 @@ class ProgramEnv(TextEnv):
 
 
 def _client(respond: Callable[[httpx2.Request], Coroutine[None, None, httpx2.Response]]) -> AsyncOpenAI:
-    """Returns a client with requests that are answered by a coroutine function in this process."""
+    """Return a client with requests that are answered by a coroutine function in this process."""
     try:
         import httpx2
         import openai
@@ -366,7 +366,7 @@ def _client(respond: Callable[[httpx2.Request], Coroutine[None, None, httpx2.Res
 
 
 def _plain(message: Mapping[str, Any]) -> Message:
-    """Returns the role, text and calls of a message.
+    """Return the role, text and calls of a message.
 
     Raises:
         ValueError: the content is not a text, or a call is not a function call.
@@ -382,7 +382,7 @@ def _plain(message: Mapping[str, Any]) -> Message:
 
 
 def _text(content: Any) -> Any:
-    """Returns the text of a list of text parts; any other content as it is."""
+    """Return the text of a list of text parts; any other content as it is."""
     if isinstance(content, list) and all(part.get("type") == "text" for part in content):
         return "".join(part["text"] for part in content)
     return content

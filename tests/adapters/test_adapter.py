@@ -1,4 +1,4 @@
-"""What the trainer knows of an environment: checked before anything starts, told apart, taken wherever the config goes."""
+"""Environment adapters: their check, their defaults, and their place in a config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from riddle_env import Curt, RiddleEnv
 from user_env import registered
 
-from trial_ray.adapters import EnvironmentAdapter, ReportLabels, WarmStartSpec, alfworld
+from trial_ray.adapters import EnvironmentAdapter, ReportLabels, WarmStartSpec
 from trial_ray.adapters.adapter import SolutionReader, begin
 from trial_ray.adapters.external import GEM, REASONING_GYM, TEXTARENA, AnswerReader
 from trial_ray.adapters.registry import PACKAGED
@@ -79,7 +79,7 @@ def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
         ),
     ],
 )
-def test_an_adapter_that_cannot_be_used_is_refused_with_its_field(fields, told):
+def test_an_unusable_adapter_is_refused_with_its_field(fields, told):
     adapter = EnvironmentAdapter(**{"env_id": ENV_ID, **fields})
     with pytest.raises(ConfigError, match=told):
         adapter.check()
@@ -95,20 +95,13 @@ def test_a_config_checks_its_adapters():
     config_of().validate()
 
 
-def test_the_skill_view_needs_advice_and_says_where_to_give_it():
+def test_the_skill_context_needs_advice():
     with pytest.raises(ConfigError, match=rf"{ENV_ID} has no 'skill' teacher context.*EnvironmentAdapter\(skills="):
         config_of("sdar", adapter=None).validate()
     config_of("sdar").validate()
 
 
-def test_an_adapter_of_the_users_replaces_this_packages():
-    config = new_config("sdar").environment("trial/ALFWorld-v0")
-    assert config.adapter_of("ALFWorld-v0").skills is alfworld.SKILLS
-    config.environment(adapter=EnvironmentAdapter("trial/ALFWorld-v0"))
-    assert config.adapter_of("ALFWorld-v0").skills is None
-
-
-def test_defaults_are_applied_where_the_config_still_has_its_own():
+def test_defaults_of_the_adapter_replace_defaults_of_the_config():
     assert GRPOConfig().environment("trial/WebShop-v0").max_prompt_tokens == 4096
     chosen = GRPOConfig().env_runners(max_prompt_tokens=300).environment("trial/WebShop-v0")
     assert chosen.max_prompt_tokens == 300
@@ -120,13 +113,13 @@ def test_defaults_are_applied_where_the_config_still_has_its_own():
         GRPOConfig().environment(ENV_ID, adapter=EnvironmentAdapter(ENV_ID, defaults={"prompt_stile": "plain"}))
 
 
-def test_without_a_template_an_action_keeps_its_capitals():
+def test_generic_templates_keep_the_case_of_actions():
     for style in ("tagged", "plain", "conversation"):
         response = "Open Red Door" if style == "plain" else "<think>so</think><action>Open Red Door</action>"
         assert GENERIC[style].project(response).action == "Open Red Door"
 
 
-def test_keywords_beside_those_of_a_mixture_are_refused():
+def test_further_keywords_of_a_mixture_are_refused():
     config = GRPOConfig().environment(environments=[(ENV_ID, {}, 1.0), ("trial/TextWorld-v0", {}, 0.5)])
     config.rl_module(model_path="some/model").validate()
     with pytest.raises(ConfigError, match="each with its own keyword arguments"):
@@ -144,11 +137,11 @@ def test_the_adapters_can_be_used(adapter):
         assert adapter.template(style).project(response).action == "[Bob]"
 
 
-def test_the_answer_is_read_anew_in_every_episode():
-    player = AnswerReader()
-    assert isinstance(player, SolutionReader)
-    begin(player, "1 + 2 =", "", 0, lambda: ("3",))
-    assert player.act("", ()) == "3"
-    begin(player, "Write a poem.", "", 0, lambda: ())
-    with pytest.raises(ConfigError, match="no answer to demonstrate"):
-        player.act("", ())
+def test_the_answer_is_read_again_in_every_episode():
+    expert = AnswerReader()
+    assert isinstance(expert, SolutionReader)
+    begin(expert, "1 + 2 =", "", 0, lambda: ("3",))
+    assert expert.act("", ()) == "3"
+    begin(expert, "Write a poem.", "", 0, lambda: ())
+    with pytest.raises(ConfigError, match="no answer"):
+        expert.act("", ())

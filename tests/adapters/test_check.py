@@ -1,4 +1,4 @@
-"""What a run needs of an environment is looked for before any actor starts; a refusal names the environment and what it lacks."""
+"""The check of an environment before any actor starts; an error names the environment and the missing requirement."""
 
 from __future__ import annotations
 
@@ -77,20 +77,20 @@ class ListInfoEnv(RiddleEnv):
     ],
     ids=["key", "solution", "template", "step", "info"],
 )
-def test_what_a_run_needs_and_does_not_get_is_named(entry, needs, told):
+def test_a_missing_requirement_of_a_run_is_named(entry, needs, told):
     with pytest.raises(ConfigError, match=told):
         check(entry, **needs)
 
 
 @pytest.mark.parametrize(("env_class", "warnings"), [(RiddleEnv, 0), (SeedlessEnv, 1)])
-def test_a_reset_that_ignores_its_seed_is_warned_of(env_class, warnings, caplog):
+def test_a_reset_that_ignores_its_seed_causes_a_warning(env_class, warnings, caplog):
     check(entry_of(env_class, templates={"plain": Curt()}))
     assert len(caplog.records) == warnings
     assert all("differ in observation and admissible_actions" in record.message for record in caplog.records)
 
 
 @registered(ServedEnv)
-def test_a_run_plays_no_more_episodes_at_once_than_a_server_has_sessions():
+def test_a_run_needs_as_many_sessions_as_parallel_episodes():
     config = GRPOConfig().environment(ServedEnv.ENV_ID).training(tasks_per_iteration=4, group_size=4)
     list_tasks(config.env_runners(num_env_runners=2, max_episodes_in_flight=4))
     with pytest.raises(ConfigError, match=r"16 episodes at once.* has 8 sessions"):
@@ -100,18 +100,18 @@ def test_a_run_plays_no_more_episodes_at_once_than_a_server_has_sessions():
         list_tasks(config.evaluation(evaluation_split="test"))
 
 
-def test_an_environment_whose_actions_only_its_tools_know_is_not_asked_for_keys_of_later_turns():
+def test_keys_of_later_turns_are_not_required_without_known_actions():
     check(entry_of(RiddleEnv, {"told": ("task",)}), style="tools")
 
 
-def test_an_environment_that_raises_is_the_users_error_with_its_line():
+def test_an_error_of_the_environment_names_its_line():
     with pytest.raises(ConfigError, match="turn 1: OSError: motor broken") as caught:
         check(entry_of(BrokenEnv))
     assert caught.value.__notes__ == [f"in {__file__}, line {BrokenEnv.step.__code__.co_firstlineno + 1}"]
 
 
 @registered(RiddleEnv, CountingEnv)
-def test_a_run_checks_every_environment_of_its_mixture_in_the_driver():
+def test_every_environment_of_a_mixture_is_checked_in_the_driver():
     environments = [(CountingEnv.ENV_ID, {}, 1.0), (RiddleEnv.ENV_ID, {"told": ()}, 1.0)]
     config = GRPOConfig().environment(environments=environments)
     with pytest.raises(ConfigError, match="info of mine/Riddle-v0 lacks 'won'"):

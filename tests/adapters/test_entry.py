@@ -17,6 +17,7 @@ from trial_envs.errors import UnknownSplitError
 from trial_ray.adapters import EnvironmentAdapter
 from trial_ray.adapters.adapter import MAX_SEEDS
 from trial_ray.adapters.registry import (
+    SMALL_SEEDS,
     find_adapter,
     find_spec,
     keyword_arguments,
@@ -37,7 +38,7 @@ class AnythingEnv(RiddleEnv):
         self.settings = settings
 
 
-def test_the_split_is_kept_from_an_environment_that_does_not_take_it():
+def test_the_split_is_only_passed_to_environments_that_accept_it():
     entry = entry_of(RiddleEnv, {"split": "test", "words": ("red",)})
     assert entry.make().unwrapped.words == ("red",)
     assert entry.split == "test"
@@ -83,14 +84,14 @@ def test_an_unknown_split_names_the_settings_that_choose_it(entry, found):
         entry().tasks()
 
 
-def test_a_keyword_that_an_environment_does_not_take_names_the_nearest():
+def test_an_unknown_keyword_names_the_nearest_keyword():
     with pytest.raises(ConfigError, match=r"Unknown setting 'env_config.wrods'. Did you mean 'env_config.words'\?"):
         entry_of(RiddleEnv, {"wrods": ()}).make()
     assert keyword_arguments(entry_of(AnythingEnv).spec) is None
     assert entry_of(AnythingEnv, {"wrods": 1}).make().unwrapped.settings == {"wrods": 1}
 
 
-def test_tasks_are_those_that_the_environment_lists_else_seeds():
+def test_tasks_are_listed_by_the_environment_or_seeds():
     listed, seeds = entry_of(CountingEnv), entry_of(RiddleEnv, num_seeds=3)
     assert seeds.listed_tasks() is None
     assert listed.tasks() == ["one", "two", "three", "four"]
@@ -100,26 +101,11 @@ def test_tasks_are_those_that_the_environment_lists_else_seeds():
     assert seeds.with_config(split="test").tasks() == splits[2]
 
 
-SPLITS = (
-    "train",
-    "test",
-    "test2",
-    "test-id",
-    "valid",
-    "validation",
-    "val",
-    "dev",
-    "dev2",
-    "eval",
-    "easy",
-    "",
-    "\0",
-    "\0\0",
-)
+SPLITS = (*SMALL_SEEDS, "train", "test2", "test-id", "dev2", "easy", "", "\0", "\0\0")
 
 
 @given(st.lists(st.sampled_from(SPLITS) | st.text(max_size=16), min_size=2, max_size=8, unique=True))
-def test_no_two_splits_share_a_seed_and_none_has_any_of_the_warm_starts(splits):
+def test_no_two_splits_and_warm_starts_share_a_seed(splits):
     firsts = [int(seed_tasks(split, 1)[0]) for split in splits]
     firsts += [int(warm_start_seed_tasks(seed, 1)[0]) for seed in (0, 1_000_003)]
     ordered = sorted(firsts)
@@ -128,15 +114,15 @@ def test_no_two_splits_share_a_seed_and_none_has_any_of_the_warm_starts(splits):
 
 
 @pytest.mark.parametrize(
-    ("env_id", "told"),
+    ("env_id", "shown"),
     [
-        ("mine/Nowhere-v0", "No environment is registered as 'mine/Nowhere-v0'.*gymnasium.register"),
-        ("no_such_module:mine/Nowhere-v0", "No environment is registered as 'no_such_module:mine/Nowhere-v0'"),
-        (RiddleEnv, "env is <class .*RiddleEnv'>, expected the id of an environment"),
+        ("mine/Nowhere-v0", "'mine/Nowhere-v0'"),
+        ("no_such_module:mine/Nowhere-v0", "'no_such_module:mine/Nowhere-v0'"),
+        (RiddleEnv, "RiddleEnv'>"),
     ],
 )
-def test_what_is_not_registered_is_refused_with_how_to_register_it(env_id, told):
-    with pytest.raises(ConfigError, match=told):
+def test_an_unregistered_id_is_refused(env_id, shown):
+    with pytest.raises(ConfigError, match=shown):
         find_spec(env_id)
 
 
@@ -153,7 +139,7 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     assert (entry.env_id, entry.adapter) == (RIDDLE, adapter)
 
 
-def test_an_adapter_is_the_users_else_this_packages_else_one_of_defaults():
+def test_the_users_adapter_precedes_this_packages_adapter():
     own = EnvironmentAdapter("trial/ALFWorld-v0", task="mine")
     assert find_adapter("trial/ALFWorld-v0", [own]) is own
     assert find_adapter("trial/ALFWorld-v0").title == "ALFWorld"
@@ -172,5 +158,5 @@ class LimitedEnv(RiddleEnv):
 @pytest.mark.parametrize(
     ("config", "own", "limit"), [({}, 50, 7), ({"max_turns": 60}, 50, 50), ({}, None, 7), ({"max_turns": 3}, None, 3)]
 )
-def test_an_episode_is_cut_at_the_smaller_limit(config, own, limit):
+def test_the_smallest_turn_limit_applies(config, own, limit):
     assert entry_of(LimitedEnv, config, max_turns=own).max_turns == limit

@@ -1,10 +1,8 @@
-"""An environment in a process of its own: the same answers, and what hangs, dies or grows is one rollout's error."""
+"""An environment in a separate process: the same answers, and a hang, a crash or memory growth fails only one rollout."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -28,14 +26,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class Counts:
-    """Says "count" until the episode ends."""
+    """Act "count" until the episode ends."""
 
     async def act(self, result, history, step):
         return Turn(action="count")
 
 
 class GivesUp:
-    """Takes no turn."""
+    """Take no turn."""
 
     async def act(self, result, history, step):
         return None
@@ -65,18 +63,20 @@ def make(processes):
 
 
 def play(env: ProcessEnv, player=None) -> Trajectory:
-    """An episode of the task "two"."""
+    """Play an episode of the task "two"."""
     return asyncio.run(play_episode(env, "two", player or Counts()))
 
 
 def children(env: ProcessEnv) -> set[int]:
-    """The processes of all environments."""
+    """Return the ids of the processes of all environments."""
     return {child.pid for child in psutil.Process(env._processes._server.pid).children()}
 
 
 def newest(env: ProcessEnv) -> int:
-    """The process that was started last."""
-    return max(children(env), key=lambda pid: (psutil.Process(pid).create_time(), pid))  # of a few milliseconds each
+    """Return the id of the newest process."""
+    return max(
+        children(env), key=lambda pid: (psutil.Process(pid).create_time(), pid)
+    )  # create_time() has steps of 10 ms
 
 
 def gone(pids: list[int], within_s: float = 60.0) -> bool:
@@ -103,7 +103,7 @@ def test_a_process_answers_what_the_environment_does(make, processes):
     assert (there.name, there.max_turns) == (here.name, here.max_turns)
 
 
-def test_a_process_is_kept_for_the_next_episode_and_in_another_event_loop(make):
+def test_a_process_is_kept_for_the_next_episode_and_event_loop(make):
     env = make()
     first = play(env)
     pid = newest(env)
@@ -119,7 +119,7 @@ def test_a_process_is_kept_for_the_next_episode_and_in_another_event_loop(make):
 
 
 @pytest.mark.parametrize(
-    ("fault", "where", "told"),
+    ("fault", "where", "cause"),
     [
         ("step[0]=huge", "turn 2", "texts of 50,000,032 characters; expected at most 2,000,000"),
         ("step_exits", "turn 2", "SystemExit: 3"),
@@ -127,26 +127,26 @@ def test_a_process_is_kept_for_the_next_episode_and_in_another_event_loop(make):
         ("step_grows", "turn 2", "MemoryError"),
     ],
 )
-def test_a_fault_fails_the_rollout_and_ends_the_process(make, fault, where, told):
+def test_a_fault_fails_the_rollout_and_ends_the_process(make, fault, where, cause):
     env = make(memory_gb=0.5, fault=fault)
     trajectory = play(env)
     assert trajectory.failed
     assert trajectory.error.startswith(f"EnvironmentFaultError: {CountingEnv.ENV_ID}, task 'two', {where}: ")
-    assert told in trajectory.error
+    assert cause in trajectory.error
     assert env.faulty
 
 
-def test_those_that_hang_are_ended_while_the_others_play_on(make, monkeypatch):
-    """The deadlines of those that hang pass once the others have played."""
+def test_hanging_processes_are_ended_while_others_play(make, monkeypatch):
+    """The deadlines of the hanging processes pass after the others have played."""
     deadlines, timeout = [], asyncio.timeout
 
-    def held(seconds):
+    def controlled(seconds):
         if seconds != 2.0:
             return timeout(seconds)
         deadlines.append(timeout(None))
         return deadlines[-1]
 
-    monkeypatch.setattr("trial_ray.adapters.processes.asyncio.timeout", held)
+    monkeypatch.setattr("trial_ray.adapters.processes.asyncio.timeout", controlled)
 
     async def play_all():
         for env in others:
@@ -154,13 +154,12 @@ def test_those_that_hang_are_ended_while_the_others_play_on(make, monkeypatch):
         kept = children(others[0])
         waiting = [asyncio.create_task(play_episode(env, "two", Counts())) for env in hung.values()]
         played = [await play_episode(env, "two", Counts()) for env in others for _ in range(2)]
-        assert not any(each.done() for each in waiting)
-        while (
-            len(deadlines) < 1 + 3 * 4
-        ):  # one hangs in its reset, the others in a step after reset, walkthrough and step
+        assert not any(task.done() for task in waiting)
+        # One process hangs in its reset, three in the step after reset, walkthrough and step.
+        while len(deadlines) < 1 + 3 * 4:
             await asyncio.sleep(0.01)
         for deadline in deadlines:
-            with suppress(RuntimeError):  # of a call that was answered
+            with suppress(RuntimeError):  # the call has been answered
                 deadline.reschedule(0.0)
         return kept, played, await asyncio.gather(*waiting)
 
@@ -178,8 +177,8 @@ def test_those_that_hang_are_ended_while_the_others_play_on(make, monkeypatch):
     assert gone([*children(others[0]) - kept])
 
 
-def test_an_episode_that_is_given_up_in_a_step_leaves_the_process_unusable(make):
-    async def give_up():
+def test_a_cancelled_step_makes_the_process_unusable(make):
+    async def cancel_step():
         await env.reset("two", 0)
         await env.step("count")
         stepping = asyncio.create_task(env.step("count"))
@@ -188,11 +187,11 @@ def test_an_episode_that_is_given_up_in_a_step_leaves_the_process_unusable(make)
         await asyncio.gather(stepping, return_exceptions=True)
 
     env = make(fault="step_sleeps")
-    asyncio.run(give_up())
+    asyncio.run(cancel_step())
     assert env.faulty
 
 
-def test_one_that_does_not_close_is_ended(make):
+def test_a_process_that_does_not_close_is_ended(make):
     env = make(fault="close_hangs")
     play(env, GivesUp())
     pid = newest(env)
@@ -200,19 +199,14 @@ def test_one_that_does_not_close_is_ended(make):
     assert gone([pid])
 
 
-def test_all_processes_die_with_the_fork_server_and_another_one_is_started():
-    processes = EnvProcesses()
-    env = ProcessEnv(entry_of(CountingEnv, {"fault": "step_hangs"}), (), processes, ProcessLimits(STEP_TIMEOUT_S))
-    try:
-        asyncio.run(env.reset("two", 0))
-        server, child = processes._server.pid, newest(env)
-        os.kill(server, signal.SIGKILL)
-        processes._server.wait(timeout=10)
-        assert gone([server, child])
-        assert not play(env, GivesUp()).failed
-    finally:
-        env.close()
-        processes.close()
+def test_processes_die_with_the_fork_server_and_a_new_one_is_started(make):
+    env = make(fault="step_hangs")
+    asyncio.run(env.reset("two", 0))
+    server, child = env._processes._server, newest(env)
+    server.kill()
+    server.wait(timeout=10)
+    assert gone([server.pid, child])
+    assert not play(env, GivesUp()).failed
 
 
 OWNER = """
@@ -237,7 +231,7 @@ asyncio.run(main())
 """
 
 
-def test_all_processes_die_with_their_owner_also_those_that_hang():
+def test_all_processes_die_with_their_owner():
     with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
         server = int(owner.stdout.readline())
         pids = [server, *(child.pid for child in psutil.Process(server).children())]

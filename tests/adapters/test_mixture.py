@@ -1,11 +1,11 @@
-"""Two environments in one run: tasks in proportion to the weights, metrics, records and evaluation sets of each."""
+"""Runs with two environments: tasks by weight, metrics, records, evaluation sets, named rewards, and an environment of weight 0."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
-from faulty_env import CountingEnv
+from faulty_env import TURNS, CountingEnv
 from riddle_env import RiddleEnv
 from tiny_run import with_small_actors
 from user_env import registered
@@ -16,35 +16,55 @@ from trial_ray.errors import ConfigError
 from trial_ray.rollout.recording import read_trajectories
 from trial_ray.runs.overrides import apply_overrides
 
-RIDDLE, COUNTING = "Riddle-v0", "Counting-v0"
+RIDDLE, COUNTING, REWARDING = "Riddle-v0", "Counting-v0", "Rewarding-v0"
 
 
-def config_of(model_path, folder) -> GRPOConfig:
-    environments = [(RiddleEnv.ENV_ID, {"words": ("red", "green")}, 3), (CountingEnv.ENV_ID, {}, 1)]
+class RewardingEnv(CountingEnv):
+    """Always won; long actions have larger rewards, and only the last turn has the reward ``end``."""
+
+    ENV_ID = "mine/Rewarding-v0"
+
+    def step(self, action):
+        observation, _, terminated, truncated, info = super().step(action)
+        info["rewards"] = {"length": len(action) / 10, "turn": float(self.turn)} | ({"end": 1.0} if terminated else {})
+        return observation, len(action) / 10, terminated, truncated, info
+
+
+def config_of(model_path, *weights, folder=None, **training) -> GRPOConfig:
+    """Return the config of a run with riddles and another environment."""
+    classes = (RiddleEnv, {"words": ("red", "green")}), (RewardingEnv if "reward" in training else CountingEnv, {})
+    environments = [(made.ENV_ID, config, weight) for (made, config), weight in zip(classes, weights, strict=True)]
     return (
         with_small_actors(GRPOConfig())
         .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
         .rl_module(model_path=model_path)
-        .training(lr=1e-3, group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, ref_kl_coeff=0.0)
+        .training(minibatch_rows=32, microbatch_rows=8, ref_kl_coeff=0.0, **training)
         .env_runners(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain")
         .engines(engine_kwargs={"max_model_len": 508})
-        .evaluation(
-            evaluation_split={RIDDLE: "test", COUNTING: "train"},
-            evaluation_env_config={RIDDLE: {"words": ("blue",)}},
-            evaluation_num_tasks=3,
-        )
-        .recording(trajectories_folder=str(folder))
+        .evaluation(evaluation_num_tasks=3)
+        .recording(trajectories_folder=folder and str(folder))
     )
+
+
+def mixture_of(model_path, folder) -> GRPOConfig:
+    return config_of(model_path, 3, 1, folder=folder, group_size=2, tasks_per_iteration=4).evaluation(
+        evaluation_split={RIDDLE: "test", COUNTING: "train"}, evaluation_env_config={RIDDLE: {"words": ("blue",)}}
+    )
+
+
+def rewarding_of(model_path, weight=0.0, folder=None) -> GRPOConfig:
+    config = config_of(model_path, weight, 1.0, folder=folder, reward="per_turn", group_size=4, tasks_per_iteration=2)
+    return config.env_runners(environment_processes=True).evaluation(evaluation_split="test")
 
 
 @pytest.mark.actors
 @registered(RiddleEnv, CountingEnv)
 def test_a_run_counts_and_evaluates_every_environment(algorithm_of, model_path, tmp_path):
-    algo = algorithm_of(config_of(model_path, tmp_path / "trajectories"))
+    algo = algorithm_of(mixture_of(model_path, tmp_path / "trajectories"))
     result = algo.train()
     played = result["env_runners"]
     assert [played[name]["num_episodes"] for name in (RIDDLE, COUNTING)] == [6, 2]
-    # Counting is won by whatever is said three times; a riddle ends after two guesses.
+    # Any three actions win Counting; a riddle ends after two guesses.
     assert (played[COUNTING]["success_rate"], played[COUNTING]["episode_len_mean"]) == (1.0, 3.0)
     assert played[RIDDLE]["episode_len_mean"] <= 2
     expected = (2 * 1.0 + 6 * played[RIDDLE]["success_rate"]) / 8
@@ -72,18 +92,50 @@ def _check_evaluations(algo) -> None:
     assert rates["success_rate"] == (rates[RIDDLE]["success_rate"] + 1) / 2
 
 
+@pytest.mark.actors
+@registered(RewardingEnv, RiddleEnv)
+def test_an_environment_of_weight_0_is_evaluated_and_not_trained(algorithm_of, model_path, tmp_path):
+    algo = algorithm_of(rewarding_of(model_path, folder=tmp_path / "trajectories"))
+    result = algo.train()
+    played = read_trajectories(tmp_path / "trajectories")
+    assert {trajectory.environment for trajectory in played} == {REWARDING}
+    assert (len(played), algo.tasks.get_state()["drawn"]) == (8, [0, 2])
+    metrics = result["env_runners"]
+    returns = [trajectory.episode_return for trajectory in played]
+    assert metrics["rewards"]["length_mean"] == pytest.approx(sum(returns) / 8)
+    assert metrics["rewards"]["turn_mean"] == sum(range(TURNS + 1))
+    assert metrics["rewards"]["end_mean"] == metrics["success_rate"] == 1.0
+    assert metrics[REWARDING]["rewards"] == metrics["rewards"]
+    assert RIDDLE not in metrics
+    # All rollouts succeeded, so only the rewards of turns differ.
+    assert result["groups"]["zero_variance_fraction"] == 0.0
+    rates = algo.evaluate()["env_runners"]
+    assert [rates[name]["num_episodes"] for name in (RIDDLE, REWARDING)] == [3, 3]
+
+
+@registered(RewardingEnv, RiddleEnv)
+def test_a_weight_of_0_needs_an_evaluation_set():
+    config = rewarding_of("some/model")
+    config.validate()
+    for split in (None, {REWARDING: "test"}):
+        with pytest.raises(ConfigError, match="Riddle-v0 has weight 0"):
+            config.copy(copy_frozen=False).evaluation(evaluation_split=split).validate()
+    with pytest.raises(ConfigError, match=r"-1.0"):
+        rewarding_of("some/model", -1.0).validate()
+
+
 @registered(RiddleEnv, CountingEnv)
 def test_evaluation_sets_are_of_environments_of_the_run(tmp_path):
-    config = config_of("some/model", tmp_path)
+    config = mixture_of("some/model", tmp_path)
     riddle, counting = config.evaluation_entries()
     assert (dict(riddle.config), counting.split) == ({"words": ("blue",), "split": "test"}, "train")
     config.evaluation(evaluation_split={COUNTING: "test"}, evaluation_env_config={})
     assert [entry.name for entry in config.evaluation_entries()] == [COUNTING]
-    with pytest.raises(ConfigError, match="names 'Chess-v0', expected environments of the run"):
+    with pytest.raises(ConfigError, match="'Chess-v0'"):
         config.evaluation(evaluation_split={"Chess-v0": "test"}).evaluation_entries()
 
 
-def test_environments_replace_those_of_before_with_their_arguments():
+def test_environments_replace_earlier_ones_with_their_arguments():
     first, other = ("trial/ALFWorld-v0", {"difficulty": "tiny"}, 1.0), ("trial/WebShop-v0", {}, 1.0)
     config = GRPOConfig().environment(first[0], env_config={"split": "generated"}).rl_module(model_path="m")
     config.environment(environments=[first, other]).validate()
@@ -93,5 +145,5 @@ def test_environments_replace_those_of_before_with_their_arguments():
     config.environment("trial/WebShop-v0").validate()
     assert (config.env, config.env_config) == ("trial/WebShop-v0", {})
     config.environment(environments=[first, other]).env_config = {"num_games": 3}
-    with pytest.raises(ConfigError, match="env or env_config was changed"):
+    with pytest.raises(ConfigError, match="env_config"):
         config.validate()

@@ -15,6 +15,7 @@ import numpy as np
 import openai
 import pytest
 from chat_tokenizers import chat_tokenizer
+from prompt_games import writer_of
 from ray import cloudpickle
 
 from trial_envs.core.projection import project_action
@@ -26,8 +27,6 @@ from trial_ray.adapters.check import check_environment
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.adapters.templates import PromptContext, TaggedTemplate
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.prompts.conversation import ConversationBuilder
-from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
 
 TASK = "find the number"
@@ -37,14 +36,22 @@ TEMPLATE = EnvironmentAdapter("test/Numbers-v0", templates={"tagged": TaggedTemp
 )
 
 
+SYSTEM, USER = ({"role": role, "content": role} for role in ("system", "user"))
+
+
+async def ask(chat, messages, **settings):
+    """Call the policy and append its answer to the messages."""
+    completion = await chat.chat.completions.create(model="policy", messages=messages, **settings)
+    messages.append(completion.choices[0].message.model_dump(exclude_none=True))
+    return completion.choices[0]
+
+
 def hint(guess: str, hidden: int) -> str:
     return "found" if guess == str(hidden) else "higher" if guess < str(hidden) else "lower"
 
 
 class NumberEnv(gymnasium.Env):
     """The game as an environment."""
-
-    max_turns = 4
 
     def tasks(self, split):
         return ["5"]
@@ -62,10 +69,8 @@ async def play(task, chat):
     """The game as a program, which writes what the environment's template writes."""
     said, messages = "which number?", [{"role": "system", "content": TEMPLATE.system(TASK)}]
     for step in range(1, 5):
-        shown = TEMPLATE.render(PromptContext(TASK, said, (), (), step))
-        messages.append({"role": "user", "content": shown})
-        answer = await chat.chat.completions.create(model="policy", messages=messages)
-        messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+        messages.append({"role": "user", "content": TEMPLATE.render(PromptContext(TASK, said, (), (), step))})
+        await ask(chat, messages)
         said = hint(project_action(messages[-1]["content"]).action, int(task))
         if said == "found":
             return {"reward": 1.0, "outcome": said, "rewards": {"steps": step}}
@@ -89,17 +94,20 @@ def episode(played: EnvironmentEntry, texts=ANSWERS, style="conversation", task=
         ids = [*tokenizer.encode(next(answers), add_special_tokens=False), tokenizer.eos_token_id]
         return Response(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), 0, "stop")
 
-    template = played.adapter.template(style)
-    if style == "tools":
-        writer = ToolConversationBuilder(tokenizer, template, played.adapter.tools, 100_000, 4)
-    else:
-        writer = ConversationBuilder(tokenizer, template, 100_000, 4)
+    writer = writer_of(tokenizer, style, window=4, adapter=played.adapter, tools=played.adapter.tools)
     player = PolicyPlayer(writer, SamplingParams(max_tokens=64), generate)
     env = GuardedEnv(played)
     try:
         return asyncio.run(play_episode(env, task, player))
     finally:
         env.close()
+
+
+def require_same_turns(turns, expected):
+    for turn, other in zip(turns, expected, strict=True):
+        assert np.array_equal(turn.prompt_ids, other.prompt_ids)
+        assert np.array_equal(turn.response_ids, other.response_ids)
+        assert (turn.insert_at, turn.reward) == (other.insert_at, other.reward)
 
 
 AGENT = """
@@ -127,9 +135,10 @@ for prompt in prompts:
 
 async def play_elsewhere(task, chat):
     """The game, played by an agent in another process, which has only the address and the key."""
-    shown = enumerate(["which number?", "higher", "lower"], 1)
-    users = [TEMPLATE.render(PromptContext(TASK, said, (), (), step)) for step, said in shown]
-    prompts = [[{"role": "user", "content": user}] for user in users]
+    contexts = [
+        PromptContext(TASK, said, (), (), step) for step, said in enumerate(["which number?", "higher", "lower"], 1)
+    ]
+    prompts = [[{"role": "user", "content": TEMPLATE.render(context)}] for context in contexts]
     prompts[0].insert(0, {"role": "system", "content": TEMPLATE.system(TASK)})
     async with local_endpoint(chat) as variables:
         agent = await asyncio.create_subprocess_exec(
@@ -141,65 +150,54 @@ async def play_elsewhere(task, chat):
 
 
 @pytest.mark.parametrize("run", [play, play_elsewhere])
-def test_a_program_and_an_environment_of_the_same_messages_have_the_same_turns(run):
+def test_a_program_has_the_turns_of_an_environment_with_its_messages(run):
     adapter = EnvironmentAdapter("test/Numbers-v0", templates={"conversation": TEMPLATE})
-    expected, found = episode(entry(NumberEnv, adapter)), episode(program(run))
-    assert expected.ended == found.ended == "terminated"
-    assert len(found.turns) == len(expected.turns) == 3
-    for one, other in zip(found.turns, expected.turns, strict=True):
-        assert np.array_equal(one.prompt_ids, other.prompt_ids)
-        assert np.array_equal(one.response_ids, other.response_ids)
-        assert (one.insert_at, one.reward) == (other.insert_at, other.reward)
-    assert found.turns[-1].outcome == "found"
-    assert (found.success, found.score, found.rewards) == (True, 1.0, {"steps": 3.0})
+    expected, played = episode(entry(NumberEnv, adapter)), episode(program(run))
+    assert expected.ended == played.ended == "terminated"
+    assert len(played.turns) == 3
+    require_same_turns(played.turns, expected.turns)
+    assert played.turns[-1].outcome == "found"
+    assert (played.success, played.score, played.rewards) == (True, 1.0, {"steps": 3.0})
 
 
-def test_an_agent_in_another_process_is_told_that_its_episode_has_ended():
-    told = []
+def connect(variables) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(variables["OPENAI_BASE_URL"].split("/")[2], timeout=60)
 
-    def ask(variables):
-        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-        client = openai.OpenAI(
-            base_url=variables["OPENAI_BASE_URL"], api_key=variables["OPENAI_API_KEY"], max_retries=0
-        )
-        with client, pytest.raises(openai.InternalServerError) as failure:
-            client.chat.completions.create(model="policy", messages=messages)
-        told.append((failure.value.status_code, failure.value.message))
+
+def post(connection, variables) -> int:
+    """Ask the policy over HTTP and return the status of the answer."""
+    body, headers = json.dumps({"messages": [SYSTEM, USER]}), {"Authorization": f"Bearer {variables['OPENAI_API_KEY']}"}
+    connection.request("POST", "/v1/chat/completions", body, headers)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def test_a_waiting_agent_in_another_process_gets_status_503_at_the_end():
+    statuses, agents = [], []
 
     async def waits(task, chat):
         async with local_endpoint(chat) as variables:
-            agents.append(threading.Thread(target=ask, args=(variables,)))
-            agents[-1].start()
+            agents.append(threading.Thread(target=lambda: statuses.append(post(connect(variables), variables))))
+            agents[0].start()
             await asyncio.Event().wait()
 
-    agents = []
     env = ProgramEnv(waits, {"train": ["5"]})
-    assert env.reset(options={"task": "5"})[0] == "u"
+    assert env.reset(options={"task": "5"})[0] == "user"
     env.close()
     agents[0].join(60)
-    ((status, message),) = told
-    assert status == 503
-    assert "the episode has ended" in message
+    assert statuses == [503]
 
 
 def test_a_request_after_the_endpoint_closed_is_no_turn():
-    """Clients keep a connection, which a closed listener does not end."""
+    """A client keeps its connection, which a closed listener does not end."""
     statuses = []
 
-    def post(connection, key, messages):
-        body = json.dumps({"model": "policy", "messages": messages})
-        connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {key}"})
-        answer = connection.getresponse()
-        answer.read()
-        statuses.append(answer.status)
-
     async def late(task, chat):
-        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         async with local_endpoint(chat) as variables:
-            host, key = variables["OPENAI_BASE_URL"].split("/")[2], variables["OPENAI_API_KEY"]
-            connection = http.client.HTTPConnection(host, timeout=60)
-            await asyncio.to_thread(post, connection, key, messages)
-        await asyncio.to_thread(post, connection, key, messages)
+            connection = connect(variables)
+            statuses.append(await asyncio.to_thread(post, connection, variables))
+        statuses.append(await asyncio.to_thread(post, connection, variables))
         connection.close()
         return 1.0
 
@@ -210,95 +208,78 @@ def test_a_request_after_the_endpoint_closed_is_no_turn():
     assert statuses == [200, 503]
 
 
-async def rewrites(task, chat):
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    await chat.chat.completions.create(model="policy", messages=messages)
-    messages += [{"role": "assistant", "content": "other words"}, {"role": "user", "content": "u"}]
-    await chat.chat.completions.create(model="policy", messages=messages)
+def requests(*conversations, **settings):
+    """Return a program that asks the policy once per conversation and returns nothing."""
 
+    async def run(task, chat):
+        for messages in conversations:
+            await ask(chat, list(messages), **settings)
 
-async def samples_its_own_way(task, chat):
-    await chat.chat.completions.create(model="policy", temperature=0.1, messages=[])
+    return run
 
 
 async def calls_twice(task, chat):
-    found = await begins(chat)
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    messages += [found.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "u"}]
+    messages = [SYSTEM, USER]
+    await ask(chat, messages)
     async with asyncio.TaskGroup() as calls:
         for _ in range(2):
-            calls.create_task(chat.chat.completions.create(model="policy", messages=messages))
+            calls.create_task(ask(chat, [*messages, USER]))
 
 
-async def begins_with_the_user(task, chat):
-    await chat.chat.completions.create(model="policy", messages=[{"role": "user", "content": "u"}])
-
-
-async def shows_an_image(task, chat):
-    content = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    await chat.chat.completions.create(model="policy", messages=[{"role": "system", "content": content}])
-
-
-async def asks_nothing(task, chat):
+async def ends_at_once(task, chat):
     return 1.0
-
-
-async def returns_nothing(task, chat):
-    await begins(chat)
 
 
 async def asks_for_embeddings(task, chat):
     await chat.embeddings.create(model="policy", input="u")
 
 
-async def begins(chat):
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    return await chat.chat.completions.create(model="policy", messages=messages)
+IMAGE = {"role": "system", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+
+
+def answer(text: str, **fields) -> dict:
+    return {"role": "assistant", "content": text, **fields}
 
 
 @pytest.mark.parametrize(
-    ("run", "told"),
+    ("run", "cause"),
     [
-        (
-            rewrites,
-            "expected messages of the last call, its answer and one message of the user, or system and user, "
-            "got ['system', 'user', 'assistant', 'user']; the message {'role': 'assistant', 'content': '<think>low",
-        ),
-        (samples_its_own_way, "expected messages only, got temperature"),
+        (requests([SYSTEM, USER], [SYSTEM, USER, answer("other words"), USER]), "one message of the user"),
+        (requests([], temperature=0.1), "temperature"),
+        (requests([], stream=True), "stream or n"),
         (calls_twice, "ExceptionGroup"),
-        (begins_with_the_user, "expected messages of system and user, got ['user']"),
-        (shows_an_image, "expected a message with a text"),
-        (asks_nothing, "ended before it asked the model anything"),
-        (returns_nothing, "from the program, got None"),
-        (asks_for_embeddings, "the policy answers chat.completions.create only"),
+        (requests([USER]), "['user']"),
+        (requests([IMAGE]), "image_url"),
+        (ends_at_once, "first call"),
+        (requests([SYSTEM, USER]), "got None"),
+        (asks_for_embeddings, "embeddings"),
     ],
 )
-def test_a_program_that_cannot_be_trained_fails_its_rollout_and_says_why(run, told):
+def test_a_program_that_cannot_be_trained_fails_its_rollout(run, cause):
     failed = episode(program(run))
     assert (failed.ended, failed.failed_by) == ("failed", "environment")
-    assert told in failed.error
+    assert cause in failed.error
 
 
-def test_conversations_that_start_at_the_same_time_are_turns_one_after_the_other():
+def test_conversations_that_start_together_are_turns_in_sequence():
     async def run(task, chat):
-        first, second = await asyncio.gather(begins(chat), begins(chat))
-        return float(first.choices[0].message.content + second.choices[0].message.content == "ab")
+        first, second = await asyncio.gather(*(ask(chat, [SYSTEM, USER]) for _ in range(2)))
+        return float(first.message.content + second.message.content == "ab")
 
-    found = episode(program(run), "ab")
-    assert (found.success, len(found.turns)) == (True, 2)
-    assert np.array_equal(found.turns[0].prompt_ids, found.turns[1].prompt_ids)
+    played = episode(program(run), "ab")
+    assert (played.success, len(played.turns)) == (True, 2)
+    assert np.array_equal(played.turns[0].prompt_ids, played.turns[1].prompt_ids)
 
 
-def test_a_program_that_is_cut_is_cancelled_before_the_next_episode_begins():
+def test_a_truncated_program_is_cancelled_before_the_next_episode():
     ended = []
 
     async def endless(task, chat):
-        messages = [{"role": "system", "content": "s"}]
+        messages = [SYSTEM]
         try:
             while True:
-                messages.append({"role": "user", "content": task})
-                found = await chat.chat.completions.create(model="policy", messages=messages)
-                messages.append({"role": "assistant", "content": found.choices[0].message.content})
+                messages.append(USER)
+                await ask(chat, messages)
         finally:
             ended.append(task)
 
@@ -311,20 +292,20 @@ def test_a_program_that_is_cut_is_cancelled_before_the_next_episode_begins():
     assert ended == ["a", "b"]
 
 
-def test_each_episode_has_a_client_of_the_library_which_it_may_close():
-    seen = []
+def test_each_episode_has_a_client_that_it_may_close():
+    clients = []
 
     async def run(task, chat):
         async with chat:
-            seen.append(chat)
-            return float((await begins(chat)).choices[0].message.content == "hello")
+            clients.append(chat)
+            return float((await ask(chat, [SYSTEM, USER])).message.content == "hello")
 
     env = ProgramEnv(run, {"train": ["a"]})
     for _ in range(2):
         observation, info = env.reset()
-        assert (observation, info["task"]) == ("u", "s")
+        assert (observation, info["task"]) == ("user", "system")
         assert env.step("hello")[1:3] == (1.0, True)
-    assert isinstance(seen[0], openai.AsyncOpenAI)
+    assert isinstance(clients[0], openai.AsyncOpenAI)
     env.close()
 
 
@@ -332,7 +313,7 @@ def test_an_environment_can_be_closed_while_its_program_waits():
     waiting, ended = threading.Event(), []
 
     async def waits(task, chat):
-        await begins(chat)
+        await ask(chat, [SYSTEM, USER])
         waiting.set()
         await asyncio.Event().wait()
 
@@ -354,7 +335,7 @@ def test_an_environment_can_be_closed_while_its_program_waits():
 def test_a_program_with_tools_passes_the_check_before_a_run():
     played = program_with_tools(asks_in_words)
     start = check_environment(played, ["5"], style="tools", reward="return", teacher_context=None)
-    assert (start.task, start.observation, played.max_turns) == ("s", "u", 4)
+    assert (start.task, start.observation, played.max_turns) == ("system", "user", 4)
 
 
 def guess(number: int) -> str:
@@ -388,10 +369,9 @@ def play_with_tools(template):
         shown = template.render(PromptContext(TASK, "which number?", (), (), 1))
         messages = [{"role": "system", "content": template.system(TASK)}, {"role": "user", "content": shown}]
         for step in range(2, 6):
-            found = await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
-            assert found.choices[0].finish_reason == "tool_calls"
-            messages.append(found.choices[0].message.model_dump(exclude_none=True))
-            [call] = found.choices[0].message.tool_calls
+            choice = await ask(chat, messages, tools=[OFFER])
+            assert choice.finish_reason == "tool_calls"
+            [call] = choice.message.tool_calls
             said = hint(str(json.loads(call.function.arguments)["number"]), int(task))
             if said == "found":
                 return {"reward": 1.0, "outcome": said}
@@ -402,104 +382,80 @@ def play_with_tools(template):
     return run
 
 
-def test_a_program_whose_tools_are_called_has_the_turns_of_an_environment_with_these_tools():
+def test_a_program_with_tools_has_the_turns_of_an_environment_with_them():
     adapter = EnvironmentAdapter(
         "test/Numbers-v0", templates={"tagged": TaggedTemplate("You guess.")}, tools=NumberTools
     )
     expected = episode(entry(NumberEnv, adapter), CALLS, "tools")
-    found = episode(program_with_tools(play_with_tools(adapter.template("tools"))), CALLS, "tools")
-    assert (found.ended, found.success) == (expected.ended, expected.success) == ("terminated", True)
-    assert [json.loads(turn.action)["arguments"]["number"] for turn in found.turns] == [2, 9, 5]
-    for one, other in zip(found.turns, expected.turns, strict=True):
-        assert np.array_equal(one.prompt_ids, other.prompt_ids)
-        assert (one.insert_at, one.reward, one.valid) == (other.insert_at, other.reward, True)
+    played = episode(program_with_tools(play_with_tools(adapter.template("tools"))), CALLS, "tools")
+    assert (played.ended, played.success) == (expected.ended, expected.success) == ("terminated", True)
+    assert [json.loads(turn.action)["arguments"]["number"] for turn in played.turns] == [2, 9, 5]
+    assert all(turn.valid for turn in played.turns)
+    require_same_turns(played.turns, expected.turns)
 
 
 def summarises(num_before, tools):
-    """Two calls about a summary, after others that they do not show."""
-    offer = {"tools": [OFFER]} if tools else {}
-
-    async def call(chat, messages):
-        found = await chat.chat.completions.create(model="policy", messages=messages, **offer)
-        message = found.choices[0].message.model_dump(exclude_none=True)
-        role = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"]} if tools else {"role": "user"}
-        messages += [message, {**role, "content": "higher"}]
+    """Return a program with two calls about a summary, after calls whose conversation it drops."""
 
     async def run(task, chat):
         for system, num_calls in (("long", num_before), ("short", 2)):
             messages = [{"role": "system", "content": system}, {"role": "user", "content": "so far: 2 is too low"}]
             for _ in range(num_calls):
-                await call(chat, messages)
+                choice = await ask(chat, messages, **({"tools": [OFFER]} if tools else {}))
+                call = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id} if tools else USER
+                messages.append({**call, "content": "higher"})
         return 1.0
 
     return run
 
 
 @pytest.mark.parametrize("style", ["conversation", "tools"])
-def test_a_conversation_that_starts_again_has_the_prompts_of_one_that_starts(style):
-    made = program_with_tools if style == "tools" else program
-    answers = [CALLS[0], CALL.format(1).replace("guess", "leave"), *CALLS[1:]] if style == "tools" else ANSWERS
-    before = CALLS[:1] if style == "tools" else ANSWERS[:2]
-    expected = episode(made(summarises(0, style == "tools")), answers, style)
-    found = episode(made(summarises(len(before), style == "tools")), [*before, *answers], style)
-    assert expected.success
-    assert found.success
-    again = found.turns[len(before) :]
+def test_a_restarted_conversation_has_the_prompts_of_a_new_one(style):
+    tools = style == "tools"
+    made, answers, before = program, ANSWERS, ANSWERS[:2]
+    if tools:
+        made, before = program_with_tools, CALLS[:1]
+        answers = [CALLS[0], CALL.format(1).replace("guess", "leave"), *CALLS[1:]]
+    expected = episode(made(summarises(0, tools)), answers, style)
+    played = episode(made(summarises(len(before), tools)), [*before, *answers], style)
+    assert (expected.success, played.success) == (True, True)
+    again = played.turns[len(before) :]
     assert [turn.prompt_cut for turn in again] == ["history", *["none"] * (len(expected.turns) - 1)]
-    for one, other in zip(again, expected.turns, strict=True):
-        assert np.array_equal(one.prompt_ids, other.prompt_ids)
-        assert one.insert_at == other.insert_at
-    assert found.turns[len(before) - 1].outcome == "so far: 2 is too low"
+    require_same_turns(again, expected.turns)
+    assert played.turns[len(before) - 1].outcome == "so far: 2 is too low"
 
 
 async def asks_in_words(task, chat):
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    found = await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
-    return {"reward": float(found.choices[0].message.content == "It is 5."), "outcome": found.choices[0].finish_reason}
+    choice = await ask(chat, [SYSTEM, USER], tools=[OFFER])
+    return {"reward": float(choice.message.content == "It is 5."), "outcome": choice.finish_reason}
 
 
-async def goes_on_after_words(task, chat):
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    found = await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
-    messages += [found.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
-    await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
-
-
-async def demands_a_call(task, chat):
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER], tool_choice="required")
-
-
-async def answers_another_call(task, chat):
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
-    calls = [{"id": "call_2", "type": "function", "function": {"name": "guess", "arguments": '{"number": 7}'}}]
-    messages += [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "content": "no"}]
-    await chat.chat.completions.create(model="policy", messages=messages, tools=[OFFER])
+SEVEN = {"id": "call_2", "type": "function", "function": {"name": "guess", "arguments": '{"number": 7}'}}
+OTHER_CALL = [answer(None, tool_calls=[SEVEN]), {"role": "tool", "content": "no"}]
 
 
 @pytest.mark.parametrize(
-    ("run", "answers", "told"),
+    ("run", "answers", "cause"),
     [
-        (goes_on_after_words, ["It is 5."], "expected messages of system and user, got"),
         (
-            answers_another_call,
-            CALLS,
-            "expected messages of the last call, its answer and one message of the tool, or system and user, got",
+            requests([SYSTEM, USER], [SYSTEM, USER, answer("It is 5."), USER], tools=[OFFER]),
+            ["It is 5."],
+            "of system and user",
         ),
-        (play, CALLS, "expected the tools guess, got none"),
-        (demands_a_call, CALLS, "expected tool_choice='auto', got 'required'"),
+        (requests([SYSTEM, USER], [SYSTEM, USER, *OTHER_CALL], tools=[OFFER]), CALLS, "one message of the tool"),
+        (play, CALLS, "got none"),
+        (requests([SYSTEM, USER], tools=[OFFER], tool_choice="required"), CALLS, "'required'"),
     ],
 )
-def test_a_conversation_with_tools_that_cannot_be_trained_fails_its_rollout_and_says_why(run, answers, told):
+def test_a_program_with_tools_that_cannot_be_trained_fails_its_rollout(run, answers, cause):
     failed = episode(program_with_tools(run), answers, "tools")
     assert failed.failed_by == "environment"
-    assert told in failed.error
+    assert cause in failed.error
 
 
-def test_an_answer_without_a_call_is_the_programs():
-    found = episode(program_with_tools(asks_in_words), ["<think>so</think>\n\nIt is 5."], "tools")
-    assert (found.success, found.turns[-1].outcome, found.turns[-1].valid) == (True, "stop", True)
+def test_an_answer_without_a_call_goes_to_the_program():
+    played = episode(program_with_tools(asks_in_words), ["<think>so</think>\n\nIt is 5."], "tools")
+    assert (played.success, played.turns[-1].outcome, played.turns[-1].valid) == (True, "stop", True)
 
 
 def program_with_tools(run) -> EnvironmentEntry:
@@ -549,30 +505,26 @@ class Numbers:
 
 
 def test_tools_of_an_object_are_called_as_trl_calls_them():
-    """Exceptions are results, async tools are awaited; an answer without a call is the last one."""
+    """Exceptions are results, async tools are awaited, and an answer without a call is the last answer."""
     row = {"prompt": [{"role": "user", "content": [{"type": "text", "text": "Guess."}]}], "hidden": 5}
     kwargs = cloudpickle.loads(cloudpickle.dumps(tool_program(Numbers, {"train": [row]})))
-    played = entry(ProgramEnv, program_adapter("test/Program-v0", kwargs["tools"]), max_turns=9, **kwargs)
-    tell = '<tool_call>\n{"name": "give_up", "arguments": {}}\n</tool_call>'
-    found = episode(played, [CALL.format(2), CALL.format(9), tell, CALL.format(5), "It is 5."], "tools", "train/0")
-    assert (found.ended, found.success, found.score) == ("terminated", True, 1.0)
-    prompt = chat_tokenizer("qwen3").decode(found.turns[-1].prompt_ids)
-    assert re.findall(r"<tool_response>\n(.*)\n</tool_response>", prompt) == [
-        "higher",
-        "{'error': 'too high'}",
-        "5",
-        "found",
-    ]
+    env = entry(ProgramEnv, program_adapter("test/Program-v0", kwargs["tools"]), max_turns=9, **kwargs)
+    give_up = '<tool_call>\n{"name": "give_up", "arguments": {}}\n</tool_call>'
+    played = episode(env, [CALL.format(2), CALL.format(9), give_up, CALL.format(5), "It is 5."], "tools", "train/0")
+    assert (played.ended, played.success, played.score) == ("terminated", True, 1.0)
+    prompt = chat_tokenizer("qwen3").decode(played.turns[-1].prompt_ids)
+    results = re.findall(r"<tool_response>\n(.*)\n</tool_response>", prompt)
+    assert results == ["higher", "{'error': 'too high'}", "5", "found"]
     assert "Guess. Which number?" in prompt
-    assert "Use the tools.\n\nGuess." in prompt, "in the message that a conversation over the limit keeps"
-    assert [each.__name__ for each in kwargs["tools"]] == ["give_up", "guess", "range"]
-    with pytest.raises(TypeError, match=r"expected a function or a method of an object, got Numbers\.guess of a class"):
+    assert "Use the tools.\n\nGuess." in prompt, "the system message, which a conversation over the limit keeps"
+    assert [tool.__name__ for tool in kwargs["tools"]] == ["give_up", "guess", "range"]
+    with pytest.raises(TypeError):
         program_adapter("test/Program-v0", [Numbers.guess])
 
 
-def test_an_action_of_other_tools_is_named():
+def test_an_action_without_a_call_of_the_tools_is_refused():
     env = ProgramEnv(asks_in_words, {"train": ["5"]}, tools=[guess])
     env.reset()
-    with pytest.raises(ValueError, match=r"expected an action of program_tools\(guess\), got 'look'"):
+    with pytest.raises(ValueError, match=r"program_tools\(guess\).*'look'"):
         env.step("look")
     env.close()

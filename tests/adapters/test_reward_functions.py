@@ -32,7 +32,7 @@ def config_of(reward):
     return config.rl_module(model_path="some/model").training(reward=reward)
 
 
-def test_a_function_of_an_experiment_file_travels_by_value_with_what_lies_beside_it(tmp_path):
+def test_a_function_of_an_experiment_file_is_sent_by_value(tmp_path):
     (tmp_path / "beside_rewards.py").write_text("def double(values):\n    return 2 * len(values)\n")
     file = tmp_path / "experiment.py"
     file.write_text(
@@ -45,7 +45,7 @@ def test_a_function_of_an_experiment_file_travels_by_value_with_what_lies_beside
     assert received.stdout.decode().strip() == "104"
 
 
-def test_what_cannot_travel_or_is_no_reward_is_refused():
+def test_unusable_rewards_are_refused():
     lock = threading.Lock()
 
     def locked(episode):
@@ -58,7 +58,7 @@ def test_what_cannot_travel_or_is_no_reward_is_refused():
             config_of(wrong).validate()
 
 
-def test_the_record_of_a_run_names_the_function_which_a_replay_does_not_need():
+def test_a_replay_does_not_need_the_reward_function():
     def brief(episode):
         return 0.0
 
@@ -74,7 +74,7 @@ def test_the_record_of_a_run_names_the_function_which_a_replay_does_not_need():
     (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=2)
     for number, trajectory in enumerate(group.trajectories):
         trajectory.function_reward = float(number)
-    assert [each.outcome_reward(config.reward) for each in group.trajectories] == [0.0, 1.0]
+    assert [trajectory.outcome_reward(config.reward) for trajectory in group.trajectories] == [0.0, 1.0]
     with pytest.raises(ConfigError, match=r"reward is function brief, which was not called.*reward=FUNCTION"):
         Trajectory("task", "", 0).outcome_reward(config.reward)
 
@@ -129,7 +129,7 @@ def test_the_examples_penalise_length_and_ask_a_judge(judge, monkeypatch):
     assert episode.rewards == pytest.approx({"solved": 1.0, "length": -10.0, "concise": 0.9})
 
 
-def test_a_part_with_the_name_of_the_environments_reward_is_refused():
+def test_a_part_named_like_a_reward_of_the_environment_is_refused():
     episode = SimpleNamespace(rewards={"form": 7.0}, environment="e", task_id="0")
     with pytest.raises(RewardError, match="the environment has another reward named form"):
         asyncio.run(RewardFunction.of(config_of(lambda _: {"form": 1.5})).rate(episode))

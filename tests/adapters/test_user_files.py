@@ -91,7 +91,7 @@ def test_an_adapter_file_defines_an_adapter_and_runs_once(tmp_path):
         ("x = (", UserInputError, r"mine\.py, line 1: SyntaxError"),
     ],
 )
-def test_a_file_without_a_usable_adapter_is_the_users_error(text, error, told, tmp_path):
+def test_a_file_without_a_usable_adapter_is_refused(text, error, told, tmp_path):
     file = tmp_path / "mine.py"
     if text is not None:
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""Conversations: how responses are closed, what stays over the limit; how templates are written is in test_published_templates."""
+"""Conversations over the limit, answers without a step, and stop tokens; test_published_templates compares the written text."""
 
 from __future__ import annotations
 
@@ -7,69 +7,29 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chat_tokenizers import bare_tokenizer, chat_tokenizer
+from chat_tokenizers import chat_tokenizer
+from prompt_games import TASK, add_turn, letters, message, shown, writer_of
 from riddle_env import RiddleEnv
 from user_env import entry_of
 
 from trial_ray.adapters import alfworld, external, webshop
-from trial_ray.adapters.guarded import GuardedEnv, StepResult
-from trial_ray.adapters.templates import PromptContext
+from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.errors import ChatTemplateError
-from trial_ray.prompts.conversation import ConversationBuilder
 from trial_ray.rollout.episode import play_episode
-from trial_ray.trajectory import Turn
 
-HOME = alfworld.ADAPTER
-TASK = "put some pencil on desk."
-SAID = "<think>so</think><action>look</action>"
+QWEN = chat_tokenizer("qwen3")
 
 
-def builder(model="qwen3", limit=100_000, window=2, adapter=HOME) -> ConversationBuilder:
-    return ConversationBuilder(chat_tokenizer(model), adapter.template("conversation"), limit, window)
+def response(step: int) -> list[int]:
+    return [*letters(QWEN, f"<action>{step}</action>"), QWEN.eos_token_id]
 
 
-def shown(observation: str, actions=("go to desk 1", "help", "look"), task=TASK) -> StepResult:
-    return StepResult(observation, task, "", list(actions), won=False, score=0.0)
-
-
-def sampled(tokenizer, text: str, *, stop: bool = True) -> np.ndarray:
-    """Ids that spell ``text`` letter by letter, as a model may sample them and no tokenizer would write them."""
-    ids = [token for letter in text for token in tokenizer.encode(letter, add_special_tokens=False)]
-    return np.asarray([*ids, *([tokenizer.eos_token_id] if stop else [])], np.int32)
-
-
-def take(build: ConversationBuilder, played: list[Turn], result: StepResult, response: np.ndarray) -> Turn:
-    """Write a turn's prompt and add the turn."""
-    prompt = build.write(result, played)
-    assert prompt.ids.dtype == np.int32
-    played.append(
-        Turn(
-            prompt_ids=prompt.ids,
-            response_ids=response,
-            logprobs=np.zeros(len(response), np.float32),
-            weight_version=0,
-            insert_at=prompt.insert_at,
-            observation=result.observation,
-            action="look",
-            valid=True,
-            outcome="",
-            reward=0.0,
-            finish_reason="stop",
-            prompt_cut=prompt.cut,
-        )
-    )
-    return played[-1]
-
-
-def context(result: StepResult, step: int) -> PromptContext:
-    return PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), step)
-
-
-def long_episode(build: ConversationBuilder, num_turns: int, observation=lambda step: f"ROOM{step} " + "desk " * 20):
-    played = []
-    for step in range(1, num_turns + 1):
-        take(build, played, shown(observation(step)), sampled(build._tokenizer, f"<action>{step}</action>"))
-    return played
+def long_episode(limit=100_000, window=2):
+    """Seven turns with observations of about 20 words."""
+    build, played = writer_of(QWEN, "conversation", limit=limit, window=window), []
+    for step in range(1, 8):
+        add_turn(build, played, shown(f"ROOM{step} " + "desk " * 20), response(step))
+    return build, played
 
 
 class RestartingEnv(RiddleEnv):
@@ -77,90 +37,57 @@ class RestartingEnv(RiddleEnv):
 
     ENV_ID = "mine/Restarting-v0"
 
-    def reset(self, *, seed=None, options=None):
-        return "the first room", {"task": TASK, "won": False}
-
     def step(self, action):
         return "the next room", 0.0, False, False, {"task": TASK, "won": False, "past_turns": 0}
 
 
 def test_a_response_without_an_action_stays_in_the_new_conversation():
-    """The second response holds no action, and is answered without a step."""
-    build = builder()
-    tokenizer = build._tokenizer
+    """The second response has no action and is answered without a step."""
+    build = writer_of(QWEN, "conversation")
 
     class Player:
         async def act(self, result, history, step):
-            played = list(history)
-            response = sampled(tokenizer, f"<action>{step}</action>")
-            turn = take(build, played, result, response)
-            return replace(turn, outcome="Say one action." if step == 2 else "") if step < 4 else None
+            turn = add_turn(build, list(history), result, response(step))
+            return replace(turn, valid=True, outcome="Say one action." if step == 2 else "") if step < 4 else None
 
     trajectory = asyncio.run(play_episode(GuardedEnv(entry_of(RestartingEnv)), "7", Player()))
-    third = tokenizer.decode(trajectory.turns[2].prompt_ids)
+    third = QWEN.decode(trajectory.turns[2].prompt_ids)
     assert [f"<action>{step}</action>" in third for step in (1, 2)] == [False, True]
     assert "Say one action." in third
 
 
 @pytest.mark.parametrize(("window", "kept"), [(0, 0), (2, 2), (50, 5)])
-def test_over_the_limit_it_starts_again_with_the_last_turns_as_they_were(window, kept):
-    whole = long_episode(builder(window=window), 7)
-    build = builder(limit=len(whole[-1].prompt_ids) - 1, window=window)
-    played = long_episode(build, 7)
-    tokenizer, last = build._tokenizer, played[-1]
+def test_a_conversation_over_the_limit_restarts_with_its_last_ids(window, kept):
+    _, whole = long_episode(window=window)
+    build, played = long_episode(len(whole[-1].prompt_ids) - 1, window)
+    ids = played[-1].prompt_ids
     assert [turn.prompt_cut for turn in played] == ["none"] * 6 + ["history"]
-    for turn, other in zip(played[:-1], whole, strict=False):
-        assert np.array_equal(turn.prompt_ids, other.prompt_ids)
-    text = tokenizer.decode(last.prompt_ids)
-    assert [step for step in range(1, 8) if f"ROOM{step}" in text] == list(range(7 - kept, 8))
-    # The ids of the kept turns are those of the whole conversation's end, responses included.
-    system = tokenizer.encode(f"<|im_start|>system\n{build.template.system(TASK)}<|im_end|>\n")
-    assert last.prompt_ids[: len(system)].tolist() == system
-    tail = last.prompt_ids[len(system) :].tolist()
+    assert np.array_equal(played[-2].prompt_ids, whole[-2].prompt_ids)
+    assert [step for step in range(1, 8) if f"ROOM{step}" in QWEN.decode(ids)] == list(range(7 - kept, 8))
+    system = QWEN.encode(f"<|im_start|>system\n{build.template.system(TASK)}<|im_end|>\n")
+    assert ids[: len(system)].tolist() == system
+    tail = ids[len(system) :].tolist()
     assert whole[-1].prompt_ids[-len(tail) :].tolist() == tail
 
 
-@pytest.mark.parametrize("adapter", [HOME, webshop.ADAPTER, external.TEXTWORLD], ids=lambda adapter: adapter.name)
-def test_the_conversation_of_a_tagged_template_shows_what_it_shows(adapter):
-    template, tagged = adapter.template("conversation"), adapter.template("tagged")
-    now = context(shown("Instruction: [SEP] a lamp [SEP] You see a desk 1."), 3)
-    system, message = template.system(now.task), template.render(now)
-    assert system.startswith(tagged.role)
-    assert f"Your task: {TASK}" in system
-    assert message in tagged.render(replace(now, history=()))
-    assert ("help" in message) == (adapter is not HOME)
-    assert template.project("x" * 99) == tagged.project("x" * 99)
-    assert template.project(SAID).valid
-
-
-LOOP = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
-)
-
-
 @pytest.mark.parametrize(
-    ("template", "found"),
-    [
-        ("{{ raise_exception('no users here') }}", "messages of user: no users here"),
-        (LOOP.replace("<|im_end|>", "{{ '.' if message.role == 'assistant' else '<|im_end|>' }}"), "close a response"),
-        (
-            LOOP.replace("<|im_start|>{{", "<|im_start|>{{ messages | length }} {{"),
-            "does not start with the shorter one",
-        ),
-        (LOOP.replace("in messages", "in messages | reverse"), "occurs 0 times"),
-    ],
+    "adapter", [alfworld.ADAPTER, webshop.ADAPTER, external.TEXTWORLD], ids=lambda adapter: adapter.name
 )
-def test_chat_templates_that_hold_no_growing_conversation_are_named(template, found):
-    tokenizer = bare_tokenizer()
-    tokenizer.chat_template = template
-    with pytest.raises(ChatTemplateError, match=found):
-        ConversationBuilder(tokenizer, HOME.template("conversation"), 1000)
+def test_a_conversation_shows_the_texts_of_the_tagged_template(adapter):
+    conversation, tagged = (writer_of(QWEN, style, adapter=adapter) for style in ("conversation", "tagged"))
+    result = shown("Instruction: [SEP] a lamp [SEP] You see a desk 1.", ["go to desk 1", "help", "look"])
+    template, text = conversation.template, message(conversation, result, 3)
+    system = template.system(TASK)
+    assert system.startswith(tagged.template.role)
+    assert f"Your task: {TASK}" in system
+    assert text in message(tagged, result, 3)
+    assert ("help" in text) == (adapter is not alfworld.ADAPTER)
+    assert template.project("x" * 99) == tagged.template.project("x" * 99)
+    assert template.project("<think>so</think><action>look</action>").valid
 
 
-def test_a_model_that_does_not_stop_where_the_template_ends_a_response_is_refused():
-    build, tokenizer = builder("qwen3"), chat_tokenizer("qwen3")
-    build.require_end([tokenizer.pad_token_id, tokenizer.eos_token_id])
-    found = rf"with <\|im_end\|>, .*stop tokens \(<\|endoftext\|>\).*{tokenizer.eos_token_id}, to eos"
-    with pytest.raises(ChatTemplateError, match=found):
-        build.require_end([tokenizer.pad_token_id])
+def test_a_model_must_stop_at_the_templates_end_of_a_response():
+    build = writer_of(QWEN, "conversation")
+    build.require_end([QWEN.pad_token_id, QWEN.eos_token_id])
+    with pytest.raises(ChatTemplateError, match=rf"im_end.*endoftext.*{QWEN.eos_token_id}"):
+        build.require_end([QWEN.pad_token_id])

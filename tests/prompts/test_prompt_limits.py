@@ -68,7 +68,7 @@ class Rater:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3])
-def test_the_prompt_limit_keeps_what_the_turn_limit_keeps(turns):
+def test_the_prompt_limit_keeps_success_and_score(turns):
     by_turns, by_prompt = (
         asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, ends), watch=Rater()))
         for ends in ("gives up", "is too long")
@@ -79,7 +79,7 @@ def test_the_prompt_limit_keeps_what_the_turn_limit_keeps(turns):
 
 
 @pytest.mark.parametrize("builder", [PromptBuilder, ConversationBuilder])
-def test_the_error_tells_the_length_that_would_fit(builder):
+def test_the_error_contains_the_length_that_fits(builder):
     template = GENERIC["plain" if builder is PromptBuilder else "conversation"]
     shown = StepResult("a room", "find the pencil", "", ["look"] * 40, won=False, score=0.0)
     with pytest.raises(PromptTooLongError, match=r"max_prompt_tokens=30; raise it") as raised:
@@ -94,7 +94,7 @@ def test_the_error_tells_the_length_that_would_fit(builder):
 
 
 @pytest.mark.parametrize(("turns", "told"), [(0, "Ladder-v0, task '7', turn 1: the prompt has 99 tokens"), (1, None)])
-def test_only_a_first_prompt_speaks_of_its_task(turns, told):
+def test_only_a_too_long_first_prompt_is_reported(turns, told):
     played = asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, "is too long")))
     request = GroupRequest(0, "7", 2, 0)
     sample = GroupSample.from_group(request, TrajectoryGroup("7", [played, played]), GRPOConfig())
@@ -120,9 +120,7 @@ def config_of(model_path, **limits):
     ],
 )
 @registered(RiddleEnv)
-def test_limits_that_the_tokenizer_shows_to_be_too_small_are_refused_before_any_actor_starts(
-    model_path, limits, error, told, monkeypatch
-):
+def test_too_small_limits_are_refused_before_any_actor_starts(model_path, limits, error, told, monkeypatch):
     def start(*arguments, **settings):
         raise AssertionError("an actor was about to start")
 

@@ -1,9 +1,13 @@
+"""Single-turn prompts, unusable chat templates, and the text of responses."""
+
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from chat_tokenizers import bare_tokenizer, chat_tokenizer
+from prompt_games import shown, writer_of
 
 from trial_ray.adapters import alfworld, webshop
-from trial_ray.adapters.guarded import StepResult
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.prompts.chat_template import TemplateOptions
@@ -33,37 +37,36 @@ LATER = {
 }
 
 
-def builder(model="qwen3", style="tagged", limit=4096, window=2, adapter=HOME):
-    return PromptBuilder(chat_tokenizer(model), adapter.template(style), limit, window)
+def builder(model="qwen3", style="tagged", limit=4096, window=2):
+    return writer_of(chat_tokenizer(model), style, limit=limit, window=window)
 
 
 def message(built, prompt):
     return built._tokenizer.decode(prompt.ids)
 
 
-def test_a_runs_variables_reach_the_chat_template():
+def test_chat_template_kwargs_reach_the_chat_template():
     config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(chat_template_kwargs={"enable_thinking": False})
     for style in ("tagged", "conversation"):
         writer = prompt_writer(chat_tokenizer("qwen3"), config.env_runners(prompt_style=style), HOME)
-        shown = StepResult(LATER["observation"], LATER["task"], "", ["look"], won=False, score=0.0)
-        assert message(writer, writer.write(shown, ())).endswith("assistant\n<think>\n\n</think>\n\n")
+        assert message(writer, writer.write(shown("You arrive."), ())).endswith("assistant\n<think>\n\n</think>\n\n")
 
 
-def test_first_turn_shows_the_observation_as_it_is_and_the_task_once():
+def test_the_first_turn_shows_observation_and_task_once():
     build = builder()
     text = message(build, build.build(**FIRST))
-    for shown in (
+    for part in (
         FIRST["observation"],
         "go to bed 1\ngo to desk 1\nlook",
         "<think> and </think>",
         "<action> and </action>",
     ):
-        assert text.count(shown) == 1
+        assert text.count(part) == 1
     assert text.count("put some pencil on desk") == 1
     assert "help" not in text
 
 
-def test_later_turn_has_task_step_count_and_the_last_two_records_in_order():
+def test_a_later_turn_has_task_step_and_the_last_records_in_order():
     build = builder()
     text = message(build, build.build(**LATER))
     assert "put some pencil on desk." in text
@@ -84,7 +87,7 @@ def test_later_turn_has_task_step_count_and_the_last_two_records_in_order():
         assert message(build, build.build(**LATER)).count("You did:") == seen
 
 
-def test_plain_style_is_bare_words_with_the_actions_verbatim():
+def test_plain_prompts_are_bare_words_with_verbatim_actions():
     build = builder("tiny", "plain")
     text = message(build, build.build(**LATER))
     assert text == (
@@ -97,12 +100,12 @@ def test_plain_style_is_bare_words_with_the_actions_verbatim():
 
 
 @pytest.mark.parametrize(("adapter", "tail"), [(HOME, 30), (webshop.ADAPTER, 20)], ids=["ALFWorld", "WebShop"])
-def test_a_response_without_tags_counts_with_as_many_characters_as_published(adapter, tail):
+def test_the_end_of_a_response_without_tags_is_its_action(adapter, tail):
     assert adapter.template("tagged").project("x" * 99).action == "x" * tail
 
 
 @pytest.mark.parametrize("style", ["tagged", "plain"])
-def test_over_the_limit_oldest_history_goes_first_then_the_middle_of_the_observation(style):
+def test_history_is_dropped_before_the_middle_of_the_observation(style):
     words = [f"w{i}x" for i in range(60)]
     arguments = {
         **LATER,
@@ -120,13 +123,13 @@ def test_over_the_limit_oldest_history_goes_first_then_the_middle_of_the_observa
         text = message(build, prompt)
         assert len(prompt.ids) <= limit
         assert "put some pencil on desk" in text
-        num_cut = 2 - ("first first" in text) - ("second second" in text)
+        dropped = 2 - ("first first" in text) - ("second second" in text)
         assert (CUT_MARK.strip() in text) == (prompt.cut == "observation")
         if prompt.cut == "observation":
             assert " ".join(words[20:40]) not in text
         else:
             assert " ".join(words) in text
-        seen.append((num_cut, CUT_MARK.strip() in text, prompt.cut))
+        seen.append((dropped, CUT_MARK.strip() in text, prompt.cut))
     assert sorted(set(seen)) == list(dict.fromkeys(seen))
     assert set(seen) == {
         (0, False, "none"),
@@ -136,36 +139,42 @@ def test_over_the_limit_oldest_history_goes_first_then_the_middle_of_the_observa
     }
 
 
-def with_template(template):
-    tokenizer = bare_tokenizer()
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-LOOP = "{% for message in messages %}<|im_start|>user\n{{ BODY }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+LOOP = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
 
 
 @pytest.mark.parametrize("name", ["tokenize", "add_generation_prompt", "tools", "strftime_now"])
-def test_variables_that_this_package_decides_are_refused(name):
-    with pytest.raises(ConfigError, match=f"chat_template_kwargs has '{name}', which this package sets itself"):
+def test_variables_that_this_package_sets_are_refused(name):
+    with pytest.raises(ConfigError, match=f"'{name}'"):
         PromptBuilder(chat_tokenizer("qwen3"), HOME.template("tagged"), 100, options=TemplateOptions({name: True}))
 
 
 @pytest.mark.parametrize(
-    ("template", "found"),
+    ("style", "template", "cause"),
     [
-        (None, "no chat template"),
-        (LOOP.replace("BODY", "message.content | upper"), "occurs 0 times"),
-        (LOOP.replace("BODY", "message.content ~ message.content"), "occurs 2 times"),
-        ("{{ raise_exception('no users here') }}", "no users here"),
+        ("tagged", None, "no chat template"),
+        ("tagged", LOOP.replace(".content", ".content | upper"), "0 times"),
+        ("tagged", LOOP.replace(".content", ".content ~ message.content"), "2 times"),
+        ("tagged", "{{ raise_exception('no users here') }}", "no users here"),
+        (
+            "conversation",
+            LOOP.replace("<|im_end|>", "{{ '.' if message.role == 'assistant' else '<|im_end|>' }}"),
+            "close a response",
+        ),
+        ("conversation", LOOP.replace("<|im_start|>{{", "<|im_start|>{{ messages | length }} {{"), "only appends"),
+        ("conversation", LOOP.replace("in messages", "in messages | reverse"), "0 times"),
     ],
 )
-def test_unusable_chat_templates_are_named(template, found):
-    with pytest.raises(ChatTemplateError, match=found):
-        PromptBuilder(with_template(template), HOME.template("tagged"), 100)
+def test_unusable_chat_templates_are_refused(style, template, cause):
+    tokenizer = bare_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(ChatTemplateError, match=cause):
+        writer_of(tokenizer, style)
 
 
-def test_an_id_beyond_the_tokenizer_never_decodes_to_nothing():
+def test_ids_outside_the_vocabulary_are_spelled():
     tokenizer, prompt = chat_tokenizer("qwen2.5"), np.array([1], np.int32)
     ids, size = tokenizer.encode("open drawer", add_special_tokens=False), len(tokenizer)
     assert tokenizer.decode([*ids, size]) == "open drawer"
@@ -178,7 +187,7 @@ def test_an_id_beyond_the_tokenizer_never_decodes_to_nothing():
 @pytest.mark.parametrize(
     ("reasoning", "rest"), [("look around</think>", "\n\nopen drawer"), ("look around", ""), ("</think>", "go")]
 )
-def test_the_tokens_of_the_reasoning_are_counted(prompt, reasoning, rest):
+def test_reasoning_tokens_are_counted(prompt, reasoning, rest):
     tokenizer = chat_tokenizer("qwen3")
 
     def ids(text):

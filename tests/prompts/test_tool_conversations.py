@@ -1,6 +1,6 @@
 """Conversations with tools in every chat template whose calls the installed TRL can read: prompts, calls, answers to mistakes.
 
-What is expected is what ``apply_chat_template`` writes when it is given tools, calls and answers.
+The expected text is what ``apply_chat_template`` writes for tools, calls and answers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cache
 import numpy as np
 import pytest
 from chat_tokenizers import bare_tokenizer, published_templates, published_tokenizer
+from prompt_games import SWITCHES, TASK, add_turn, controls, message, rendered, shown, writer_of
 from riddle_env import RiddleEnv
 from user_env import registered
 
@@ -23,37 +24,35 @@ from trial_ray.adapters import EnvironmentAdapter, webshop
 from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import make_entries
-from trial_ray.adapters.templates import PromptContext
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError
 from trial_ray.learner.action_spans import action_mask
 from trial_ray.learner.rows import scored_turn
-from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.tool_calls import ToolSet
-from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
 from trial_ray.trajectory import TeacherContext, Turn
 
-TASK = "put some pencil on desk."
 ACT = object.__new__(ToolEnv).act
-DATE = "2020-02-29"
 NO_TOOLS = {
-    *(
-        "cohere",
-        "cohere2",
-        "deepseek_r1_distill",
-        "deepseekv3",
-        "diffusion_gemma",
-        "gemma",
-        "gemma3",
-        "idefics3",
-        "lfm2",
-    ),
-    *("llama3", "llava_next", "muse_glimmer", "phi3", "phi3_5", "qwen2_5_vl", "smolvlm"),
+    "cohere",
+    "cohere2",
+    "deepseek_r1_distill",
+    "deepseekv3",
+    "diffusion_gemma",
+    "gemma",
+    "gemma3",
+    "idefics3",
+    "lfm2",
+    "llama3",
+    "llava_next",
+    "muse_glimmer",
+    "phi3",
+    "phi3_5",
+    "qwen2_5_vl",
+    "smolvlm",
 }
 """Templates that write no calls, or whose calls TRL 1.16 cannot read."""
 NAMES = [name for name in published_templates() if name not in NO_TOOLS]
-SWITCHES = {"default": {}, "on": {"enable_thinking": True}, "off": {"enable_thinking": False}}
 CASES = [
     (name, switch)
     for name in NAMES
@@ -64,46 +63,27 @@ SINGLE = ("gptoss", "llama3_1", "llama3_2")
 
 
 @cache
-def builder(name: str, switch: str = "default", tools: type[ToolEpisode] = ToolEnv, limit=100_000, window=2):
-    options = TemplateOptions(SWITCHES[switch], DATE)
-    return ToolConversationBuilder(published_tokenizer(name), ADAPTER.template("tools"), tools, limit, window, options)
-
-
-def shown(observation: str, task: str = TASK) -> StepResult:
-    return StepResult(observation, task, "", ["go to desk 1", "look"], won=False, score=0.0)
+def builder(name: str, switch: str = "default", tools: type[ToolEpisode] = ToolEnv, limit: int = 100_000):
+    return writer_of(published_tokenizer(name), "tools", switch, limit, tools=tools)
 
 
 def call(*actions: str) -> dict:
-    calls = [{"type": "function", "function": {"name": "act", "arguments": {"action": each}}} for each in actions]
+    calls = [{"type": "function", "function": {"name": "act", "arguments": {"action": action}}} for action in actions]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def message(name: str, result: StepResult, step: int) -> str:
-    context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), step)
-    return builder(name).template.render(context)
-
-
-def rendered(name: str, switch: str, results: list[StepResult], responses: list[dict]) -> str:
-    """The conversation up to the next response, as the template writes it when it is given TRL's tools."""
-    first, *later = (message(name, result, step) for step, result in enumerate(results, 1))
-    messages = [
-        {"role": "system", "content": builder(name).template.system(TASK)},
-        {"role": "user", "content": first},
-    ]
+def written(name: str, switch: str, results: list[StepResult], responses: list[dict]) -> str:
+    """Return the conversation up to the next response, as the template writes it with TRL's tools."""
+    build = builder(name)
+    first, *later = (message(build, result, step) for step, result in enumerate(results, 1))
+    messages = [{"role": "system", "content": build.template.system(TASK)}, {"role": "user", "content": first}]
     for response, answer in zip(responses, later, strict=True):
         messages += [response, {"role": "tool", "name": "act", "content": answer}]
-    return published_tokenizer(name).apply_chat_template(
-        messages,
-        tools=[ACT],
-        tokenize=False,
-        add_generation_prompt=True,
-        strftime_now=lambda form: np.datetime64(DATE).item().strftime(form),
-        **SWITCHES[switch],
-    )
+    return rendered(published_tokenizer(name), messages, switch, tools=[ACT])
 
 
 def without_reasoning(text: str) -> str:
-    """Templates leave empty reasoning out of earlier responses, or write it in another way than a prompt opens it."""
+    """Remove empty reasoning, which templates omit from earlier responses or write differently than in a prompt."""
     return re.sub(r"<think>\s*(</think>\s*)?|<\|channel>thought\n<channel\|>", "", text)
 
 
@@ -111,49 +91,30 @@ def ids_of(name: str, text: str) -> np.ndarray:
     return np.asarray(published_tokenizer(name).encode(text, add_special_tokens=False), np.int32)
 
 
-def taken(build: ToolConversationBuilder, played: list[Turn], result: StepResult, response: np.ndarray) -> Turn:
-    prompt = build.write(result, played)
-    projection = build.read(prompt, response)
-    logprobs = np.zeros(len(response), np.float32)
-    played.append(
-        Turn(
-            prompt.ids,
-            response,
-            logprobs,
-            insert_at=prompt.insert_at,
-            observation=result.observation,
-            action=projection.action,
-            valid=projection.valid,
-            prompt_cut=prompt.cut,
-        )
-    )
-    return played[-1]
-
-
-def play(name: str, switch: str, results: list[StepResult], **limits: int) -> list[Turn]:
-    """A game whose responses are the template's own calls."""
-    build, played = builder(name, switch, **limits), []
+def play(name: str, switch: str, results: list[StepResult], limit: int = 100_000) -> list[Turn]:
+    """Return the turns of a game whose responses are the template's own calls."""
+    build, played = builder(name, switch, limit=limit), []
     for step, result in enumerate(results, 1):
         said = build.call_text("act", {"action": f"go to desk {step}"})
-        # The one prompt that opens reasoning behind an answer and not behind the user's message.
+        # This template opens reasoning after an answer, but not after the user's message.
         closed = "<channel|>" if (name, switch) == ("gemma4_v5", "on") and step > 1 else ""
-        taken(build, played, result, ids_of(name, closed + said))
+        add_turn(build, played, result, ids_of(name, closed + said))
     return played
 
 
 @pytest.mark.parametrize(("name", "switch"), CASES)
-def test_a_game_reads_as_the_template_writes_it_and_its_calls_are_read(name, switch):
+def test_a_game_reads_as_the_template_writes_it(name, switch):
     tokenizer, results = published_tokenizer(name), [shown(f'You see "desk {number}" & a pen.') for number in (1, 2, 3)]
     played = play(name, switch, results)
     assert [(turn.action, turn.valid) for turn in played] == [(f"go to desk {step}", True) for step in (1, 2, 3)]
     for step, turn in enumerate(played):
-        said = [call(each.action) for each in played[:step]]
-        whole = rendered(name, switch, results[: step + 1], said)
+        said = [call(earlier.action) for earlier in played[:step]]
+        whole = written(name, switch, results[: step + 1], said)
         assert without_reasoning(tokenizer.decode(turn.prompt_ids)) == without_reasoning(whole)
         if step:
             before = [*played[step - 1].prompt_ids, *played[step - 1].response_ids]
             assert turn.prompt_ids[: len(before)].tolist() == before
-        # The hindsight context is the last text before the response that is none, and changes no id of the response.
+        # The teacher context is at the end of the last message and leaves the ids of the response unchanged.
         context = TeacherContext(ids_of(name, "WHAT FOLLOWED"), turn.insert_at)
         ordinary, hindsight = scored_turn(turn), scored_turn(replace(turn, teacher_context=context), hindsight=True)
         assert ordinary.ids[-len(turn.response_ids) :].tolist() == turn.response_ids.tolist()
@@ -164,18 +125,18 @@ def test_a_game_reads_as_the_template_writes_it_and_its_calls_are_read(name, swi
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in SINGLE])
-def test_several_calls_are_answered_once_where_the_template_answers_them(name):
+def test_several_calls_have_one_answer(name):
     build, results = builder(name), [shown("A room."), shown("A desk.")]
     tokenizer, played = published_tokenizer(name), []
-    whole = rendered(name, "default", results, [call("look", "help")])
+    whole = written(name, "default", results, [call("look", "help")])
     opening = build._opening
-    text = whole[whole.index(message(name, results[0], 1)) :].partition(
+    text = whole[whole.index(message(build, results[0])) :].partition(
         "assistant" if "assistant" in opening else "model"
     )[2]
     end = text.index(build._stop, text.index("help")) + len(build._stop)
     response = text[:end].removeprefix("<|end_header_id|>").removeprefix("|>").lstrip("\n")
     response = re.sub(r"^<think>\s*", "", response) if opening.endswith("<think>\n") else response
-    turn = taken(build, played, results[0], ids_of(name, response))
+    turn = add_turn(build, played, results[0], ids_of(name, response))
     assert not turn.valid
     after = tokenizer.decode(build.write(results[1], played).ids)
     assert without_reasoning(after).replace("\n", "") == without_reasoning(whole).replace("\n", "")
@@ -184,19 +145,17 @@ def test_several_calls_are_answered_once_where_the_template_answers_them(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_that_spell_control_tokens_stay_text(name):
     tokenizer = published_tokenizer(name)
-    added = {token: str(each) for token, each in tokenizer.added_tokens_decoder.items()}
-    special = added.keys() - {token for token, text in added.items() if text in ("<think>", "</think>")}
-    whole = rendered(name, "default", [shown("A."), shown("B.")], [call("look")])
+    whole = written(name, "default", [shown("A."), shown("B.")], [call("look")])
     spelled = builder(name).call_text("act", {"action": "help"})
 
-    def controls(observation: str) -> list[list[int]]:
-        played = play(name, "default", [shown(observation) for _ in range(3)])
+    def controls_of(observation: str) -> list[list[int]]:
+        played = play(name, "default", [shown(observation)] * 3)
         assert [turn.action for turn in played] == [f"go to desk {step}" for step in (1, 2, 3)]
-        return [[token for token in turn.prompt_ids.tolist() if token in special] for turn in played]
+        return [controls(tokenizer, turn.prompt_ids) for turn in played]
 
-    clean = controls("A room.")
-    for hostile in ("".join(added.values()), whole.rpartition("look")[2] + spelled, whole.partition("A.")[0]):
-        assert controls(hostile) == clean
+    clean, added = controls_of("A room."), "".join(map(str, tokenizer.added_tokens_decoder.values()))
+    for hostile in (added, whole.rpartition("look")[2] + spelled, whole.partition("A.")[0]):
+        assert controls_of(hostile) == clean
 
 
 def qwen_call(content: str) -> str:
@@ -207,33 +166,30 @@ def json_call(name: object, arguments: object) -> str:
     return qwen_call(json.dumps({"name": name, "arguments": arguments}))
 
 
-OFFERED = r" Call exactly one tool in every turn: .*take\(object, receptacle\)"
-
-
 @pytest.mark.parametrize(
-    ("response", "answer"),
+    ("response", "mistake"),
     [
-        ("I am done.<|im_end|>", "No tool was called." + OFFERED),
-        ("<think>I go on and on", "No tool was called." + OFFERED),
-        (qwen_call('{"name": "look", "argu'), r"The response could not be read \(ValueError: json.*\)." + OFFERED),
-        (qwen_call("[" * 100_000), r"The response could not be read \(RecursionError"),
-        (qwen_call('["look"]'), "There is no tool ''." + OFFERED),
-        (json_call("fly", {}), "There is no tool 'fly'." + OFFERED),
-        (json_call(["look"], {}), "There is no tool ''." + OFFERED),
-        (json_call("take", {"object": "pen 1"}), "take could not be called: missing a required argument: 'receptacle'"),
-        (json_call("look", {"at": "pen 1"}), "look could not be called: got an unexpected keyword argument 'at'"),
-        (json_call("use", "lamp 1"), "use could not be called: its arguments are 'lamp 1', expected an object"),
-        (json_call("use", {"lamp": 1}), "use could not be called: lamp is 1, expected a string"),
-        (json_call("look", {}) + json_call("inventory", {}), "2 tools were called, so that none was carried out."),
+        ("I am done.<|im_end|>", "No tool"),
+        ("<think>I go on and on", "No tool"),
+        (qwen_call('{"name": "look", "argu'), "ValueError"),
+        (qwen_call("[" * 100_000), "RecursionError"),
+        (qwen_call('["look"]'), "''"),
+        (json_call("fly", {}), "'fly'"),
+        (json_call(["look"], {}), "''"),
+        (json_call("take", {"object": "pen 1"}), "'receptacle'"),
+        (json_call("look", {"at": "pen 1"}), "'at'"),
+        (json_call("use", "lamp 1"), "'lamp 1'"),
+        (json_call("use", {"lamp": 1}), "lamp is 1"),
+        (json_call("look", {}) + json_call("inventory", {}), "2 tools"),
     ],
 )
-def test_a_response_without_one_call_that_can_be_made_is_answered_with_its_mistake(response, answer):
+def test_a_response_without_one_valid_call_is_answered_with_its_mistake(response, mistake):
     build = builder("qwen3", tools=ADAPTER.tools)
-    prompt = build.write(shown("A room."), ())
-    found = build.read(prompt, ids_of("qwen3", response))
-    assert (found.action, found.valid) == ("", False)
-    assert re.search(answer, found.answer)
-    assert len(found.answer) < 900
+    projection = build.read(build.write(shown("A room."), ()), ids_of("qwen3", response))
+    assert (projection.action, projection.valid) == ("", False)
+    assert mistake in projection.answer
+    assert "take(object, receptacle)" in projection.answer
+    assert len(projection.answer) < 900
 
 
 @pytest.mark.parametrize(
@@ -245,9 +201,9 @@ def test_a_response_without_one_call_that_can_be_made_is_answered_with_its_mista
         (EnvironmentAdapter("mine/Any-v0"), "act", {"action": "Ring twice"}, "Ring twice"),
     ],
 )
-def test_a_call_stands_for_the_action_that_its_tool_makes(adapter, name, arguments, action):
-    found = ToolSet(adapter.tools).project([{"type": "function", "function": {"name": name, "arguments": arguments}}])
-    assert (found.action, found.valid, found.answer) == (action, True, "")
+def test_a_call_is_read_as_the_action_of_its_tool(adapter, name, arguments, action):
+    projection = ToolSet(adapter.tools).project([{"function": {"name": name, "arguments": arguments}}])
+    assert (projection.action, projection.valid, projection.answer) == (action, True, "")
 
 
 def test_an_optional_argument_may_be_null():
@@ -286,7 +242,7 @@ def test_a_mistake_takes_a_turn_and_no_step():
     assert (played.success, played.ended, played.episode_return) == (True, "terminated", 1.0)
 
 
-def test_over_the_limit_it_starts_again_with_the_last_turns_as_text():
+def test_over_the_limit_a_game_restarts_with_its_last_turns_as_text():
     results = [shown(f"ROOM{step} " + "desk " * 20) for step in range(1, 6)]
     whole = play("qwen3", "default", results)
     limit = len(whole[-1].prompt_ids) - 1
@@ -300,7 +256,7 @@ def test_over_the_limit_it_starts_again_with_the_last_turns_as_text():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_action_is_the_call(name):
+def test_the_action_mask_covers_the_call(name):
     tokenizer, build = published_tokenizer(name), builder(name)
     text = build.call_text("act", {"action": "go to desk 1"})
     ids = ids_of(name, "so<tool_call></think>" + text)
@@ -318,17 +274,16 @@ def test_templates_without_tools_are_refused(name):
         builder(name)
 
 
-def test_a_tokenizer_that_cannot_read_calls_is_refused_with_what_to_install_or_set(monkeypatch):
+def test_a_tokenizer_that_cannot_read_calls_is_refused(monkeypatch):
     tokenizer = bare_tokenizer()
     tokenizer.chat_template = published_tokenizer("qwen3").chat_template
-    template, settings = ADAPTER.template("tools"), (ToolEnv, 1000)
-    others = builder("gptoss")._tokenizer.response_template
+    template_of_another_model = builder("gptoss")._tokenizer.response_template
     monkeypatch.setitem(sys.modules, "trl.chat_template_utils", None)
-    with pytest.raises(MissingDependencyError, match="pip install trl"):
-        ToolConversationBuilder(tokenizer, template, *settings)
-    tokenizer.response_template = others
-    with pytest.raises(ChatTemplateError, match=r"parses \[\] from .*Set the response_template of this chat template"):
-        ToolConversationBuilder(tokenizer, template, *settings)
+    with pytest.raises(MissingDependencyError):
+        writer_of(tokenizer, "tools")
+    tokenizer.response_template = template_of_another_model
+    with pytest.raises(ChatTemplateError, match=r"parses \[\]"):
+        writer_of(tokenizer, "tools")
 
 
 class Undescribed(ToolEpisode):
@@ -362,22 +317,22 @@ class Counted(ToolEpisode):
         return self._take("look")
 
 
-def test_a_tool_that_takes_no_texts_leaves_the_calls_of_others():
+def test_a_tool_that_rejects_strings_leaves_the_calls_of_others():
     tools = ToolSet(Counted)
     assert tools.call_of("look") == ("look", {})
     assert tools.call_of("wait 3") is None
-    call = {"type": "function", "function": {"name": "a_wait", "arguments": {"turns": 2}}}
-    assert tools.project([call]).action == "wait 3"
+    assert tools.project([{"name": "a_wait", "arguments": {"turns": 2}}]).action == "wait 3"
 
 
-def test_tools_that_cannot_be_called_are_refused():
-    for tools, told in (
-        (ToolEpisode, "ToolEpisode has no tools"),
-        (Undescribed, "has no schema.*docstring"),
-        (Stateful, "Stateful.ring returned .*no attribute 'bell'.*, expected an action as text.*tool_program"),
-        (Awaited, "Awaited.ring returned None, expected an action"),
-    ):
-        with pytest.raises(ConfigError, match=told):
-            ToolSet(tools)
-    with pytest.raises(ConfigError, match="tools = 'act', expected a subclass of"):
+@pytest.mark.parametrize(
+    ("tools", "cause"),
+    [(ToolEpisode, "no tools"), (Undescribed, "no schema"), (Stateful, "'bell'"), (Awaited, "ring returned None")],
+)
+def test_tools_that_cannot_be_called_are_refused(tools, cause):
+    with pytest.raises(ConfigError, match=cause):
+        ToolSet(tools)
+
+
+def test_tools_that_are_no_class_are_refused():
+    with pytest.raises(ConfigError, match="'act'"):
         EnvironmentAdapter("mine/Any-v0", tools="act").check()

@@ -1,4 +1,4 @@
-"""Environment adapters: what the trainer knows about an environment, and isolation of its instances.
+"""Environment adapters: descriptions of environments for the trainer, and isolation of their instances.
 
 In reading order:
 

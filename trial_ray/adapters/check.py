@@ -48,7 +48,7 @@ def check_environment(
         start = env.reset(tasks[0], 0)
         solution, instances = env.walkthrough(), env.max_instances()
         say = text_command(entry.adapter.tools) if style == "tools" else None
-        # With prompts for tools and without admissible actions, this check knows no action that the environment accepts.
+        # With tool prompts and without admissible actions, no action is known that the environment accepts.
         stepped = bool(say or start.admissible_actions or style != "tools")
         if stepped:
             env.step(say("look") if say else start.admissible_actions[0] if start.admissible_actions else "look")

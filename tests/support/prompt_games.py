@@ -1,0 +1,80 @@
+"""Prompt writers of household games, with the results and turns that they write, for tests of prompts."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import numpy as np
+
+from trial_envs.tool_env import ToolEnv
+from trial_ray.adapters.alfworld import ADAPTER
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.adapters.templates import PromptContext
+from trial_ray.prompts.chat_template import TemplateOptions
+from trial_ray.prompts.conversation import ConversationBuilder
+from trial_ray.prompts.single_turn import PromptBuilder
+from trial_ray.prompts.tool_conversation import ToolConversationBuilder
+from trial_ray.trajectory import Turn
+
+TASK = "put some pencil on desk."
+ACTIONS = ("go to desk 1", "look")
+DATE = "2020-02-29"
+SWITCHES = {"default": {}, "on": {"enable_thinking": True}, "off": {"enable_thinking": False}}
+"""Arguments of chat templates by name."""
+
+
+def writer_of(tokenizer, style="tagged", switch="default", limit=100_000, window=2, adapter=ADAPTER, tools=ToolEnv):
+    """Create a prompt writer of any style."""
+    kind, arguments = (ConversationBuilder if style == "conversation" else PromptBuilder), [adapter.template(style)]
+    if style == "tools":
+        kind, arguments = ToolConversationBuilder, [*arguments, tools]
+    return kind(tokenizer, *arguments, limit, window, TemplateOptions(SWITCHES[switch], DATE))
+
+
+def shown(observation: str, actions=ACTIONS, task: str = TASK) -> StepResult:
+    return StepResult(observation, task, "", list(actions), won=False, score=0.0)
+
+
+def message(writer, result: StepResult, step: int = 1) -> str:
+    """Return the user's message of a turn."""
+    context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), step)
+    return writer.template.render(context)
+
+
+def turn_of(writer, prompt, result: StepResult, response) -> Turn:
+    """Return a turn with the action that the writer reads."""
+    ids = np.asarray(response, np.int32)
+    projection = writer.read(prompt, ids)
+    return Turn(
+        prompt.ids,
+        ids,
+        np.zeros(len(ids), np.float32),
+        insert_at=prompt.insert_at,
+        observation=result.observation,
+        action=projection.action,
+        valid=projection.valid,
+        prompt_cut=prompt.cut,
+    )
+
+
+def add_turn(writer, played: list[Turn], result: StepResult, response) -> Turn:
+    """Write the prompt of the next turn and append the turn."""
+    played.append(turn_of(writer, writer.write(result, played), result, response))
+    return played[-1]
+
+
+def rendered(tokenizer, messages, switch: str = "default", **arguments) -> str:
+    """Return a conversation up to the next response, as the chat template itself writes it."""
+    arguments |= {"strftime_now": date.fromisoformat(DATE).strftime, "tokenize": False, "add_generation_prompt": True}
+    return tokenizer.apply_chat_template(messages, **SWITCHES[switch], **arguments)
+
+
+def letters(tokenizer, text: str) -> list[int]:
+    """Return ids that spell a text letter by letter: a model may sample them, but no tokenizer writes them."""
+    return [token for letter in text for token in tokenizer.encode(letter, add_special_tokens=False)]
+
+
+def controls(tokenizer, ids: np.ndarray) -> list[int]:
+    """Return the added tokens among the ids, reasoning tags excepted."""
+    added = {token for token, text in tokenizer.added_tokens_decoder.items() if "think>" not in str(text)}
+    return [token for token in ids.tolist() if token in added]
