@@ -37,7 +37,7 @@ ALLOWED = {
     ("engines/weight_lock.py", "write", "self._idle.wait"): "inside asyncio.wait_for",
     (
         "core/forks.py",
-        "_hold_all",
+        "_acquire_all",
         "(...).acquire",
     ): "held for a start or a load, and by no thread that waits for another lock here",
     ("alfworld/engine.py", "__init__", "LIBRARIES.acquire"): "takes a copy of a library, and waits for nothing",

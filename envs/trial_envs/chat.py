@@ -23,7 +23,7 @@ SYSTEM_PROMPT = (
 
 
 def make_text_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
-    """Makes a text environment of this package.
+    """Make a text environment of this package.
 
     Args:
         env_id: a registered id, such as ``trial/ALFWorld-v0``.
@@ -35,32 +35,32 @@ def make_text_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
     trial_envs.register()
     env = gymnasium.make(env_id, disable_env_checker=True, **settings)
     if not isinstance(env.unwrapped, TextEnv):
-        found = type(env.unwrapped).__name__
+        class_name = type(env.unwrapped).__name__
         env.close()
-        raise TypeError(f"{env_id} is a {found}, expected a TextEnv of trial_envs.")
+        raise TypeError(f"{env_id} is a {class_name}, expected a TextEnv of trial_envs.")
     return env
 
 
 def make_chat_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
-    """Makes a text environment with a ``step`` that takes a whole response; arguments and errors as for :func:`make_text_env`."""
+    """Make a text environment with a ``step`` that takes a whole response; arguments and errors as for :func:`make_text_env`."""
     env = make_text_env(env_id, **settings)
     return ActionProjection(env, keep_case=cast(TextEnv, env.unwrapped).keeps_case)
 
 
 def with_task(observation: str, info: dict[str, Any]) -> str:
-    """Returns the first observation of an episode, after the task if it does not contain the task."""
+    """Return the first observation of an episode, after the task if it does not contain the task."""
     task = info["task"]
     return observation if task in observation else f"{task}\n\n{observation}"
 
 
 def user_message(observation: str, info: dict[str, Any]) -> str:
-    """Returns a user message with an observation and, where actions are listed, the admissible actions after it."""
+    """Return a user message with an observation and, where actions are listed, the admissible actions after it."""
     actions = info["admissible_actions"]
     return f"{observation}\n\nActions: {', '.join(actions)}" if actions else observation
 
 
 def episode_metrics(total_reward: float, turns: int, invalid: int, info: dict[str, Any]) -> dict[str, float]:
-    """Returns the metrics of an episode, for the tables of another library.
+    """Return the metrics of an episode, for the tables of another library.
 
     Args:
         total_reward: sum of the rewards.

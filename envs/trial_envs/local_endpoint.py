@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-MOST_BYTES = 2**26
+MAX_BYTES = 2**26
 """Maximum size of a request."""
 POLL_S, JOIN_TIMEOUT_S = 0.05, 10.0
 """Seconds after which the server sees that it has to end, and within which it ends."""
@@ -62,12 +62,12 @@ class _Server(ThreadingHTTPServer):
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of the answer to a request."""
-        if self.ended:  # a client keeps its connection
+        if self.ended:  # a client may still use its open connection
             return _ENDED
         call = asyncio.run_coroutine_threadsafe(self._answer(path, body), self._loop)
         self.calls.add(call)
         try:
-            return call.result()  # until the episode ends; then it is cancelled
+            return call.result()  # the end of the episode cancels the call
         except CancelledError:
             return _ENDED
         finally:
@@ -84,12 +84,12 @@ class _Server(ThreadingHTTPServer):
         except (ValueError, TypeError):
             return 400, _error(f"expected a JSON object, got {body[:200]!r}")
         try:
-            found = await self._chat.post(path.removeprefix("/v1"), cast_to=httpx2.Response, body=fields)
+            response = await self._chat.post(path.removeprefix("/v1"), cast_to=httpx2.Response, body=fields)
         except openai.APIStatusError as error:
-            found = error.response
-        except Exception as error:  # of the client, which the program may have closed
+            response = error.response
+        except Exception as error:  # the program may have closed the client
             return 500, _error(f"{type(error).__name__}: {error}")
-        return found.status_code, found.content
+        return response.status_code, response.content
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -99,9 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MOST_BYTES:
+        if not length.isdecimal() or int(length) > MAX_BYTES:
             self.close_connection = True
-            return self._send(413, _error(f"expected a Content-Length of at most {MOST_BYTES}, got {length or 'none'}"))
+            return self._send(413, _error(f"expected a Content-Length of at most {MAX_BYTES}, got {length or 'none'}"))
         body = self.rfile.read(int(length))
         key = f"Bearer {self.server.key}"
         if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), key.encode()):
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Write no line for each request."""
+        """Do nothing: requests are not logged."""
 
 
 def _error(message: str) -> bytes:

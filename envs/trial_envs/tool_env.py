@@ -38,7 +38,7 @@ class ToolEpisode:
         self._total = 0.0
 
     def reset(self, task: str | int | None = None, **columns: object) -> str:
-        """Starts an episode and returns its task, its first observation and the admissible actions.
+        """Start an episode and return its task, its first observation and the admissible actions.
 
         Args:
             task: task id or index; ``None`` draws one. TRL passes the dataset's column of this name.
@@ -50,11 +50,11 @@ class ToolEpisode:
         return self._show(with_task(observation, info), info)
 
     def get_reward(self) -> float:
-        """Returns the sum of the rewards of the episode so far."""
+        """Return the sum of the rewards of the episode so far."""
         return self._total
 
     def _take(self, command: str) -> str:
-        """Takes a step; returns the observation and the actions that are admissible after it."""
+        """Carry out an action; return the observation and the actions that are admissible after it."""
         if self._over:
             return "The episode is over."
         observation, reward, terminated, truncated, info = self._env.step(command)
@@ -93,12 +93,12 @@ class ToolEnv(ToolEpisode):
 
 
 def command_tools(tools: type[ToolEpisode]) -> dict[str, Callable[..., str]]:
-    """Returns the tools of a class by name. Each tool returns the command that it makes and takes no step."""
+    """Return the tools of a class by name. Each tool returns the command that it makes and takes no step."""
     commands: ToolEpisode = object.__new__(type(tools.__name__, (tools,), {"_take": lambda self, command: command}))
     methods = [name for name, _ in inspect.getmembers(tools, inspect.isfunction)]
     return {name: getattr(commands, name) for name in methods if name[0] != "_" and name not in ("reset", "get_reward")}
 
 
 def text_command(tools: type[ToolEpisode]) -> Callable[[str], str] | None:
-    """Returns the function from the text of a response to a command; ``None`` if the class requires a tool call."""
+    """Return the function from the text of a response to a command; ``None`` if the class requires a tool call."""
     return tools._say

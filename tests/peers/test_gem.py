@@ -1,18 +1,12 @@
-"""GEM makes and plays our environments; its observations and rewards are those of the plain environment."""
+"""GEM makes and plays these environments with the observations and rewards of the plain environment."""
 
 import gymnasium
 import pytest
-from snippets import snippets
+from exported_games import CASES, run_example, tagged
 
 from trial_envs.chat import SYSTEM_PROMPT, user_message
 
 pytestmark = pytest.mark.peers
-
-CASES = [
-    ("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny"}, 3),
-    ("trial/WebShop-v0", {"split": "generated", "difficulty": "tiny", "num_games": 10}, 2),
-    ("trial/TextWorld-v0", {"level": 1}, "coin_collector-1-0"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +17,7 @@ def gem():
     return library
 
 
-def tagged(action: str) -> str:
-    return f"<think>so</think><action>{action}</action>"
-
-
-@pytest.mark.parametrize(("env_id", "settings", "task"), CASES, ids=lambda value: str(value)[:30])
+@CASES
 def test_an_episode_is_that_of_the_plain_environment(gem, env_id, settings, task):
     plain, env = gymnasium.make(env_id, **settings), gem.make(env_id, **settings)
     observation, info = plain.reset(options={"task": task})
@@ -49,7 +39,7 @@ def test_an_episode_is_that_of_the_plain_environment(gem, env_id, settings, task
 
 @pytest.mark.parametrize("async_mode", [False, True])
 def test_a_vector_of_environments_steps(gem, async_mode):
-    env_id, settings, _ = CASES[0]
+    env_id, settings = "trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny"}
     envs = gem.make_vec([env_id, env_id], async_mode=async_mode, seed=3, **settings)
     _, infos = envs.reset()
     plain = gymnasium.make(env_id, **settings)
@@ -59,7 +49,5 @@ def test_a_vector_of_environments_steps(gem, async_mode):
     assert not any([*rewards, *terminations, *truncations])
 
 
-def test_the_page_shows_it(gem, capsys):
-    (code,) = snippets("environments.md", "peers-gem")
-    exec(compile(code, "docs/environments.md, GEM", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out.endswith("True 1.0\n")
+def test_the_example_of_the_page_runs(gem, capsys):
+    assert run_example("peers-gem", capsys).endswith("True 1.0\n")

@@ -1,4 +1,4 @@
-"""The Grafana dashboard: Grafana's own types have every field of it; what it asks for is in tests/runs/test_ray_metrics.py."""
+"""Grafana's own types have every field of the dashboard; tests/runs/test_ray_metrics.py checks its queries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_grafanas_types_have_every_field_of_the_dashboard():
 
 
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
-    """Paths of what is in ``before`` and not in ``after``, or is another value there."""
+    """Return the paths whose values in ``before`` are missing or different in ``after``."""
     if isinstance(before, dict) and isinstance(after, dict):
         return [each for key in before for each in lost(before[key], after.get(key, "is missing"), f"{path}/{key}")]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):

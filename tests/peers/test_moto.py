@@ -33,7 +33,7 @@ stop = {{"training_iteration": 2}}
 
 
 class Server:
-    """moto's S3 on this machine; what it holds stays while it is away."""
+    """moto's S3 server on this machine, which keeps its content while it is stopped."""
 
     def __init__(self) -> None:
         from moto.server import ThreadedMotoServer
@@ -43,11 +43,11 @@ class Server:
         self._server.start()
         self.port = self._server.get_host_and_port()[1]
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         self._server.stop()
-        self._server._server.server_close()  # which still takes connections
+        self._server._server.server_close()  # it still accepts connections
 
-    def come_back(self) -> None:
+    def start(self) -> None:
         self._server = self._made(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
 
@@ -71,15 +71,13 @@ def server(monkeypatch, tmp_path) -> Iterator[Server]:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     started = Server()
-    started.post("moto-api/reset-auth", b"inf")  # what an earlier test required
+    started.post("moto-api/reset-auth", b"inf")  # undo what an earlier test required
     started.post("runs", b"", method="PUT")
     yield started
-    started.leave()
+    started.stop()
 
 
-def test_a_run_on_s3_is_trained_resumed_and_read_there_though_the_server_goes_away(
-    server, tmp_path, monkeypatch, capsys
-):
+def test_a_run_on_s3_is_trained_resumed_and_read(server, tmp_path, monkeypatch, capsys):
     model = save_nano_model(tmp_path / "nano")
     file = tmp_path / "experiment.py"
     file.write_text(EXPERIMENT.format(model=str(model)))
@@ -88,13 +86,13 @@ def test_a_run_on_s3_is_trained_resumed_and_read_there_though_the_server_goes_aw
     checkpoints = []
 
     def after(run: _StoredRun) -> None:
-        """The server is away at the first checkpoint."""
+        """Stop the server during the first checkpoint."""
         checkpoints.append(run)
         if len(checkpoints) == 1:
-            server.leave()
+            server.stop()
         after_checkpoint(run)
         if len(checkpoints) == 1:
-            server.come_back()
+            server.start()
 
     monkeypatch.setattr(_StoredRun, "after_checkpoint", after)
     assert cli.main(["train", str(file), "--out", uri, "--checkpoint-every", "1"]) == 0
@@ -126,7 +124,7 @@ def test_a_run_on_s3_is_trained_resumed_and_read_there_though_the_server_goes_aw
 SECRETS = (b"AKIAIOSFODNN7EXAMPLE", b"wJalrXUtnFEMI")
 
 
-def test_what_is_wrong_with_a_bucket_is_told_before_a_run_starts(server, tmp_path, capsys):
+def test_an_unusable_bucket_is_reported_before_a_run_starts(server, tmp_path, capsys):
     file = tmp_path / "experiment.py"
     file.write_text(EXPERIMENT.format(model=str(save_nano_model(tmp_path / "nano"))))
     missing = server.uri("nowhere/run")
@@ -136,8 +134,8 @@ def test_what_is_wrong_with_a_bucket_is_told_before_a_run_starts(server, tmp_pat
     server.require_permissions()
     with pytest.raises(UserInputError, match=r"cannot be used: .*(ACCESS_DENIED|INVALID_ACCESS_KEY)"):
         StoredCopy(server.uri("runs/first"), 0).fetch()
-    server.leave()
+    server.stop()
     with pytest.raises(UserInputError, match="cannot be used: "):
         StoredCopy(server.uri("runs/first"), 0).fetch()
-    server.come_back()
+    server.start()
     assert not list((tmp_path / "cache").rglob("run.json"))

@@ -1,4 +1,4 @@
-"""OpenEnv's client plays our environments on our server, and ours plays on servers of OpenEnv, good and bad."""
+"""OpenEnv's client plays these environments on this package's server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import gymnasium
 import psutil
 import pytest
 import requests
+from exported_games import run_example
 from openenv_servers import END_SECONDS, GAMES, Served
-from snippets import snippets
 
 import trial_envs
 
@@ -79,7 +79,7 @@ def play_both(client, seed: int) -> int:
             assert {name: result.observation[name] for name in FIELDS} == info
             if ended:
                 break
-            # The first episode wins, the second wanders and says what no engine understands.
+            # The first episode wins; the second takes random and unknown actions.
             wander = draw.choice([*info["admissible_actions"], "nonsense", ""])
             action = walkthrough[turn] if episode == 0 and turn < len(walkthrough) else wander
             text, reward, terminated, truncated, info = env.step(action)
@@ -91,7 +91,7 @@ def play_both(client, seed: int) -> int:
     return turns
 
 
-def test_sessions_at_once_answer_as_the_plain_environment_turn_by_turn(served, connect):
+def test_parallel_sessions_answer_as_the_plain_environment(served, connect):
     clients = [connect() for _ in range(SESSIONS)]
     with ThreadPoolExecutor(SESSIONS) as pool:
         turns = list(pool.map(play_both, clients, range(SESSIONS)))
@@ -100,7 +100,7 @@ def test_sessions_at_once_answer_as_the_plain_environment_turn_by_turn(served, c
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("request_", "cause"),
     [
         (lambda client: client.step({"action": "look"}), "No episode is running"),
         (lambda client: client.reset(task="unheard of"), "UnknownTaskError"),
@@ -111,9 +111,9 @@ def test_sessions_at_once_answer_as_the_plain_environment_turn_by_turn(served, c
         (lambda client: client.step({"action": "x" * 10_001}), "VALIDATION_ERROR"),
     ],
 )
-def test_a_wrong_request_is_an_error_and_the_session_goes_on(request_, told, connect):
+def test_a_session_continues_after_a_wrong_request(request_, cause, connect):
     client = connect()
-    with pytest.raises(RuntimeError, match=told):
+    with pytest.raises(RuntimeError, match=cause):
         request_(client)
     client.reset(task=0)
     assert not client.step({"action": "look"}).done
@@ -127,7 +127,7 @@ def test_nothing_is_left_of_a_server_that_ends(number):
         client.reset(task=0)
     hangs = sorted(server.sessions())[0]
     assert len(server.sessions()) == 3
-    if number is signal.SIGTERM:  # the idle ones end before
+    if number is signal.SIGTERM:  # idle sessions end first
         assert until(lambda: not server.sessions())
         with pytest.raises(RuntimeError, match="The session was closed"):
             clients[0].reset(task=0)
@@ -139,14 +139,11 @@ def test_nothing_is_left_of_a_server_that_ends(number):
         client.close()
 
 
-def test_the_documentation_s_client_plays(served, capsys):
-    (code,) = snippets("environments.md", "openenv")
-    assert "http://127.0.0.1:8000" in code
-    exec(compile(code.replace("http://127.0.0.1:8000", served.url), "docs/environments.md, OpenEnv", "exec"), {})
-    assert "not won 0.0" in capsys.readouterr().out
+def test_the_example_of_the_page_runs(served, capsys):
+    assert "not won 0.0" in run_example("openenv", capsys, served.url)
 
 
-def test_http_answers_as_openenv_s_standard_says(served):
+def test_http_follows_openenvs_standard(served):
     from openenv.cli._validation import validate_running_environment
 
     report = validate_running_environment(served.url, timeout_s=END_SECONDS)

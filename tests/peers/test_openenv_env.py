@@ -1,4 +1,4 @@
-"""``trial/OpenEnv-v0``: an environment on a server, also one that is slow, broken or gone."""
+"""``trial/OpenEnv-v0``: an environment on a server, which may be slow, broken or stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make(url: str, **settings):
 
 
 def answering(*steps):
-    """A handler that answers a reset well and steps with these messages in turn, the last one for all further ones."""
+    """Return a handler that answers a reset, and answers steps with these messages in turn, and then with the last message."""
     count = 0
 
     async def answer(connection, message):
@@ -60,7 +60,7 @@ async def hang_up(connection):
     connection.transport.abort()
 
 
-def test_the_environment_plays_a_server_as_the_plain_one():
+def test_a_served_environment_answers_as_the_plain_one():
     server = Served()
     env, here = make(server.url, timeout_s=30.0), gymnasium.make("trial/ALFWorld-v0", **GAMES).unwrapped
     assert env.tasks("test")[0] == "1000000"
@@ -93,7 +93,7 @@ def test_the_environment_plays_a_server_as_the_plain_one():
 
 
 @pytest.mark.parametrize(
-    ("step", "error", "told"),
+    ("step", "error", "cause"),
     [
         (silence, ServerTimeoutError, "no answer within 2 s"),
         (hang_up, ServerConnectionError, "step"),
@@ -110,12 +110,12 @@ def test_the_environment_plays_a_server_as_the_plain_one():
     ],
     ids=range(12),
 )
-def test_what_a_server_does_wrong_ends_one_episode(step, error, told):
+def test_a_fault_of_the_server_ends_one_episode(step, error, cause):
     good = observation(1.0, True, text="end")
     with misbehaving(answering(step, good)) as url:
         env = make(url)
         assert env.reset(seed=0)[0] == "start"
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=cause):
             env.step("look")
         with pytest.raises(EpisodeOverError):
             env.step("look")
@@ -127,7 +127,7 @@ def test_what_a_server_does_wrong_ends_one_episode(step, error, told):
     assert not [thread for thread in threading.enumerate() if thread.name == "trial-envs-openenv"]
 
 
-def test_a_server_that_is_killed_and_started_again_does_not_go_on_with_the_episode():
+def test_a_restarted_server_does_not_continue_the_episode():
     sent = []
 
     async def answer(connection, message):

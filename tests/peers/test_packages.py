@@ -41,7 +41,7 @@ def run(*command: object, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
-    """What a clone holds of what a build reads; a build writes into its source."""
+    """Return a copy of the files that a build reads, because a build writes into its source."""
     folder = tmp_path_factory.mktemp("clone")
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -55,7 +55,7 @@ def clone(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def dist(clone) -> Path:
-    """Wheels, each built from its source distribution, and these."""
+    """Return the folder with the source distributions and the wheels that are built from them."""
     folder = clone / "dist"
     for source in (clone / "envs", clone):
         run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source, folder=clone)
@@ -65,7 +65,7 @@ def dist(clone) -> Path:
 
 @pytest.fixture
 def empty(tmp_path) -> Path:
-    """Python of an environment that holds nothing but pip."""
+    """Return the Python of an environment with only pip."""
     run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     return tmp_path / "venv" / "bin" / "python"
 
@@ -80,7 +80,7 @@ def test_metadata_and_contents_are_complete(clone, dist):
 @pytest.mark.parametrize("kind", [".whl", ".tar.gz"])
 @pytest.mark.parametrize("name", ["ALFWorld", "TextWorld", "WebShop"])
 def test_an_environment_installs_with_its_extra_alone_and_plays(dist, empty, tmp_path, name, kind):
-    (file,) = (each for each in dist.iterdir() if each.name.startswith("trial_envs") and each.name.endswith(kind))
+    (file,) = dist.glob(f"trial_envs*{kind}")
     run(empty, "-m", "pip", "install", "--quiet", f"{file}[{name.lower()}]", folder=tmp_path)
     assert run(empty, "-c", PLAY, name, folder=tmp_path).strip() == "won"
     assert "torch" not in run(empty, "-m", "pip", "list", folder=tmp_path)

@@ -1,9 +1,9 @@
-"""Reasoning Gym's questions through ours: its own questions and scores, split by seed, and trained in with two env runners."""
+"""``trial/ReasoningGym-v0``: questions and scores are those of Reasoning Gym itself."""
 
 from __future__ import annotations
 
 import pytest
-from seeded_games import check_in_another_process, check_seeded, make
+from seeded_games import check_games, make
 
 from trial_envs.errors import GeneratorSettingError
 
@@ -44,17 +44,12 @@ def test_questions_and_scores_are_its_own(dataset, seed):
         env.close()
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
-def test_a_question_is_a_pure_function_of_its_id(dataset):
-    check_seeded(ENV_ID, {"dataset": dataset}, [f"{dataset}/3", f"{dataset}/1000004"], ["1", "2"])
-
-
-def test_questions_are_the_same_in_another_process():
-    check_in_another_process([(ENV_ID, {"dataset": dataset}, f"{dataset}/7", ["1"]) for dataset in DATASETS])
+def test_a_question_is_a_pure_function_of_its_id():
+    check_games(ENV_ID, "dataset", {dataset: ["1", "2"] for dataset in DATASETS})
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "cause"),
     [
         ({"dataset": "sums"}, "no data set 'sums'"),
         ({"dataset_args": {"terms": 3}}, "terms"),
@@ -62,6 +57,6 @@ def test_questions_are_the_same_in_another_process():
         ({"actions": "yes"}, "as a list of str"),
     ],
 )
-def test_what_cannot_be_made_is_refused(settings, told):
-    with pytest.raises(GeneratorSettingError, match=told):
+def test_what_cannot_be_made_is_refused(settings, cause):
+    with pytest.raises(GeneratorSettingError, match=cause):
         make(ENV_ID, settings).reset(seed=0)

@@ -1,4 +1,4 @@
-"""ScienceWorld through ours: the simulator's own answers and splits, rewards of turns, and a training iteration on them."""
+"""``trial/ScienceWorld-v0``: the simulator's own answers and splits, rewards of turns, and a training iteration with them."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ def simulator():
 
 
 @pytest.mark.parametrize("task", ["find-living-thing", "boil", "chemistry-mix"])
-def test_answers_and_scores_are_the_simulators_own_and_its_solution_wins(simulator, task):
+def test_answers_and_scores_are_those_of_the_simulator(simulator, task):
     simulator.load(task, 4, "easy", generateGoldPath=True)
-    shown, told = simulator.reset()
+    shown, state = simulator.reset()
     solution = simulator.get_gold_action_sequence()
     env = make(ENV_ID, {"task": task, "simplifications": "easy", "list_actions": True})
     observation, info = env.reset(options={"task": f"{task}/4"})
-    assert (observation, info["admissible_actions"]) == (shown.strip(), told["valid"])
-    assert told["taskDesc"].strip() == f"Task Description:\n{info['task']}"
+    assert (observation, info["admissible_actions"]) == (shown.strip(), state["valid"])
+    assert state["taskDesc"].strip() == f"Task Description:\n{info['task']}"
     rewards = [info["score"]]
     for action in ["dance", *solution]:
-        shown, gained, done, told = simulator.step(action)
+        shown, gained, done, state = simulator.step(action)
         observation, reward, terminated, truncated, info = env.step(action)
         assert (observation, reward, terminated, truncated) == (shown.strip(), gained / 100, done, False)
-        assert (info["score"], info["admissible_actions"]) == (told["score"] / 100, told["valid"])
+        assert (info["score"], info["admissible_actions"]) == (state["score"] / 100, state["valid"])
         assert info["invalid_action"] == (action == "dance")
         rewards.append(reward)
-        if done:  # some solutions go on after the goal
+        if done:  # some solutions continue after the goal
             break
     assert (info["won"], terminated, sum(rewards)) == (True, True, pytest.approx(1.0))
     assert sum(reward > 0 for reward in rewards) > 2
-    # Not compared with the solution above: the simulator draws parts of some at random, differently at every reset.
+    # The solution may differ from the one above: the simulator draws parts of some solutions at every reset.
     env.reset(options={"task": f"{task}/4"})
     for action in list(env.unwrapped.walkthrough):
         *_, terminated, truncated, info = env.step(action)
@@ -64,19 +64,19 @@ def test_splits_are_its_own(simulator):
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "told"),
+    ("settings", "error", "cause"),
     [
         ({"task": "boil water"}, GeneratorSettingError, "no task 'boil water'; expected one of boil"),
         ({"simplifications": "lights"}, GeneratorSettingError, r"simplifications \['lights'\]"),
         ({"split": "generated"}, UnknownSplitError, "no split 'generated'"),
     ],
 )
-def test_what_cannot_be_made_is_refused(settings, error, told):
-    with pytest.raises(error, match=told):
+def test_what_cannot_be_made_is_refused(settings, error, cause):
+    with pytest.raises(error, match=cause):
         make(ENV_ID, settings).reset(seed=0)
 
 
-def test_it_is_trained_in_on_the_rewards_of_its_turns(ray_session, model_path):
+def test_a_run_trains_on_the_rewards_of_its_turns(ray_session, model_path):
     from tiny_run import with_small_actors
 
     from trial_ray.algorithms import GRPOConfig

@@ -1,19 +1,12 @@
-"""SkyRL-gym makes and plays our environments; its messages and rewards are those of the plain environment."""
+"""SkyRL-gym makes and plays these environments with the messages and rewards of the plain environment."""
 
 import gymnasium
 import pytest
-from snippets import snippets
+from exported_games import CASES, run_example, tagged
 
-import trial_envs
 from trial_envs.chat import SYSTEM_PROMPT, user_message
 
 pytestmark = pytest.mark.peers
-
-CASES = [
-    ("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny"}, 3),
-    ("trial/WebShop-v0", {"split": "generated", "difficulty": "tiny", "num_games": 10}, 2),
-    ("trial/TextWorld-v0", {"level": 1}, "coin_collector-1-0"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +17,7 @@ def skyrl_gym():
     return library
 
 
-@pytest.mark.parametrize(("env_id", "settings", "task"), CASES, ids=lambda value: str(value)[:30])
+@CASES
 def test_an_episode_is_that_of_the_plain_environment(skyrl_gym, env_id, settings, task):
     plain = gymnasium.make(env_id, **settings)
     env = skyrl_gym.make(env_id, env_config=settings, extras={"task": task})
@@ -38,7 +31,7 @@ def test_an_episode_is_that_of_the_plain_environment(skyrl_gym, env_id, settings
     done, total = False, 0.0
     for action in plain.unwrapped.walkthrough:
         observation, reward, terminated, truncated, info = plain.step(action)
-        answer = env.step(f"<think>so</think><action>{action}</action>")
+        answer = env.step(tagged(action))
         done, total = answer["done"], total + reward
         assert (answer["reward"], done) == (reward, terminated or truncated)
         assert answer["metadata"]["observation"] == observation
@@ -58,7 +51,7 @@ def test_an_episode_is_that_of_the_plain_environment(skyrl_gym, env_id, settings
 def test_the_generators_turn_limit_truncates(skyrl_gym):
     from omegaconf import DictConfig
 
-    settings = DictConfig(CASES[0][1] | {"families": ["pick_and_place_simple"]})
+    settings = DictConfig({"split": "generated", "difficulty": "tiny", "families": ["pick_and_place_simple"]})
     env = skyrl_gym.make("trial/ALFWorld-v0", env_config=settings, extras={"max_turns": 2})
     assert env.max_turns == 2
     env.init([])
@@ -67,8 +60,5 @@ def test_the_generators_turn_limit_truncates(skyrl_gym):
     assert own.max_turns == 3
 
 
-def test_the_page_shows_it(skyrl_gym, capsys):
-    (code,) = snippets("environments.md", "peers-skyrl-gym")
-    exec(compile(code, "docs/environments.md, SkyRL-gym", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out.endswith("True 1.0\n")
-    assert trial_envs.NAMESPACE == "trial"
+def test_the_example_of_the_page_runs(skyrl_gym, capsys):
+    assert run_example("peers-skyrl-gym", capsys).endswith("True 1.0\n")

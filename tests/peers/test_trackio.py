@@ -27,7 +27,7 @@ def test_trackio_keeps_runs_in_its_folder(tmp_path, monkeypatch, capsys):
     storage = sqlite_storage.SQLiteStorage
     assert sorted(storage.get_runs("trial-ray")) == ["one", "two"]
     for name, expected in (("one", [1, 2, 3]), ("two", [1])):
-        assert [each["step"] for each in storage.get_logs("trial-ray", name)] == expected
+        assert [entry["step"] for entry in storage.get_logs("trial-ray", name)] == expected
     kept = b"".join(path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file())
     assert b"hf_token" in kept
     assert b"t0p" not in kept

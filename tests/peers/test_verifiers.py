@@ -1,4 +1,4 @@
-"""verifiers evaluates our environments with its own command line: its rewards are those of the plain environment.
+"""verifiers evaluates these environments with its command line; the rewards are those of the plain environment.
 
 A local OpenAI-compatible endpoint (vLLM's, on the CPU) serves a small model. verifiers' ``null`` harness installs its
 chat program's packages with ``uv`` when it runs for the first time.
@@ -18,8 +18,8 @@ from typing import Any
 
 import gymnasium
 import pytest
+from exported_games import run_example
 from fitted_model import fit_model, fit_tokenizer
-from snippets import snippets
 from vllm_server import served
 
 from trial_envs.chat import SYSTEM_PROMPT, user_message
@@ -45,10 +45,10 @@ def plugin() -> Any:
 @pytest.fixture(scope="module")
 def programs() -> Path:
     """The folder of programs of the environment below this one, which has vLLM and uv."""
-    found = find_spec("vllm")
-    if found is None or found.origin is None:
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
         pytest.skip("vLLM is not installed")
-    return Path(found.origin).parents[4] / "bin"
+    return Path(spec.origin).parents[4] / "bin"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def endpoint(plugin: Any, policy: Path, programs: Path, tmp_path_factory: pytest
 
 
 def call(program: str, folder: Path, *arguments: str, path: str = os.environ["PATH"]) -> Path:
-    """Runs a program of verifiers' with our taskset and returns the folder that it wrote."""
+    """Run a program of verifiers with this package's taskset; return the folder that it wrote."""
     command = [str(Path(sys.executable).with_name(program)), "trial-verifiers", "--no-rich", "-o", str(folder)]
     settings = {"PATH": path, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "envs")))}
     done = subprocess.run(
@@ -72,7 +72,7 @@ def call(program: str, folder: Path, *arguments: str, path: str = os.environ["PA
 
 
 def evaluate(endpoint: str, programs: Path, folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Runs ``vf-eval`` and returns the traces that it wrote."""
+    """Run ``vf-eval`` and return the traces that it wrote."""
     model = ["-m", "tiny", "--no-push", "--client.base-url", endpoint]
     model += ["--sampling.max-tokens", "64", "--sampling.temperature", "1.0"]
     run = call("vf-eval", folder, *model, *arguments, path=f"{programs}:{os.environ['PATH']}")
@@ -80,7 +80,7 @@ def evaluate(endpoint: str, programs: Path, folder: Path, *arguments: str) -> li
 
 
 def play(settings: dict[str, Any], task: str | int, responses: list[str]) -> tuple[list[dict[str, str]], float]:
-    """The conversation of an episode in the plain environment, and its return."""
+    """Return the conversation of an episode in the plain environment, and its return."""
     env = gymnasium.make("trial/ALFWorld-v0", **settings)
     observation, info = env.reset(options={"task": task})
     messages, total = [{"role": "system", "content": SYSTEM_PROMPT}], 0.0
@@ -153,7 +153,5 @@ def test_a_taskset_lists_the_tasks_of_its_split(plugin):
         list(plugin.load_environment("CartPole-v1").taskset)
 
 
-def test_the_page_shows_it(plugin, capsys):
-    (code,) = snippets("environments.md", "peers-verifiers")
-    exec(compile(code, "docs/environments.md, verifiers", "exec"), {"__name__": "__main__"})
-    assert len(ast.literal_eval(capsys.readouterr().out)) == 8
+def test_the_example_of_the_page_runs(plugin, capsys):
+    assert len(ast.literal_eval(run_example("peers-verifiers", capsys))) == 8

@@ -1,4 +1,4 @@
-"""What every environment of another library that is made from seeds promises, for ``tests/peers``."""
+"""Checks of every environment of another library that is made from seeds, for ``tests/peers``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ KEYS = {"task", "task_id", "family", "admissible_actions", "won", "score", "inva
 
 
 def make(env_id: str, settings: dict[str, Any]) -> gymnasium.Env[str, str]:
-    """An instance without Gymnasium's own checks."""
+    """Return an instance without Gymnasium's own checks."""
     return gymnasium.make(env_id, disable_env_checker=True, **settings)
 
 
 def play(env_id: str, settings: dict[str, Any], task: str, actions: Sequence[str]) -> list[Any]:
-    """Everything that an instance of its own answers to the actions, until the episode ends."""
+    """Return all answers of a new instance to the actions, until the episode ends."""
     env = make(env_id, settings)
     answers: list[Any] = [env.reset(options={"task": task})]
     for action in actions:
@@ -42,7 +42,7 @@ def play(env_id: str, settings: dict[str, Any], task: str, actions: Sequence[str
 def play_in_turn(
     env_id: str, settings: dict[str, Any], tasks: Sequence[str], actions: Sequence[str]
 ) -> list[list[Any]]:
-    """The same of two instances that are played in turn, while the process draws random numbers of its own."""
+    """Return the answers of instances that are played in turn, while the process itself draws random numbers."""
     envs = [make(env_id, settings) for _ in tasks]
     answers: list[list[Any]] = [[env.reset(options={"task": task})] for env, task in zip(envs, tasks, strict=True)]
     over = [False] * len(envs)
@@ -58,7 +58,7 @@ def play_in_turn(
 
 
 def check_seeded(env_id: str, settings: dict[str, Any], tasks: Sequence[str], actions: Sequence[str]) -> None:
-    """Tasks are pure functions of their ids: alone, in turn, copied, and pickled in the middle of an episode."""
+    """Check that tasks are pure functions of their ids: alone, in turn, copied, and pickled in the middle of an episode."""
     random.seed(5), np.random.seed(5)
     expected = [random.random(), float(np.random.rand())]
     random.seed(5), np.random.seed(5)
@@ -68,8 +68,21 @@ def check_seeded(env_id: str, settings: dict[str, Any], tasks: Sequence[str], ac
     _check_copies(env_id, settings, tasks[0], actions, alone[0])
 
 
-def check_in_another_process(episodes: Sequence[tuple[str, dict[str, Any], str, list[str]]]) -> None:
-    """Episodes are the same in a process with other hashes of texts."""
+def check_games(env_id: str, setting: str, games: Mapping[str, list[str]]) -> None:
+    """Check that games are pure functions of their task ids, in this process and in another one.
+
+    Args:
+        env_id: id of the environment.
+        setting: keyword argument with the name of a game.
+        games: actions by name of a game.
+    """
+    for game, actions in games.items():
+        check_seeded(env_id, {setting: game}, [f"{game}/3", f"{game}/1000004"], actions)
+    _check_in_another_process([(env_id, {setting: game}, f"{game}/7", actions) for game, actions in games.items()])
+
+
+def _check_in_another_process(episodes: Sequence[tuple[str, dict[str, Any], str, list[str]]]) -> None:
+    """Check that episodes are the same in a process with another seed of hashes."""
     code = (
         "import pickle, sys; from seeded_games import play; episodes = pickle.load(sys.stdin.buffer); "
         "open(sys.argv[1], 'wb').write(pickle.dumps([play(*episode) for episode in episodes]))"
@@ -90,5 +103,5 @@ def _check_copies(env_id: str, settings: dict[str, Any], task: str, actions: Seq
     env.reset(options={"task": task})
     for index, action in enumerate(actions[: len(alone) - 1], start=1):
         copies = [copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
-        assert [each.step(action) for each in (env, *copies)] == [alone[index]] * 3
+        assert [played.step(action) for played in (env, *copies)] == [alone[index]] * 3
     env.close()

@@ -66,7 +66,7 @@ class TranslationCache:
         self._lock = fork_safe_lock()
 
     def get(self, game: GameText) -> Translation:
-        """Returns the game's translation; computes it if it is not cached."""
+        """Return the game's translation; compute it if it is not cached."""
         key = hashlib.sha256(f"{game.domain}\0{game.problem}".encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             if key in self._entries:
@@ -93,17 +93,17 @@ class Facts:
             self._by_predicate.setdefault(fact[0], []).append(fact[1:])
 
     def sorted_arguments(self, predicate: str) -> list[tuple[str, ...]]:
-        """Returns the argument tuples of the predicate's true facts, in ascending order."""
+        """Return the argument tuples of the predicate's true facts, in ascending order."""
         return self._by_predicate.get(predicate, [])
 
     def holds(self, predicate: str, arguments: tuple[str, ...]) -> bool:
-        """Returns whether the predicate is true for the arguments."""
+        """Return whether the predicate is true for the arguments."""
         known = self._by_predicate.get(predicate, [])
         position = bisect_left(known, arguments)
         return position < len(known) and known[position] == arguments
 
     def apply(self, literal: str) -> None:
-        """Applies an effect in the library's notation: ``Atom p(a, b)`` or ``NegatedAtom p(a, b)``.
+        """Apply an effect in the library's notation: ``Atom p(a, b)`` or ``NegatedAtom p(a, b)``.
 
         As in the stock engine, a fact ``p`` that becomes false is replaced by the fact ``not_p``.
         """
@@ -129,7 +129,7 @@ class _Command:
 
 
 def entity_names(facts: frozenset[Fact]) -> dict[str, str]:
-    """Returns entity id -> name that the player sees (``drawer 3``), numbered as in the stock engine."""
+    """Return the name that the player sees by entity id (``drawer 3``), numbered as in the stock engine."""
     ids = sorted({argument for fact in facts for argument in fact[1:]})
     remaining = Counter(_noun(entity) for entity in ids if "_bar_" in entity)
     names = {}
@@ -165,7 +165,7 @@ class AlfredEngine:
         self.task_sentence = ""
 
     def load(self, game: GameText) -> None:
-        """Loads a game; :meth:`reset` starts it.
+        """Load a game; :meth:`reset` starts it.
 
         Raises:
             CorruptGameError: the domain, the problem or the grammar cannot be read.
@@ -179,7 +179,7 @@ class AlfredEngine:
         self._for_planning: bytes | None = None
 
     def reset(self) -> EngineState:
-        """Starts the loaded game from its first state."""
+        """Start the loaded game from its first state."""
         with LOCK:
             library = self._open_library()
             library.load_sas(self._translation.sas)
@@ -188,7 +188,7 @@ class AlfredEngine:
             return self._state(library, self._derive(INTRO, {}), understood=True)
 
     def step(self, command: str) -> EngineState:
-        """Carries out a command; a command that is not admissible changes nothing."""
+        """Carry out a command; a command that is not admissible changes nothing."""
         with LOCK:
             library = self._open_library()
             operator = self._operators.get(command.strip())
@@ -200,7 +200,7 @@ class AlfredEngine:
             return self._state(library, self._derive(described.feedback, described.bindings), understood=True)
 
     def commands_to_win(self) -> int | None:
-        """Length of the planner's plan from the current state; 0 if the game is won, ``None`` if it finds no plan.
+        """Return the length of the planner's plan from the current state; 0 if the game is won, ``None`` if it finds no plan.
 
         The planner is satisficing: the plan may be longer than the shortest one.
         """
@@ -216,7 +216,7 @@ class AlfredEngine:
             return library.get_last_plan_length() if library.replan(False) else None
 
     def close(self) -> None:
-        """Frees the game and releases the library. May be called repeatedly, and from any thread.
+        """Free the game and release the library. May be called repeatedly, and from any thread.
 
         An engine that was not closed releases its library when it is garbage-collected.
         """
@@ -226,7 +226,7 @@ class AlfredEngine:
             self._release()
 
     def _state(self, library: Library, feedback: str, *, understood: bool) -> EngineState:
-        """The state after a command; stores the operator of each admissible command."""
+        """Return the state after a command; store the operator of each admissible command."""
         self._operators = {}
         for operator in applicable_operators(library):
             name = operator._name
@@ -237,7 +237,7 @@ class AlfredEngine:
         return EngineState(feedback, tuple(sorted(self._operators)), library.check_goal(), understood)
 
     def _describe(self, operator: str) -> _Command:
-        """The command of an operator ``name argument…``.
+        """Return the command of an operator ``name argument…``.
 
         Its text depends on entity names and on the locations of receptacles, which no action changes.
         """

@@ -62,7 +62,7 @@ class ALFWorldEnv(TextEnv):
         return self._game.walkthrough if self._game else ()
 
     def commands_to_win(self) -> int | None:
-        """Number of commands that the planner needs from the current state, with all locations given; ``None`` without a plan.
+        """Return the length of the planner's plan, which uses all locations, from the current state; ``None`` without a plan.
 
         Raises:
             ClosedEnvError: the environment was closed, or not reset yet.
@@ -72,12 +72,12 @@ class ALFWorldEnv(TextEnv):
         return self._engine.commands_to_win()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Returns the task ids of a split (default: the environment's own), sorted; ids of generated games by index."""
+        """Return the task ids of a split (default: the environment's own), sorted; ids of generated games by index."""
         chosen = games.check_split(split or self.split)
         return self._source(chosen).tasks(chosen)
 
     def family(self, task_id: str) -> str:
-        """Returns the family of a task, one of the six families of ALFWorld."""
+        """Return the family of a task, one of the six families of ALFWorld."""
         return family_of(task_id)
 
     def _source(self, split: str) -> games.GameSource:

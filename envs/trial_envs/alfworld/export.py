@@ -25,7 +25,7 @@ def write_games(
     split: str = "train",
     families: Sequence[str] | None = None,
 ) -> list[str]:
-    """Writes ``n`` games as ``<folder>/json_2.1.1/<split>/<name>/<trial>/{game.tw-pddl,traj_data.json}``.
+    """Write ``n`` games as ``<folder>/json_2.1.1/<split>/<name>/<trial>/{game.tw-pddl,traj_data.json}``.
 
     Each game's walkthrough is replayed before it is written. The files are written to a temporary folder next to
     ``folder``, which is renamed at the end, so nothing is left after an error.
@@ -76,7 +76,7 @@ def _write_all(folder: Path, ids: Sequence[str]) -> None:
 
 
 def check_solution(engine: AlfredEngine, game: Game) -> None:
-    """Replays a game's walkthrough.
+    """Replay a game's walkthrough.
 
     Raises:
         CorruptGameError: a command is not admissible, or the game is not won by exactly the last command.
@@ -100,7 +100,7 @@ def _published_form(game: Game) -> str:
 
 
 def _trajectory_data(task_id: str) -> str:
-    """The ``traj_data.json`` that ALFWorld's own environment reads."""
+    """Return the ``traj_data.json`` that ALFWorld's own environment reads."""
     name, trial = task_id.split("/")
     task = parse_name(name)
     if task is None:

@@ -37,7 +37,7 @@ class TaskName:
 
 
 def parse_name(name: str) -> TaskName | None:
-    """Parses a directory name; returns ``None`` if it is of another family or its object is sliced."""
+    """Parse a directory name; return ``None`` if it is of another family or its object is sliced."""
     parts = name.split("-")
     if len(parts) != 5 or parts[0] not in FAMILIES or parts[2] not in ("None", "") or not _SCENE.fullmatch(parts[4]):
         return None
@@ -47,5 +47,5 @@ def parse_name(name: str) -> TaskName | None:
 
 
 def family_of(task_id: str) -> str:
-    """Returns the family of a task id ``<name>/<trial>``; an empty string if it is not one of the six families."""
+    """Return the family of a task id ``<name>/<trial>``; an empty string if it is not one of the six families."""
     return task_id.split("-", 1)[0] if task_id.split("-", 1)[0] in FAMILIES else ""

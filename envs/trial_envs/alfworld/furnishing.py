@@ -12,7 +12,7 @@ from trial_envs.alfworld.tasks import TREATMENTS, initial_receptacles
 
 
 def furnish(task: TaskName, room: Room, level: Difficulty, rng: random.Random) -> tuple[Layout, list[str]]:
-    """Furnishes a room.
+    """Furnish a room.
 
     Returns:
         The layout, and the ids of the objects that can solve the task.
@@ -55,11 +55,11 @@ def _further_furniture(needed: list[str], room: Room, level: Difficulty, rng: ra
 
 
 def _scatter(task: TaskName, room: Room, level: Difficulty, layout: Layout, rng: random.Random) -> None:
-    """Adds objects that the task does not need."""
+    """Add objects that the task does not need."""
     kinds = [kind for kind in room.objects if level.same_type_distractors or kind != task.object_type]
     for _ in range(rng.randint(*level.distractors)):
         kind = rng.choice(kinds)
-        # An object of the wanted type that starts in the target receptacle would solve the task, or half of it.
+        # An object of the wanted type in the target receptacle would solve the task or half of it at the start.
         allowed = [
             receptacle
             for receptacle, holder in layout.receptacles.items()

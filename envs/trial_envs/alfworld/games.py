@@ -40,10 +40,10 @@ class GameSource(Protocol):
     """A source of games."""
 
     def tasks(self, split: str) -> Sequence[str]:
-        """Returns the task ids of a split, in a fixed order."""
+        """Return the task ids of a split, in a fixed order."""
 
     def game(self, split: str, task_id: str) -> Game:
-        """Returns one game."""
+        """Return one game."""
 
 
 class GeneratedGames:
@@ -54,11 +54,11 @@ class GeneratedGames:
         self._tasks = generator.task_ids(difficulty, seed, num_games, families)
 
     def tasks(self, split: str) -> Sequence[str]:
-        """Returns the ids of the configured games."""
+        """Return the ids of the configured games."""
         return self._tasks
 
     def game(self, split: str, task_id: str) -> Game:
-        """Generates the game of an id."""
+        """Generate the game of an id."""
         return generator.generate(task_id)
 
 
@@ -69,7 +69,7 @@ class TreeGames:
         self._folder = folder.absolute()
 
     def tasks(self, split: str) -> Sequence[str]:
-        """Returns the ids of the solvable games of the six families.
+        """Return the ids of the solvable games of the six families.
 
         Raises:
             MissingDataError: the tree has no such split.
@@ -81,7 +81,7 @@ class TreeGames:
         return _tree_tasks(folder, state.st_ino, state.st_mtime_ns)
 
     def game(self, split: str, task_id: str) -> Game:
-        """Reads one game.
+        """Read one game.
 
         Raises:
             UnknownTaskError: the split has no such game.
@@ -102,12 +102,12 @@ class TreeGames:
 
 def _published_game(task_id: str, content: object, path: Path) -> Game:
     keys = ("pddl_domain", "pddl_problem", "grammar")
-    found = content if isinstance(content, dict) else {}
-    missing = [key for key in keys if not isinstance(found.get(key), str)]
+    fields = content if isinstance(content, dict) else {}
+    missing = [key for key in keys if not isinstance(fields.get(key), str)]
     if missing:
         raise CorruptGameError(f"{path} lacks {', '.join(missing)}; expected a game of alfworld >= 0.4.0.")
-    text = GameText(found["pddl_domain"], found["pddl_problem"], found["grammar"])
-    walkthrough = found.get("walkthrough") or ()
+    text = GameText(fields["pddl_domain"], fields["pddl_problem"], fields["grammar"])
+    walkthrough = fields.get("walkthrough") or ()
     if not isinstance(walkthrough, list | tuple) or not all(isinstance(command, str) for command in walkthrough):
         raise CorruptGameError(f"{path} has the walkthrough {walkthrough!r:.200}, expected a list of commands.")
     return Game(task_id, family_of(task_id), text, tuple(walkthrough))
@@ -115,33 +115,34 @@ def _published_game(task_id: str, content: object, path: Path) -> Game:
 
 @lru_cache(maxsize=16)
 def _tree_tasks(folder: Path, inode: int, changed_ns: int) -> tuple[str, ...]:
-    """Inode and time belong to the key alone: they differ if the tree was written again."""
-    found = []
+    """Return the tasks of a tree; inode and time are only keys of the cache, because they change with the tree."""
+    tasks = []
     for name in sorted(os.listdir(folder)):
         if parse_name(name) is None or not (folder / name).is_dir():
             continue
         for trial in sorted(os.listdir(folder / name)):
             path = folder / name / trial / _GAME_FILE
             if path.is_file() and _solvable(path):
-                found.append(f"{name}/{trial}")
-    return tuple(found)
+                tasks.append(f"{name}/{trial}")
+    return tuple(tasks)
 
 
 def _solvable(path: Path) -> bool:
-    """Returns whether the game is solvable. The flag is near the end of the file, so the rest is not read."""
+    """Return whether the game is solvable. The flag is near the end of the file, so the rest is not read."""
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - 4096))
         return b'"solvable": false' not in stream.read()
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """Returns the folder given by argument or variable, else the default folder if it has games, else ``None``."""
+    """Return the folder given by argument or variable, else the default folder if it has games, else ``None``."""
     if data:
         return Path(data).expanduser()
     default = DEFAULT_FOLDER.expanduser()
-    named = Path(os.environ.get(DATA_VARIABLE) or default).expanduser()
-    if named != default:  # which the package alfworld sets the variable to on import, with games or without
-        return named
+    # The package alfworld sets the variable to the default folder on import, even without games.
+    variable = Path(os.environ.get(DATA_VARIABLE) or default).expanduser()
+    if variable != default:
+        return variable
     holds_games = (default / PACKED_FILE).is_file() or any(
         (default / tree).is_dir() for tree in (_TREE, *OFFICIAL_SPLITS)
     )
@@ -149,7 +150,7 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def open_official(data: str | os.PathLike[str] | None) -> GameSource:
-    """Opens the games of a folder; ``None`` selects ``ALFWORLD_DATA``, then ``alfworld-download``'s default folder.
+    """Open the games of a folder; ``None`` selects ``ALFWORLD_DATA``, then ``alfworld-download``'s default folder.
 
     Raises:
         MissingDataError: the folder does not exist or has no games.
@@ -169,7 +170,7 @@ def open_official(data: str | os.PathLike[str] | None) -> GameSource:
 
 
 def check_split(split: str) -> str:
-    """Checks the name of a split and returns it.
+    """Check the name of a split and return it.
 
     Raises:
         UnknownSplitError: ALFWorld has no such split.

@@ -32,7 +32,7 @@ _UNKNOWN_GOAL = "Your task is to: UNKNOWN GOAL."
 
 
 def task_ids(difficulty: str, seed: int, count: int, families: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Returns the ids of the first ``count`` games of a seed; the families alternate.
+    """Return the ids of the first ``count`` games of a seed; the families alternate.
 
     Args:
         difficulty: name of a level.
@@ -59,21 +59,21 @@ def task_ids(difficulty: str, seed: int, count: int, families: Sequence[str] | N
 
 
 def generate(task_id: str) -> Game:
-    """Generates the game of an id.
+    """Generate the game of an id.
 
     Raises:
         UnknownTaskError: the generator has no game with this id.
         GeneratorSettingError: the id has an unknown level.
     """
     name, _, trial = task_id.partition("/")
-    task, found = parse_name(name), _TRIAL.fullmatch(trial)
+    task, match = parse_name(name), _TRIAL.fullmatch(trial)
     room = room_of(task.scene) if task else None
-    if task is None or found is None or room is None:
+    if task is None or match is None or room is None:
         raise UnknownTaskError(
             f"Unknown generated game {task_id!r:.200}; "
             "expected <family>-<object>-None-<target>-<scene>/gen-<difficulty>-<seed>-<index>."
         )
-    level = level_named(LEVELS, found.group(1))
+    level = level_named(LEVELS, match.group(1))
     if (task.object_type, task.target) not in allowed_pairs(task.family, room, level):
         raise UnknownTaskError(
             f"Unknown generated game {task_id!r:.200}; no {room.name} of level {level.name!r} allows this object and target."
@@ -88,7 +88,7 @@ def generate(task_id: str) -> Game:
 
 @lru_cache(maxsize=1)
 def engine_texts() -> tuple[str, str]:
-    """Returns the domain and the grammar that the ``alfworld`` package ships.
+    """Return the domain and the grammar that the ``alfworld`` package ships.
 
     They are read without importing the package, because the import creates a folder in the user's home.
 

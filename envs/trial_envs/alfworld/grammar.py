@@ -50,10 +50,10 @@ class FactBase(Protocol):
     """The state of the game, with the queries of a derivation."""
 
     def sorted_arguments(self, predicate: str) -> list[tuple[str, ...]]:
-        """Returns the argument tuples of the predicate's true facts, in ascending order."""
+        """Return the argument tuples of the predicate's true facts, in ascending order."""
 
     def holds(self, predicate: str, arguments: tuple[str, ...]) -> bool:
-        """Returns whether the predicate is true for the arguments."""
+        """Return whether the predicate is true for the arguments."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Grammar:
         self.actions = actions
 
     def derive(self, symbols: tuple[Symbol, ...], facts: FactBase, names: Mapping[str, str], bindings: Bindings) -> str:
-        """Returns the text of the symbols.
+        """Return the text of the symbols.
 
         Args:
             symbols: the symbols to derive: a template, a feedback, or :data:`INTRO`.
@@ -102,7 +102,7 @@ class Grammar:
         raise CorruptGameError(f"The game's grammar derives more than {_MAX_SYMBOLS} symbols; a rule is recursive.")
 
     def _choose(self, rule: str, facts: FactBase, bindings: Bindings) -> tuple[Symbol, ...]:
-        """The right-hand side of the first alternative whose condition holds."""
+        """Return the right-hand side of the first alternative whose condition holds."""
         for condition, symbols in self.rules.get(rule, ()):
             if not condition or next(solutions(condition, facts, bindings), None) is not None:
                 return symbols
@@ -113,7 +113,7 @@ INTRO: tuple[Symbol, ...] = (("rule", "intro"),)
 
 
 def _as_list(symbol: Symbol, facts: FactBase, bindings: Bindings) -> list[tuple[Symbol, Bindings]]:
-    """One item per solution, with the grammar's separators between them."""
+    """Return one item per solution, with the grammar's separators between them."""
     if symbol[0] != "query":
         return [(symbol, bindings)]
     items = [(symbol[1], found) for found in solutions(symbol[2], facts, bindings)]
@@ -128,7 +128,7 @@ def _as_list(symbol: Symbol, facts: FactBase, bindings: Bindings) -> list[tuple[
 
 
 def solutions(literals: Literals, facts: FactBase, bindings: Bindings) -> Iterator[Bindings]:
-    """Yields every extension of the bindings that makes all literals true, in the engine's order.
+    """Yield every extension of the bindings that makes all literals true, in the engine's order.
 
     Two placeholders are never bound to the same entity.
     """
@@ -157,7 +157,7 @@ def solutions(literals: Literals, facts: FactBase, bindings: Bindings) -> Iterat
 
 
 def compile_grammar(text: str) -> tuple[Grammar, str]:
-    """Compiles a game's grammar and finds its task sentence.
+    """Compile a game's grammar and find its task sentence.
 
     The grammars of all games differ only in that sentence, so the parsed rules are cached per process.
 
@@ -218,7 +218,7 @@ def _symbols(parsed: list[Any]) -> tuple[Symbol, ...]:
 
 
 def _symbol(parsed: Any) -> Symbol:
-    """Converts a symbol of ``textworld.envs.pddl.textgen``, a module without types."""
+    """Convert a symbol of ``textworld.envs.pddl.textgen``, a module without types."""
     kind = type(parsed).__name__
     if kind == "TerminalSymbol":
         return ("text", str(parsed.symbol))
@@ -232,7 +232,7 @@ def _symbol(parsed: Any) -> Symbol:
 
 
 def _literals(query: str) -> Literals:
-    """Parses ``p(x:type) & q(x:type, y:type)``; the types are dropped, because each predicate fixes them."""
+    """Parse ``p(x:type) & q(x:type, y:type)``; the types are dropped, because each predicate fixes them."""
     from textworld.logic import Rule
 
     if not query:
@@ -242,7 +242,7 @@ def _literals(query: str) -> Literals:
 
 
 def _expression(source: str) -> Expression:
-    """Compiles an expression such as ``o.indefinite + ' ' + o.name``."""
+    """Compile an expression such as ``o.indefinite + ' ' + o.name``."""
     try:
         parsed = ast.parse(source.strip(), mode="eval")
     except (SyntaxError, ValueError) as error:

@@ -149,5 +149,5 @@ ROOMS = (KITCHEN, LIVING_ROOM, BEDROOM, BATHROOM)
 
 
 def room_of(scene: int) -> Room | None:
-    """Returns the kind of room of a floor plan; ``None`` if no room has this number."""
+    """Return the kind of room of a floor plan; ``None`` if no room has this number."""
     return next((room for room in ROOMS if scene in room.scenes), None)

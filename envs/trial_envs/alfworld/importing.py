@@ -46,7 +46,7 @@ class SplitState:
 
 
 def inspect_games(folder: str | Path, on_game: Callable[[], None] = lambda: None) -> list[SplitState]:
-    """Reads every official game of a folder and compares them with the release.
+    """Read every official game of a folder and compare them with the release.
 
     Args:
         folder: the release as a directory tree or packed.
@@ -63,7 +63,7 @@ def inspect_games(folder: str | Path, on_game: Callable[[], None] = lambda: None
 def import_games(
     folder: str | Path, target: str | Path | None = None, on_game: Callable[[], None] = lambda: None
 ) -> Path:
-    """Copies an intact release to the folder that environments use by default.
+    """Copy an intact release to the folder that environments use by default.
 
     Whole splits may be missing. The copy is renamed at the end, so it is never incomplete.
 
@@ -126,7 +126,7 @@ def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) 
 
 
 def game_digest(game: Game) -> str:
-    """Returns the SHA-256 of a game's published JSON object with sorted keys."""
+    """Return the SHA-256 of a game's published JSON object with sorted keys."""
     published = {
         "pddl_domain": game.text.domain,
         "grammar": game.text.grammar,

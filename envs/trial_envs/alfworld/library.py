@@ -30,31 +30,31 @@ class Library(Protocol):
     """The functions of the planner's library that are used here; see ``fast_downward.load_lib``."""
 
     def load_sas(self, sas: bytes) -> None:
-        """Loads a translated game."""
+        """Load a translated game."""
 
     def load_sas_replan(self, sas: bytes) -> None:
-        """Loads the loaded game again, in its translation for planning."""
+        """Load the loaded game again, in its translation for planning."""
 
     def replan(self, verbose: bool) -> bool:
-        """Searches for a plan from the current state; returns whether it found a plan."""
+        """Search for a plan from the current state; return whether it found a plan."""
 
     def get_last_plan_length(self) -> int:
-        """Returns the number of operators of the last plan."""
+        """Return the number of operators of the last plan."""
 
     def check_goal(self) -> bool:
-        """Returns whether the goal is reached."""
+        """Return whether the goal is reached."""
 
     def get_applicable_operators_count(self) -> int:
-        """Returns the number of operators that can be applied in the current state."""
+        """Return the number of operators that can be applied in the current state."""
 
     def get_applicable_operators(self, operators: object) -> None:
-        """Writes the operators that can be applied to a ctypes array of ``fast_downward.Operator``."""
+        """Write the operators that can be applied to a ctypes array of ``fast_downward.Operator``."""
 
     def apply_operator(self, operator: int, effects: object) -> int:
-        """Applies the operator of an id and writes its effects to a ctypes array of ``fast_downward.Atom``."""
+        """Apply the operator of an id and write its effects to a ctypes array of ``fast_downward.Atom``."""
 
     def cleanup(self) -> None:
-        """Frees the loaded game."""
+        """Free the loaded game."""
 
 
 LOCK = fork_safe_lock()
@@ -68,7 +68,7 @@ class LibraryPool:
         self._free: list[Library] = []
 
     def acquire(self) -> Library:
-        """Returns a copy for one engine; loads a copy if none is free.
+        """Return a copy for one engine; load a copy if none is free.
 
         Raises:
             MissingEngineError: Fast Downward is not installed.
@@ -84,7 +84,7 @@ class LibraryPool:
             return loaded
 
     def release(self, library: Library) -> None:
-        """Frees the game of a copy and returns the copy to the pool."""
+        """Free the game of a copy and return the copy to the pool."""
         with LOCK:
             library.cleanup()
             self._free.append(library)
@@ -94,7 +94,7 @@ LIBRARIES = LibraryPool()
 
 
 def trim_heap() -> None:
-    """Returns free heap memory to the system: a translation allocates tens of megabytes in small blocks.
+    """Return free heap memory to the system: a translation allocates tens of megabytes in small blocks.
 
     Otherwise a process keeps the memory of the largest game so far. Does nothing if the C library is not glibc.
     """
@@ -104,7 +104,7 @@ def trim_heap() -> None:
 
 
 def applicable_operators(library: Library) -> Sequence[Operator]:
-    """Returns the operators that can be applied in the current state, in the library's order."""
+    """Return the operators that can be applied in the current state, in the library's order."""
     import fast_downward
 
     operators: Sequence[Operator] = (fast_downward.Operator * library.get_applicable_operators_count())()
@@ -113,7 +113,7 @@ def applicable_operators(library: Library) -> Sequence[Operator]:
 
 
 def apply_operator(library: Library, operator: Operator) -> list[str]:
-    """Applies an operator; returns the literals that it makes true."""
+    """Apply an operator; return the literals that it makes true."""
     import fast_downward
 
     effects = (fast_downward.Atom * operator.nb_effect_atoms)()

@@ -34,14 +34,14 @@ class ParsedTask:
 
 
 def read_task(sentence: str) -> ParsedTask | None:
-    """Parses a task sentence, with or without ``Your task is to:``; returns ``None`` if it is not of the six families."""
+    """Parse a task sentence, with or without ``Your task is to:``; return ``None`` if it is not of the six families."""
     text = sentence.strip().removeprefix(TASK_PREFIX.strip()).strip().rstrip(".")
-    if found := _LAMP_TASK.fullmatch(text):
-        return ParsedTask(found["object"], found["target"], lamp=True)
-    if found := _TREAT_FIRST.fullmatch(text) or _TREATED.fullmatch(text):
-        return ParsedTask(found["object"], found["target"], found["verb"].replace("hot", "heat"))
-    if found := _TWO.fullmatch(text) or _PLAIN.fullmatch(text):
-        return ParsedTask(found["object"], found["target"])
+    if match := _LAMP_TASK.fullmatch(text):
+        return ParsedTask(match["object"], match["target"], lamp=True)
+    if match := _TREAT_FIRST.fullmatch(text) or _TREATED.fullmatch(text):
+        return ParsedTask(match["object"], match["target"], match["verb"].replace("hot", "heat"))
+    if match := _TWO.fullmatch(text) or _PLAIN.fullmatch(text):
+        return ParsedTask(match["object"], match["target"])
     return None
 
 
@@ -54,7 +54,7 @@ class ExplorerOracle:
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:
-        """Starts an episode; ``task`` is ``info["task"]``."""
+        """Start an episode; ``task`` is ``info["task"]``."""
         self._task = read_task(task)
         self._random = random.Random(seed)
         self._last = ""
@@ -67,22 +67,22 @@ class ExplorerOracle:
         self._receptacle = ""
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """Returns the next command, one of the admissible commands."""
+        """Return the next command, one of the admissible commands."""
         options = self.options(observation, admissible)
         self._last = options[0] if len(options) == 1 else self._random.choice(options)
         return self._last
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
-        """Returns the commands that :meth:`act` draws from, at this turn: one command, or receptacles to search."""
+        """Return the commands that :meth:`act` draws from, at this turn: one command, or receptacles to search."""
         self._update(observation, admissible)
         return self._choose(admissible)
 
     def carried_out(self, action: str) -> None:
-        """Records that ``action`` was carried out instead of the command returned by :meth:`act`."""
+        """Record that ``action`` was carried out instead of the command returned by :meth:`act`."""
         self._last = action
 
     def _update(self, observation: str, admissible: Sequence[str]) -> None:
-        """Records the effects of the last command."""
+        """Record the effects of the last command."""
         words = self._last.split()
         if observation.startswith("Nothing happens") or not words:
             return
@@ -119,7 +119,7 @@ class ExplorerOracle:
         return [next_one] if next_one else self._search(searched_for, admissible)
 
     def _take(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
-        """Takes a visible object, unless it is in the receptacle that was filled before."""
+        """Take a visible object, unless it is in the receptacle that was filled before."""
         wanted = [
             command
             for command in admissible
@@ -141,7 +141,7 @@ class ExplorerOracle:
         )
 
     def _search(self, wanted: str, admissible: Sequence[str]) -> list[str]:
-        """Opens a closed receptacle here, else goes to one that was not searched."""
+        """Open a closed receptacle here, else go to one that was not searched."""
         for command in admissible:
             if command.startswith("open ") and command.removeprefix("open ") not in self._opened:
                 return [command]
@@ -172,7 +172,7 @@ class ForgetfulExplorer(ExplorerOracle):
 
 
 def _can_hold(receptacle: str, wanted: str) -> bool:
-    """Whether the receptacle can contain the object; an unknown receptacle can, and lamps are only on a few types."""
+    """Return whether the receptacle can contain the object; an unknown receptacle can, and lamps are only on a few types."""
     if wanted.endswith("lamp"):
         return receptacle in ("desk", "sidetable", "dresser", "shelf", "diningtable", "coffeetable")
     return receptacle not in _HOLDERS or wanted in _HOLDERS[receptacle]

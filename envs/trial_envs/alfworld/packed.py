@@ -50,24 +50,24 @@ class PackedGames:
         self._index = _index_of(folder / PACKED_FILE)
 
     def tasks(self, split: str) -> Sequence[str]:
-        """Returns the task ids of a split, sorted."""
+        """Return the task ids of a split, sorted."""
         return _indexed_tasks(self._index, split)
 
     def game(self, split: str, task_id: str) -> Game:
-        """Reads one game.
+        """Read one game.
 
         Raises:
             UnknownTaskError: the split has no such game.
         """
         with _reading(self._index) as connection:
-            found = connection.execute(
+            row = connection.execute(
                 "SELECT game FROM games WHERE split = ? AND task = CAST(? AS TEXT)",
                 (split, task_id.encode("utf-8", "replace")),
             ).fetchone()
-        if found is None:
+        if row is None:
             raise UnknownTaskError(f"The split {split!r} of {self._folder} has no game {task_id!r:.200}.")
         try:
-            content = json.loads(zlib.decompress(found[0]))
+            content = json.loads(zlib.decompress(row[0]))
             walkthrough = tuple(content["walkthrough"])
             grammar = self._grammar.replace(_TASK_MARK, json.dumps(content["task"]))
             text = GameText(self._domain, content["pddl_problem"], grammar)
@@ -79,13 +79,13 @@ class PackedGames:
 @lru_cache(maxsize=16)
 def _indexed_tasks(index: Path, split: str) -> tuple[str, ...]:
     with _reading(index) as connection:
-        found = connection.execute("SELECT task FROM games WHERE split = ? ORDER BY task", (split,)).fetchall()
-    return tuple(task for (task,) in found)
+        rows = connection.execute("SELECT task FROM games WHERE split = ? ORDER BY task", (split,)).fetchall()
+    return tuple(task for (task,) in rows)
 
 
 @contextlib.contextmanager
 def _reading(index: Path) -> Iterator[sqlite3.Connection]:
-    """A read-only connection that is closed on exit; SQLite's own context manager only ends a transaction."""
+    """Return a read-only connection that is closed on exit; SQLite's own context manager only ends a transaction."""
     try:
         with contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)) as connection:
             yield connection
@@ -105,7 +105,7 @@ def _damaged(index: Path, error: Exception) -> CorruptGameError:
 
 
 def _index_of(packed: Path) -> Path:
-    """The index file of a packed release; written now if it is not in the cache."""
+    """Return the index file of a packed release, after writing it if the cache does not have it."""
     state = packed.stat()
     version = f"{_SCHEMA} {packed.resolve()} {state.st_size} {state.st_mtime_ns}"
     key = hashlib.sha256(version.encode()).hexdigest()[:16]
@@ -116,7 +116,7 @@ def _index_of(packed: Path) -> Path:
 
 
 def _write_index(packed: Path, index: Path) -> None:
-    """Writes to a temporary file and renames it, so that no process reads an incomplete index."""
+    """Write to a temporary file and rename it, so that no process reads an incomplete index."""
     handle, temporary = tempfile.mkstemp(dir=index.parent, prefix=f"{index.stem}-", suffix=".part")
     os.close(handle)
     try:
@@ -134,7 +134,7 @@ def _write_index(packed: Path, index: Path) -> None:
 
 
 def _index_entries(packed: Path) -> Iterator[tuple[str, str, bytes]]:
-    """The split, the task id and the compressed game of every line."""
+    """Return the split, the task id and the compressed game of every line."""
     try:
         with lzma.open(packed, "rt", encoding="utf-8") as stream:
             for line in stream:

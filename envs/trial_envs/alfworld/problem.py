@@ -27,14 +27,14 @@ class Layout:
     """Object id -> id of the receptacle that contains it."""
 
     def add_receptacle(self, kind: str) -> str:
-        """Adds a receptacle of a type; returns its id."""
+        """Add a receptacle of a type; return its id."""
         number = sum(known == kind for known in self.receptacles.values()) + 1
         stem = kind.removesuffix("Basin")
         suffix = f"_bar_{kind}" if kind.endswith("Basin") else ""
         return self._add(self.receptacles, f"{stem}_bar_{number:02d}{suffix}", kind)
 
     def add_object(self, kind: str, receptacle: str) -> str:
-        """Adds an object of a type to a receptacle; returns its id."""
+        """Add an object of a type to a receptacle; return its id."""
         number = sum(known == kind for known in self.objects.values()) + 1
         name = self._add(self.objects, f"{kind}_bar_{number:02d}", kind)
         self.receptacle_of[name] = receptacle
@@ -47,7 +47,7 @@ class Layout:
 
 
 def write_problem(name: str, task: TaskName, layout: Layout) -> str:
-    """Returns the PDDL text of a game."""
+    """Return the PDDL text of a game."""
     return f"(define (problem {name})\n(:domain alfred)\n{_objects(layout)}\n{_init(layout)}\n{_goal(task)}\n)\n"
 
 
@@ -89,7 +89,7 @@ def _init(layout: Layout) -> str:
 def _qualities(kind: str) -> list[str]:
     if kind in LAMPS:
         return ["toggleable"]
-    found = ["pickupable"]
+    qualities = ["pickupable"]
     for quality, kinds in (
         ("cleanable", CLEANABLE),
         ("heatable", HEATABLE),
@@ -97,8 +97,8 @@ def _qualities(kind: str) -> list[str]:
         ("sliceable", SLICEABLE),
     ):
         if kind in kinds:
-            found.append(quality)
-    return found
+            qualities.append(quality)
+    return qualities
 
 
 def _goal(task: TaskName) -> str:

@@ -35,7 +35,7 @@ _OPTIONS = {
     "add_implied_preconditions": False,
     "invariant_generation_max_candidates": 0,
 }
-"""The stock options for playing: nothing that the player could do or see is pruned."""
+"""The stock options for playing, which keep everything that the player could do or see."""
 
 _PLANNING_OPTIONS = {
     "filter_unimportant_vars": True,
@@ -45,7 +45,7 @@ _PLANNING_OPTIONS = {
     "add_implied_preconditions": True,
     "invariant_generation_max_candidates": 0,
 }
-"""The stock options for planning: what no plan needs is pruned."""
+"""The stock options for planning, which prune everything that no plan needs."""
 
 _UNREADABLE = re.compile(r"[^\t\n\r -~]")
 """Characters at which the planner's library would end its input too early, and with it the process."""
@@ -81,7 +81,7 @@ class _Domain:
 
 
 def translate(domain: str, problem: str, *, planning: bool = False) -> Translation:
-    """Translates one game.
+    """Translate one game.
 
     Args:
         domain: PDDL of the domain.
@@ -92,8 +92,8 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
         CorruptGameError: the translator does not accept the domain or the problem.
         MissingEngineError: ``fast-downward-textworld`` is not installed.
     """
-    if found := _UNREADABLE.search(domain + problem):
-        raise CorruptGameError(f"The game's PDDL has the character {found[0]!r}, expected printable ASCII.")
+    if match := _UNREADABLE.search(domain + problem):
+        raise CorruptGameError(f"The game's PDDL has the character {match[0]!r}, expected printable ASCII.")
     with _LOCK, _garbage_collection_off():
         modules = _translator()
         for name, value in (_PLANNING_OPTIONS if planning else _OPTIONS).items():
@@ -118,7 +118,7 @@ def _facts(init: list[Any]) -> Iterator[Fact]:
 
 
 def _task(modules: dict[str, ModuleType], domain: str, problem: str) -> Any:
-    """The parsed and normalised ``pddl.Task``; its actions are shared by all games of one domain."""
+    """Return the parsed and normalised ``pddl.Task``; its actions are shared by all games of one domain."""
     prepared = _prepared_domain(domain)
     parser = modules["parsing_functions"]
     tree = modules["lisp_parser"].parse_nested_list(problem.split("\n"))
@@ -155,7 +155,7 @@ def _task(modules: dict[str, ModuleType], domain: str, problem: str) -> Any:
 
 @lru_cache(maxsize=4)
 def _prepared_domain(domain: str) -> _Domain:
-    """A domain, parsed and normalised with a trivial goal in place of a game's goal."""
+    """Return a domain, parsed and normalised with a trivial goal in place of a game's goal."""
     modules = _translator()
     pddl = modules["pddl"]
     tree = modules["lisp_parser"].parse_nested_list(domain.split("\n"))
@@ -174,7 +174,7 @@ def _prepared_domain(domain: str) -> _Domain:
 
 @lru_cache(maxsize=1)
 def _translator() -> dict[str, ModuleType]:
-    """The translator's modules; ``options`` parses ``sys.argv`` when it is imported."""
+    """Return the translator's modules; ``options`` parses ``sys.argv`` when it is imported."""
     package = "fast_downward.translate"
     parsers = ("pddl_parser.lisp_parser", "pddl_parser.parsing_functions")
     names = ("options", "normalize", "translate", "pddl", *parsers)
@@ -196,7 +196,7 @@ def _translator() -> dict[str, ModuleType]:
 
 
 def _print_to_files_only(*values: object, file: IO[str] | None = None, end: str = "\n") -> None:
-    """Replaces ``print`` in the translator's modules, to suppress their progress messages."""
+    """Replace ``print`` in the translator's modules, to suppress their progress messages."""
     if file is not None:
         file.write(" ".join(map(str, values)) + end)
 
@@ -208,7 +208,7 @@ def _untimed(text: str, block: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _garbage_collection_off() -> Iterator[None]:
-    """No garbage collection while the translator allocates many small objects that all stay in use."""
+    """Pause garbage collection while the translator allocates many small objects that all stay in use."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -12,7 +12,7 @@ from trial_envs.alfworld.tasks import TREATMENTS
 
 
 def solve(task: TaskName, layout: Layout, targets: Sequence[str]) -> tuple[str, ...]:
-    """Returns commands that win: take each object, treat it if required, and put it into the target (or switch on the lamp).
+    """Return commands that win: take each object, treat it if required, and put it into the target (or switch on the lamp).
 
     Args:
         task: the task.

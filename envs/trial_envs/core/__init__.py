@@ -1,4 +1,4 @@
-"""Base class and spaces of the text environments, and what the packages of this library share.
+"""Base class and spaces of the text environments, and tools that all packages of this library share.
 
 In reading order:
 

@@ -11,7 +11,7 @@ _TEMPORARY = ProcessFolder()
 
 
 def cache_folder() -> Path:
-    """Returns ``trial_envs`` in ``XDG_CACHE_HOME`` or ``~/.cache``; if not writable, a temporary folder of the process."""
+    """Return ``trial_envs`` in ``XDG_CACHE_HOME`` or ``~/.cache``; if not writable, a temporary folder of the process."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "trial_envs"
     try:

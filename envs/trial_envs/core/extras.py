@@ -9,7 +9,7 @@ DISTRIBUTIONS = ("trial-envs", "trial-ray")
 
 
 def install_command(extra: str) -> str:
-    """Returns a ``pip install`` command with the packages of an extra, because this project is not on a package index.
+    """Return a ``pip install`` command with the packages of an extra, because this project is not on a package index.
 
     Args:
         extra: name of an extra in ``setup.py``.
@@ -20,8 +20,10 @@ def install_command(extra: str) -> str:
         except metadata.PackageNotFoundError:
             continue
         packages = [
-            each.partition(";")[0].strip() for each in required if re.search(rf"""extra == ["']{extra}["']""", each)
+            package.partition(";")[0].strip()
+            for package in required
+            if re.search(rf"""extra == ["']{extra}["']""", package)
         ]
         if packages:
-            return "pip install " + " ".join(f"'{each}'" for each in packages)
+            return "pip install " + " ".join(f"'{package}'" for package in packages)
     return f"pip install '.[{extra}]' in a clone"

@@ -86,7 +86,7 @@ class ForkedProcesses:
             raise
 
     def prepare(self) -> None:
-        """Start the program if it is not running; raises the errors of :meth:`start` and of ``await_ready``."""
+        """Start the program if it is not running; raise the errors of :meth:`start` and of ``await_ready``."""
         with self._lock:
             self._program()
 
@@ -138,14 +138,14 @@ async def ask(connection: socket.socket, request: Any, most_bytes: int) -> dict[
         OSError: the connection is closed.
     """
     loop = asyncio.get_running_loop()
-    with suppress(ConnectionError):  # how the process ended is still to be read
+    with suppress(ConnectionError):  # the process may have ended; its status is read below
         await loop.sock_sendall(connection, json_line(request))
     received = bytearray()
     chunk = b""
     while b"\n" not in chunk:
         try:
             chunk = await loop.sock_recv(connection, _CHUNK_BYTES)
-        except ConnectionResetError:  # it ended before it had read the request
+        except ConnectionResetError:  # the process ended before it read the request
             chunk = b""
         if not chunk:
             raise ConnectionError("it ended")
@@ -183,7 +183,7 @@ def serve(control: socket.socket, answer: Callable[[socket.socket], None]) -> No
         control: connection to the owner, which preserves message boundaries.
         answer: function that each process calls with its connection; the process ends when it returns.
     """
-    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are the owner's to handle
+    for number in (signal.SIGINT, signal.SIGHUP):  # the owner handles Ctrl-C and a closed terminal
         signal.signal(number, signal.SIG_IGN)
     _ForkServer(control, answer).serve()
 
@@ -202,9 +202,9 @@ class _ForkServer:
         while serving or self._children:
             ends_at = min((child.ends_at for child in self._children.values()), default=math.inf)
             ready = self._wait(ends_at)
-            # Those that begin come last: they get descriptors that those that end have given back.
+            # Start processes last, because they reuse the descriptors of ended processes.
             for pidfd, child in [*self._children.items()]:
-                if child.connection.fileno() in ready:  # the process sees it, too, and ends
+                if child.connection.fileno() in ready:  # the owner has closed the connection, so the process ends too
                     self._poll.unregister(child.connection)
                     child.ends_at = time.monotonic() + CLOSE_SECONDS
                 if child.ends_at <= time.monotonic():
@@ -219,19 +219,19 @@ class _ForkServer:
                     child.ends_at = min(child.ends_at, time.monotonic() + CLOSE_SECONDS)
 
     def _wait(self, until: float) -> set[int]:
-        """Descriptors of what has happened."""
+        """Return the descriptors with events."""
         timeout = None if until == math.inf else max(0.0, until - time.monotonic())
         return {descriptor for descriptor, _ in self._poll.poll(timeout)}
 
     def _take_request(self) -> bool:
-        """Start a process; returns whether the owner is still there."""
+        """Start a process; return whether the owner is still there."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._control, len(START), 1)
         except ConnectionError:
             return False
         if descriptors:
             self._start(socket.socket(fileno=descriptors[0]))
-        elif message:  # the system closed the process's end where this one has no descriptor left for it
+        elif message:  # this process had no free descriptor, so the system closed the connection
             print("fork server: no file descriptor is left, so no process is started", file=sys.stderr, flush=True)
         return bool(message)
 
@@ -245,7 +245,7 @@ class _ForkServer:
                 self._become_process(connection, server)
             pidfd = os.pidfd_open(pid)
             self._poll.register(pidfd, select.EPOLLIN)
-            self._poll.register(connection, 0)  # tells that the owner has closed its end, and nothing else
+            self._poll.register(connection, 0)  # this reports only that the owner has closed its end
         except (OSError, MemoryError) as error:
             if pid:
                 _end_group(pid)
@@ -267,7 +267,7 @@ class _ForkServer:
                 os.close(pidfd)
             os.setsid()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == server:  # else it died before the line above
+            if os.getppid() == server:  # otherwise the server died before prctl
                 self._answer(connection)
                 status = 0
         except BaseException:
@@ -276,21 +276,21 @@ class _ForkServer:
             with suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(status)  # threads could keep the interpreter
+            os._exit(status)  # threads could keep the interpreter running
 
     def _reap(self, pidfd: int) -> None:
         child = self._children.pop(pidfd)
-        _end_group(child.pid)  # what it started; before its id is free for another process
+        _end_group(child.pid)  # end its children before its id can be reused
         _, status = os.waitpid(child.pid, 0)
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        with suppress(FileNotFoundError):  # the owner had closed its end before
+        with suppress(FileNotFoundError):  # the owner has closed its end already
             self._poll.unregister(child.connection)
         _send_last(child.connection, {"ended": os.waitstatus_to_exitcode(status)})
 
 
 def _send_last(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Tell the owner how a process ended, or that there is none, and close the connection."""
+    """Send the owner the status of an ended process, or the reason why none was started, and close the connection."""
     with suppress(OSError):  # no reader is left
         connection.send(json_line(message), socket.MSG_DONTWAIT)
         connection.shutdown(socket.SHUT_RDWR)
@@ -298,9 +298,9 @@ def _send_last(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _end_group(pid: int) -> None:
-    """End a process, and what it started."""
+    """End a process and all processes of its group."""
     try:
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:  # it has no group of its own yet
+    except ProcessLookupError:  # the process has no group yet
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

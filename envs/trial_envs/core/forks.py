@@ -19,14 +19,14 @@ _HELD: list[threading.RLock] = []
 
 
 def fork_safe_lock() -> threading.RLock:
-    """Returns a re-entrant lock that every fork waits for; it is therefore free in the child."""
+    """Return a re-entrant lock that every fork waits for; it is therefore free in the child."""
     lock = threading.RLock()
     _LOCKS.append(lock)
     return lock
 
 
-def _hold_all() -> None:
-    """Takes all locks. None is held while another one is waited for, so threads may nest them in any order."""
+def _acquire_all() -> None:
+    """Take all locks. The thread waits for a lock only while it holds no other lock, so threads may nest them in any order."""
     locks = list(_LOCKS)
     while True:
         locks[0].acquire()
@@ -55,7 +55,7 @@ class ProcessFolder:
         self._path = Path()
 
     def path(self) -> Path:
-        """Returns the folder; the first call in a process creates it."""
+        """Return the folder; the first call in a process creates it."""
         with _FOLDERS:
             if self._owner != os.getpid():
                 self._path = Path(tempfile.mkdtemp(prefix="trial_envs-"))
@@ -64,7 +64,7 @@ class ProcessFolder:
             return self._path
 
     def remove(self) -> None:
-        """Removes the folder of this process, if it has one."""
+        """Remove the folder of this process, if it has one."""
         with _FOLDERS:
             if self._owner == os.getpid():
                 self._finalizer()
@@ -77,4 +77,4 @@ def _remove(owner: int, path: Path) -> None:
 
 
 _FOLDERS = fork_safe_lock()
-os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)
+os.register_at_fork(before=_acquire_all, after_in_parent=_release_all, after_in_child=_release_all)

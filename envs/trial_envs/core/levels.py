@@ -12,7 +12,7 @@ Level = TypeVar("Level")
 
 
 def level_named(levels: Mapping[str, Level], name: str) -> Level:
-    """Returns the level with this name.
+    """Return the level with this name.
 
     Raises:
         GeneratorSettingError: no level has this name.
@@ -24,7 +24,7 @@ def level_named(levels: Mapping[str, Level], name: str) -> Level:
 
 
 def require_whole(least: int, **numbers: object) -> None:
-    """Checks that settings are integers; a seed of ``1e6``, for example, would list tasks that cannot be played.
+    """Check that settings are integers; a seed of ``1e6``, for example, would list tasks that cannot be played.
 
     Raises:
         GeneratorSettingError: a value is not an integer, or is below ``least``.

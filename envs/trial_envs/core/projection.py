@@ -10,7 +10,7 @@ ResponseStyle = Literal["tagged", "plain"]
 
 ACTION_OPEN, ACTION_CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
 """Tags around the action of a tagged response: in any case, of ASCII letters."""
-# Ideographs only (unified, extensions, compatibility): they show that a response is not in the language of the task.
+# Ideographs (unified, extensions, compatibility) show that a response is not in the language of the task.
 _CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 
 
@@ -58,9 +58,9 @@ def project_action(
     if style != "tagged":
         raise ValueError(f'style must be "tagged" or "plain", got {style!r}')
     lowered = response.lower()
-    # Lower-casing changes the length of a few characters, so tags are found in the text that is kept.
+    # Search tags in the original text, because lower-casing changes the length of a few characters.
     kept = response if keep_case else lowered
-    start, end = (found.start() if (found := tag.search(kept)) else -1 for tag in (ACTION_OPEN, ACTION_CLOSE))
+    start, end = (match.start() if (match := tag.search(kept)) else -1 for tag in (ACTION_OPEN, ACTION_CLOSE))
     if start < 0 or end < start:
         return Projection(kept[-tail:], False)
     action = kept[start + len("<action>") : end].strip()

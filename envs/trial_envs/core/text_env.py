@@ -64,7 +64,7 @@ class TextEnv(gymnasium.Env[str, str]):
     _made_with: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Stores the constructor's arguments, for :meth:`__reduce__`."""
+        """Store the constructor's arguments, for :meth:`__reduce__`."""
         env = super().__new__(cls)
         env._made_with = (args, settings)
         return env
@@ -90,26 +90,26 @@ class TextEnv(gymnasium.Env[str, str]):
 
     @abstractmethod
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Returns the task ids of a split (default: the environment's own), in the same order in every process."""
+        """Return the task ids of a split (default: the environment's own), in the same order in every process."""
 
     @abstractmethod
     def family(self, task_id: str) -> str:
-        """Returns the kind of task of an id."""
+        """Return the kind of task of an id."""
 
     @abstractmethod
     def _start(self, task_id: str) -> tuple[str, Outcome]:
-        """Starts the task; returns its instruction and the first outcome."""
+        """Start the task; return its instruction and the first outcome."""
 
     @abstractmethod
     def _advance(self, action: str) -> Outcome:
-        """Carries out one action."""
+        """Carry out one action."""
 
     @abstractmethod
     def _free(self) -> None:
-        """Frees the engine's resources; called at most once."""
+        """Free the engine's resources; called at most once."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts an episode.
+        """Start an episode.
 
         Args:
             seed: seeds the choice of the task (and of later tasks, as in every Gymnasium environment).
@@ -133,7 +133,7 @@ class TextEnv(gymnasium.Env[str, str]):
         return outcome.observation, self._info(outcome)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Carries out one action; a string that the engine does not understand takes a turn and changes nothing.
+        """Carry out one action; a string that the engine does not understand takes a turn and changes nothing.
 
         Raises:
             EpisodeOverError: before ``reset`` and after the episode ended.
@@ -145,7 +145,7 @@ class TextEnv(gymnasium.Env[str, str]):
             raise EpisodeOverError("No episode is running: call reset() before step().")
         if not isinstance(action, str):
             raise TypeError(f"Expected an action of type str, got {type(action).__name__}.")
-        self._playing = False  # the state of an engine that fails is not known
+        self._playing = False  # after a failure, the state of the engine is unknown
         outcome = self._advance(action)
         self._actions.append(action)
         truncated = not outcome.done and len(self._actions) >= self.max_turns
@@ -154,33 +154,33 @@ class TextEnv(gymnasium.Env[str, str]):
         return outcome.observation, outcome.reward, outcome.done, truncated, self._info(outcome)
 
     def render(self) -> str | None:  # type: ignore[override]
-        """Returns the last action and the observation after it if ``render_mode="ansi"``, else ``None``."""
+        """Return the last action and the observation after it if ``render_mode="ansi"``, else ``None``."""
         if self.render_mode != "ansi":
             return None
         prompt = f"> {self._actions[-1]}\n" if self._actions else ""
         return f"{prompt}{self._last_observation}\n"
 
     def close(self) -> None:
-        """Frees the engine; the environment cannot be used afterwards. Repeated calls have no effect."""
+        """Free the engine; the environment cannot be used afterwards. Repeated calls have no effect."""
         if not self._closed:
             self._closed = True
             self._playing = False
             self._free()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Makes copies that are constructed again, replay the actions of the last episode, and share no state with the original."""
+        """Make copies construct the environment again and replay the last episode: they share no state with the original."""
         episode = (self._task_id, tuple(self._actions)) if self._task_id and not self._closed else None
         generator = copy.deepcopy(self._np_random)
         state = {"spec": self.spec, "_np_random": generator, "_np_random_seed": self._np_random_seed}
         return _make_again, (type(self), *self._made_with, state, episode, self._playing, self._closed)
 
     def _choose_task(self, options: Mapping[str, Any] | None) -> str:
-        given = {} if options is None else options
-        if not isinstance(given, Mapping) or set(given) - {"task"}:
+        arguments = {} if options is None else options
+        if not isinstance(arguments, Mapping) or set(arguments) - {"task"}:
             raise UnknownOptionError(
-                f"reset() got the options {given!r:.200}, expected a dict with the only key 'task'."
+                f"reset() got the options {arguments!r:.200}, expected a dict with the only key 'task'."
             )
-        wanted = given.get("task")
+        wanted = arguments.get("task")
         if isinstance(wanted, str):
             return wanted
         if wanted is not None:
@@ -191,7 +191,7 @@ class TextEnv(gymnasium.Env[str, str]):
         return tasks[int(self.np_random.integers(len(tasks)))]
 
     def _task_at(self, index: int) -> str:
-        """The id of the task that an integer names: its index in :meth:`tasks`."""
+        """Return the id of the task that an integer names: its index in :meth:`tasks`."""
         tasks = self.tasks()
         if not 0 <= index < len(tasks):
             raise UnknownTaskError(f"The split {self.split!r} has {len(tasks)} tasks, got the task index {index}.")
@@ -219,7 +219,7 @@ def _index(wanted: object) -> int:
             if (index := int(operator.index(wanted))).bit_length() <= 64:
                 return index
             raise UnknownTaskError(f"Expected an index into tasks(), got an integer of {index.bit_length()} bits.")
-    except TypeError:  # an array has the method, and is an index only where it has a single element
+    except TypeError:  # an array has __index__, but only a single element can be an index
         pass
     raise UnknownTaskError(f"Expected a task id (str) or an index into tasks() (int), got {wanted!r:.200}.")
 

@@ -34,11 +34,11 @@ class AnyText(Text):
         super().__init__(max_length, min_length=0, charset=string.printable, seed=seed)
 
     def contains(self, x: object) -> bool:
-        """Returns whether ``x`` is a string of at most ``max_length`` characters."""
+        """Return whether ``x`` is a string of at most ``max_length`` characters."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: object = None, probability: object = None) -> str:
-        """Returns a printable string of 1 to 30 characters; masks and probabilities are ignored."""
+        """Return a printable string of 1 to 30 characters; masks and probabilities are ignored."""
         length = int(self.np_random.integers(1, min(self.max_length, _MAX_SAMPLE) + 1))
         return "".join(self.np_random.choice(list(self.character_list), size=length))
 
@@ -81,10 +81,10 @@ def _read(view: memoryview) -> str:
 
 @create_shared_memory.register(AnyText)
 def _create_shared_text(space: AnyText, n: int = 1, ctx: object = None) -> list[BufferWrapper]:
-    """Buffers for ``n`` texts of the maximum length. Pages that are never written take no memory."""
+    """Return a buffer for ``n`` texts of the maximum length. Pages that are never written take no memory."""
     buffers = [BufferWrapper(_HEADER + 4 * space.max_length) for _ in range(n)]
     for buffer in buffers:
-        buffer.create_memoryview()[:_HEADER] = bytes(_HEADER)  # the heap does not clear the blocks that it reuses
+        buffer.create_memoryview()[:_HEADER] = bytes(_HEADER)  # a reused block of memory may contain old data
     return buffers
 
 

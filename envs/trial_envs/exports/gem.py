@@ -40,7 +40,7 @@ class TextGame(gem.Env):
         self._offered: list[str] = []
 
     def reset(self, seed: int | None = None, task: str | int | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts an episode.
+        """Start an episode.
 
         Args:
             seed: seeds the choice of the task in this and later episodes, and Python's and NumPy's global generators.
@@ -53,13 +53,13 @@ class TextGame(gem.Env):
         return f"{SYSTEM_PROMPT}\n\n{user_message(with_task(observation, info), info)}", info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Carries out the action of a response."""
+        """Carry out the action of a response."""
         observation, reward, terminated, truncated, info = self._env.step(action)
         self._offered = info["admissible_actions"]
         return user_message(observation, info), float(reward), terminated, truncated, info
 
     def sample_random_action(self) -> str:
-        """Returns a response with a random admissible action, drawn by Python's global generator (seeded by ``reset``)."""
+        """Return a response with a random admissible action, drawn by Python's global generator (seeded by ``reset``)."""
         if not self._offered:
             raise ValueError(
                 "No actions are listed to draw from: call reset(), or choose an environment that lists actions."
@@ -67,7 +67,7 @@ class TextGame(gem.Env):
         return f"<think></think><action>{random.choice(self._offered)}</action>"
 
     def spawn(self, same_state: bool = False, **settings: Any) -> TextGame:
-        """Makes another environment.
+        """Make another environment.
 
         Args:
             same_state: whether the new environment continues this episode, by replaying its actions.
@@ -84,7 +84,7 @@ class TextGame(gem.Env):
         return copy.deepcopy(self)
 
     def close(self) -> None:
-        """Frees the environment; repeated calls have no effect."""
+        """Free the environment; repeated calls have no effect."""
         self._env.close()
 
 

@@ -42,15 +42,15 @@ class TextConversation(BaseTextEnv):
     ) -> None:
         super().__init__()
         extras = extras or {}
-        given = OmegaConf.to_container(OmegaConf.create(env_config or {}), resolve=True)
+        overrides = OmegaConf.to_container(OmegaConf.create(env_config or {}), resolve=True)
         limit = {"max_turns": int(extras["max_turns"])} if "max_turns" in extras else {}
-        self._env = make_chat_env(env_id, **limit | settings | given)
+        self._env = make_chat_env(env_id, **limit | settings | overrides)
         self._task = extras.get("task")
         self._total, self._invalid = 0.0, 0
         self.max_turns = self._env.unwrapped.max_turns  # type: ignore[attr-defined]
 
     def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
-        """Starts the episode.
+        """Start the episode.
 
         Args:
             prompt: the dataset's messages, such as a system message; if empty, :data:`trial_envs.chat.SYSTEM_PROMPT`.
@@ -65,7 +65,7 @@ class TextConversation(BaseTextEnv):
         return [*opening, first], self._info
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Carries out the action of a response. The last observation of an episode is only in ``metadata``."""
+        """Carry out the action of a response. The last observation of an episode is only in ``metadata``."""
         observation, reward, terminated, truncated, self._info = self._env.step(action)
         done = terminated or truncated
         self.turns += 1
@@ -79,16 +79,16 @@ class TextConversation(BaseTextEnv):
         )
 
     def get_metrics(self) -> dict[str, float]:
-        """Returns the metrics of the episode; see :func:`trial_envs.chat.episode_metrics`."""
+        """Return the metrics of the episode; see :func:`trial_envs.chat.episode_metrics`."""
         return episode_metrics(self._total, self.turns, self._invalid, self._info)
 
     def close(self) -> None:
-        """Frees the environment; repeated calls have no effect."""
+        """Free the environment; repeated calls have no effect."""
         self._env.close()
 
 
 def register(name: str, env_id: str, **settings: Any) -> None:
-    """Registers a text environment with fixed settings. SkyRL's entry scripts register their environments in a Ray task.
+    """Register a text environment with fixed settings. SkyRL's entry scripts register their environments in a Ray task.
 
     Args:
         name: id in SkyRL-gym's registry, used as the dataset's ``env_class``. A repeated call replaces the settings.

@@ -61,11 +61,11 @@ class TextTask(vf.Task[TextTaskData, TextState, vf.TaskConfig]):
 
     @vf.reward  # type: ignore[untyped-decorator]
     async def environment(self, trace: vf.Trace) -> float:
-        """Returns the sum of the environment's rewards."""
+        """Return the sum of the environment's rewards."""
         return float(trace.state.total_reward)
 
     async def validate(self, runtime: vf.Runtime) -> bool | None:
-        """Returns whether the environment's walkthrough wins; ``None`` if it has no walkthrough."""
+        """Return whether the environment's walkthrough wins; ``None`` if it has no walkthrough."""
         return await asyncio.to_thread(_walkthrough_wins, self.data)
 
 
@@ -92,7 +92,7 @@ class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
     """
 
     def load(self) -> Iterator[TextTask]:
-        """Yields the tasks; their data contain only ids and settings."""
+        """Yield the tasks; their data contain only ids and settings."""
         config = self.config
         settings = config.settings | ({} if config.split is None else {"split": config.split})
         env = make_text_env(config.env_id, **settings)
@@ -126,7 +126,7 @@ class TextEnvironment(vf.Env[TextEnvironmentConfig]):
     """
 
     async def run(self, task: TextTask, agents: vf.Agents) -> None:
-        """Plays the task until the environment ends or truncates the episode, or the agent's run ends."""
+        """Play the task until the environment ends or truncates the episode, or the agent's run ends."""
         data = task.data
         env = await asyncio.to_thread(make_chat_env, data.env_id, **data.settings)
         total, turns, invalid, over = 0.0, 0, 0, False
@@ -152,7 +152,7 @@ class TextEnvironment(vf.Env[TextEnvironmentConfig]):
 def load_environment(
     env_id: str, split: str | None = None, num_tasks: int | None = None, **settings: Any
 ) -> TextEnvironment:
-    """Makes the environment in code, as ``vf-eval trial-verifiers`` does from the command line.
+    """Make the environment in code, as ``vf-eval trial-verifiers`` does from the command line.
 
     Args:
         env_id: id of a text environment, such as ``trial/ALFWorld-v0``.

@@ -73,10 +73,10 @@ class GEMEnv(SeededEnv):
         )
 
     def _free(self) -> None:
-        """A game holds nothing but memory."""
+        """Do nothing: a game has only memory."""
 
     def _make(self) -> Any:
-        """A new environment: one that was used before may go on where it left its data."""
+        """Return a new environment, because a used environment may continue at its last position in the data."""
         try:
             return self._registration.make(self._name, **self._game_args)
         except LookupError as error:
@@ -94,7 +94,7 @@ class GEMEnv(SeededEnv):
 
 @contextmanager
 def _logging_kept() -> Iterator[None]:
-    """Undoes what importing GEM does to the root logger: a handler, and the level INFO."""
+    """Remove the handler and the level INFO that an import of GEM sets on the root logger."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:

@@ -30,10 +30,10 @@ class NumberSearch:
         Raises:
             ValueError: the task has no range.
         """
-        found = _RANGE.search(task)
-        if found is None:
+        match = _RANGE.search(task)
+        if match is None:
             raise ValueError(f"Expected a task with 'number between A and B', got {task!r:.200}.")
-        self._least, self._most = int(found[1]), int(found[2])
+        self._least, self._most = int(match[1]), int(match[2])
         self._last: int | None = None
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
@@ -46,5 +46,5 @@ class NumberSearch:
 
     def carried_out(self, action: str) -> None:
         """Store the number that was guessed; ``None`` if ``action`` has no number."""
-        found = _NUMBER.search(action)
-        self._last = int(found[0]) if found else None
+        match = _NUMBER.search(action)
+        self._last = int(match[0]) if match else None

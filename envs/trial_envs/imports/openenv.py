@@ -23,9 +23,9 @@ from trial_envs.errors import (
 )
 from trial_envs.imports.openenv_client import ServerAnswer, ServerConnection
 
-MOST_TASKS = 1_000_000
+MAX_TASKS = 1_000_000
 """Maximum number of tasks of a split; no two splits share a task."""
-FIRST_SEEDS = {"train": 0, "test": MOST_TASKS}
+FIRST_SEEDS = {"train": 0, "test": MAX_TASKS}
 """Split -> seed of its first task."""
 FAMILY = "openenv"
 """Family of a task if the server does not name a family."""
@@ -72,9 +72,9 @@ class OpenEnvEnv(TextEnv):
     ) -> None:
         super().__init__(split, max_turns, render_mode)
         require_whole(1, num_tasks=num_tasks)
-        if num_tasks > MOST_TASKS or not 0 < timeout_s < math.inf:
+        if num_tasks > MAX_TASKS or not 0 < timeout_s < math.inf:
             raise GeneratorSettingError(
-                f"Expected num_tasks of at most {MOST_TASKS} and a positive timeout_s, got {num_tasks} and {timeout_s}."
+                f"Expected num_tasks of at most {MAX_TASKS} and a positive timeout_s, got {num_tasks} and {timeout_s}."
             )
         if not isinstance(url, str) or url.partition("://")[0] not in ("http", "https", "ws", "wss"):
             raise GeneratorSettingError(f"Expected a url such as http://127.0.0.1:8000, got {url!r:.200}.")
@@ -88,14 +88,14 @@ class OpenEnvEnv(TextEnv):
         self.tasks()  # raises UnknownSplitError
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Returns the seeds of a split (default: the environment's own), ascending."""
+        """Return the seeds of a split (default: the environment's own), ascending."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
             raise UnknownSplitError(f"OpenEnv has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}.")
         return [str(first + n) for n in range(self._num_tasks)]
 
     def family(self, task_id: str) -> str:
-        """Returns the family that the server gave for the running episode, else ``"openenv"``."""
+        """Return the family that the server gave for the running episode, else ``"openenv"``."""
         return self._family
 
     @property
@@ -104,10 +104,10 @@ class OpenEnvEnv(TextEnv):
         address = self._url.replace("ws", "http", 1) if self._url.startswith("ws") else self._url
         try:
             with urllib.request.urlopen(f"{address.rstrip('/')}/limits", timeout=self._timeout_s) as answer:
-                found = json.load(answer)["max_sessions"]
+                limit = json.load(answer)["max_sessions"]
         except (OSError, ValueError, KeyError, TypeError, HTTPException):
-            return None  # a server without this path, or none; reset names the latter
-        return found if isinstance(found, int) else None
+            return None  # the server lacks this path, or there is no server, which reset() reports
+        return limit if isinstance(limit, int) else None
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See :meth:`trial_envs.core.TextEnv.step`; truncation by the server is returned as truncation."""
@@ -132,14 +132,14 @@ class OpenEnvEnv(TextEnv):
             answer = self._connection.step({self._action_field: action})
             return self._outcome(answer, self._fields(answer))
         except TrialEnvError:
-            self._disconnect()  # what is left in the connection would answer the next request
+            self._disconnect()  # an old answer in the connection would be read as the next answer
             raise
 
     def _free(self) -> None:
         self._disconnect()
 
     def _reset_server(self, asked: dict[str, Any]) -> ServerAnswer:
-        """Returns the answer of the existing connection or, because the server may have ended the session, of a new one."""
+        """Return the answer of the existing connection or, because the server may have ended the session, of a new one."""
         if self._connection is not None and self._connection.belongs_here:
             try:
                 return self._connection.reset(**asked)

@@ -23,7 +23,7 @@ from trial_envs.errors import (
 
 Answer = TypeVar("Answer")
 
-MOST_MEGABYTES = 4.0
+MAX_MEGABYTES = 4.0
 """Maximum size of a server's message."""
 CLOSE_SECONDS = 2.0
 """Time for closing the connection, and for stopping a call after its deadline."""
@@ -48,7 +48,7 @@ class ServerAnswer:
 
 @functools.cache
 def _client_class() -> type[Any]:
-    """OpenEnv's client without its silent reconnection, which would go on with the episode in another session.
+    """OpenEnv's client without its silent reconnection, which would continue the episode in another session.
 
     Raises:
         MissingPackageError: OpenEnv is not installed.
@@ -87,10 +87,10 @@ class ServerConnection:
         self._owner = os.getpid()
         self._client = _client_class()(
             base_url=url,
-            # Longer than the deadline of a call, which is the one that counts.
+            # This limit must exceed the deadline of a call, which ends the call first.
             connect_timeout_s=2 * timeout_s,
             message_timeout_s=2 * timeout_s,
-            max_message_size_mb=MOST_MEGABYTES,
+            max_message_size_mb=MAX_MEGABYTES,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="trial-envs-openenv", daemon=True)
@@ -118,7 +118,7 @@ class ServerConnection:
         return self._run("reset", self._reset(arguments))
 
     def step(self, action: dict[str, Any]) -> ServerAnswer:
-        """Carry out an action; raises the same errors as :meth:`reset`."""
+        """Carry out an action; raise the same errors as :meth:`reset`."""
         return self._run("step", self._step(action))
 
     def close(self) -> None:
@@ -166,13 +166,13 @@ class ServerConnection:
         """Convert an exception of the client, which may be from several libraries, to an error of this package."""
         from websockets.exceptions import ConnectionClosed
 
-        told = f"{self._url}, {stage}: {type(error).__name__}: {error!s:.300}"
+        message = f"{self._url}, {stage}: {type(error).__name__}: {error!s:.300}"
         if isinstance(error, ConnectionClosed):
             if error.sent is not None and error.sent.code == _TOO_LONG:
-                return ServerAnswerError(f"{told}; expected an answer of at most {MOST_MEGABYTES:g} MB")
-            return ServerConnectionError(told)
+                return ServerAnswerError(f"{message}; expected an answer of at most {MAX_MEGABYTES:g} MB")
+            return ServerConnectionError(message)
         if isinstance(error, OSError):
-            return ServerConnectionError(f"{told}; expected a server of OpenEnv there")
+            return ServerConnectionError(f"{message}; expected a server of OpenEnv there")
         if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
-            return RemoteEnvError(told)  # the client's own error for a message of the type "error"
-        return ServerAnswerError(f"{told}; expected an answer of OpenEnv as JSON")
+            return RemoteEnvError(message)  # the client raises this error for a message of the type "error"
+        return ServerAnswerError(f"{message}; expected an answer of OpenEnv as JSON")

@@ -65,10 +65,12 @@ class ReasoningGymEnv(SeededEnv):
 
     def _play(self, action: str) -> Outcome:
         score = float(self._questions.score_answer(action, self._entry))
-        told = f"The answer scores {score:g}."
+        observation = f"The answer scores {score:g}."
         if score < 1 and self.walkthrough:
-            told = f"{told} An answer that scores 1: {self.walkthrough[0]}"
-        return Outcome(told, self._listed, reward=score, score=min(1.0, max(0.0, score)), won=score >= 1, done=True)
+            observation = f"{observation} An answer that scores 1: {self.walkthrough[0]}"
+        return Outcome(
+            observation, self._listed, reward=score, score=min(1.0, max(0.0, score)), won=score >= 1, done=True
+        )
 
     def _free(self) -> None:
-        """A data set holds nothing but memory."""
+        """Do nothing: a data set has only memory."""

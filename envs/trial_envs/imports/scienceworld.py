@@ -66,18 +66,18 @@ class ScienceWorldEnv(TextEnv):
         self._require_split(split)
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Returns the task ids of a split (default: the environment's own), by variation."""
+        """Return the task ids of a split (default: the environment's own), by variation."""
         wanted = split or self.split
         self._require_split(wanted)
         if wanted not in self._variations:
             simulator = self._started()
-            if not self._loaded:  # splits are those of the loaded task
+            if not self._loaded:  # the simulator has the splits of the loaded task only
                 self._load(0)
             self._variations[wanted] = [f"{self._name}/{number}" for number in getattr(simulator, SPLITS[wanted])()]
         return self._variations[wanted]
 
     def family(self, task_id: str) -> str:
-        """Returns the name of the task."""
+        """Return the name of the task."""
         return task_id.rpartition("/")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
@@ -90,7 +90,7 @@ class ScienceWorldEnv(TextEnv):
         observation, info = simulator.reset()
         self.walkthrough = tuple(simulator.get_gold_action_sequence())
         instruction = str(info["taskDesc"]).strip().removeprefix("Task Description:").strip()
-        # Some tasks give points for where they begin.
+        # Some tasks give points for the initial state.
         score = max(0, info["score"]) / FULL_SCORE
         return instruction, Outcome(str(observation).strip(), self._listed(info), score=score)
 
@@ -108,7 +108,7 @@ class ScienceWorldEnv(TextEnv):
         )
 
     def _free(self) -> None:
-        """Ends the Java process."""
+        """End the Java process."""
         if self._simulator is not None:
             self._simulator.close()
 
@@ -121,10 +121,10 @@ class ScienceWorldEnv(TextEnv):
 
     def _started(self) -> Any:
         if self._simulator is None:
-            # Turns are counted here: the simulator's own limit would end an episode as if the task had ended.
+            # Count turns here: the simulator reports its own limit as the end of the task.
             self._simulator = self._library.ScienceWorldEnv(envStepLimit=float("inf"))
             known = ("easy", *self._simulator.get_possible_simplifications())
-            if wrong := [each for each in self._simplifications.split(",") if each and each not in known]:
+            if wrong := [name for name in self._simplifications.split(",") if name and name not in known]:
                 raise GeneratorSettingError(f"Expected simplifications of {[*known]}, got {wrong}.")
         return self._simulator
 

@@ -20,9 +20,9 @@ from trial_envs.errors import (
 )
 from trial_envs.imports.random_state import RandomState
 
-MOST_GAMES = 1_000_000
+MAX_GAMES = 1_000_000
 """Maximum number of games of a split; no two splits share a game."""
-FIRST_SEEDS = {"train": 0, "valid": MOST_GAMES, "test": 2 * MOST_GAMES}
+FIRST_SEEDS = {"train": 0, "valid": MAX_GAMES, "test": 2 * MAX_GAMES}
 """Split -> seed of its first game."""
 
 _SEED = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -53,8 +53,8 @@ class SeededEnv(TextEnv):
     ) -> None:
         super().__init__(split, max_turns, render_mode)
         require_whole(1, num_games=num_games)
-        if num_games > MOST_GAMES:
-            raise GeneratorSettingError(f"Expected num_games of at most {MOST_GAMES}, got {num_games}.")
+        if num_games > MAX_GAMES:
+            raise GeneratorSettingError(f"Expected num_games of at most {MAX_GAMES}, got {num_games}.")
         if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
             raise GeneratorSettingError(f"Expected actions as a list of str, got {actions!r:.200}.")
         self._name, self._num_games = name, num_games
@@ -63,7 +63,7 @@ class SeededEnv(TextEnv):
         self.tasks()  # raises UnknownSplitError
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Returns the task ids of a split (default: the environment's own), by ascending seed."""
+        """Return the task ids of a split (default: the environment's own), by ascending seed."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
             raise UnknownSplitError(
@@ -72,16 +72,16 @@ class SeededEnv(TextEnv):
         return [f"{self._name}/{first + number}" for number in range(self._num_games)]
 
     def family(self, task_id: str) -> str:
-        """Returns the name of the game or data set."""
+        """Return the name of the game or data set."""
         return task_id.rpartition("/")[0]
 
     @abstractmethod
     def _begin(self, seed: int) -> tuple[str, Outcome]:
-        """Starts the game of a seed; returns its instruction and the first outcome."""
+        """Start the game of a seed; return its instruction and the first outcome."""
 
     @abstractmethod
     def _play(self, action: str) -> Outcome:
-        """Carries out one action."""
+        """Carry out one action."""
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         name, _, seed = task_id.rpartition("/")
@@ -98,7 +98,7 @@ class SeededEnv(TextEnv):
 
 
 def import_library(module: str, extra: str) -> ModuleType:
-    """Imports another library's module.
+    """Import another library's module.
 
     Raises:
         MissingEngineError: the module, or a package that it needs, is not installed; the message has the install command.
@@ -110,14 +110,14 @@ def import_library(module: str, extra: str) -> ModuleType:
 
 
 def plain_settings(name: str, settings: Mapping[str, Any] | None, reserved: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns keyword arguments for the library as a dict.
+    """Return keyword arguments for the library as a dict.
 
     Raises:
         GeneratorSettingError: ``settings`` is not a dict with names as keys, or has a reserved key, which the task id sets.
     """
-    given = {} if settings is None else settings
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+    arguments = {} if settings is None else settings
+    if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
         raise GeneratorSettingError(f"Expected {name} as a dict of keyword arguments, got {settings!r:.200}.")
-    if taken := [key for key in reserved if key in given]:
-        raise GeneratorSettingError(f"{name} sets {', '.join(taken)}, which the task id decides; leave it out.")
-    return dict(given)
+    if conflicts := [key for key in reserved if key in arguments]:
+        raise GeneratorSettingError(f"{name} sets {', '.join(conflicts)}, which the task id decides; leave it out.")
+    return dict(arguments)

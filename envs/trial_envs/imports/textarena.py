@@ -82,16 +82,16 @@ class TextArenaEnv(SeededEnv):
         )
 
     def _end(self) -> tuple[float, str]:
-        """The reward of an episode that is over, and why it is."""
+        """Return the reward of an ended episode, and the reason of its end."""
         reward, reason = (self._state.rewards or {}).get(0, 0.0), self._state.game_info[0].get("reason") or ""
-        # Countdown, Cryptarithm, Slitherlink and ThreeCardMonte of TextArena 0.7.4 exchange the two where a move is invalid.
+        # Countdown, Cryptarithm, Slitherlink and ThreeCardMonte of TextArena 0.7.4 swap the two after an invalid move.
         return (0.0, f"{reason} {reward}") if isinstance(reward, str) else (float(reward), str(reason))
 
     def _free(self) -> None:
-        """A game holds nothing but memory."""
+        """Do nothing: a game has only memory."""
 
     def _make(self) -> Any:
-        """A new game without the wrappers of its observations, which repeat all that was said before."""
+        """Return a new game without its observation wrappers, which repeat all earlier messages."""
         try:
             game = self._arena.make(self._name, **self._game_args)
         except LookupError as error:
@@ -115,7 +115,7 @@ class TextArenaEnv(SeededEnv):
         return game
 
     def _messages(self) -> list[tuple[int, str, Any]]:
-        """What the game said since the last call; the player's own actions are left out.
+        """Return the game's messages since the last call, without the player's own actions.
 
         Three games of TextArena 0.7.4 record these with their arguments exchanged, so that the text is a number.
         """

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 REQUEST_SECONDS = 10.0
 """Time for a complete request to arrive, from the start of the connection or the last response."""
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Maximum number of connections without a complete request. Above it, the connection that has waited longest is closed, so such
 connections cannot take all descriptors."""
 
@@ -43,7 +43,8 @@ class AllowedNames:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": refused})  # before it is accepted: 403
+            # A close before acceptance is answered with status 403.
+            await send({"type": "websocket.close", "code": 1008, "reason": refused})
         else:
             await JSONResponse({"detail": refused}, 403)(scope, receive, send)
 
@@ -102,7 +103,7 @@ class TimedRequests(H11Protocol):
             self._stop_waiting()
         elif self not in self._waiting:
             self._waiting[self] = self.loop.call_later(REQUEST_SECONDS, self._close)
-            if len(self._waiting) > MOST_WAITING:
+            if len(self._waiting) > MAX_WAITING:
                 next(iter(self._waiting))._close()
 
     def _stop_waiting(self) -> None:

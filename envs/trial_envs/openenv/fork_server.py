@@ -21,7 +21,7 @@ from trial_envs.core.fork_server import json_line, serve
 
 READY = b"R"
 """Message of the program when the environment is made; any other message is the error."""
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """Maximum length of a message of this program."""
 INFO = ("task", "task_id", "family", "admissible_actions", "won", "score", "invalid_action")
 
@@ -36,7 +36,7 @@ def prepare(env_id: str, settings: Mapping[str, Any]) -> TextEnv:
     env = gymnasium.make(env_id, disable_env_checker=True, **settings).unwrapped
     if not isinstance(env, TextEnv):
         raise TypeError(f"{env_id} is a {type(env).__name__}, expected a TextEnv of trial_envs.")
-    env.reset(options={"task": 0})  # a drawn task would leave a generator that every session inherits
+    env.reset(options={"task": 0})  # drawing a task would create a random generator that all sessions share
     if threading.active_count() > 1:
         env.close()
         raise TypeError(f"{env_id} starts threads, so its process cannot be forked for sessions.")
@@ -60,7 +60,7 @@ def answer(env: TextEnv, method: str, *arguments: Any) -> dict[str, Any]:
             text, info = env.reset(seed=seed, options=None if task is None else {"task": task})
         else:
             text, reward, terminated, truncated, info = env.step(*arguments)
-    except Exception as error:  # an engine may raise anything
+    except Exception as error:  # an engine may raise any error
         return {"error": f"{type(error).__name__}: {error}"}
     ends = {"reward": reward, "done": terminated or truncated, "truncated": truncated}
     return {"text": text, **{key: info[key] for key in INFO}, **ends}
@@ -72,7 +72,7 @@ def main(descriptor: int, env_id: str, settings: Mapping[str, Any]) -> None:
         try:
             env = prepare(env_id, settings)
         except Exception as error:
-            control.send(f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:MOST_BYTES])
+            control.send(f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:MAX_BYTES])
             return
         control.send(READY)
         serve(control, partial(answer_requests, env=env))

@@ -12,13 +12,13 @@ from typing import Any
 
 from trial_envs.core.fork_server import CLOSE_SECONDS, ForkedProcesses, ask
 from trial_envs.errors import RemoteEnvError, SessionProcessError
-from trial_envs.openenv.fork_server import MOST_BYTES, READY
+from trial_envs.openenv.fork_server import MAX_BYTES, READY
 
 START_SECONDS = 300.0
 """Time limit for making the environment, which may load or generate data."""
 STEP_SECONDS = 60.0
 """Time limit for the answer of ``reset`` or ``step``."""
-MOST_ANSWER_BYTES = 1 << 24
+MAX_ANSWER_BYTES = 1 << 24
 
 
 class SessionProcess:
@@ -43,8 +43,8 @@ class SessionProcess:
             raise RemoteEnvError("The session has not answered the request before this one.")
         try:
             async with asyncio.timeout(STEP_SECONDS):
-                found = await ask(self._connection, request, MOST_ANSWER_BYTES)
-            if "ended" in found:
+                response = await ask(self._connection, request, MAX_ANSWER_BYTES)
+            if "ended" in response:
                 raise ConnectionError("the process ended")
         except TimeoutError as error:
             raise SessionProcessError(f"The session's process gave no answer within {STEP_SECONDS:g} s.") from error
@@ -54,17 +54,17 @@ class SessionProcess:
             ) from error
         finally:
             self._asking.release()
-        if "refused" in found:
-            raise SessionProcessError(f"No process could be started for the session: {found['refused']}")
-        if "error" in found:
-            raise RemoteEnvError(found["error"])
-        return found
+        if "refused" in response:
+            raise SessionProcessError(f"No process could be started for the session: {response['refused']}")
+        if "error" in response:
+            raise RemoteEnvError(response["error"])
+        return response
 
     def end(self) -> None:
         """Close the connection; the process then closes the environment and ends."""
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # a call that waits for an answer sees it too
-        if self._asking.acquire(timeout=CLOSE_SECONDS):  # the event loop must not lose a descriptor that it waits for
+            self._connection.shutdown(socket.SHUT_RDWR)  # this also ends a call that waits for an answer
+        if self._asking.acquire(timeout=CLOSE_SECONDS):  # the event loop may still wait for the descriptor
             self._connection.close()
 
 
@@ -133,8 +133,8 @@ def _await_ready(control: socket.socket) -> None:
     """Wait until the program has made the environment."""
     control.settimeout(START_SECONDS)
     try:
-        told = control.recv(MOST_BYTES)
+        message = control.recv(MAX_BYTES)
     except OSError as error:
         raise SessionProcessError(f"The environment was not made within {START_SECONDS:g} s: {error}") from error
-    if told != READY:
-        raise RemoteEnvError(told.decode() or "the process in which the environment was made ended")
+    if message != READY:
+        raise RemoteEnvError(message.decode() or "the process in which the environment was made ended")

@@ -114,10 +114,7 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
         RemoteEnvError: the environment cannot be made.
         OSError: the address cannot be used.
     """
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # a shell ignores the second one for what it starts in the background
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell ignores SIGINT for background commands
         signal.signal(number, _leave)
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.create_server(address, family=family) as listener:
@@ -139,5 +136,5 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise instead of ending at once, also where uvicorn sends itself the signal again after it has shut down."""
+    """Raise an exception, also when uvicorn sends itself the signal again after its shutdown."""
     sys.exit(128 + number)

@@ -14,7 +14,7 @@ from trial_envs.openenv.processes import SessionProcess, SessionProcesses
 
 
 def _encodable(value: object) -> object:
-    """A text without lone surrogates, which JSON can spell and the answer could not be encoded with."""
+    """Return a text without lone surrogates, which JSON can represent but UTF-8 cannot encode."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
@@ -168,7 +168,7 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
             return TextObservation(**await process.ask(*request))
         except RemoteEnvError:
             raise
-        except BaseException as error:  # a request that is given up leaves an answer that nothing reads
+        except BaseException as error:  # after a cancelled request, nothing reads the answer
             self._process = None
             await asyncio.to_thread(self._processes.end, process)
             if self._closed and isinstance(error, SessionProcessError):

@@ -24,9 +24,9 @@ from trial_envs.errors import (
 
 LEVELS = {"coin_collector": 300, "treasure_hunter": 30}
 """Family of games -> its highest level; the lowest is 1."""
-MOST_GAMES = 1_000_000
+MAX_GAMES = 1_000_000
 """Maximum number of games of a split; no two splits share a game."""
-FIRST_SEEDS = {"train": 0, "test": MOST_GAMES}
+FIRST_SEEDS = {"train": 0, "test": MAX_GAMES}
 """Split -> seed of its first game."""
 
 
@@ -55,13 +55,13 @@ class Game(Protocol):
     """The part of ``textworld.Environment`` that is used here."""
 
     def reset(self) -> GameState:
-        """Starts the game."""
+        """Start the game."""
 
     def step(self, command: str) -> tuple[GameState, float, bool]:
-        """Carries out one command."""
+        """Carry out one command."""
 
     def close(self) -> None:
-        """Ends the interpreter."""
+        """End the interpreter."""
 
 
 class TextWorldEnv(TextEnv):
@@ -99,9 +99,9 @@ class TextWorldEnv(TextEnv):
         self._level, self._num_games, self._families = level, num_games, tuple(families)
         require_whole(1, level=level, num_games=num_games)
         unknown = [family for family in self._families if family not in LEVELS]
-        if unknown or not self._families or num_games > MOST_GAMES:
+        if unknown or not self._families or num_games > MAX_GAMES:
             raise GeneratorSettingError(
-                f"Expected families of {list(LEVELS)} and num_games of at most {MOST_GAMES}, got {families!r} and {num_games}."
+                f"Expected families of {list(LEVELS)} and num_games of at most {MAX_GAMES}, got {families!r} and {num_games}."
             )
         highest = min(LEVELS[family] for family in self._families)
         if not 1 <= level <= highest:
@@ -117,7 +117,7 @@ class TextWorldEnv(TextEnv):
         """Commands that win the current game; empty before the first ``reset``."""
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Returns the task ids of a split (default: the environment's own), by ascending seed."""
+        """Return the task ids of a split (default: the environment's own), by ascending seed."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
             raise UnknownSplitError(
@@ -127,7 +127,7 @@ class TextWorldEnv(TextEnv):
         return [f"{self._families[n % count]}-{self._level}-{first + n}" for n in range(self._num_games)]
 
     def family(self, task_id: str) -> str:
-        """Returns ``coin_collector`` or ``treasure_hunter``."""
+        """Return ``coin_collector`` or ``treasure_hunter``."""
         return task_id.partition("-")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
@@ -168,22 +168,22 @@ class TextWorldEnv(TextEnv):
         )
 
     def _load(self, folder: Path, task_id: str) -> None:
-        """Makes the game of an id and starts an interpreter for it; an interpreter plays only one game."""
-        found = _TASK_ID.fullmatch(task_id)
-        if found is None or int(found[2]) > LEVELS[found[1]]:
+        """Make the game of an id and start an interpreter for it; an interpreter plays only one game."""
+        match = _TASK_ID.fullmatch(task_id)
+        if match is None or int(match[2]) > LEVELS[match[1]]:
             raise UnknownTaskError(
                 f"Unknown task {task_id!r:.200}; expected <family>-<level>-<seed> with a level up to {LEVELS}."
             )
         if self._game is not None:
             self._game.close()
-        challenge = _import(f"textworld.challenges.tw_{found[1]}.{found[1]}")
+        challenge = _import(f"textworld.challenges.tw_{match[1]}.{match[1]}")
         options = self._textworld.GameOptions()
-        options.seeds, options.path = int(found[3]), str(folder / "game.z8")
+        options.seeds, options.path = int(match[3]), str(folder / "game.z8")
         options.force_recompile = True
         infos = self._textworld.EnvInfos(**dict.fromkeys(_WANTED, True))
         with _MAKING, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*is not fully supported")  # TextWorld says so of every generated game
-            game = challenge.make({"level": int(found[2])}, options)
+            warnings.filterwarnings("ignore", ".*is not fully supported")  # TextWorld warns about every generated game
+            game = challenge.make({"level": int(match[2])}, options)
             try:
                 path = self._textworld.generator.compile_game(game, options)
             except (OSError, RuntimeError) as error:

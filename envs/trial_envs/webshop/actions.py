@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def parse_action(text: str) -> tuple[str, str]:
-    """Returns the name and lower-cased argument of ``name[argument]``; for any other form, the text and an empty argument.
+    """Return the name and lower-cased argument of ``name[argument]``; for any other form, the text and an empty argument.
 
     Only the first line is read, up to its last ``]``. Of several opening brackets, the last bracket that leaves an argument
     counts, as in the greedy pattern ``(.+)\\[(.+)\\]``. Takes linear time for every text.

@@ -41,7 +41,7 @@ _PICTOGRAPHS = (
 
 
 def _token_pattern() -> regex.Pattern[str]:
-    """Tokens of UAX #29 that have a letter, a digit, an ideograph or an emoji.
+    """Return tokens of UAX #29 that have a letter, a digit, an ideograph or an emoji.
 
     By rule WB4, marks may follow every character. Quantifiers that would backtrack without success are possessive, and
     connectors without a word match separately (group ``idle``), so the time is linear in the length.
@@ -68,7 +68,7 @@ _POSSESSIVES = ("'s", "’s", "＇s")
 
 
 def index_terms(text: str) -> Iterator[str]:
-    """Yields the terms of a text in order, with duplicates."""
+    """Yield the terms of a text in order, with duplicates."""
     for match in _TOKEN.finditer(text):
         if match.lastgroup == "idle":
             continue

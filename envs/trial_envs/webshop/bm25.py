@@ -15,7 +15,7 @@ _EXACT_LENGTHS = 24
 
 
 def quantise_length(length: int) -> int:
-    """Returns the length that Lucene stores for a document of ``length`` terms (``SmallFloat.intToByte4`` and back)."""
+    """Return the length that Lucene stores for a document of ``length`` terms (``SmallFloat.intToByte4`` and back)."""
     if length < _EXACT_LENGTHS:
         return length
     excess = length - _EXACT_LENGTHS
@@ -24,7 +24,7 @@ def quantise_length(length: int) -> int:
 
 
 def inverse_norms(lengths: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Returns ``1 / (k1 · (1 - b + b · length / average))`` of every document.
+    """Return ``1 / (k1 · (1 - b + b · length / average))`` of every document.
 
     Args:
         lengths: number of terms of every document ``[N]``; the average is over documents with at least one term.
@@ -38,12 +38,12 @@ def inverse_norms(lengths: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def inverse_document_frequency(documents: int, frequency: int) -> np.float32:
-    """Returns ``ln(1 + (N - n + ½) / (n + ½))`` of a term in ``frequency`` (n) of ``documents`` (N) documents."""
+    """Return ``ln(1 + (N - n + ½) / (n + ½))`` of a term in ``frequency`` (n) of ``documents`` (N) documents."""
     return np.float32(math.log(1 + (documents - frequency + 0.5) / (frequency + 0.5)))
 
 
 def term_scores(weight: np.float32, saturations: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the part of a query term in the score of each document with the term, ``[n]``.
+    """Return the part of a query term in the score of each document with the term, ``[n]``.
 
     Args:
         weight: inverse document frequency times the term's count in the query.

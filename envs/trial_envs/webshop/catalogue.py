@@ -89,26 +89,26 @@ class Catalogue:
         return len(self._goals)
 
     def goal(self, number: int) -> Goal:
-        """Returns the goal with this number."""
+        """Return the goal with this number."""
         return Goal.unpack(self._goals[number])
 
     def product(self, position: int) -> Product:
-        """Returns the product at a position."""
+        """Return the product at a position."""
         return Product.unpack(self._products[position])
 
     def price(self, position: int) -> float:
-        """Returns the price of a product."""
+        """Return the price of a product."""
         return float(self._prices[position])
 
     def listing(self, position: int) -> Listing:
-        """Returns a product as shown on a results page."""
+        """Return a product as shown on a results page."""
         try:
             return Listing(position, *json.loads(self._listings[position]))
         except (ValueError, TypeError) as error:
             raise CorruptCatalogueError(f"{self.folder}: listing {position} is damaged. {REBUILD}") from error
 
     def position(self, asin: str) -> int:
-        """Returns the position of a product.
+        """Return the position of a product.
 
         Raises:
             KeyError: the shop has no such product.
@@ -119,15 +119,15 @@ class Catalogue:
         return int(self._by_asin[rank])
 
     def search(self, query: str) -> NDArray[np.int64]:
-        """Returns the positions of the best products for a query, best first, at most 50."""
+        """Return the positions of the best products for a query, best first, at most 50."""
         return self._index.search(query)
 
     def in_category(self, name: str) -> NDArray[np.int64]:
-        """Returns the positions of all products of a category, in the order of the data."""
+        """Return the positions of all products of a category, in the order of the data."""
         return self._in_group("categories", self._categories, name)
 
     def in_collection(self, name: str) -> NDArray[np.int64]:
-        """Returns the positions of all products with the ``query`` ``name``, in the order of the data."""
+        """Return the positions of all products with the ``query`` ``name``, in the order of the data."""
         return self._in_group("collections", self._collections, name)
 
     def _in_group(
@@ -138,7 +138,7 @@ class Catalogue:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads the manifest of an index folder.
+    """Read the manifest of an index folder.
 
     Raises:
         CorruptCatalogueError: the manifest is missing, damaged, or of another format version.
@@ -155,7 +155,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest, digests: bool) -> None:
-    """Compares the sizes of all files with the manifest, with ``digests`` also their digests.
+    """Compare the sizes of all files with the manifest, with ``digests`` also their digests.
 
     Raises:
         CorruptCatalogueError: a file differs.
@@ -168,14 +168,14 @@ def check_files(folder: Path, manifest: Manifest, digests: bool) -> None:
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size != expected["bytes"]:
-            found = "missing" if size is None else f"{size} bytes"
-            raise CorruptCatalogueError(f"{path}: {found}, expected {expected['bytes']}. {REBUILD}")
+            actual = "missing" if size is None else f"{size} bytes"
+            raise CorruptCatalogueError(f"{path}: {actual}, expected {expected['bytes']}. {REBUILD}")
         if digests and file_digest(path) != expected["sha256"]:
             raise CorruptCatalogueError(f"{path} does not have the digest in {MANIFEST}. {REBUILD}")
 
 
 def file_digest(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -185,7 +185,7 @@ _lock = fork_safe_lock()
 
 
 def open_catalogue(folder: Path) -> Catalogue:
-    """Opens the catalogue of an index folder; all callers share one object while it is in use.
+    """Open the catalogue of an index folder; all callers share one object while it is in use.
 
     Raises:
         CorruptCatalogueError: see :class:`Catalogue`.

@@ -100,12 +100,12 @@ class WebShopEnv(TextEnv):
         return plan_purchase(self.catalogue, self._goal, self._results_per_page) if self._goal else ()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Returns the goal numbers of a split (default: the environment's own), ascending."""
+        """Return the goal numbers of a split (default: the environment's own), ascending."""
         chosen = check_split(split or self.split)
         return split_goals(chosen, self._shops_of(chosen).num_goals)
 
     def family(self, task_id: str) -> str:
-        """Returns the department of the goal's product, such as ``fashion``."""
+        """Return the department of the goal's product, such as ``fashion``."""
         return self._find_goal(task_id)[1].category
 
     def _open(self, split: str) -> ShopSet:
@@ -128,7 +128,7 @@ class WebShopEnv(TextEnv):
         return catalogue, catalogue.goal(goal)
 
     def _choose_task(self, options: Mapping[str, Any] | None) -> str:
-        """The task id without leading zeros, so that a goal has one id; an integer is a goal number in every split."""
+        """Return the task id without leading zeros, so that a goal has one id; an integer is a goal number in every split."""
         chosen = super()._choose_task(options)
         self._find_goal(chosen)
         return str(int(chosen))

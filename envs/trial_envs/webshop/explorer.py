@@ -36,7 +36,7 @@ class ParsedTask:
 
 
 def read_task(sentence: str) -> ParsedTask:
-    """Parses an instruction of the shop; any other sentence is parsed as the description of a product."""
+    """Parse an instruction of the shop; any other sentence is parsed as the description of a product."""
     text = sentence.strip()
     price = _PRICE.search(text)
     if price:
@@ -64,7 +64,7 @@ class ExplorerOracle:
     """
 
     def reset(self, task: str, observation: str, seed: int, max_turns: int = 15) -> None:
-        """Starts an episode; ``task`` is ``info["task"]``."""
+        """Start an episode; ``task`` is ``info["task"]``."""
         self._task = read_task(task)
         self._random = random.Random(seed)
         self._left = max_turns
@@ -76,18 +76,18 @@ class ExplorerOracle:
         self._settled = False
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """Returns the next action."""
+        """Return the next action."""
         self._update(observation, admissible)
         self._last = self._choose(observation, admissible)
         self._left -= 1
         return self._last
 
     def carried_out(self, action: str) -> None:
-        """Records that ``action`` was carried out instead of the action returned by :meth:`act`."""
+        """Record that ``action`` was carried out instead of the action returned by :meth:`act`."""
         self._last = action
 
     def _update(self, observation: str, admissible: Sequence[str]) -> None:
-        """Records the information about the current product on the page."""
+        """Record the information about the current product on the page."""
         label = self._last.removeprefix("click[").removesuffix("]")
         if "click[buy now]" not in admissible:
             if _is_sub_page(admissible) and self._current:
@@ -101,7 +101,7 @@ class ExplorerOracle:
         self._read_page(observation).labels = labels
 
     def _read_page(self, observation: str) -> _Visited:
-        """Adds the terms of a page, without those of the instruction, to the current product."""
+        """Add the terms of a page, without those of the instruction, to the current product."""
         visited = self._visited.setdefault(self._current, _Visited())
         visited.terms |= set(index_terms(observation.split(pages.PREVIOUS, 1)[-1].lower()))
         return visited
@@ -116,12 +116,12 @@ class ExplorerOracle:
         return f"search[{self._query()}]"
 
     def _query(self) -> str:
-        """The product's description, in half of the searches with the wanted option values."""
+        """Return the product's description, in half of the searches with the wanted option values."""
         values = " ".join(self._task.options.values()) if self._random.random() < 0.5 else ""
         return re.sub(r"[\[\]]", " ", f"{self._task.product} {values}".strip())
 
     def _pick(self, observation: str) -> str:
-        """The next affordable result that was not visited; near the turn limit, the best one visited."""
+        """Return the next affordable result that was not visited; near the turn limit, the best visited result."""
         listed = _read_results(observation)
         self._listed = frozenset(listed)
         affordable = (asin for asin, price in listed.items() if price <= self._task.limit)
@@ -135,7 +135,7 @@ class ExplorerOracle:
         return f"click[{next(iter(fresh or listed))}]" if listed else "click[back to search]"
 
     def _act_on_product(self) -> str:
-        """On a product's page: open its features, go back, choose an option, or buy."""
+        """Return the action on a product's page: open its features, go back, choose an option, or buy."""
         visited, wanted = self._visited[self._current], self._wanted()
         if not self._settled:
             spare = self._left - self._turns_to_buy()
@@ -164,12 +164,12 @@ def _is_sub_page(admissible: Sequence[str]) -> bool:
 
 
 def _read_results(observation: str) -> dict[str, float]:
-    """Lower-cased asin -> lowest price, in the order of a results page."""
+    """Return the lowest price by lower-cased asin, in the order of a results page."""
     texts = observation.split(pages.SEPARATOR)
     start = texts.index(pages.NEXT) + 1 if pages.NEXT in texts else len(texts)
     entries = texts[start:]
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     for asin, price in zip(entries[::3], entries[2::3], strict=False):
         lowest = _LOWEST_PRICE.match(price)
-        found[asin.lower()] = float(lowest.group(1)) if lowest else float("inf")
-    return found
+        prices[asin.lower()] = float(lowest.group(1)) if lowest else float("inf")
+    return prices

@@ -19,21 +19,21 @@ class ForgetfulExplorer:
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:
-        """Starts an episode; ``task`` is ``info["task"]``."""
+        """Start an episode; ``task`` is ``info["task"]``."""
         self._task = read_task(task)
         self._random = random.Random(seed)
         self._last = ""
         self._shown = ""
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """Returns the next action, an admissible action or a search."""
+        """Return the next action, an admissible action or a search."""
         options = self.options(observation, admissible)
         self._last = options[0] if len(options) == 1 else self._random.choice(options)
         self._shown = observation
         return self._last
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
-        """Returns the actions that :meth:`act` draws from, at this turn: one action, or equally promising results."""
+        """Return the actions that :meth:`act` draws from, at this turn: one action, or equally promising results."""
         if "click[buy now]" in admissible:
             return [self._on_product(observation, admissible)]
         if "click[next >]" in admissible:
@@ -43,11 +43,11 @@ class ForgetfulExplorer:
         return [f"search[{self._task.product}]"]
 
     def carried_out(self, action: str) -> None:
-        """Records that ``action`` was carried out instead of the action returned by :meth:`act`."""
+        """Record that ``action`` was carried out instead of the action returned by :meth:`act`."""
         self._last = action
 
     def _on_results(self, observation: str) -> list[str]:
-        """Returns the results with the fewest missing terms in their titles, except the product just left; else a new search."""
+        """Return the results with the fewest missing terms in their titles, except the product just left; else a new search."""
         texts = observation.split(pages.SEPARATOR)
         entries = texts[texts.index(pages.NEXT) + 1 :]
         listed = [
@@ -62,7 +62,7 @@ class ForgetfulExplorer:
         wanted = [f"click[{value}]" for value in self._task.options.values()]
         if not set(wanted) <= set(admissible):
             return "click[< prev]"
-        # Pages do not show what was chosen; the last action does.
+        # Pages do not show the chosen option; the last action does.
         if self._last in wanted:
             return next((action for action in wanted[wanted.index(self._last) + 1 :]), "click[buy now]")
         missing = self._missing(observation.rpartition(pages.PREVIOUS)[2])
@@ -72,5 +72,5 @@ class ForgetfulExplorer:
         return "click[features]" if missing else next(iter(wanted), "click[buy now]")
 
     def _missing(self, text: str) -> set[str]:
-        """The wanted terms that a text does not have."""
+        """Return the wanted terms that a text does not have."""
         return set(self._task.terms).difference(index_terms(text.lower()))

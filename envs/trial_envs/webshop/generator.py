@@ -58,7 +58,7 @@ class ShopSetting:
         most = level_named(LEVELS, self.difficulty).most_products
         require_whole(0, seed=self.seed)
         require_whole(1, num_products=self.num_products, num_goals=self.num_goals)
-        for name in ("num_products", "num_goals", "seed"):  # integers of NumPy cannot be part of the cache's key
+        for name in ("num_products", "num_goals", "seed"):  # NumPy integers cannot be part of the cache's key
             object.__setattr__(self, name, int(getattr(self, name)))
         if self.num_products > most:
             raise GeneratorSettingError(
@@ -67,7 +67,7 @@ class ShopSetting:
 
 
 def open_generated(setting: ShopSetting) -> Catalogue:
-    """Opens the shop of a setting; it is generated on first use and stored in the cache."""
+    """Open the shop of a setting; it is generated on first use and stored in the cache."""
     origin = {"generator": VERSION, **asdict(setting)}
     folder = cache_folder() / f"webshop-generated-{content_key(origin)}"
     if not (folder / MANIFEST).is_file():
@@ -78,7 +78,7 @@ def open_generated(setting: ShopSetting) -> Catalogue:
 
 
 def generate_products(setting: ShopSetting) -> Iterator[Product]:
-    """Yields the products of a shop; their kinds alternate."""
+    """Yield the products of a shop; their kinds alternate."""
     level = level_named(LEVELS, setting.difficulty)
     for number in range(setting.num_products):
         rng, kind = random.Random(f"product {setting.seed} {number}"), KINDS[number % len(KINDS)]
@@ -87,7 +87,7 @@ def generate_products(setting: ShopSetting) -> Iterator[Product]:
 
 
 def generate_goals(setting: ShopSetting, products: list[Product], prices: list[float]) -> Iterator[Goal]:
-    """Yields the goals of a shop: one goal per product in shuffled order, then again in the same order, and so on."""
+    """Yield the goals of a shop: one goal per product in shuffled order, then again in the same order, and so on."""
     level = level_named(LEVELS, setting.difficulty)
     order = list(range(len(products)))
     random.Random(f"order {setting.seed}").shuffle(order)
@@ -101,7 +101,7 @@ def generate_goals(setting: ShopSetting, products: list[Product], prices: list[f
 
 
 def _make_concise(kind: Kind, number: int, rng: random.Random) -> Product:
-    """A product whose id names its kind, so that a tiny model can read it; only its pages tell products of a kind apart."""
+    """Return a product whose id names its kind, so that a tiny model can read it; only its pages tell products of a kind apart."""
     attribute = rng.choice(kind.attributes)
     noun, name = kind.noun.lower(), next(iter(kind.options))
     values = rng.sample(kind.options[name], rng.randint(2, min(3, len(kind.options[name]))))
@@ -146,7 +146,7 @@ def _make_product(kind: Kind, number: int, rng: random.Random) -> Product:
 
 
 def _choose_values(values: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
-    """A random choice of at least two of the values, in their order."""
+    """Return a random choice of at least two of the values, in their order."""
     chosen = set(rng.sample(values, rng.randint(2, len(values))))
     return tuple(value for value in values if value in chosen)
 
@@ -161,7 +161,7 @@ def _describe(brand: str, kind: Kind, attributes: tuple[str, ...], rng: random.R
 
 
 def _draw_range(kind: Kind, rng: random.Random) -> tuple[float, ...]:
-    """One price; for one product in three, a lowest and a highest price."""
+    """Return one price; for one product in three, a lowest and a highest price."""
     low, high = kind.prices
     price = round(rng.uniform(low, high), 2)
     return (price,) if rng.random() < 2 / 3 else (price, round(price * rng.uniform(1.1, 1.5), 2))
@@ -173,7 +173,7 @@ def _word_wish(product: Product, rng: random.Random) -> tuple[str, tuple[str, ..
 
 
 def _asin(number: int, rng: random.Random) -> str:
-    """Ten characters: the letter G, four random ones, and the number in base 36."""
+    """Return ten characters: the letter G, four random characters, and the number in base 36."""
     counted = ""
     for _ in range(5):
         number, digit = divmod(number, 36)

@@ -54,12 +54,12 @@ class Goal:
         return tuple(self.wanted.items()) if isinstance(self.wanted, Mapping) else tuple(self.wanted)
 
     def pack(self) -> bytes:
-        """Returns the goal as a record."""
+        """Return the goal as a record."""
         return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
     @staticmethod
     def unpack(record: bytes) -> Goal:
-        """Returns the goal of a record.
+        """Return the goal of a record.
 
         Raises:
             CorruptCatalogueError: the record is damaged.
@@ -75,7 +75,7 @@ class Goal:
 
 
 def read_goal(raw: Mapping[str, Any]) -> Goal:
-    """Returns the goal of a line of ``goals.jsonl``.
+    """Return the goal of a line of ``goals.jsonl``.
 
     Raises:
         CorruptCatalogueError: a field is missing.
@@ -112,12 +112,12 @@ class Wish:
 
 
 def draw_prices(products: Iterable[Product], rng: random.Random) -> list[float]:
-    """Returns the price of every product; the price of a range is drawn uniformly."""
+    """Return the price of every product; the price of a range is drawn uniformly."""
     return [p.price_range[0] if len(p.price_range) == 1 else rng.uniform(*p.price_range) for p in products]
 
 
 def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> list[Goal]:
-    """Builds the goals of the instructions, in the published order.
+    """Build the goals of the instructions, in the published order.
 
     Args:
         wishes: each with the price of its product.
@@ -136,13 +136,13 @@ def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> lis
 
 
 def draw_limit(price: float, rng: random.Random) -> float:
-    """Draws a price limit above the price; returns ``NO_LIMIT`` if fewer than two limits are above it."""
+    """Draw a price limit above the price; return ``NO_LIMIT`` if fewer than two limits are above it."""
     limits = [limit for limit in _PRICE_LIMITS if limit > price][:4]
     return max(rng.sample(limits, 2)) if len(limits) >= 2 else NO_LIMIT
 
 
 def make_goal(wish: Wish, wanted: Mapping[str, str] | tuple[str, ...], limit: float) -> Goal:
-    """Makes the goal of a wish with these options and this price limit, with the published engine's wording."""
+    """Make the goal of a wish with these options and this price limit, with the published engine's wording."""
     product = wish.product
     pairs = wanted.items() if isinstance(wanted, Mapping) else ()
     options = ", and ".join(f"{name}: {value}" for name, value in pairs)

@@ -30,7 +30,7 @@ def write_index(
     source: Mapping[str, object],
     replace: bool = False,
 ) -> Path:
-    """Writes the index folder of a shop.
+    """Write the index folder of a shop.
 
     Args:
         target: the folder.
@@ -76,7 +76,7 @@ def write_index(
 
 
 def _rename(building: Path, target: Path, replace: bool) -> None:
-    """Moves the new folder to its place, where another process may put one, or take one away, at any time."""
+    """Move the new folder to its place, where another process may put one, or take one away, at any time."""
     while True:
         try:
             os.rename(building, target)
@@ -97,7 +97,7 @@ def _rename(building: Path, target: Path, replace: bool) -> None:
 
 
 def _is_foreign(target: Path) -> bool:
-    """Whether it is a file, or a folder that has files and no index's manifest."""
+    """Return whether it is a file, or a folder that has files and no index's manifest."""
     try:
         names = os.listdir(target)
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def _is_foreign(target: Path) -> bool:
 
 
 def _write_products(folder: Path, products: Iterable[Product]) -> tuple[Groups, int]:
-    """Writes the records and the search index of the products; returns their groups and the document count."""
+    """Write the records and the search index of the products; return their groups and the document count."""
     records, listings = RecordWriter(folder, "products"), RecordWriter(folder, "listings")
     index = IndexBuilder(folder)
     asins: list[bytes] = []

@@ -35,7 +35,7 @@ class IndexBuilder:
         self._terms, self._documents, self._counts = array("i"), array("i"), array("i")
 
     def add(self, terms: Iterable[str]) -> None:
-        """Adds the next document."""
+        """Add the next document."""
         counts = Counter(terms)
         document = len(self._lengths)
         self._lengths.append(sum(counts.values()))
@@ -47,7 +47,7 @@ class IndexBuilder:
             self._flush()
 
     def finish(self) -> int:
-        """Writes the index; returns the number of documents with at least one term."""
+        """Write the index; return the number of documents with at least one term."""
         self._flush()
         self._runs.close()
         ranks, sizes = self._write_dictionary()
@@ -66,13 +66,13 @@ class IndexBuilder:
             self._terms, self._documents, self._counts = array("i"), array("i"), array("i")
 
     def _columns(self) -> Iterable[NDArray[np.int32]]:
-        """The runs, each as ``[3, n]``: term numbers, documents, counts."""
+        """Return the runs, each as ``[3, n]``: term numbers, documents, counts."""
         with self._runs_path.open("rb") as stream:
             for size in self._run_sizes:
                 yield np.fromfile(stream, dtype=np.int32, count=3 * size).reshape(3, size)
 
     def _write_dictionary(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Writes the terms in the order of their hashes; returns each term number's rank, and the size of each list."""
+        """Write the terms in the order of their hashes; return each term number's rank, and the size of each list."""
         terms = list(self._numbers)
         hashes = np.array([term_hash(term) for term in terms], dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")

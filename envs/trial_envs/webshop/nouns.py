@@ -10,7 +10,7 @@ MODEL = "en_core_web_sm"
 
 
 def tag_titles(titles: Iterable[str]) -> Iterator[list[str]]:
-    """Yields the lower-cased nouns and proper nouns of each title, in order, with duplicates.
+    """Yield the lower-cased nouns and proper nouns of each title, in order, with duplicates.
 
     Raises:
         MissingPackageError: spaCy or its model is not installed.

@@ -15,7 +15,7 @@ from trial_envs.webshop.reward import option_matches
 
 
 def plan_purchase(catalogue: Catalogue, goal: Goal, results_per_page: int = pages.RESULTS_PER_PAGE) -> tuple[str, ...]:
-    """Returns actions from the first page to the best purchase of the goal's product; reward 1.0 if the product allows it."""
+    """Return actions from the first page to the best purchase of the goal's product; reward 1.0 if the product allows it."""
     position = catalogue.position(goal.asin)
     product = catalogue.product(position)
     search, number = _find_search(catalogue, goal, product, position, results_per_page)
@@ -28,12 +28,12 @@ def plan_purchase(catalogue: Catalogue, goal: Goal, results_per_page: int = page
 def _find_search(
     catalogue: Catalogue, goal: Goal, product: Product, position: int, results_per_page: int
 ) -> tuple[str, int]:
-    """The search whose results have the product on the first page, else earliest, and its position there, from 1."""
+    """Return the search whose results have the product on the first page, else earliest, and its position there, from 1."""
     best = ("", 1 << 30)
     for query in _queries(goal, product):
-        found = catalogue.search(query).tolist()
-        if position in found and found.index(position) + 1 < best[1]:
-            best = (f"search[{query}]", found.index(position) + 1)
+        positions = catalogue.search(query).tolist()
+        if position in positions and positions.index(position) + 1 < best[1]:
+            best = (f"search[{query}]", positions.index(position) + 1)
         if best[1] <= results_per_page:
             return best
     listed = catalogue.in_collection(product.query).tolist()
@@ -50,7 +50,7 @@ def _queries(goal: Goal, product: Product) -> Iterator[str]:
 
 
 def best_options(product: Product, goal: Goal) -> dict[str, str]:
-    """Returns option name -> value: the goal's values if they fulfil the goal, else values that fulfil the most targets.
+    """Return option name -> value: the goal's values if they fulfil the goal, else values that fulfil the most targets.
 
     If two options have a value with the same label, a click on it sets the later option.
     """
@@ -77,7 +77,7 @@ def best_options(product: Product, goal: Goal) -> dict[str, str]:
 
 
 def _reachable_values(product: Product) -> dict[str, list[str]]:
-    """Option name -> the values that a click on their label chooses."""
+    """Return by option name the values that a click on their label chooses."""
     owners = {value: name for name, values in product.options.items() for value in values}
     reachable: dict[str, list[str]] = {}
     for value, name in owners.items():
@@ -87,5 +87,5 @@ def _reachable_values(product: Product) -> dict[str, list[str]]:
 
 
 def _fulfilled(values: Collection[str], targets: Sequence[tuple[str, str] | str]) -> int:
-    """The targets that some value matches, as a bit mask."""
+    """Return the targets that some value matches, as a bit mask."""
     return sum(1 << i for i, target in enumerate(targets) if any(option_matches(value, target) for value in values))

@@ -71,12 +71,12 @@ class Listing:
 
 
 def index_page(instruction: str) -> Page:
-    """Returns the first page, with the search bar."""
+    """Return the first page, with the search bar."""
     return Page(INDEX, _join(["WebShop", "Instruction:", instruction, SEARCH]), _buttons([SEARCH]), True)
 
 
 def results_page(instruction: str, number: int, total: int, listings: Sequence[Listing]) -> Page:
-    """Returns one page of search results, numbered from 1."""
+    """Return one page of search results, numbered from 1."""
     buttons = [PREVIOUS, NEXT] if number > 1 else [NEXT]
     texts = [*_head(instruction), f"Page {number} (Total results: {total})", *buttons]
     for listing in listings:
@@ -87,7 +87,7 @@ def results_page(instruction: str, number: int, total: int, listings: Sequence[L
 
 
 def item_page(instruction: str, product: Product) -> Page:
-    """Returns the page of a product with its options."""
+    """Return the page of a product with its options."""
     texts = [*_head(instruction), PREVIOUS]
     targets = _buttons(ITEM_BUTTONS)
     for name, values in product.options.items():
@@ -98,7 +98,7 @@ def item_page(instruction: str, product: Product) -> Page:
 
 
 def sub_page(instruction: str, product: Product, name: str) -> Page:
-    """Returns the page with the description, the features or the reviews of a product."""
+    """Return the page with the description, the features or the reviews of a product."""
     texts: list[str]
     if name == "Description":
         texts = [product.description]
@@ -111,7 +111,7 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 
 def done_page(asin: str, options: Mapping[str, str], reward: float) -> Page:
-    """Returns the page after a purchase; most of its fields are empty, as in the published text mode."""
+    """Return the page after a purchase; most of its fields are empty, as in the published text mode."""
     texts = [
         "Thank you for shopping with us!",
         "Your code:",
@@ -136,7 +136,7 @@ def _buttons(labels: Iterable[str]) -> dict[str, Target]:
 
 
 def _join(texts: Iterable[str]) -> str:
-    """The texts as they appear in the published HTML pages.
+    """Return the texts as they appear in the published HTML pages.
 
     Empty texts are missing there, and so are those of white space with a line break.
     """
@@ -148,7 +148,7 @@ def _is_omitted(text: str) -> bool:
 
 
 def _html_json(options: Mapping[str, str]) -> str:
-    """JSON escaped for HTML: ASCII only, sorted names."""
+    """Return JSON escaped for HTML: ASCII only, sorted names."""
     text = json.dumps(dict(options), sort_keys=True)
     for character in "<>&'":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -49,7 +49,7 @@ _SUFFIXES_4 = tuple(sorted(_STEP_4, key=len, reverse=True))
 
 @lru_cache(maxsize=1 << 13)
 def stem(word: str) -> str:
-    """Returns the stem of a lower-case word."""
+    """Return the stem of a lower-case word."""
     if len(word) <= 2:
         return word
     word = _remove_plural(word)
@@ -63,7 +63,7 @@ def stem(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-    """Each letter as ``v`` (vowel) or ``c`` (consonant); ``y`` is a vowel after a consonant."""
+    """Return each letter as ``v`` (vowel) or ``c`` (consonant); ``y`` is a vowel after a consonant."""
     shape = ""
     for letter in word:
         vowel = letter in "aeiou" or (letter == "y" and shape.endswith("c"))
@@ -72,12 +72,12 @@ def _shape(word: str) -> str:
 
 
 def _measure(word: str) -> int:
-    """How often a consonant follows a vowel: m of [C](VC)^m[V]."""
+    """Return the number of times that a consonant follows a vowel: m of [C](VC)^m[V]."""
     return _shape(word).count("vc")
 
 
 def _ends_short(word: str) -> bool:
-    """Whether the word ends with consonant, vowel, consonant, and the last is not w, x or y."""
+    """Return whether the word ends with consonant, vowel, consonant, and the last is not w, x or y."""
     return word[-1:] not in ("w", "x", "y") and _shape(word).endswith("cvc")
 
 

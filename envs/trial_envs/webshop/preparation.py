@@ -41,7 +41,7 @@ def import_shop(
     tagger: TitleTagger = tag_titles,
     files: list[sources.SourceFile] | None = None,
 ) -> Path:
-    """Indexes a local copy of the data as the default shop of the environments.
+    """Index a local copy of the data as the default shop of the environments.
 
     Args:
         folder: folder with the files of :data:`trial_envs.webshop.sources.ROLES`.
@@ -70,7 +70,7 @@ def prepare(
     tagger: TitleTagger = tag_titles,
     files: list[sources.SourceFile] | None = None,
 ) -> Path:
-    """Writes the index folder of a source folder.
+    """Write the index folder of a source folder.
 
     Args:
         folder: the source folder.
@@ -104,7 +104,7 @@ def prepare(
 
 
 def content_key(origin: Mapping[str, object]) -> str:
-    """Returns a short digest of an index's origin and of the format version."""
+    """Return a short digest of an index's origin and of the format version."""
     text = json.dumps({"format": FORMAT, **origin}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -119,7 +119,7 @@ class _SourceData:
         self._human = _mapping(paths["human"]) if human_goals else None
 
     def products(self) -> Iterator[Product]:
-        """The products of the catalogue: the first of every asin, without malformed asins, as in the published engine."""
+        """Return the products of the catalogue: the first of every asin, without malformed asins, as in the published engine."""
         seen = set()
         for raw in sources.read_list(self._paths["products"]):
             asin = raw.get("asin") if isinstance(raw, dict) else None
@@ -133,7 +133,7 @@ class _SourceData:
             yield read_product(raw, self._attributes.get(asin, {}).get("attributes"))
 
     def tagged_products(self) -> Iterator[Product]:
-        """The products with the nouns of their titles."""
+        """Return the products with the nouns of their titles."""
         if "title_nouns" in self._paths:
             recorded = _mapping(self._paths["title_nouns"])
             for product in self.products():
@@ -146,7 +146,7 @@ class _SourceData:
             yield product.with_nouns(nouns)
 
     def prices(self, rng: random.Random) -> list[float]:
-        """The price of every product."""
+        """Return the price of every product."""
         if "prices" not in self._paths:
             return draw_prices(self.products(), rng)
         recorded = _mapping(self._paths["prices"])
@@ -158,7 +158,7 @@ class _SourceData:
             ) from error
 
     def goals(self, prices: list[float], rng: random.Random) -> list[Goal]:
-        """The recorded goals, else goals built from the instructions."""
+        """Return the recorded goals, else goals built from the instructions."""
         if "goals" in self._paths and self._human is None:
             goals = [read_goal(raw) for raw in sources.read_lines(self._paths["goals"])]
             unknown = {goal.asin for goal in goals} - {product.asin for product in self.products()}

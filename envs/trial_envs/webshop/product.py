@@ -70,16 +70,16 @@ class Product:
         return " ".join((self.title, self.description, self.features[0], options)).lower()
 
     def with_nouns(self, nouns: Sequence[str]) -> Product:
-        """Returns the product with the nouns of its title."""
+        """Return the product with the nouns of its title."""
         return replace(self, title_nouns=tuple(nouns))
 
     def pack(self) -> bytes:
-        """Returns the product as a record."""
+        """Return the product as a record."""
         return zlib.compress(json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass"), 1)
 
     @staticmethod
     def unpack(record: bytes) -> Product:
-        """Returns the product of a record.
+        """Return the product of a record.
 
         Raises:
             CorruptCatalogueError: the record is damaged.
@@ -96,7 +96,7 @@ class Product:
 
 
 def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Product:
-    """Returns the product of an entry of ``items_shuffle*.json``.
+    """Return the product of an entry of ``items_shuffle*.json``.
 
     Args:
         raw: the entry.
@@ -106,7 +106,7 @@ def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Pr
         CorruptCatalogueError: a field is missing or has a wrong type.
     """
     try:
-        raw["asin"].encode()  # as the index holds it: in UTF-8, which has no lone surrogates
+        raw["asin"].encode()  # the index stores UTF-8, which has no lone surrogates
         features = raw["small_description"]
         return Product(
             asin=raw["asin"],
@@ -130,7 +130,7 @@ def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Pr
 
 
 def read_price(text: str | None) -> tuple[float, ...]:
-    """Returns the one or two prices in a text such as ``"$10.99 - $11.99"``.
+    """Return the one or two prices in a text such as ``"$10.99 - $11.99"``.
 
     Raises:
         ValueError: the text has no price.

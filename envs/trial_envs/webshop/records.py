@@ -19,7 +19,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def load_array(folder: Path, name: str, scalar: type[Scalar]) -> NDArray[Scalar]:
-    """Maps ``<name>.npy`` into memory, read-only.
+    """Map ``<name>.npy`` into memory, read-only.
 
     Raises:
         CorruptCatalogueError: the file is missing or not an array of this scalar type.
@@ -36,7 +36,7 @@ def load_array(folder: Path, name: str, scalar: type[Scalar]) -> NDArray[Scalar]
 
 
 def save_array(folder: Path, name: str, values: ArrayLike, dtype: DTypeLike) -> None:
-    """Writes ``<name>.npy``."""
+    """Write ``<name>.npy``."""
     np.save(folder / f"{name}.npy", np.asarray(values, dtype=dtype), allow_pickle=False)
 
 
@@ -49,18 +49,18 @@ class RecordWriter:
         self._offsets = [0]
 
     def append(self, record: bytes) -> None:
-        """Adds one record."""
+        """Add one record."""
         self._stream.write(record)
         self._offsets.append(self._offsets[-1] + len(record))
 
     def close(self) -> None:
-        """Completes both files."""
+        """Complete both files."""
         self._stream.close()
         save_array(self._folder, f"{self._name}.offsets", self._offsets, "int64")
 
 
 def write_records(folder: Path, name: str, records: Iterable[bytes]) -> None:
-    """Writes all records of one kind."""
+    """Write all records of one kind."""
     writer = RecordWriter(folder, name)
     for record in records:
         writer.append(record)

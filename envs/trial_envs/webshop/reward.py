@@ -20,7 +20,7 @@ except ImportError as error:
 MATCH = 85
 """Two texts match if their token-set ratio is greater."""
 
-# The order matters: of several colours in one text, the first of this list counts.
+# The order matters: if a text has several colours, the first in this list counts.
 _COLOUR_WORDS = (
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
     "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream "
@@ -63,7 +63,7 @@ class PurchaseReward:
     w_price: float
 
     def parts(self) -> dict[str, float | bool]:
-        """Returns the parts by name; the parts for options only if the goal has options."""
+        """Return the parts by name; the parts for options only if the goal has options."""
         names = (name for name in self.__slots__ if name != "reward")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -71,7 +71,7 @@ class PurchaseReward:
 def purchase_reward(
     product: Product, price: float, options: Mapping[str, str], goal: Goal, goal_nouns: Sequence[str]
 ) -> PurchaseReward:
-    """Returns the reward for buying a product.
+    """Return the reward for buying a product.
 
     Args:
         product: the bought product.
@@ -106,7 +106,7 @@ def purchase_reward(
 
 
 def type_reward(same_kind: bool, title_score: float) -> float:
-    """Returns the type score, for the match of the product's collection or category, and of its title, with the goal."""
+    """Return the type score, for the match of the product's collection or category, and of its title, with the goal."""
     if title_score == 0:
         return 0.0
     if title_score < 0.1:
@@ -115,7 +115,7 @@ def type_reward(same_kind: bool, title_score: float) -> float:
 
 
 def count_attributes(product: Product, wanted: Sequence[str]) -> int:
-    """Number of ``wanted`` attributes that match the product's, or occur in its title, features or description."""
+    """Return the number of ``wanted`` attributes that match the product's, or occur in its title, features or description."""
     texts = (product.title.lower(), " ".join(product.features).lower(), product.description.lower())
     return sum(
         any(texts_match(own, attribute) for own in product.attributes) or any(attribute in text for text in texts)
@@ -124,19 +124,19 @@ def count_attributes(product: Product, wanted: Sequence[str]) -> int:
 
 
 def count_options(chosen: Iterable[str], targets: Sequence[tuple[str, str] | str]) -> int:
-    """Number of targets that some chosen value matches."""
+    """Return the number of targets that some chosen value matches."""
     values = [plain_colour(value) for value in chosen]
     wanted = [target_text(target) for target in targets]
     return sum(any(texts_match(value, text) for value in values) for text in wanted)
 
 
 def option_matches(value: str, target: tuple[str, str] | str) -> bool:
-    """Returns whether choosing ``value`` fulfils a target."""
+    """Return whether choosing ``value`` fulfils a target."""
     return texts_match(plain_colour(value), target_text(target))
 
 
 def target_text(target: tuple[str, str] | str) -> str:
-    """Returns the text of a target that values are compared with.
+    """Return the text of a target that values are compared with.
 
     A (name, value) pair is compared as the text of its Python tuple, unless its name or its value is a colour. The
     published engine does the same, so some goals cannot be reached.
@@ -148,14 +148,14 @@ def target_text(target: tuple[str, str] | str) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def plain_colour(text: str) -> str:
-    """Returns the first of :data:`COLOURS` that the text contains, else the text."""
+    """Return the first of :data:`COLOURS` that the text contains, else the text."""
     return next((colour for colour in COLOURS if colour in text), text)
 
 
 @lru_cache(maxsize=1 << 12)
-def texts_match(one: str, other: str) -> bool:
-    """Returns whether the token-set ratio of two texts is above :data:`MATCH`; characters 128 to 255 are ignored."""
-    return round(token_set_ratio(_plain(one), _plain(other))) > MATCH
+def texts_match(text: str, other: str) -> bool:
+    """Return whether the token-set ratio of two texts is above :data:`MATCH`; characters 128 to 255 are ignored."""
+    return round(token_set_ratio(_plain(text), _plain(other))) > MATCH
 
 
 def _plain(text: str) -> str:

@@ -27,7 +27,7 @@ class TooManyTermsError(Exception):
 
 
 def term_hash(term: str) -> int:
-    """Returns the 64-bit hash of a term, the sort key of the dictionary."""
+    """Return the 64-bit hash of a term, the sort key of the dictionary."""
     return int.from_bytes(hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
@@ -48,7 +48,7 @@ class SearchIndex:
         self._asin_ranks = load_array(folder, "asin_ranks", np.int32)
 
     def search(self, query: str, limit: int = MAX_RESULTS) -> NDArray[np.int64]:
-        """Returns the positions of the best products in the catalogue, best first, at most ``limit``.
+        """Return the positions of the best products in the catalogue, best first, at most ``limit``.
 
         Raises:
             TooManyTermsError: the query has more than ``MAX_QUERY_TERMS`` different terms.
@@ -56,7 +56,7 @@ class SearchIndex:
         return self.rank(query, limit)[0]
 
     def rank(self, query: str, limit: int = MAX_RESULTS) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Returns the result of :meth:`search` and the scores."""
+        """Return the result of :meth:`search` and the scores."""
         sums = np.zeros(len(self._asin_ranks))
         for term, count in _count_terms(query).items():
             number = self._number(term)
@@ -65,16 +65,16 @@ class SearchIndex:
             start, end = self._starts[number : number + 2].tolist()
             weight = np.float32(count) * inverse_document_frequency(self._documents, end - start)
             sums[self._positions[start:end]] += term_scores(weight, self._saturations[start:end])
-        found = np.flatnonzero(sums)
-        scores = sums[found].astype(np.float32)
-        if len(found) > limit:
-            least = np.partition(scores, len(scores) - limit)[len(scores) - limit]
-            found, scores = found[scores >= least], scores[scores >= least]
-        order = np.lexsort((self._asin_ranks[found], -scores))[:limit]
-        return found[order], scores[order]
+        matches = np.flatnonzero(sums)
+        scores = sums[matches].astype(np.float32)
+        if len(matches) > limit:
+            threshold = np.partition(scores, len(scores) - limit)[len(scores) - limit]
+            matches, scores = matches[scores >= threshold], scores[scores >= threshold]
+        order = np.lexsort((self._asin_ranks[matches], -scores))[:limit]
+        return matches[order], scores[order]
 
     def _number(self, term: str) -> int | None:
-        """The term's position in the dictionary."""
+        """Return the term's position in the dictionary."""
         wanted = np.uint64(term_hash(term))
         number = int(np.searchsorted(self._hashes, wanted))
         while number < len(self._hashes) and self._hashes[number] == wanted:

@@ -50,7 +50,7 @@ class Session:
         self.page = self._open_index()
 
     def act(self, action: str) -> bool:
-        """Carries out one action; returns whether it was possible. An impossible action changes nothing."""
+        """Carry out one action; return whether it was possible. An impossible action changes nothing."""
         name, argument = parse_action(action)
         if not argument:
             return False
@@ -82,7 +82,7 @@ class Session:
         return True
 
     def _find(self, query: str) -> NDArray[np.int64] | None:
-        """The results of a query; ``None`` for a query on which the published engine fails.
+        """Return the results of a query; ``None`` for a query on which the published engine fails.
 
         ``<c>`` and ``<q>`` list a category and a collection. ``<r>`` and ``<a>`` (random sample, attribute) are not
         supported, because they are not repeatable or do not work in the published engine.
@@ -109,7 +109,7 @@ class Session:
         return pages.results_page(self._goal.instruction, number, len(self._results), listings)
 
     def _click(self, label: str) -> Page:
-        """The page after a click on a label. An option value with the label of a button acts as the button."""
+        """Return the page after a click on a label. An option value with the label of a button acts as the button."""
         here = self.page.name
         if label == pages.BUY.lower():
             return self._buy()

@@ -13,7 +13,7 @@ from trial_envs.webshop.generator import ShopSetting, open_generated
 
 SEED_STEP = 10_000_019
 """Difference between the seeds of one environment's shops; environments with neighbouring seeds share no shop."""
-MOST_OPEN = 256
+MAX_OPEN = 256
 """Maximum number of open shops: each maps its files into memory, and a process may have 65,530 mappings on Linux."""
 
 
@@ -30,21 +30,21 @@ class ShopSet:
     def __init__(self, openers: Sequence[Callable[[], Catalogue]], num_goals: int) -> None:
         self.num_goals = num_goals
         self._num_shops = len(openers)
-        self._open = lru_cache(MOST_OPEN)(lambda shop: openers[shop]())
+        self._open = lru_cache(MAX_OPEN)(lambda shop: openers[shop]())
 
     def locate(self, number: int) -> tuple[Catalogue, int]:
-        """Returns the shop of a goal, and the goal's number in this shop."""
+        """Return the shop of a goal, and the goal's number in this shop."""
         goal, shop = divmod(number, self._num_shops)
         return self._open(shop), goal
 
 
 def imported(catalogue: Catalogue) -> ShopSet:
-    """Returns a set with one open shop."""
+    """Return a set with one open shop."""
     return ShopSet([lambda: catalogue], catalogue.num_goals)
 
 
 def generated(setting: ShopSetting, num_shops: int) -> ShopSet:
-    """Returns a set of generated shops.
+    """Return a set of generated shops.
 
     Args:
         setting: setting of the first shop; its ``num_goals`` is the total of all shops.

@@ -22,7 +22,7 @@ _HELP = (
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """Returns the folder given by argument or variable, else the imported shop, else ``None``."""
+    """Return the folder given by argument or variable, else the imported shop, else ``None``."""
     chosen = data or os.environ.get(DATA_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -31,7 +31,7 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def open_shop(data: str | os.PathLike[str] | None) -> Catalogue:
-    """Opens the shop of a folder; ``None`` selects ``WEBSHOP_DATA``, then the imported shop.
+    """Open the shop of a folder; ``None`` selects ``WEBSHOP_DATA``, then the imported shop.
 
     Raises:
         MissingDataError: the folder does not exist, has no data, or has data that are too large to prepare here.

@@ -72,7 +72,7 @@ class SourceFile:
 
 
 def inspect_source(folder: str | Path) -> list[SourceFile]:
-    """Finds the file of every role in a folder.
+    """Find the file of every role in a folder.
 
     Raises:
         MissingDataError: the folder does not exist.
@@ -95,7 +95,7 @@ def _inspect_role(folder: Path, name: str) -> SourceFile:
 
 
 def find_file(folder: Path, role: str) -> Path | None:
-    """Returns the file of a role, plain or xz-compressed, else ``None``."""
+    """Return the file of a role, plain or xz-compressed, else ``None``."""
     for name in ROLES[role].names:
         for path in (folder / name, folder / f"{name}.xz"):
             if path.is_file():
@@ -104,7 +104,7 @@ def find_file(folder: Path, role: str) -> Path | None:
 
 
 def require_files(files: list[SourceFile], folder: Path) -> dict[str, Path]:
-    """Returns the paths by role.
+    """Return the paths by role.
 
     Raises:
         MissingDataError: a required file is missing.
@@ -117,7 +117,7 @@ def require_files(files: list[SourceFile], folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[IO[str]]:
-    """Opens a text file; errors of reading and decoding it become :class:`CorruptCatalogueError`."""
+    """Open a text file; errors of reading and decoding it become :class:`CorruptCatalogueError`."""
     try:
         with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as stream:
             yield stream
@@ -126,7 +126,7 @@ def _reading(path: Path) -> Iterator[IO[str]]:
 
 
 def read_json(path: Path) -> object:
-    """Returns the value of a JSON file.
+    """Return the value of a JSON file.
 
     Raises:
         CorruptCatalogueError: the file is not JSON.
@@ -137,7 +137,7 @@ def read_json(path: Path) -> object:
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """Yields the values of a file with one JSON value per line.
+    """Yield the values of a file with one JSON value per line.
 
     Raises:
         CorruptCatalogueError: a line is not JSON.
@@ -148,7 +148,7 @@ def read_lines(path: Path) -> Iterator[Any]:
 
 
 def read_list(path: Path) -> Iterator[Any]:
-    """Yields the elements of a JSON list. They are read one by one, so a file of gigabytes needs little memory.
+    """Yield the elements of a JSON list. They are read one by one, so a file of gigabytes needs little memory.
 
     Raises:
         CorruptCatalogueError: the file is not a JSON list, or is truncated.

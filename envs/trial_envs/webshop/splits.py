@@ -25,7 +25,7 @@ SPLITS = tuple(_BOUNDS)
 
 
 def check_split(split: str) -> str:
-    """Checks the name of a split and returns it.
+    """Check the name of a split and return it.
 
     Raises:
         UnknownSplitError: WebShop has no such split.
@@ -36,7 +36,7 @@ def check_split(split: str) -> str:
 
 
 def split_goals(split: str, num_goals: int) -> GoalNumbers:
-    """Returns the goals of a split in a shop with ``num_goals`` goals; empty if the shop has too few goals."""
+    """Return the goals of a split in a shop with ``num_goals`` goals; empty if the shop has too few goals."""
     first, end = _BOUNDS[check_split(split)]
     return GoalNumbers(range(num_goals)[first:end])
 

@@ -42,13 +42,13 @@ class HistoryWindow(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs
         self._observation = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts an episode with an empty history."""
+        """Start an episode with an empty history."""
         self._observation, info = self.env.reset(seed=seed, options=options)
         self._history.clear()
         return self._observation, info | {"history": []}
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Carries out the action; the observation before it and the action are appended to the history."""
+        """Carry out the action; the observation before it and the action are appended to the history."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._history.append((self._observation, action))
         self._observation = observation

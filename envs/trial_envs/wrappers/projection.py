@@ -40,12 +40,12 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
         self._keep_case = keep_case
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts an episode."""
+        """Start an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
         return observation, info | {"action": None, "invalid_response": False}
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Carries out the action of a response.
+        """Carry out the action of a response.
 
         Raises:
             TypeError: the response is not a string.
@@ -53,7 +53,7 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
         if not isinstance(action, str):
             raise TypeError(f"Expected a response of type str, got {type(action).__name__}.")
         response = with_opening(action) if self._style == "tagged" else action
-        found = project_action(response, self._style, self._tail, self._keep_case)
-        observation, reward, terminated, truncated, info = self.env.step(found.action)
-        projected = {"action": found.action, "invalid_response": not found.valid}
+        projection = project_action(response, self._style, self._tail, self._keep_case)
+        observation, reward, terminated, truncated, info = self.env.step(projection.action)
+        projected = {"action": projection.action, "invalid_response": not projection.valid}
         return observation, reward, terminated, truncated, info | projected

@@ -40,7 +40,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             pass
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts an episode; a running episode is recorded as unfinished.
+        """Start an episode; a running episode is recorded as unfinished.
 
         Raises:
             UnrecordableInfoError: ``info`` has a value that cannot be converted to JSON.
@@ -52,7 +52,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return observation, info
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Carries out the action; the last step of an episode writes it to the file.
+        """Carry out the action; the last step of an episode writes it to the file.
 
         Raises:
             UnrecordableInfoError: ``info`` has a value that cannot be converted to JSON; the step is not recorded.
@@ -64,14 +64,14 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return observation, reward, terminated, truncated, info
 
     def close(self) -> None:
-        """Records the running episode as unfinished and closes the environment."""
+        """Record the running episode as unfinished and close the environment."""
         try:
             self._write()
         finally:
             self.env.close()
 
     def _write(self) -> None:
-        """Writes the episode if it has an action."""
+        """Write the episode if it has an action."""
         if len(self._steps) > 1:
             append_episode(self._path, Episode(self._name(), self._seed, tuple(self._steps)))
         self._steps = []
@@ -81,7 +81,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
 
 def _plain(info: dict[str, Any]) -> dict[str, Any]:
-    """A copy as JSON gives it back, with Python values in place of NumPy scalars and arrays."""
+    """Return a copy that JSON can represent, with Python values in place of NumPy scalars and arrays."""
     plain: dict[str, Any] = {}
     for key, value in info.items():
         try:

@@ -53,7 +53,7 @@ _OPENING = b'{"env": "'
 
 
 def append_episode(path: str | os.PathLike[str], episode: Episode) -> None:
-    """Appends an episode as one line; a file lock orders the writes of several processes.
+    """Append an episode as one line; a file lock orders the writes of several processes.
 
     An incomplete last line, which a killed process may leave, is removed first.
 
@@ -68,7 +68,7 @@ def append_episode(path: str | os.PathLike[str], episode: Episode) -> None:
 
 @contextlib.contextmanager
 def open_transcript(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Opens a file to append episodes, locked, with a complete last line; it is created if missing.
+    """Open a file to append episodes, locked, with a complete last line; it is created if missing.
 
     Raises:
         OSError: the file cannot be written to.
@@ -81,7 +81,7 @@ def open_transcript(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
-    """Yields the episodes of a file in the order of their ends; an incomplete last line is skipped.
+    """Yield the episodes of a file in the order of their ends; an incomplete last line is skipped.
 
     Raises:
         CorruptTranscriptError: a line is not an episode.
@@ -105,7 +105,7 @@ def _parse(line: bytes) -> Episode:
 
 
 def _is_cut(line: bytes) -> bool:
-    """Whether a line without an end is the beginning of an episode, and not a whole one."""
+    """Return whether a line without an end is the beginning of an episode, and not a whole one."""
     if not line.startswith(_OPENING):
         return _OPENING.startswith(line)
     try:
@@ -116,7 +116,7 @@ def _is_cut(line: bytes) -> bool:
 
 
 def _complete_last_line(stream: BinaryIO) -> None:
-    """Ends a last line that is a whole episode, and removes the beginning of one."""
+    """End a last line that is a whole episode, and remove the beginning of one."""
     start, line = _unended_line(stream)
     if not line:
         return
@@ -133,7 +133,7 @@ def _complete_last_line(stream: BinaryIO) -> None:
 
 
 def _unended_line(stream: BinaryIO, block: int = 65536) -> tuple[int, bytes]:
-    """Where the text after the last line break begins, and the text."""
+    """Return the position after the last line break, and the text from there."""
     end = start = stream.seek(0, os.SEEK_END)
     line = b""
     while start > 0:

@@ -6,6 +6,7 @@ import shutil
 import gymnasium
 import pytest
 from packed_games import pack_games
+from text_games import win
 
 import trial_envs  # noqa: F401  registers the ids
 from trial_envs.alfworld.env import ALFWorldEnv
@@ -38,13 +39,6 @@ def tree(tmp_path_factory):
     return folder, ids
 
 
-def win(env) -> dict:
-    for command in env.unwrapped.walkthrough:
-        _, reward, terminated, _, info = env.step(command)
-    assert (reward, terminated) == (1.0, True)
-    return info
-
-
 def test_a_tree_and_a_packed_release_play_the_generated_games(tree, tmp_path):
     folder, ids = tree
     answers = []
@@ -54,14 +48,13 @@ def test_a_tree_and_a_packed_release_play_the_generated_games(tree, tmp_path):
     for settings in (*sources, {"split": "valid_seen", "data": pack}, generated):
         env = make(**settings)
         assert sorted(env.unwrapped.tasks()) == sorted(ids)
-        observation, info = env.reset(options={"task": ids[1]})
-        assert info["task_id"] == ids[1]
-        answers.append((observation, info, win(env)))
+        answers.append((env.reset(options={"task": ids[1]}), win(env, ids[1])))
+        assert answers[-1][0][1]["task_id"] == ids[1]
         env.close()
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_lists_are_sorted_and_the_environment_variable_points_to_the_data(tree, monkeypatch):
+def test_the_environment_variable_points_to_the_data(tree, monkeypatch):
     folder, ids = tree
     monkeypatch.setenv("ALFWORLD_DATA", str(folder))
     env = make(split="valid_seen")
@@ -71,7 +64,7 @@ def test_lists_are_sorted_and_the_environment_variable_points_to_the_data(tree, 
     env.close()
 
 
-def test_without_data_the_message_says_how_to_get_them():
+def test_missing_data_are_reported_with_the_remedy():
     with pytest.raises(UnknownSplitError, match=r"'test'.*valid_seen"):
         make(split="test")
     for settings in ({}, {"data": "/nowhere/games"}):
@@ -82,7 +75,7 @@ def test_without_data_the_message_says_how_to_get_them():
 
 
 @pytest.mark.parametrize("damage", ["cut off", "not JSON"])
-def test_a_broken_packed_release_is_reported_and_leaves_no_index(tmp_path, damage):
+def test_a_broken_packed_release_leaves_no_index(tmp_path, damage):
     folder = pack_games(tmp_path / "packed", map(generate, task_ids("tiny", 0, 5)))
     file = folder / "games_all.jsonl.xz"
     file.write_bytes(file.read_bytes()[:-40] if damage == "cut off" else lzma.compress(b"{\n"))
@@ -91,7 +84,7 @@ def test_a_broken_packed_release_is_reported_and_leaves_no_index(tmp_path, damag
     assert list((tmp_path / "cache" / "trial_envs").iterdir()) == []
 
 
-def test_games_in_the_default_folder_are_found_with_and_without_the_releases_name(tree, tmp_path):
+def test_games_in_the_default_folder_are_found(tree, tmp_path):
     default = tmp_path / "home/.cache/alfworld"
     for folder in (default, default / "json_2.1.1"):
         shutil.rmtree(default, ignore_errors=True)

@@ -1,14 +1,13 @@
-"""What ``trial/OpenEnv-v0`` does without a server."""
+"""``trial/OpenEnv-v0`` without a server of OpenEnv: arguments, splits, and the limit of sessions."""
 
 import http.server
-import sys
 import threading
 
 import gymnasium
 import pytest
 
 import trial_envs
-from trial_envs.errors import GeneratorSettingError, MissingPackageError, UnknownSplitError
+from trial_envs.errors import GeneratorSettingError, UnknownSplitError
 from trial_ray.adapters.registry import find_adapter
 
 trial_envs.register()
@@ -59,11 +58,5 @@ def test_the_servers_number_of_sessions_is_read(answer, stated):
     assert gymnasium.make("trial/OpenEnv-v0", url="http://127.0.0.1:9").unwrapped.max_instances is None
 
 
-def test_the_trainer_plays_it_in_a_process_of_its_own():
+def test_it_is_played_in_a_separate_process():
     assert find_adapter("trial/OpenEnv-v0").own_process
-
-
-def test_without_openenv_a_reset_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openenv", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'openenv<"):
-        gymnasium.make("trial/OpenEnv-v0").reset(seed=0)

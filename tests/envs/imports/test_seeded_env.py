@@ -1,4 +1,4 @@
-"""What all environments of other libraries share: ids, splits, settings, and the error where the library is missing."""
+"""Environments of other libraries: ids, splits, settings, and the error for a missing library."""
 
 import itertools
 import random
@@ -9,8 +9,8 @@ import pytest
 
 import trial_envs  # noqa: F401  registers the ids
 from trial_envs.core import Outcome
-from trial_envs.errors import GeneratorSettingError, MissingEngineError, UnknownSplitError
-from trial_envs.imports.seeded_env import FIRST_SEEDS, MOST_GAMES, SeededEnv, plain_settings
+from trial_envs.errors import GeneratorSettingError, MissingEngineError, MissingPackageError, UnknownSplitError
+from trial_envs.imports.seeded_env import FIRST_SEEDS, MAX_GAMES, SeededEnv, plain_settings
 
 
 class DiceEnv(SeededEnv):
@@ -54,24 +54,19 @@ def test_a_task_is_a_name_and_a_seed():
 
 def test_splits_share_no_seed():
     starts = sorted(FIRST_SEEDS.values())
-    assert all(after - before == MOST_GAMES for before, after in itertools.pairwise(starts))
+    assert all(after - before == MAX_GAMES for before, after in itertools.pairwise(starts))
     with pytest.raises(UnknownSplitError, match=r"'dev'.*train"):
         DiceEnv(split="dev")
     with pytest.raises(GeneratorSettingError, match="at most 1000000"):
-        DiceEnv(num_games=MOST_GAMES + 1)
+        DiceEnv(num_games=MAX_GAMES + 1)
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ([1], "as a dict of keyword"),
-        ({1: 2}, "as a dict of keyword"),
-        ({"seed": 1, "low": 2}, "sets seed, which the task id"),
-    ],
+    ("settings", "cause"), [([1], "as a dict"), ({1: 2}, "as a dict"), ({"seed": 1, "low": 2}, "sets seed")]
 )
-def test_settings_for_the_library_are_checked(given, told):
-    with pytest.raises(GeneratorSettingError, match=told):
-        plain_settings("game_args", given, reserved=("seed",))
+def test_settings_for_the_library_are_checked(settings, cause):
+    with pytest.raises(GeneratorSettingError, match=cause):
+        plain_settings("game_args", settings, reserved=("seed",))
 
 
 @pytest.mark.parametrize(
@@ -81,11 +76,12 @@ def test_settings_for_the_library_are_checked(given, told):
         ("trial/ReasoningGym-v0", "reasoning_gym", "reasoning-gym"),
         ("trial/ScienceWorld-v0", "scienceworld", "scienceworld"),
         ("trial/GEM-v0", "gem", "gem"),
+        ("trial/OpenEnv-v0", "openenv", "openenv<"),
     ],
 )
 def test_a_missing_library_is_named_with_its_extra(env_id, package, extra, monkeypatch):
     for module in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingEngineError, match=rf"{package}.*pip install '{extra}"):
-        gymnasium.make(env_id, disable_env_checker=True)
+    with pytest.raises((MissingEngineError, MissingPackageError), match=rf"{package}.*pip install '{extra}"):
+        gymnasium.make(env_id, disable_env_checker=True).reset(seed=0)

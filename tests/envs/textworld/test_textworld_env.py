@@ -7,7 +7,6 @@ import sys
 
 import gymnasium
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 import trial_envs  # noqa: F401  registers the ids
 from trial_envs.errors import ClosedEnvError, GeneratorSettingError, UnknownSplitError, UnknownTaskError
@@ -24,7 +23,7 @@ def env():
 
 
 @pytest.mark.parametrize("task", [COIN, TREASURE])
-def test_the_walkthrough_wins_and_every_command_of_it_is_admissible(env, task):
+def test_the_walkthrough_is_admissible_and_wins(env, task):
     observation, info = env.reset(options={"task": task})
     assert observation.startswith(info["task"])
     assert (info["task_id"], info["family"], info["score"]) == (task, task.split("-")[0], 0.0)
@@ -103,10 +102,4 @@ def test_unknown_settings_and_tasks():
     ):
         with pytest.raises(UnknownTaskError):
             env.reset(options={"task": task})
-    env.close()
-
-
-def test_gymnasium_accepts_the_environment():
-    env = gymnasium.make("trial/TextWorld-v0", level=1, num_games=1, render_mode="ansi")
-    check_env(env.unwrapped, skip_render_check=True)
     env.close()

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from text_games import win
 from webshop_source import NOUNS, write_source
 
 import trial_envs
@@ -82,7 +83,7 @@ def test_splits_of_both_conventions(shop):
         shop.tasks("valid")
 
 
-def test_options_are_kept_on_sub_pages_and_forgotten_on_the_way_back(env):
+def test_options_are_kept_on_sub_pages_only(env):
     task, (search, product), options = find_shirt(env)
     (first, second, *_), colour = options["size"], options["color"][0]
     enter = (search, product, f"click[{second}]")
@@ -185,7 +186,7 @@ def test_a_generated_shop_that_was_deleted_in_part_is_refused(own_cache):
         WebShopEnv(**setting)
 
 
-def test_a_source_folder_is_prepared_once_and_can_be_deleted_during_play(own_cache, tmp_path, monkeypatch):
+def test_a_source_folder_is_prepared_once(own_cache, tmp_path, monkeypatch):
     folder = write_source(tmp_path / "data", title_nouns=NOUNS)
     with monkeypatch.context() as patch:
         patch.setattr(shops, "PREPARED_ON_SIGHT", 1000)  # large data are imported by the user
@@ -196,17 +197,14 @@ def test_a_source_folder_is_prepared_once_and_can_be_deleted_during_play(own_cac
     assert WebShopEnv("test", data=folder).catalogue is env.catalogue
     shutil.rmtree(folder)
     shutil.rmtree(prepared)
-    env.reset(options={"task": 0})
-    for action in env.walkthrough:
-        *_, info = env.step(action)
-    assert info["won"]
+    win(env)
     with pytest.raises(MissingDataError):
         WebShopEnv("test", data=folder)
 
 
-def test_a_missing_package_is_named_with_its_install_line():
+def test_a_missing_package_is_named():
     code = (
         "import sys; sys.modules['rapidfuzz'] = None; import gymnasium, trial_envs; gymnasium.make('trial/WebShop-v0')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert re.search(r"MissingPackageError: Not installed: rapidfuzz; pip install .*'rapidfuzz>=", done.stderr)
+    assert re.search(r"MissingPackageError: .* pip install .*'rapidfuzz>=", done.stderr)

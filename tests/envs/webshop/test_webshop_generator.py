@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+from text_games import play_expert, win
 
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.errors import GeneratorSettingError
@@ -22,7 +23,7 @@ def test_a_shop_is_a_function_of_its_setting():
     assert longer[:50] == list(generate_products(setting))
 
 
-def test_every_value_that_goals_can_want_matches_itself_and_no_label_has_two_meanings():
+def test_every_option_value_matches_itself_and_has_its_own_label():
     for kind in KINDS:
         labels = [value for values in kind.options.values() for value in values]
         assert len(labels) == len(set(labels)), kind.query
@@ -34,62 +35,43 @@ def test_every_value_that_goals_can_want_matches_itself_and_no_label_has_two_mea
     ("seed", "products", "difficulty"),
     [(1, 200, "official"), (2, 3, "official"), (3, None, "tiny")],
 )
-def test_every_goal_is_won_by_its_walkthrough_within_the_turns(own_cache, seed, products, difficulty):
+def test_every_goal_is_won_by_its_walkthrough(own_cache, seed, products, difficulty):
     env = WebShopEnv(
         "generated", num_products=products, num_games=120, generator_seed=seed, difficulty=difficulty, max_turns=12
     )
     for task in env.tasks():
-        env.reset(options={"task": task})
-        for action in env.walkthrough:
-            _, _, terminated, truncated, info = env.step(action)
-        assert info["won"], (task, info["task"])
-        assert terminated
-        assert not truncated
+        win(env, task)
     env.close()
 
 
-def test_goals_are_divided_among_shops_and_are_the_same_however_they_are_reached(own_cache, monkeypatch):
+def test_goals_are_divided_among_shops_in_a_fixed_way(own_cache, monkeypatch):
     env = WebShopEnv("generated", num_games=10, difficulty="tiny", num_shops=4)
     assert list(env.tasks()) == [str(number) for number in range(10)]
     played = {}
     for task in env.tasks():
-        _, info = env.reset(options={"task": task})
-        played[task] = env.catalogue.folder, info["task"]
-        for action in env.walkthrough:
-            *_, info = env.step(action)
-        assert info["won"]
-    assert len({folder for folder, _ in played.values()}) == 4
-    monkeypatch.setattr(
-        shop_set, "MOST_OPEN", 2
-    )  # each open shop takes memory mappings, of which a process has so many
+        played[task] = win(env, task)[4]["task"], env.catalogue.folder
+    assert len({folder for _, folder in played.values()}) == 4
+    monkeypatch.setattr(shop_set, "MAX_OPEN", 2)  # a process has a limited number of memory mappings
     again = pickle.loads(pickle.dumps(env))
-    assert {task: again.reset(options={"task": task})[1]["task"] for task in played} == {
-        task: wanted for task, (_, wanted) in played.items()
-    }
+    for task in [*played, "6"]:
+        assert (again.reset(options={"task": task})[1]["task"], again.catalogue.folder) == played[task]
     assert again._shops._open.cache_info().currsize == 2
-    _, info = again.reset(options={"task": 6})
-    assert (again.catalogue.folder, info["task"]) == played["6"]
-    with pytest.raises(GeneratorSettingError, match="Expected num_shops as a whole number from 1, got 0"):
-        WebShopEnv("generated", num_shops=0)
-    for kind in (WebShopEnv, ALFWorldEnv):
-        with pytest.raises(GeneratorSettingError, match="Expected num_games as a whole number from 1, got 0"):
-            kind("generated", num_games=0)
 
 
-def test_the_forgetful_explorer_buys_what_is_wanted_and_its_options_tell_its_choices(own_cache):
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(WebShopEnv, {"num_shops": 0}), (WebShopEnv, {"num_games": 0}), (ALFWorldEnv, {"num_games": 0})],
+)
+def test_a_number_below_1_is_refused(kind, settings):
+    with pytest.raises(GeneratorSettingError, match="from 1, got 0"):
+        kind("generated", **settings)
+
+
+def test_the_forgetful_explorer_acts_within_its_options_and_wins(own_cache):
     env = WebShopEnv("generated", num_games=60, difficulty="tiny", max_turns=12, generator_seed=5)
-    won = 0
-    for number, task in enumerate(env.tasks()):
-        observation, info = env.reset(options={"task": task})
-        explorer, over = ForgetfulExplorer(), False
-        explorer.reset(info["task"], observation, number)
-        while not over:
-            options = explorer.options(observation, info["admissible_actions"])
-            action = explorer.act(observation, info["admissible_actions"])
-            assert action in options
-            assert action.startswith("search[") or action in info["admissible_actions"]
-            observation, _, terminated, truncated, info = env.step(action)
-            over = terminated or truncated
-        won += info["won"]
+    played = [
+        play_expert(env, task, ForgetfulExplorer(), seed, check=lambda *_: None)
+        for seed, task in enumerate(env.tasks())
+    ]
     env.close()
-    assert won >= 40  # it may open the same wrong product again until its turns are over
+    assert sum(info["won"] for info, _ in played) >= 40  # it may open the same wrong product until its turns are over

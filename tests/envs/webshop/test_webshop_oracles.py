@@ -1,6 +1,7 @@
 """The planned purchase reaches the best reward of its product; the explorer, which sees only the pages, wins most goals."""
 
 import pytest
+from text_games import play_expert
 from webshop_source import PRODUCTS
 
 from trial_envs.webshop.env import WebShopEnv
@@ -61,23 +62,9 @@ def test_the_plan_chooses_no_value_whose_label_is_a_button():
     assert _reachable_values(product) == {"kind": ["next >", "red"]}
 
 
-def explore(env, task, seed):
-    observation, info = env.reset(options={"task": task})
-    buyer = ExplorerOracle()
-    buyer.reset(info["task"], observation, seed)
-    ended, actions = False, []
-    while not ended:
-        action = buyer.act(observation, info["admissible_actions"])
-        assert action.startswith("search[") or action in info["admissible_actions"]
-        observation, _, terminated, truncated, info = env.step(action)
-        actions.append(action)
-        ended = terminated or truncated
-    return info["score"], truncated, actions
-
-
 def test_the_explorer_wins_nearly_all_generated_goals(own_cache):
     env = WebShopEnv("generated", num_games=100)
-    played = [explore(env, task, seed) for seed, task in enumerate(env.tasks())]
-    assert sum(score == 1 for score, _, _ in played) >= 90
-    assert not any(truncated for _, truncated, _ in played)
-    assert sum(len(actions) for _, _, actions in played) / 100 < 9
+    played = [play_expert(env, task, ExplorerOracle(), seed) for seed, task in enumerate(env.tasks())]
+    assert sum(info["score"] == 1 for info, _ in played) >= 90
+    assert not any(info["truncated"] for info, _ in played)
+    assert sum(len(actions) for _, actions in played) / 100 < 9
