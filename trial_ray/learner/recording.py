@@ -115,7 +115,7 @@ def _records(
         gap = _to_float32(rows.hindsight_logprobs - rows.logprobs)
     starts = [0, *rows.lengths.cumsum(0).tolist()]
     for row in indices:
-        tokens, context = slice(starts[row], starts[row + 1]), rows.turns[row].teacher_context
+        tokens, context = slice(starts[row], starts[row + 1]), None if gap is None else rows.turns[row].teacher_context
         yield dict(zip(("group_id", "rollout_index", "turn_index"), keys[row], strict=True)) | {
             "advantage": rows.advantages[row].item(),
             "turn_score": None if rows.scores is None else rows.scores[row].item(),
