@@ -15,7 +15,7 @@ MARKED = pytest.StashKey[tuple[str, set[str]]]()
 
 @pytest.fixture(scope="session", autouse=True)
 def marked(request: pytest.FixtureRequest, own_home: Path) -> Iterator[None]:
-    """What the tests start is told from everything else on this machine."""
+    """Mark the processes of these tests."""
     before = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
     request.config.stash[MARKED] = fault_checks.mark_processes(), before
     yield
@@ -24,7 +24,7 @@ def marked(request: pytest.FixtureRequest, own_home: Path) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """After the last test of a file its actors have been stopped: nothing may be left."""
+    """Check after the last test of a file that no process and no shared memory is left."""
     yield
     if nextitem is not None and nextitem.path == item.path:
         return

@@ -1,4 +1,4 @@
-"""Learners that are killed, and processes that hang: the run says so and goes on by itself, to the same weights."""
+"""A run replaces killed learners and hanging processes automatically, and ends with the same weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def environment(ray_session):
         yield
 
 
-def test_learners_that_are_killed_and_hang_restart_the_run_which_ends_with_the_same_weights(model_path, tmp_path):
+def test_lost_learners_restart_the_run_with_the_same_weights(model_path, tmp_path):
     whole = FaultyRun(tmp_path / "whole", tiny_config(model_path, num_learners=2))
     whole.run_with()
     run = FaultyRun(tmp_path / "run", tiny_config(model_path, num_learners=2))
@@ -73,7 +73,7 @@ def test_an_engine_that_hangs_is_replaced(model_path, tmp_path):
     printed = run.run_with((1, "sampling", 2, hang(ENGINE)))
     assert len(run.algorithms) == 1
     assert f"{ENDING} {STALL_S:g} s (sampling); ending env runner 1, engine 0, so that" in printed
-    assert "restart 1 of" not in printed  # the line on what was replaced quotes Ray
+    assert "restart 1 of" not in printed  # the engine was replaced without a restart of the run
 
 
 HUNG_DRIVER = """
@@ -98,8 +98,8 @@ with registered(CountingEnv):
 """
 
 
-def test_a_driver_that_hangs_itself_ends_with_its_stacks(model_path, tmp_path):
-    """Nothing can be replaced: actors are ended in vain, then the process ends, and its Ray with it."""
+def test_a_hanging_driver_ends_with_its_stacks(model_path, tmp_path):
+    """Killing actors does not help, therefore the process and its Ray end."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("RAY_ADDRESS", None)
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Hostile and broken input: whatever is read, it is taken or refused with a typed error, and never half."""
+"""Hostile and broken input is accepted or refused with a typed error (see also ``tests/runs/test_hostile_records.py``)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from trial_ray.runs.overrides import apply_overrides
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 
-MOST_EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "200"))
-"""Of a test; the numbers below are those of a thorough run."""
+MAX_EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "200"))
+"""Maximum number of examples of a test; the numbers below are for a thorough run."""
 
 
 def examples(number: int):
     return settings(
-        max_examples=min(number, MOST_EXAMPLES),
+        max_examples=min(number, MAX_EXAMPLES),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
 
 
-# --- what the user writes
+# -- settings
 
 
 BASE = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="some/model")
@@ -63,11 +63,11 @@ def test_overrides(assignments):
     before = dict(vars(BASE))
     config = refused(lambda: apply_overrides(BASE, assignments))
     if isinstance(config, TRIALConfig):
-        refused(config.validate, ValueError)  # the last: RLlib's own
+        refused(config.validate, ValueError)  # RLlib raises ValueError
     assert vars(BASE) == before
 
 
-# --- texts of environments and models
+# -- actions
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +107,11 @@ def test_actions(games, name):
     play()
     env.reset(seed=0)
     env.step("<action>" + "x" * 1_000_000 + "</action>")
-    env.reset(seed=0)  # writes what was played
+    env.reset(seed=0)  # reset writes the episode
     assert any(step.action and len(step.action) > 999_999 for step in list(read_episodes(games["path"]))[-1].steps)
 
 
-# --- files that were damaged or changed
+# -- checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -140,14 +140,14 @@ def files_of(checkpoint):
 
 
 def restored(checkpoint, folder):
-    """A copy of a checkpoint as the newest, behind a whole one."""
+    """Return a copy of a checkpoint as the newest of two."""
     shutil.copytree(checkpoint, folder / "000001", copy_function=os.link)
     shutil.copytree(checkpoint, folder / "000002")
     return folder / "000002"
 
 
 def test_checkpoints_cut_at_every_boundary(checkpoint, tmp_path):
-    """Written up to each file, and up to the middle and the last byte of each."""
+    """Truncate each file, with and without the files that are written after it."""
     files = files_of(checkpoint)
     for index, name in enumerate(files):
         size = (checkpoint / name).stat().st_size
@@ -158,8 +158,8 @@ def test_checkpoints_cut_at_every_boundary(checkpoint, tmp_path):
             for later in unwritten:
                 (newest / later).unlink()
             found, damages = newest_whole_checkpoint(tmp_path)
-            # Without its mark it is no checkpoint; else its damage was seen. Either way the one before it is taken.
-            same = name.name == MANIFEST and end == size - 1 and not unwritten  # but for the line break at its end
+            # Without its mark, the folder is no checkpoint; otherwise the damage is detected.
+            same = name.name == MANIFEST and end == size - 1 and not unwritten  # only the final line break is missing
             assert found == tmp_path / ("000002" if same else "000001"), (name, end)
             assert same or damages or not (newest / CHECKPOINT_MARK).is_file(), (name, end)
 
@@ -178,7 +178,7 @@ def test_manifests(tmp_path_factory, checkpoint, data):
 
 
 def folder_of(tmp_path_factory, name: str) -> Path:
-    """An empty folder."""
+    """Return an empty folder."""
     folder = tmp_path_factory.getbasetemp() / f"case-{name}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -26,15 +26,15 @@ from trial_ray.runs.checkpoints import list_checkpoints
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 KILLS = 6
 NEVER = 10_000
-"""Iterations after which a run that is killed again and again would end."""
+"""Number of iterations of the runs."""
 MOMENT_TIMEOUT_S = 300.0
 TIMES = ("time", "seconds", "timestamp", "date", "memory", "throughput", "pid", "iterations_since_restore")
-"""Parts of the names of metrics that measure the machine, or name the process, and say nothing of the run."""
+"""Parts of the names of metrics that depend on the machine or the process."""
 
 
 @pytest.fixture(scope="module")
 def runs(ray_session, model_path, tmp_path_factory) -> tuple[Path, Path]:
-    """A run that was killed over and over, and one that was not."""
+    """Return a run that was killed repeatedly, and an uninterrupted run."""
     folder = tmp_path_factory.mktemp("runs")
     killed, whole, log = folder / "killed", folder / "whole", folder / "log"
     start = partial(driver, address=ray.get_runtime_context().gcs_address, log=log, model_path=model_path)
@@ -48,7 +48,7 @@ def runs(ray_session, model_path, tmp_path_factory) -> tuple[Path, Path]:
 
 
 def _kill_over_and_over(start: Callable[..., BaseProcess], folder: Path) -> None:
-    """Kill the driver, resume, kill it again: in an iteration, and while it writes a checkpoint."""
+    """Kill the driver in an iteration and during a checkpoint, and resume each time."""
     draw = random.Random(13)
     for kill in range(KILLS):
         before, left = len(_metrics(folder)), _partial(folder)
@@ -78,7 +78,7 @@ def _partial(folder: Path) -> set[Path]:
 
 
 def _metrics(folder: Path) -> list[dict]:
-    """Every iteration's whole line, without what measures the machine."""
+    """Return the metrics of every iteration, without metrics that depend on the machine."""
     file = folder / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     whole = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -86,11 +86,11 @@ def _metrics(folder: Path) -> list[dict]:
 
 
 def _without_ids(table: pa.Table) -> pa.Table:
-    """Groups get ids at random, and a resumed run sends its weights once more, under the next version."""
+    """Drop the random ids of groups and the versions of weights, which a resumed run sends once more."""
     return table.drop_columns([name for name in ("group_id", "weight_version") if name in table.column_names])
 
 
-def test_weights_metrics_and_counters_are_those_of_an_undisturbed_run_and_nothing_else_is_left(runs):
+def test_weights_and_metrics_equal_those_of_an_uninterrupted_run(runs):
     metrics = [_metrics(folder) for folder in runs]
     assert metrics[0] == metrics[1]
     assert [line["iteration"] for line in metrics[0]] == list(range(1, len(metrics[0]) + 1))
@@ -110,9 +110,9 @@ def test_weights_metrics_and_counters_are_those_of_an_undisturbed_run_and_nothin
     assert left == [f"{iteration:06d}" for iteration in (len(metrics[0]) - 1, len(metrics[0]))]
 
 
-def test_tasks_and_recorded_trajectories_are_those_of_an_undisturbed_run(runs):
+def test_trajectories_equal_those_of_an_uninterrupted_run(runs):
     killed, whole = (_without_ids(read_turns(folder / "trajectories")) for folder in runs)
     assert killed.equals(whole)
-    assert len(set(killed["success"].to_pylist())) == 2  # there was something to learn
+    assert len(set(killed["success"].to_pylist())) == 2  # rollouts of both outcomes were recorded
     killed, whole = (_without_ids(read_training(folder / "training")) for folder in runs)
     assert killed.equals(whole)

@@ -1,4 +1,4 @@
-"""Signals at moments of a real command: it ends in time, saves what there is to save, and leaves nothing."""
+"""A command that receives a signal ends in time, saves its state and leaves no process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ sys.exit(main())
     ],
 )
 def test_a_signal_is_recorded_and_leaves_no_process(moment, name, model_path, tmp_path):
-    """That none is left is seen after the last of them, in ``conftest.py``."""
+    """``conftest.py`` checks for processes after the last test of this file."""
     (tmp_path / "experiment.py").write_text(EXPERIMENT)
     run = tmp_path / "run"
     words = ("train", str(tmp_path / "experiment.py"), "--out", str(run), "--checkpoint-every", "1")
@@ -105,7 +105,7 @@ def test_a_signal_is_recorded_and_leaves_no_process(moment, name, model_path, tm
     else:
         assert saved == []
         assert "stopped at once; last checkpoint: none" in said
-    # Demonstrations are kept once there are all of them; of anything unfinished nothing is.
-    kept = list((tmp_path / "cache").glob("*/*"))  # beside them lies the key that signs checkpoints
+    # Only complete demonstrations are kept.
+    kept = list((tmp_path / "cache").glob("*/*"))  # the pattern excludes the signing key
     assert [path.parent.name for path in kept] == ["demonstrations"] * moment.startswith("warm start")
     assert not [path for path in kept if path.name.startswith(".")]

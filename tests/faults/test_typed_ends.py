@@ -1,4 +1,4 @@
-"""A run on a disk that fills up stops with a sentence on what to do, and continues when there is space."""
+"""A run on a full disk stops with a typed error, and continues when there is space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trial_ray.runs.folder import RunFolder
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(900)]
 SIZE = 24 << 20
 LEFT = {"anything": 0, "a checkpoint": 256 << 10}
-"""Bytes that are left when there is no room for this."""
+"""Free bytes that are too few for the next write."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,7 +31,7 @@ def environment(ray_session):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of its own of :data:`SIZE` bytes."""
+    """Mount a file system of :data:`SIZE` bytes, and return its path."""
     folder = tmp_path / "disk"
     folder.mkdir()
     made = subprocess.run(
@@ -44,7 +44,7 @@ def small_disk(tmp_path):
 
 
 def fill(disk: Path, left: int) -> None:
-    """Leave so many bytes."""
+    """Fill the file system up to this number of free bytes."""
     block = bytes(4096)
     filler = disk / "filler"
     with open(filler, "ab", buffering=0) as file:

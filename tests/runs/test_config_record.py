@@ -1,4 +1,4 @@
-"""A resolved config as JSON: what of an environment it holds, and that a run with an adapter needs the adapter again."""
+"""A resolved config is written as JSON and read back; records of other users are read only in part."""
 
 from __future__ import annotations
 
@@ -38,98 +38,84 @@ def environment():
         yield
 
 
-def recorded(*arguments, method="sdar", **environment):
-    config = new_config(method).environment(*arguments, **environment).rl_module(model_path="some/model")
-    return signed(config.training(lr=0.5))
+def alfworld(**env_config):
+    return new_config("trial").environment("trial/ALFWorld-v0", env_config=env_config).rl_module(model_path="m")
 
 
-def signed(config):
-    """What ``resolved_config.json`` of a run of this user's holds."""
-    return json.loads(json.dumps(with_command(None, to_record(config), again=False)))
+def recorded(config, before=None, after_iteration=0):
+    """Return the content of ``resolved_config.json`` of a run of this user."""
+    record = {**to_record(config), "after_iteration": after_iteration}
+    return json.loads(json.dumps(with_command(before, record, again=False), allow_nan=False))
 
 
-def test_a_run_with_an_adapter_of_the_users_needs_it_again():
-    record = recorded(ENV_ID, adapter=own(task="guess"))
+def test_a_run_with_an_adapter_needs_the_same_adapter():
+    config = new_config("sdar").environment(ENV_ID, adapter=own(task="guess", score=partial(max, 0)))
+    record = recorded(config.rl_module(model_path="m"))
     (environment,) = record["environments"]
     assert environment["adapter"]["skills"] == {"": "think first"}
     assert environment["adapter"]["templates"]["plain"].startswith("Curt ")
-    with pytest.raises(CheckpointError, match=rf"played {ENV_ID} with its own adapter.*--env-adapter FILE.py"):
+    with pytest.raises(CheckpointError, match="--env-adapter"):
         from_record(record)
-    with pytest.raises(CheckpointError, match=f"adapter of {ENV_ID} is not the run's: task, max_turns differ"):
-        from_record(record, [own(max_turns=3)])
-    given = own(task="guess")
-    config = from_record(record, [given])
-    assert config.adapters == (given,)
+    same = {"task": "guess", "score": partial(max, 0)}
+    for name, other in (("task", None), ("score", None), ("max_turns", 3)):
+        with pytest.raises(CheckpointError, match=name):
+            from_record(record, [own(**same | {name: other})])
+    adapter = own(**same)
+    config = from_record(record, [adapter])
+    assert config.adapters == (adapter,)
     config.validate()
 
 
-def test_a_function_of_the_adapters_is_known_by_its_name():
-    record = recorded(ENV_ID, adapter=own(score=partial(max, 0)))
-    assert from_record(record, [own(score=partial(max, 0))]).adapters
-    with pytest.raises(CheckpointError, match="score differ"):
-        from_record(record, [own()])
-
-
-def test_a_mixture_is_read_as_it_was():
+def test_a_mixture_is_read_back():
     environments = [(ENV_ID, {"words": ["red"]}, 3.0), ("trial/TextWorld-v0", {}, 1.0)]
-    record = recorded(environments=environments, method="grpo")
-    assert [found["weight"] for found in record["environments"]] == [3.0, 1.0]
+    record = recorded(new_config("grpo").environment(environments=environments).rl_module(model_path="m"))
+    assert [environment["weight"] for environment in record["environments"]] == [3.0, 1.0]
     config = from_record(record)
     assert [(entry.env_id, entry.config, entry.weight) for entry in config.environment_entries()] == environments
     config.validate()
 
 
-def test_a_run_keeps_the_day_on_which_it_began(tmp_path):
-    def config(day=None):
-        made = new_config("grpo").environment("trial/ALFWorld-v0", env_config={"split": "generated"})
-        return made.rl_module(model_path="some/model", chat_template_date=day)
-
-    (tmp_path / "experiment.py").touch()
-    began = config()
-    folder = RunFolder.create(tmp_path / "run", began, tmp_path / "experiment.py", [])
-    assert load_record(folder.path / "resolved_config.json").chat_template_date == began.chat_template_date is not None
-    folder = RunFolder.create(tmp_path / "other", config("2020-02-29"), tmp_path / "experiment.py", [])
-    for given, day in ((None, "2020-02-29"), ("2020-03-01", "2020-03-01")):
-        folder.fix_date(resumed := config(given))
-        assert resumed.chat_template_date == day
+def test_a_run_keeps_the_date_of_its_start(tmp_path):
+    (file := tmp_path / "experiment.py").touch()
+    config = alfworld(split="generated")
+    folder = RunFolder.create(tmp_path / "run", config, file, [])
+    assert load_record(folder.path / "resolved_config.json").chat_template_date == config.chat_template_date is not None
+    config = alfworld().rl_module(chat_template_date="2020-02-29")
+    folder = RunFolder.create(tmp_path / "other", config, file, [])
+    for date, expected in ((None, "2020-02-29"), ("2020-03-01", "2020-03-01")):
+        folder.fix_date(resumed := alfworld().rl_module(chat_template_date=date))
+        assert resumed.chat_template_date == expected
 
 
-def test_a_bound_that_is_switched_off_is_read_back():
-    config = new_config("trial").environment("trial/ALFWorld-v0").training(clamp_alpha=math.inf, gap_clip=math.inf)
-    read = from_record(json.loads(json.dumps(to_record(config), allow_nan=False)))
+def test_numbers_and_paths_are_read_back_as_plain_values():
+    config = alfworld(data=Path("x"), n=np.int64(3)).debugging(seed=np.int64(3))
+    read = from_record(recorded(config.training(lr=np.float64(0.5), clamp_alpha=math.inf, gap_clip=math.inf)))
+    assert (read.lr, read.seed, read.env_config) == (0.5, 3, {"data": "x", "n": 3})
     assert (read.clamp_alpha, read.gap_clip) == (math.inf, math.inf)
 
 
-def test_a_keyword_that_json_cannot_hold_is_shown():
-    record = recorded("trial/ALFWorld-v0", env_config={"split": "train", "data": object()})
+def test_an_object_is_recorded_as_text_and_not_read_back():
+    record = recorded(alfworld(split="train", data=object()))
     assert "object" in record["environments"][0]["config"]["data"]
     assert record["settings"]["env_config"] == {"split": "train", "data": None}
-    with pytest.raises(CheckpointError, match=r"has env_config\.data only as the text '<object .*trial-ray export"):
+    with pytest.raises(CheckpointError, match=r"env_config\.data"):
         from_record(record)
 
 
-def test_paths_and_numpys_numbers_are_read_back_as_plain_values():
-    config = new_config("trial").environment("trial/ALFWorld-v0", env_config={"data": Path("x"), "n": np.int64(3)})
-    config.training(lr=np.float64(0.5)).debugging(seed=np.int64(3))
-    read = from_record(signed(config))
-    assert (read.lr, read.seed, read.env_config) == (0.5, 3, {"data": "x", "n": 3})
-
-
-def test_of_a_record_that_this_user_did_not_sign_nothing_is_read_that_could_name_code_or_files(caplog):
-    named = {"split": "generated", "max_turns": 3, "data": "/theirs", "game_args": {"seed": 1, "load": "theirs"}}
-    dangerous = {
-        "env": "their_module:trial/ALFWorld-v0",
-        "env_config": named,
-        "environments": [["their_module:trial/ALFWorld-v0", named, 1.0]],
-        "warm_start": {"env": "their_module:trial/ALFWorld-v0", "env_config": named, "size": "nano"},
+def test_settings_of_other_users_name_no_code_and_no_files(caplog):
+    keywords = {"split": "generated", "max_turns": 3, "data": "/theirs", "game_args": {"seed": 1, "load": "theirs"}}
+    env = "their_module:trial/ALFWorld-v0"
+    record = recorded(alfworld().training(lr=0.5))
+    record["settings"] |= {
+        "env": env,
+        "env_config": keywords,
+        "environments": [[env, keywords, 1.0]],
+        "warm_start": {"env": env, "env_config": keywords, "size": "nano"},
         "engine_kwargs": {"dtype": "float32", "trust_remote_code": True, "scheduler_cls": "theirs.Scheduler"},
         "extra_python_environs_for_driver": {"LD_PRELOAD": "/theirs.so"},
         "callbacks_on_episode_end": ["theirs"],
         "trajectories_folder": "/theirs",
     }
-    config = new_config("trial").environment("trial/ALFWorld-v0").training(lr=0.5)
-    record = signed(config)
-    record["settings"] |= dangerous
     with caplog.at_level("WARNING"):
         read = from_record(record, source="RUN")
     data = {"split": "generated", "max_turns": 3, "game_args": {"seed": 1}}
@@ -139,16 +125,11 @@ def test_of_a_record_that_this_user_did_not_sign_nothing_is_read_that_could_name
     assert read.engine_kwargs == {"dtype": "float32"}
     assert (read.extra_python_environs_for_driver, read.callbacks_on_episode_end) == ({}, None)
     assert read.trajectories_folder is None
-    assert "RUN was not written by this user on this machine" in caplog.text
-    own = signed(config.environment(env_config={"data": "/mine"}))
-    assert from_record(own).env_config == {"data": "/mine"}
+    assert "RUN" in caplog.text
 
 
-def test_a_command_that_continues_somebody_elses_run_does_not_vouch_for_their_settings():
-    config = new_config("trial").environment("trial/ALFWorld-v0", env_config={"data": "/theirs"})
-    theirs = to_record(config)
-    mine = json.loads(json.dumps(with_command(theirs, {**to_record(config), "after_iteration": 3}, again=False)))
-    assert [from_record(command_of(commands_in_force(mine), number)).env_config for number in (3, 4)] == [
-        {},
-        {"data": "/theirs"},
-    ]
+def test_a_command_does_not_sign_the_settings_of_earlier_commands():
+    config = alfworld(data="/theirs")
+    commands = commands_in_force(recorded(config, before=to_record(config), after_iteration=3))
+    assert from_record(command_of(commands, 3)).env_config == {}
+    assert from_record(command_of(commands, 4)).env_config == {"data": "/theirs"}

@@ -1,4 +1,4 @@
-"""How a command gets its Ray: what a busy machine is given, and what is said where the cluster named cannot be used."""
+"""The Ray of a command: its start on this machine, signals meanwhile, and errors of unusable clusters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trial_ray.runs.ray_session import ray_session
 
 @pytest.fixture
 def starts(monkeypatch):
-    """What every attempt to start raises; what the attempts were given."""
+    """Replace ``ray.init``; return a function that sets its errors and returns the arguments of its calls."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     seen = []
 
@@ -70,29 +70,28 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 """
 
 
-def test_a_signal_during_the_start_waits_for_its_end_and_a_second_one_does_not():
-    """Ray's own handler, which is not set, would raise ``SystemExit`` in the middle of the start. In a process of its own, whose
-    child processes are killed."""
+def test_the_first_signal_waits_for_the_end_of_the_start():
+    """Use a process whose child processes may be killed. Ray's own handler would raise ``SystemExit`` during the start."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     command = [sys.executable, "-c", STARTS]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True).stdout
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
     waited, at_once = "started stopped interrupted True True", "stopped interrupted True True"
-    assert told.splitlines() == [
+    assert done.stdout.splitlines() == [
         f"SIGTERM 1 {waited}",
         f"SIGTERM 2 {at_once}",
         f"SIGINT 1 {waited}",
         f"SIGINT 2 {at_once}",
         f"SIGHUP 1 {waited}",
-        f"SIGHUP 2 {waited}",  # a closed terminal tells of itself more than once
+        f"SIGHUP 2 {waited}",  # a closed terminal sends SIGHUP more than once
     ]
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_local_ray_has_no_dashboard_and_no_autoscaler():
-    """The session's Ray, which starts as a command's does; on one machine Ray would start both, and wait for the first."""
+    """Ray would otherwise start both on one machine; the Ray of the tests starts as that of a command."""
     started = ""
     for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has just ended
+        with suppress(psutil.Error):  # the process has just ended
             started += " ".join(child.cmdline())
     assert "raylet" in started
     assert "dashboard.py" not in started
@@ -101,8 +100,7 @@ def test_a_local_ray_has_no_dashboard_and_no_autoscaler():
 
 
 @pytest.mark.parametrize(("busy_s", "starts"), [(45, True), (600, False)])
-def test_a_start_may_take_longer_than_the_time_that_ray_gives_itself(monkeypatch, busy_s, starts):
-    """Ray's own are 30 s."""
+def test_a_start_may_take_longer_than_rays_30_seconds(monkeypatch, busy_s, starts):
     now = [0]
     monkeypatch.setattr(ray_internals.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(ray_internals.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
@@ -117,13 +115,13 @@ def test_a_start_may_take_longer_than_the_time_that_ray_gives_itself(monkeypatch
         assert services.get_node("head:1", "id") == ("head:1", "id")
 
 
-def test_what_ray_opens_on_this_machine_is_of_this_machine(starts, monkeypatch, tmp_path):
+def test_a_local_ray_is_reachable_only_from_this_machine(starts, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()
     token.write_text("secret")
     token.chmod(0o644)
-    monkeypatch.setenv("RAY_COLOR_PREFIX", "0")  # stays set for the process, which is not what is looked at here
+    monkeypatch.setenv("RAY_COLOR_PREFIX", "0")  # ray_session sets this for the whole process
     before = dict(os.environ)
     seen = starts()
     monkeypatch.setattr(worker, "_global_node", None)  # another test may have started Ray
@@ -138,7 +136,7 @@ def test_what_ray_opens_on_this_machine_is_of_this_machine(starts, monkeypatch, 
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(None, True), ("disabled", True), ("token", False)])
-def test_a_cluster_without_a_token_is_warned_of(starts, monkeypatch, caplog, mode, warned):
+def test_a_cluster_without_a_token_causes_a_warning(starts, monkeypatch, caplog, mode, warned):
     starts()
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
@@ -146,12 +144,12 @@ def test_a_cluster_without_a_token_is_warned_of(starts, monkeypatch, caplog, mod
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with ray_session():
         pass
-    assert ("without a token: any process that reaches its ports" in caplog.text) == warned
+    assert ("without a token" in caplog.text) == warned
 
 
 def test_a_ray_that_does_not_start_is_an_infrastructure_error(starts):
     starts(Exception("no such file"))
-    with pytest.raises(InfrastructureError, match="did not start on this machine: no such file"), ray_session():
+    with pytest.raises(InfrastructureError, match="no such file"), ray_session():
         pass
 
 

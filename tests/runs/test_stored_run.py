@@ -20,16 +20,32 @@ from trial_ray.runs.stored_run import local_folder, stored_run
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """URI of a storage."""
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+def place(tmp_path):
+    """Return the URI of a storage."""
     return f"file://{tmp_path}/bucket/my%20runs/one"
 
 
 @pytest.fixture
 def there(tmp_path) -> Path:
-    """Where the storage keeps the run."""
+    """Return the folder in which the storage keeps the run."""
     return tmp_path / "bucket" / "my runs" / "one"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch, place):
+    """Return a function that switches to another machine, and returns its folder of the run."""
+
+    def switch(name):
+        monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / name))
+        return local_folder(place)
+
+    return switch
+
+
+@pytest.fixture
+def folder(machine):
+    """Return the run's folder on the first machine."""
+    return machine("first")
 
 
 @pytest.fixture
@@ -38,11 +54,18 @@ def printed():
 
 
 @pytest.fixture
-def storing(place, printed):
+def storing(place, folder, printed):
     def enter(resume=False):
         return stored_run(place, resume=resume, command=["trial-ray", "train"], print_line=printed.append)
 
     return enter
+
+
+@pytest.fixture
+def stored(folder, storing):
+    """Store a run of one iteration."""
+    with storing():
+        write_iteration(folder, 1)
 
 
 def write_iteration(folder: Path, iteration: int) -> None:
@@ -71,9 +94,8 @@ def contents(folder: Path) -> dict[str, str]:
     return texts
 
 
-def test_files_are_stored_in_an_order_that_can_be_continued_from(monkeypatch, place, there, storing, printed):
+def test_files_are_stored_in_an_order_that_can_be_continued_from(monkeypatch, folder, there, storing):
     storage = failing_storage(monkeypatch, there)
-    folder = local_folder(place)
     with storing() as store:
         for iteration in (1, 2, 3):
             write_iteration(folder, iteration)
@@ -83,28 +105,24 @@ def test_files_are_stored_in_an_order_that_can_be_continued_from(monkeypatch, pl
         (folder / "summary.json").write_text("written at the end")
     assert contents(there) == contents(folder)
     assert [path.name for path in (there / "checkpoints").iterdir()] == ["000003"]
+
+    def ordered(*names):
+        positions = [storage.done.index(name) for name in names]
+        return positions == sorted(positions)
+
     for iteration in (1, 2, 3):
         checkpoint = f"checkpoints/{iteration:06d}"
-        order = [
-            storage.done.index(f"+{name}")
-            for name in (
-                f"trajectories/iteration={iteration:05d}/runner 1.parquet",
-                f"{checkpoint}/learner/.metadata",
-                f"{checkpoint}/{CHECKPOINT_MARK}",
-            )
-        ]
-        assert order == sorted(order)
-        assert storage.done.index(f"+{checkpoint}/manifest.json") < order[-1]
+        mark = f"{checkpoint}/{CHECKPOINT_MARK}"
+        recorded = f"trajectories/iteration={iteration:05d}/runner 1.parquet"
+        assert ordered(f"+{recorded}", f"+{checkpoint}/learner/.metadata", f"+{mark}")
+        assert ordered(f"+{checkpoint}/manifest.json", f"+{mark}")
         if iteration < 3:
-            following = f"checkpoints/{iteration + 1:06d}/{CHECKPOINT_MARK}"
-            removed = storage.done.index(f"-{checkpoint}/{CHECKPOINT_MARK}")
-            assert storage.done.index(f"+{following}") < removed < storage.done.index(f"-{checkpoint}/manifest.json")
-    assert printed[-1] == f"stored in {place}"
+            next_mark = f"checkpoints/{iteration + 1:06d}/{CHECKPOINT_MARK}"
+            assert ordered(f"+{next_mark}", f"-{mark}", f"-{checkpoint}/manifest.json")
 
 
-def test_a_change_is_copied_even_if_the_storages_clock_is_ahead(place, there, storing):
+def test_a_change_is_copied_even_if_the_storages_clock_is_ahead(folder, there, storing):
     with storing() as store:
-        folder = local_folder(place)
         folder.mkdir(parents=True)
         write_iteration(folder, 1)
         (folder / "summary.json").write_text("1")
@@ -116,9 +134,8 @@ def test_a_change_is_copied_even_if_the_storages_clock_is_ahead(place, there, st
         assert (there / "summary.json").read_text() == "2"
 
 
-def test_an_incomplete_copy_leaves_the_last_checkpoint(monkeypatch, place, there, storing, printed):
+def test_an_incomplete_copy_leaves_the_last_checkpoint(monkeypatch, folder, there, storing, printed):
     storage = failing_storage(monkeypatch, there)
-    folder = local_folder(place)
     with storing() as store:
         write_iteration(folder, 1)
         store()
@@ -134,9 +151,8 @@ def test_an_incomplete_copy_leaves_the_last_checkpoint(monkeypatch, place, there
         assert contents(there) == contents(folder)
 
 
-def test_a_run_without_its_storage_can_be_resumed_here(monkeypatch, place, there, storing):
+def test_a_run_without_its_storage_can_be_resumed_here(monkeypatch, place, folder, there, storing):
     storage = failing_storage(monkeypatch, there)
-    folder = local_folder(place)
     with pytest.raises(StorageError) as raised, storing():  # noqa: PT012
         storage.broken = True
         write_iteration(folder, 1)
@@ -152,75 +168,68 @@ def test_a_run_without_its_storage_can_be_resumed_here(monkeypatch, place, there
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_machines_continue_the_run_in_turn(tmp_path, monkeypatch, place, there, storing, printed):
-    with storing():
-        write_iteration(local_folder(place), 1)
-    first = local_folder(place)
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+@pytest.mark.usefixtures("stored")
+def test_two_machines_continue_the_run_in_turn(machine, folder, there, storing, printed):
+    second = machine("second")
     with storing(resume=True):
-        second = local_folder(place)
-        assert second != first
-        assert contents(second) == contents(first)
+        assert second != folder
+        assert contents(second) == contents(folder)
         write_iteration(second, 2)
         shutil.rmtree(second / "checkpoints" / "000001")
     assert contents(there) == contents(second)
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    machine("first")
     with storing(resume=True):
-        assert contents(first) == contents(second)
-    (aside,) = first.parent.glob("one.replaced-*")
+        assert contents(folder) == contents(second)
+    (aside,) = folder.parent.glob("one.replaced-*")
     assert str(aside) in printed[-2]
 
 
-def test_an_incomplete_checkpoint_is_not_continued_from(tmp_path, monkeypatch, place, there, storing):
+def test_an_incomplete_checkpoint_is_not_continued_from(machine, folder, there, storing):
     with storing():
-        write_iteration(local_folder(place), 1)
-        write_iteration(local_folder(place), 2)
-    (there / "checkpoints" / "000002" / CHECKPOINT_MARK).unlink()  # the last of its files that is written
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+        write_iteration(folder, 1)
+        write_iteration(folder, 2)
+    (there / "checkpoints" / "000002" / CHECKPOINT_MARK).unlink()  # the mark is written last
+    second = machine("second")
     with storing(resume=True) as store:
-        folder = local_folder(place)
-        assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["000001"]
+        assert [path.name for path in list_checkpoints(second / "checkpoints")] == ["000001"]
         store()
         assert not (there / "checkpoints" / "000002").exists()
 
 
-def test_an_interrupted_download_is_repeated(tmp_path, monkeypatch, place, there, storing):
-    with storing():
-        write_iteration(local_folder(place), 1)
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
-    whole = contents(there)
+@pytest.mark.usefixtures("stored")
+def test_an_interrupted_download_is_repeated(monkeypatch, machine, there, storing):
+    second, whole = machine("second"), contents(there)
 
-    def cut(storage, folder, files):
+    def interrupted(storage, folder, files):
         folder.mkdir(parents=True)
         (folder / "run.json").write_text("{}")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "download", cut)
+        patched.setattr(module, "download", interrupted)
         with pytest.raises(KeyboardInterrupt), storing(resume=True):
             pass
     assert contents(there) == whole
     with storing(resume=True):
-        assert contents(local_folder(place)) == whole
+        assert contents(second) == whole
     assert contents(there) == whole
 
 
-def test_a_new_run_overwrites_no_other(tmp_path, monkeypatch, place, there, storing):
-    with storing():
-        write_iteration(local_folder(place), 1)
+@pytest.mark.usefixtures("stored")
+def test_a_new_run_overwrites_no_other(machine, folder, there, storing):
     before = contents(there)
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+    machine("second")
     with pytest.raises(UserInputError, match="--resume"), storing():
         pass
     assert contents(there) == before
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    (local_folder(place) / "more").write_text("not copied yet")
+    machine("first")
+    (folder / "more").write_text("not copied yet")
     with storing(resume=True):  # the refused command has not replaced the local folder
-        assert (local_folder(place) / "more").exists()
+        assert (folder / "more").exists()
     shutil.rmtree(there)
     with pytest.raises(UserInputError, match="--resume"), storing():
         pass
     assert contents(there) == {}
     with storing(resume=True):
         pass
-    assert contents(there) == contents(local_folder(place))
+    assert contents(there) == contents(folder)

@@ -1,4 +1,4 @@
-"""Strategies of hostile and broken input: texts of any Unicode, JSON of another shape, files with bytes changed or cut."""
+"""Strategies for hostile input: any Unicode text, JSON of another shape, and changed or truncated files."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ SPECIAL = (
     "\\u005c",
     "\\ud800",
     "../../etc/passwd",
-    "\u0130\ufb03\u1e9e",  # other lengths in lower case
+    "\u0130\ufb03\u1e9e",  # lower case has another length
 )
 ANY = st.text(st.characters(), max_size=30)
-"""Any code points, lone surrogates, NUL and controls of the direction of writing among them."""
+"""Any code points, including lone surrogates, NUL and direction controls."""
 TEXTS = st.lists(st.sampled_from(HOSTILE + SPECIAL) | ANY, max_size=5).map("".join)
 WORDS = st.text(st.characters(exclude_characters="\0"), max_size=12)
 
@@ -49,11 +49,11 @@ _LEAVES = (
 VALUES = st.recursive(
     _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=5
 )
-"""What JSON can hold, and what Python's reader takes besides: NaN, infinities."""
+"""Values that Python's JSON reader accepts, including NaN and infinities."""
 
 
 def changed_json(value: Any) -> st.SearchStrategy[Any]:
-    """``value`` with one part replaced or removed, anywhere in it."""
+    """Return ``value`` with one part, at any depth, replaced or removed."""
     return st.tuples(st.sampled_from(_paths(value)), st.booleans(), VALUES).map(lambda drawn: _changed(value, *drawn))
 
 
@@ -77,7 +77,7 @@ def _changed(value: Any, path: tuple[Any, ...], removed: bool, new: Any) -> Any:
 
 
 def changed_bytes(content: bytes) -> st.SearchStrategy[bytes]:
-    """``content`` cut, with a bit or bytes changed, with bytes put in, or all others."""
+    """Return ``content`` truncated, with changed or inserted bytes, or other bytes."""
 
     def replaced(begin: int, length: int, new: bytes) -> bytes:
         return content[:begin] + new + content[begin + length :]
@@ -90,17 +90,17 @@ def changed_bytes(content: bytes) -> st.SearchStrategy[bytes]:
 
 
 def changed_content(file: Path) -> st.SearchStrategy[bytes]:
-    """What ``file`` holds, changed as bytes, and as JSON where its name says so."""
+    """Return the content of ``file`` with changed bytes or, for a JSON file, changed values."""
     content = file.read_bytes()
     changed = changed_bytes(content)
     if file.suffix == ".json":
-        # Lone surrogates as escapes.
+        # json.dumps escapes lone surrogates.
         changed |= changed_json(json.loads(content)).map(lambda value: json.dumps(value).encode())
     return changed
 
 
 def refused(call: Callable[[], Any], *errors: type[Exception]) -> Any:
-    """What ``call`` returns, or the typed error (or one of ``errors``) with which it refused; any other passes through."""
+    """Return the result of ``call``, or its typed error (or one of ``errors``); other errors are raised."""
     try:
         return call()
     except (TrialRayError, TrialEnvError, *errors) as error:

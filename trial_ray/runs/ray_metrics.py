@@ -48,11 +48,6 @@ COUNTERS = {
 TAGS = ("run", "group")
 
 
-def prometheus_names() -> set[str]:
-    """Return the metrics' names in Prometheus: Ray adds a prefix, and the Prometheus client a suffix to counters."""
-    return {f"ray_{name}" for name in GAUGES} | {f"ray_{name}_total" for name in COUNTERS}
-
-
 class RayTracker:
     """Logs to Ray's own metrics, one of the services of :mod:`trial_ray.runs.trackers`.
 
