@@ -53,7 +53,10 @@ class SampledBatch:
         """Human-readable reason why groups were dropped."""
         few = sum(sample.num_survivors < MIN_SURVIVORS for sample in self.dropped)
         same = len(self.dropped) - few
-        return f"in {same} groups every rollout earned the same reward, of {few} fewer than {MIN_SURVIVORS} rollouts survived"
+        return (
+            f"in {same} groups every rollout earned the same reward, and in {few} groups fewer than {MIN_SURVIVORS} rollouts were "
+            "completed"
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return counts of groups and of turn rows, by their keys in a result."""

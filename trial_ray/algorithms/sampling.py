@@ -306,7 +306,9 @@ class GroupSampler:
             return PromptTooLongError(
                 f"The first prompts of all {len(samples)} tasks of iteration {self._iteration} do not fit ({tasks}): {too_long[0]}"
             )
-        return failure_of(f"No group of rollouts survived iteration {self._iteration}", samples, losses)
+        return failure_of(
+            f"Iteration {self._iteration} has no group with {MIN_SURVIVORS} completed rollouts", samples, losses
+        )
 
     # -- groups that end ---------------------------------------------------------------------------------------------
 
