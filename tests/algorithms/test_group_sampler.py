@@ -33,11 +33,11 @@ class Playing:
 
 
 @dataclass
-class PlayedWorkers:
+class FakePool:
     """Env runners whose groups take a turn or none in each call, by chance; the real ones play in tests/e2e.
 
     Attributes:
-        play: what of a group's sample is not as usual, by its request and how often its task has begun.
+        play: what of a group's sample is not as usual, by its request and how often its task has started.
         dies: whether the runner of a group dies, by the same.
         stuck: tasks that never end.
         slow: tasks that take ten times as many turns as others.
@@ -55,20 +55,20 @@ class PlayedWorkers:
         self.random = random.Random(self.seed)
         self.playing: list[Playing] = []
         self.rows_handed_out = 0
-        self.begun: list[GroupRequest] = []
+        self.started: list[GroupRequest] = []
         self.recorded: list[tuple[int, GroupSample]] = []
 
     def times(self, request: GroupRequest) -> int:
-        return tasks_begun(self)[request.task_id]
+        return starts_of(self)[request.task_id]
 
     def submit(self, requests, settings, playing=()):
         assert {*playing} == {*self.playing}
         for request in requests:
             assert request.index not in [each.request.index for each in self.playing]
             turns = 40 if request.task_id in self.slow else self.random.randint(1, 6)
-            runner = self.runners[len(self.begun) % len(self.runners)]
+            runner = self.runners[len(self.started) % len(self.runners)]
             self.playing.append(Playing(request, runner, [], turns))
-            self.begun.append(request)
+            self.started.append(request)
         return self.playing[len(self.playing) - len(requests) :]
 
     def wait(self, playing, timeout_s):
@@ -96,7 +96,7 @@ class PlayedWorkers:
         return replace(usual, **self.play(each.request, self.times(each.request)))
 
     def stream_groups(self, requests, settings):
-        self.begun += requests
+        self.started += requests
         yield from [self._sample(Playing(request, 1, [1], 0)) for request in requests]
 
     def cancel(self, playing):
@@ -117,14 +117,14 @@ class PlayedWorkers:
         return []
 
 
-def tasks_begun(workers: PlayedWorkers) -> Counter[str]:
-    return Counter(request.task_id for request in workers.begun)
+def starts_of(pool: FakePool) -> Counter[str]:
+    return Counter(request.task_id for request in pool.started)
 
 
-def sampler(workers: PlayedWorkers, max_staleness: int = 0, rollouts: Any = (), **training) -> GroupSampler:
+def sampler(pool: FakePool, max_staleness: int = 0, rollouts: Any = (), **training) -> GroupSampler:
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(group_size=4, tasks_per_iteration=T, **training)
     config.env_runners(max_staleness=max_staleness, **dict(rollouts))
-    return GroupSampler(config, new_tasks(), workers, lambda: workers.version)
+    return GroupSampler(config, new_tasks(), pool, lambda: pool.version)
 
 
 def new_tasks() -> TaskSampler:
@@ -139,24 +139,24 @@ def drawn(count: int) -> list[str]:
     return [request.task_id for request in new_tasks().draw(count, 4)]
 
 
-def update(workers: PlayedWorkers) -> None:
+def update(pool: FakePool) -> None:
     """The learner updates while the env runners play on; then the weights change."""
-    for _ in range(workers.random.randint(0, 4)):
-        workers.advance()
-    workers.version += 1
+    for _ in range(pool.random.randint(0, 4)):
+        pool.advance()
+    pool.version += 1
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 2, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_group_gets_too_old_and_every_task_is_trained_once(max_staleness, seed):
     """The updates that slow groups may enter are few."""
-    workers = PlayedWorkers(seed, slow=set(drawn(60)[::7]))
-    overlapping = sampler(workers, max_staleness)
+    pool = FakePool(seed, slow=set(drawn(60)[::7]))
+    overlapping = sampler(pool, max_staleness)
     trained, in_flight, oldest, mixed = [], 0, 0, 0
     for iteration in range(1, 13):
         batch = overlapping.sample(iteration)
         assert len(batch.kept) == T
-        ages = [workers.version - sample.weight_versions[0] for sample in batch.kept]
+        ages = [pool.version - sample.weight_versions[0] for sample in batch.kept]
         assert max(ages) <= max_staleness
         oldest = max(oldest, *ages)
         trained += tasks_of(batch.kept)
@@ -166,7 +166,7 @@ def test_no_group_gets_too_old_and_every_task_is_trained_once(max_staleness, see
         mixed += counts["groups/num_of_several_versions"]
         in_flight += counts["rows/sampled"] - counts["rows/given_to_learners"]
         assert in_flight == counts["rows/in_flight"]
-        update(workers)
+        update(pool)
     assert oldest == max_staleness
     assert (mixed > 0) == (max_staleness > 0)
     assert len(set(trained)) == len(trained)
@@ -178,13 +178,13 @@ def test_success_rates_of_entered_groups_continue_after_a_resume():
     def play(request, times):
         return {"episodes": [EpisodeResult(request.task_id, "", request.seed % 2 == 0, 0.0, 1, "terminated")] * 4}
 
-    def whole(workers):
+    def whole(pool):
         tasks = SuccessRateSampler([[f"task-{number}" for number in range(20)]], seed=0)
         config = GRPOConfig().training(group_size=4, tasks_per_iteration=T)
-        return GroupSampler(config, tasks, workers, lambda: workers.version)
+        return GroupSampler(config, tasks, pool, lambda: pool.version)
 
-    workers = PlayedWorkers(play=play)
-    first = whole(workers)
+    pool = FakePool(play=play)
+    first = whole(pool)
     batch = first.sample(1)
     assert first.get_state()["success_counts"] == [
         {
@@ -193,7 +193,7 @@ def test_success_rates_of_entered_groups_continue_after_a_resume():
         }
     ]
     assert batch.metrics()["tasks/seen_fraction"] == T / 20
-    resumed = whole(PlayedWorkers(seed=5, play=play))
+    resumed = whole(FakePool(seed=5, play=play))
     resumed.set_state(first.get_state())
     for iteration in range(2, 6):
         assert sorted(tasks_of(first.sample(iteration).kept)) == sorted(tasks_of(resumed.sample(iteration).kept))
@@ -201,48 +201,48 @@ def test_success_rates_of_entered_groups_continue_after_a_resume():
 
 
 def test_update_does_not_wait_for_groups_of_a_later_update():
-    workers = PlayedWorkers(slow={drawn(1)[0]})
-    overlapping = sampler(workers, max_staleness=1)
+    pool = FakePool(slow={drawn(1)[0]})
+    overlapping = sampler(pool, max_staleness=1)
     first = overlapping.sample(1)
     assert drawn(1)[0] not in tasks_of(first.kept)
-    workers.version += 1
+    pool.version += 1
     assert drawn(1)[0] in tasks_of(overlapping.sample(2).kept), "the last update that it may enter waits for it"
 
 
 def test_tasks_of_an_interrupted_and_resumed_run_are_trained_once():
-    workers = PlayedWorkers()
-    overlapping = sampler(workers, max_staleness=1)
+    pool = FakePool()
+    overlapping = sampler(pool, max_staleness=1)
     trained = []
     for iteration in range(1, 4):
         trained += tasks_of(overlapping.sample(iteration).kept)
-        update(workers)
+        update(pool)
     state = overlapping.get_state()
-    seeds = {request.task_id: request.seed for request in workers.begun}
+    seeds = {request.task_id: request.seed for request in pool.started}
     overlapping.sample(4)  # lost with the interruption
 
-    for resumed_workers, resumed in [(workers, overlapping), (fresh := PlayedWorkers(seed=9), sampler(fresh, 1))]:
-        resumed_workers.begun = []
+    for resumed_pool, resumed in [(pool, overlapping), (fresh := FakePool(seed=9), sampler(fresh, 1))]:
+        resumed_pool.started = []
         resumed.set_state(state)
         again = list(trained)
         for iteration in range(4, 8):
             again += tasks_of(resumed.sample(iteration).kept)
-            update(resumed_workers)
+            update(resumed_pool)
         waiting = [request["task_id"] for request in resumed.get_state()["returned"]]
         assert sorted(again + waiting) == sorted(drawn(T * 8))
         assert len(set(again)) == 7 * T
-        replayed = resumed_workers.begun[:T]
+        replayed = resumed_pool.started[:T]
         assert {request.task_id for request in replayed} == {each["task_id"] for each in state["returned"]}
         assert all(request.seed == seeds[request.task_id] for request in replayed)
 
 
 def test_small_effective_sample_size_makes_next_iteration_on_policy():
-    workers = PlayedWorkers()
+    pool = FakePool()
     limit = {"min_effective_sample_size": 0.4}
-    overlapping = sampler(workers, 1, limit)
+    overlapping = sampler(pool, 1, limit)
     first = tasks_of(overlapping.sample(1).kept)
     overlapping.note_effective_sample_size(0.39)
-    update(workers)
-    resumed = sampler(PlayedWorkers(), 1, limit)
+    update(pool)
+    resumed = sampler(FakePool(), 1, limit)
     resumed.set_state(overlapping.get_state())
     assert resumed.sample(2).metrics()["groups/num_on_policy_iterations"] == 1
     second = overlapping.sample(2)
@@ -253,7 +253,7 @@ def test_small_effective_sample_size_makes_next_iteration_on_policy():
     assert metrics["groups/num_in_flight"] == 0
     assert sorted(first + tasks_of(second.kept)) == sorted(drawn(2 * T))
     overlapping.note_effective_sample_size(0.4)
-    update(workers)
+    update(pool)
     third = overlapping.sample(3).metrics()
     assert (third["groups/num_on_policy_iterations"], third["groups/num_in_flight"]) == (0, T)
 
@@ -271,21 +271,21 @@ def test_the_oldest_turn_decides_whether_a_group_is_too_old(max_staleness):
         group = TrajectoryGroup(request.task_id, [Trajectory(request.task_id, "", 0, turns) for _ in range(4)])
         return vars_of(GroupSample.from_group(request, group, GRPOConfig()))
 
-    workers = PlayedWorkers(play=play, slow=set(drawn(9)[T:]))
-    sampling = sampler(workers, max_staleness)
+    pool = FakePool(play=play, slow=set(drawn(9)[T:]))
+    sampling = sampler(pool, max_staleness)
     batch = sampling.sample(1)
     assert at_bound in tasks_of(batch.kept)
     assert too_old not in tasks_of(batch.kept)
     assert (batch.num_stale, batch.stale_rows) == (1, 12)
     oldest.clear()
-    workers.version += 1
+    pool.version += 1
     trained = tasks_of([*batch.kept, *sampling.sample(2).kept])
     assert len(trained) == len({*trained}) == 2 * T - 1
-    assert tasks_begun(workers)[too_old] == 2
+    assert starts_of(pool)[too_old] == 2
 
 
 def test_effective_sample_size_is_ignored_without_staleness(caplog):
-    sampling = sampler(PlayedWorkers(), 0, {"min_effective_sample_size": 0.4})
+    sampling = sampler(FakePool(), 0, {"min_effective_sample_size": 0.4})
     sampling.sample(1)
     sampling.note_effective_sample_size(0.1)
     assert caplog.text == ""
@@ -293,17 +293,17 @@ def test_effective_sample_size_is_ignored_without_staleness(caplog):
 
 
 def test_groups_that_end_between_iterations_are_recorded_in_the_next():
-    workers = PlayedWorkers()
-    overlapping = sampler(workers, max_staleness=1)
+    pool = FakePool()
+    overlapping = sampler(pool, max_staleness=1)
     overlapping._config.recording(trajectories_folder="trajectories")
     first = overlapping.sample(1)
     overlapping.finish()
-    assert {iteration for iteration, _ in workers.recorded} == {1}
+    assert {iteration for iteration, _ in pool.recorded} == {1}
     second = overlapping.sample(2)
-    recorded = [sample.request.index for _, sample in workers.recorded]
+    recorded = [sample.request.index for _, sample in pool.recorded]
     assert len(recorded) == len({*recorded})
     for iteration, batch in enumerate((first, second), 1):
-        rows = sum(sample.num_rows for each, sample in workers.recorded if each == iteration)
+        rows = sum(sample.num_rows for each, sample in pool.recorded if each == iteration)
         assert rows == batch.metrics()["rows/sampled"]
 
 
@@ -317,8 +317,8 @@ def test_group_with_too_few_completed_rollouts_is_redrawn_then_dropped(max_stale
             return FEW | {"num_survivors": 2}
         return FEW if request.task_id == none or (request.task_id, times) == (few, 1) else {}
 
-    workers = PlayedWorkers(play=play)
-    overlapping = sampler(workers, max_staleness, {"max_group_redraws": 2})
+    pool = FakePool(play=play)
+    overlapping = sampler(pool, max_staleness, {"max_group_redraws": 2})
     kept, dropped, sampled, parts, redrawn = [], [], 0, 0, 0
     for iteration in range(1, 4):
         batch = overlapping.sample(iteration)
@@ -329,28 +329,28 @@ def test_group_with_too_few_completed_rollouts_is_redrawn_then_dropped(max_stale
         sampled += rows.pop("rows/sampled")
         in_flight = rows.pop("rows/in_flight")
         parts += sum(rows.values())
-        update(workers)
-    assert sampled == parts + in_flight == workers.rows_handed_out
+        update(pool)
+    assert sampled == parts + in_flight == pool.rows_handed_out
     assert redrawn > 0
     assert few in kept
     assert dropped == [none]
-    assert len({request.seed for request in workers.begun if request.task_id == none}) == 3
+    assert len({request.seed for request in pool.started if request.task_id == none}) == 3
     assert two in kept
-    assert tasks_begun(workers)[two] == 1
+    assert starts_of(pool)[two] == 1
 
 
 def test_lost_group_keeps_its_seed_and_failed_group_gets_another(caplog):
     """The second is lost four times, the third fails and is lost after that, the last is lost each time."""
     tasks = drawn(4)
     lost = {(tasks[1], times) for times in range(1, 5)} | {(tasks[2], 2)}
-    workers = PlayedWorkers(
+    pool = FakePool(
         runners=tuple(range(100)),
         play=lambda request, times: FEW if (request.task_id, times) == (tasks[2], 1) else {},
         dies=lambda request, times: request.task_id == tasks[3] or (request.task_id, times) in lost,
     )
-    kept = sampler(workers, rollouts={"max_group_redraws": 1}).sample(1).kept
+    kept = sampler(pool, rollouts={"max_group_redraws": 1}).sample(1).kept
     assert sorted(tasks_of(kept)) == sorted(tasks[:3])
-    seeds = [[request.seed for request in workers.begun if request.task_id == task] for task in tasks]
+    seeds = [[request.seed for request in pool.started if request.task_id == task] for task in tasks]
     assert [len(each) for each in seeds] == [1, 5, 3, 1 + MAX_LOSSES]
     assert [len({*each}) for each in seeds] == [1, 1, 2, 1]
     assert seeds[2][1] == seeds[2][2]
@@ -365,77 +365,77 @@ def gone(*arguments: Any) -> None:
 @pytest.mark.parametrize("evaluating", [False, True])
 def test_every_group_is_redrawn_after_an_infrastructure_error(call, evaluating, monkeypatch):
     """An evaluation waits for the groups in flight as well."""
-    workers, dying = PlayedWorkers(seed=3), []
-    workers.dies = lambda request, times: bool(dying)
-    sampling = sampler(workers, max_staleness=1)
+    pool, dying = FakePool(seed=3), []
+    pool.dies = lambda request, times: bool(dying)
+    sampling = sampler(pool, max_staleness=1)
     first = sampling.sample(1)
     waiting = {(each["task_id"], each["seed"]) for each in sampling.get_state()["returned"]}
-    workers.begun = []
+    pool.started = []
     with monkeypatch.context() as broken:
-        broken.setattr(workers, call, gone)
+        broken.setattr(pool, call, gone)
         dying.append(True)  # Groups that are lost begin again after a repair.
         with pytest.raises(InfrastructureError, match="gone"):
             sampling.finish() if evaluating else sampling.sample(2)
     dying.clear()
-    assert workers.playing == []
-    workers.version += 1
+    assert pool.playing == []
+    pool.version += 1
     batch = sampling.sample(2)
-    assert waiting <= {(request.task_id, request.seed) for request in workers.begun}
+    assert waiting <= {(request.task_id, request.seed) for request in pool.started}
     assert len(batch.kept) == T
     left = [each["task_id"] for each in sampling.get_state()["returned"]]
     assert sorted([*tasks_of(first.kept), *tasks_of(batch.kept), *left]) == sorted(drawn(3 * T))
     counts = [each.metrics() for each in (first, batch)]
-    assert sum(each["rows/sampled"] for each in counts) == workers.rows_handed_out
+    assert sum(each["rows/sampled"] for each in counts) == pool.rows_handed_out
 
 
 def test_error_while_resampling_redraws_the_kept_groups(monkeypatch):
     """Their rows are counted as redrawn."""
-    workers = PlayedWorkers(play=lambda request, times: {"zero_variance": request.task_id == drawn(1)[0]})
-    sampling = sampler(workers, drop_zero_variance_groups=True, max_refills=1)
-    submit, begun = workers.submit, []
+    pool = FakePool(play=lambda request, times: {"zero_variance": request.task_id == drawn(1)[0]})
+    sampling = sampler(pool, drop_zero_variance_groups=True, max_refills=1)
+    submit, started = pool.submit, []
 
     def submit_once(requests, settings, playing):
-        begun.append(requests)
-        return submit(requests, settings, playing) if len(begun) != 2 else gone()
+        started.append(requests)
+        return submit(requests, settings, playing) if len(started) != 2 else gone()
 
-    monkeypatch.setattr(workers, "submit", submit_once)
+    monkeypatch.setattr(pool, "submit", submit_once)
     with pytest.raises(InfrastructureError, match="gone"):
         sampling.sample(1)
-    rows = workers.rows_handed_out
+    rows = pool.rows_handed_out
     assert rows > 0
     batch = sampling.sample(1)
     assert sorted(tasks_of([*batch.kept, *batch.dropped])) == sorted(drawn(T + 1))
     assert batch.metrics()["rows/redrawn"] == rows
-    assert batch.metrics()["rows/sampled"] == workers.rows_handed_out
+    assert batch.metrics()["rows/sampled"] == pool.rows_handed_out
 
 
 @pytest.mark.parametrize("loss", ["dies", "hangs"])
 def test_finished_groups_of_a_lost_runner_are_played_again(loss):
-    workers = PlayedWorkers(runners=(1,), stuck={drawn(2 * T)[-1]})
-    workers.repair = lambda again: workers.stuck.clear()
+    pool = FakePool(runners=(1,), stuck={drawn(2 * T)[-1]})
+    pool.repair = lambda again: pool.stuck.clear()
     if loss == "dies":
-        workers.dies = lambda request, times: len(workers.playing) == times == 1
-    sampling = sampler(workers, 1, {"max_group_redraws": 0})
+        pool.dies = lambda request, times: len(pool.playing) == times == 1
+    sampling = sampler(pool, 1, {"max_group_redraws": 0})
     trained = tasks_of(sampling.sample(1).kept)
     sampling.finish()
-    begun = tasks_begun(workers)
-    assert all(begun[task] == 1 + (task not in trained) for task in drawn(2 * T))
+    started = starts_of(pool)
+    assert all(started[task] == 1 + (task not in trained) for task in drawn(2 * T))
     for iteration in (2, 3):
-        workers.version += 1
+        pool.version += 1
         trained += tasks_of(sampling.sample(iteration).kept)
     assert len({*trained}) == len(trained) == 3 * T
-    assert len({(request.task_id, request.seed) for request in workers.begun}) == len(tasks_begun(workers))
+    assert len({(request.task_id, request.seed) for request in pool.started}) == len(starts_of(pool))
 
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_rows_of_groups_that_are_given_up_are_counted(resumed):
     """By weights that a user sets, or by the end of the driver."""
-    workers = PlayedWorkers(seed=3)  # some have ended
-    sampling = sampler(workers, max_staleness=1)
+    pool = FakePool(seed=3)  # some have ended
+    sampling = sampler(pool, max_staleness=1)
     first = sampling.sample(1)
     if resumed:
         sampling.cancel()
-        state, sampling = sampling.get_state(), sampler(workers, max_staleness=1)
+        state, sampling = sampling.get_state(), sampler(pool, max_staleness=1)
         sampling.set_state(state)
     else:
         sampling.finish()
@@ -443,19 +443,19 @@ def test_rows_of_groups_that_are_given_up_are_counted(resumed):
     batches = [first, sampling.sample(2)]
     rows = [{name: count for name, count in each.metrics().items() if name.startswith("rows/")} for each in batches]
     sampled, in_flight = sum(each.pop("rows/sampled") for each in rows), [each.pop("rows/in_flight") for each in rows]
-    assert sampled == workers.rows_handed_out == sum(sum(each.values()) for each in rows) + in_flight[-1]
+    assert sampled == pool.rows_handed_out == sum(sum(each.values()) for each in rows) + in_flight[-1]
     assert sum(each.counts[0].turns for each in batches) == sampled
     assert rows[1]["rows/redrawn"] >= in_flight[0] > 0
 
 
 def test_groups_that_never_end_stop_the_run():
-    workers = PlayedWorkers(stuck=set(drawn(T * 2)))
-    sampling = sampler(workers, max_staleness=1)
+    pool = FakePool(stuck=set(drawn(T * 2)))
+    sampling = sampler(pool, max_staleness=1)
     with pytest.raises(InfrastructureError):
         sampling.sample(1)
-    assert len(workers.begun) == (1 + MAX_LOSSES) * 2 * T
+    assert len(pool.started) == (1 + MAX_LOSSES) * 2 * T
     # The cause may be gone when the caller tries again.
-    workers.stuck = set()
+    pool.stuck = set()
     assert len(sampling.sample(1).kept) == T
 
 
@@ -475,13 +475,13 @@ def test_only_a_field_says_whose_failures_ended_an_iteration(failed_by, expected
         failed = [Trajectory(request.task_id, "", 0, ended="failed", error=error, failed_by=each) for each in failed_by]
         return vars_of(GroupSample.from_group(request, TrajectoryGroup(request.task_id, failed), GRPOConfig()))
 
-    sampling = sampler(workers := PlayedWorkers(play=play))
+    sampling = sampler(pool := FakePool(play=play))
     with pytest.raises(InfrastructureError) as caught:
         sampling.sample(1)
     assert type(caught.value) is expected
     (entry,) = sampling._config.environment_entries()
     with pytest.raises(InfrastructureError, match="the evaluation set's 2 episodes could not be") as caught:
-        EvaluationPlayer(sampling._config, workers).play(EvaluationSet("trial/ALFWorld-v0", "train", ("a", "b")), entry)
+        EvaluationPlayer(sampling._config, pool).play(EvaluationSet("trial/ALFWorld-v0", "train", ("a", "b")), entry)
     assert type(caught.value) is expected
 
 
@@ -496,14 +496,14 @@ def test_task_with_oversized_first_prompt_is_dropped_and_counted(
         return {**FEW, "num_survivors": 0, "errors": [], "too_long": f"task {request.task_id!r}, turn 1: 99"}
 
     first = drawn(1)[0]
-    workers = PlayedWorkers(play=lambda request, times: play(request, times) if request.task_id == first else {})
-    batch = sampler(workers).sample(1)
-    assert (len(batch.kept), tasks_of(batch.dropped), len(workers.begun)) == (3, [first], T)
+    pool = FakePool(play=lambda request, times: play(request, times) if request.task_id == first else {})
+    batch = sampler(pool).sample(1)
+    assert (len(batch.kept), tasks_of(batch.dropped), len(pool.started)) == (3, [first], T)
     assert batch.metrics()["groups/num_too_long"] == 1
     assert batch.dropped[0].too_long in caplog.text
     with pytest.raises(PromptTooLongError, match=r"all 4 tasks of iteration 1 do not fit \('task-.*turn 1: 99"):
-        sampler(PlayedWorkers(play=play)).sample(1)
-    mixed = PlayedWorkers(play=lambda request, times: play(request, times) if request.task_id == first else FEW)
+        sampler(FakePool(play=play)).sample(1)
+    mixed = FakePool(play=lambda request, times: play(request, times) if request.task_id == first else FEW)
     with pytest.raises(InfrastructureError, match="EngineError: gone"):
         sampler(mixed).sample(1)
 
@@ -511,25 +511,25 @@ def test_task_with_oversized_first_prompt_is_dropped_and_counted(
 def test_groups_without_variance_are_dropped_and_resampled():
     """Of four tasks two are dead, of the two drawn in their place one, of the last none."""
     dead = {*drawn(2), drawn(5)[4]}
-    workers = PlayedWorkers(play=lambda request, times: {"zero_variance": request.task_id in dead, "num_rows": 7})
-    assert len(sampler(workers).sample(1).kept) == T
+    pool = FakePool(play=lambda request, times: {"zero_variance": request.task_id in dead, "num_rows": 7})
+    assert len(sampler(pool).sample(1).kept) == T
     for refills, kept, dropped, refilled in ((0, 2, 2, 0), (5, 4, 3, 3)):
-        batch = sampler(workers, drop_zero_variance_groups=True, max_refills=refills).sample(1)
+        batch = sampler(pool, drop_zero_variance_groups=True, max_refills=refills).sample(1)
         assert (len(batch.kept), len(batch.dropped), batch.num_refilled) == (kept, dropped, refilled)
         metrics = batch.metrics()
         rows = tuple(metrics[f"rows/{name}"] for name in ("sampled", "given_to_learners", "left_out"))
         assert rows == (7 * (kept + dropped), 7 * kept, 7 * dropped)
         assert len(set(tasks_of([*batch.kept, *batch.dropped]))) == kept + dropped
-    workers.play = lambda request, times: {"zero_variance": True}
-    batch = sampler(workers, drop_zero_variance_groups=True, max_refills=2).sample(1)
+    pool.play = lambda request, times: {"zero_variance": True}
+    batch = sampler(pool, drop_zero_variance_groups=True, max_refills=2).sample(1)
     assert batch.kept == []
     assert "in 12 groups every rollout earned the same reward" in batch.reason
     assert batch.metrics()["groups/num_empty_iterations"] == 1
 
 
 def test_groups_with_unequal_starts_are_counted_and_warned_of_once(caplog):
-    workers = PlayedWorkers(play=lambda request, times: {"starts_differ": request.task_id != drawn(1)[0]})
-    draw = sampler(workers)
+    pool = FakePool(play=lambda request, times: {"starts_differ": request.task_id != drawn(1)[0]})
+    draw = sampler(pool)
     assert draw.sample(1).metrics()["groups/unequal_start_fraction"] == (T - 1) / T
     draw.sample(2)
     assert ["begin with different observations" in record.message for record in caplog.records].count(True) == 1
