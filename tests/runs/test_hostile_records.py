@@ -86,7 +86,7 @@ def test_changed_files_are_read_or_refused(folder, data):
         {"earlier": [3]},
         {"after_iteration": "x"},
     ],
-    ids=str,
+    ids=range(8),
 )
 def test_files_of_another_shape_are_refused(folder, content):
     if isinstance(content, bytes):

@@ -23,15 +23,15 @@ def test_a_node_hands_over_what_it_recorded_once(tmp_path):
     record(tmp_path)
     record(tmp_path, "training/iteration=00001/learner01.parquet")
     record(tmp_path, "training/iteration=00002/.learner01.unfinished")
-    found = send_files(tmp_path, drop=False)
-    assert found.keys() == {NAME, "training/iteration=00001/learner01.parquet"}
-    assert found[NAME] == NAME.encode()
+    files = send_files(tmp_path, drop=False)
+    assert files.keys() == {NAME, "training/iteration=00001/learner01.parquet"}
+    assert files[NAME] == NAME.encode()
     assert send_files(tmp_path, drop=False) == {}
 
 
 def test_a_node_drops_recordings_alone(tmp_path):
     record(tmp_path)
-    (tmp_path / "trajectories" / "notes.txt").write_text("of somebody else")
+    (tmp_path / "trajectories" / "notes.txt").write_text("of another user")
     assert send_files(tmp_path, drop=True) == {}
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["notes.txt"]
 
@@ -68,7 +68,7 @@ print(*(path.relative_to(here.parent) for path in sorted(here.parent.rglob("*.pa
 def test_files_of_another_node_come_here(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     with cluster_of("worker") as nodes:
-        told = subprocess.run(
+        printed = subprocess.run(
             [sys.executable, "-c", GATHER, str(here), str(there), NAME],
             env=nodes.environment | {"RAY_ADDRESS": nodes.address},
             check=True,
@@ -76,5 +76,5 @@ def test_files_of_another_node_come_here(tmp_path):
             text=True,
             timeout=600,
         ).stdout
-    assert told.splitlines()[-1] == f"here/{NAME}"
+    assert printed.splitlines()[-1] == f"here/{NAME}"
     assert (here / NAME).read_bytes() == NAME.encode()

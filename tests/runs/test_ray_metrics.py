@@ -54,7 +54,7 @@ sys.stdin.read()
 @pytest.mark.long
 def test_ray_exports_the_metrics_of_two_runs(tmp_path):
     iteration = dict.fromkeys((*GAUGES.values(), *COUNTERS.values()), 3.0)
-    wanted = {(name, run) for name in PROMETHEUS for run in ("first", "second")}
+    expected = {(name, run) for name in PROMETHEUS for run in ("first", "second")}
     values = {}
     with cluster_of() as nodes:
         nodes.wait_for_jobs()  # the process that exports metrics has started
@@ -67,12 +67,12 @@ def test_ray_exports_the_metrics_of_two_runs(tmp_path):
         ) as logging:
             address = logging.stdout.readline().strip()
             deadline = time.monotonic() + 120
-            while time.monotonic() < deadline and not wanted <= values.keys():
+            while time.monotonic() < deadline and not expected <= values.keys():
                 values = exported(address)
                 time.sleep(1)
             logging.stdin.close()
             assert not logging.stdout.read()  # no warning was printed
-    assert not wanted - values.keys()
+    assert not expected - values.keys()
     assert values["ray_trial_iteration", "second"] == 7.0
     assert values["ray_trial_turns_total", "first"] == 6.0
     assert values["ray_trial_dropped_groups_total", "first"] == 3.0

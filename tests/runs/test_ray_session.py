@@ -53,8 +53,8 @@ def init(**arguments):
     happened.append("started")
 
 ray.init, ray.shutdown = init, lambda: happened.append("stopped")
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process of a shell ignores it
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # so does one of nohup
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process of a shell ignores SIGINT
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores SIGHUP
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     for times in (1, 2):
         before = signal.getsignal(signal.SIGTERM)

@@ -62,7 +62,7 @@ def test_mlflow_keeps_runs_in_its_store(services):
     }
     assert {name: run.info.status for name, run in runs.items()} == {"run-one": "FINISHED", "run-two": "FAILED"}
     history = client.get_metric_history(runs["run-one"].info.run_id, "env_runners/success_rate")
-    assert [(each.step, each.value) for each in history] == [(1, 0.1), (2, 0.2), (3, 0.9)]
+    assert [(metric.step, metric.value) for metric in history] == [(1, 0.1), (2, 0.2), (3, 0.9)]
     params = runs["run-two"].data.params
     assert params["settings.lr"] == "0.5"
     assert params["settings.engine_kwargs.hf_token"] == "<hidden>"

@@ -32,7 +32,7 @@ def run():
     killed = []
     kinds = [(ENV_RUNNER, 1), (ENGINE, 0), (LEARNER, 0), (LEARNER, 1)]
     run = SimpleNamespace(killed=killed, printed=[], given_up=[], phase="sampling")
-    run.actors = [FakeActor(*each, killed) for each in kinds]
+    run.actors = [FakeActor(kind, index, killed) for kind, index in kinds]
     algorithm = SimpleNamespace(actors=lambda: run.actors, phase="sampling")
     run.watchdog = Watchdog(algorithm, 0.2, run.printed.append, run.given_up.append)
     run.algorithm = algorithm
@@ -51,7 +51,7 @@ def test_actors_are_killed_once_and_then_the_run_ends(run, phase):
     run.algorithm.phase = phase
     with run.watchdog.watching():
         wait_for(lambda: run.given_up)
-    ended = [each.name for each in run.actors if phase in ("update", "sync") or each.kind != LEARNER]
+    ended = [actor.name for actor in run.actors if phase in ("update", "sync") or actor.kind != LEARNER]
     # Ray restarts env runners; the pool replaces engines, and the run learners.
     assert run.killed == [(name, name.startswith(ENV_RUNNER)) for name in ended]
     assert (phase or "between phases") in run.printed[0]
