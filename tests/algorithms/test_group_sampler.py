@@ -256,6 +256,9 @@ def test_small_effective_sample_size_makes_next_iteration_on_policy():
     update(pool)
     third = overlapping.sample(3).metrics()
     assert (third["groups/num_on_policy_iterations"], third["groups/num_in_flight"]) == (0, T)
+    strict = sampler(FakePool(), 0, limit)
+    strict.note_effective_sample_size(0.1)
+    assert strict.sample(1).metrics()["groups/num_on_policy_iterations"] == 0
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
@@ -282,14 +285,6 @@ def test_the_oldest_turn_decides_whether_a_group_is_too_old(max_staleness):
     trained = tasks_of([*batch.kept, *sampling.sample(2).kept])
     assert len(trained) == len({*trained}) == 2 * T - 1
     assert starts_of(pool)[too_old] == 2
-
-
-def test_effective_sample_size_is_ignored_without_staleness(caplog):
-    sampling = sampler(FakePool(), 0, {"min_effective_sample_size": 0.4})
-    sampling.sample(1)
-    sampling.note_effective_sample_size(0.1)
-    assert caplog.text == ""
-    assert sampling.sample(2).metrics()["groups/num_on_policy_iterations"] == 0
 
 
 def test_groups_that_end_between_iterations_are_recorded_in_the_next():

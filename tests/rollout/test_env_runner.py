@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from faulty_env import TURNS, CountingEnv
 from ray import cloudpickle
+from ray.exceptions import RayActorError
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from user_env import registered
 
@@ -451,6 +452,26 @@ def test_runners_that_end_no_evaluation_group_in_time_are_replaced(monkeypatch):
     pool, replaced = pool_of(monkeypatch)
     assert list(pool.stream_groups(requests(2), settings())) == []
     assert sorted(replaced) == [3, 4]
+
+
+def test_groups_of_lost_runners_are_recorded_by_another(monkeypatch):
+    pool, _ = pool_of(monkeypatch)
+    alive, written = [3, 4], []
+
+    def get(call, timeout):
+        if call[0] == 3:
+            raise RayActorError
+        written.append(call)
+
+    def actor(runner_id):
+        return MagicMock(**{"record.remote": lambda iteration, *groups: (runner_id, iteration, groups)})
+
+    monkeypatch.setattr(pool, "_await_runners", lambda: [*alive])
+    monkeypatch.setattr(pool, "_lose", lambda runner_id, reason: alive.remove(runner_id))
+    monkeypatch.setattr(pool, "_actor", actor)
+    monkeypatch.setattr("trial_ray.rollout.env_runner_pool.ray.get", get)
+    pool.record(7, [SimpleNamespace(runner=runner_id, group=runner_id) for runner_id in (3, 4, 5)])
+    assert written == [(4, 7, (4,)), (4, 7, (3, 5))]
 
 
 def test_groups_that_never_end_in_this_process_are_cancelled(monkeypatch):
