@@ -23,6 +23,7 @@ def train(monkeypatch, tmp_path):
     monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", lambda show: nullcontext())
     # The experiment's model and games do not exist.
     monkeypatch.setattr(startup, "require_inputs", startup.require_initial_policy)
+    monkeypatch.setattr(GRPOConfig, "build_algo", lambda config: FakeAlgorithm())
     monkeypatch.setattr("trial_ray.reports.report.chart_svg", lambda chart: "<svg/>")  # drawn in tests/reports
 
     def call(*arguments, code=0, build_error=None, **fake):

@@ -8,6 +8,7 @@ from cli_fakes import names
 
 from trial_ray import cli
 from trial_ray.errors import ConfigError, EngineError, is_user_error
+from trial_ray.files import CACHE_VARIABLE
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 
 
@@ -42,30 +43,48 @@ ALFWORLD = "--env trial/ALFWorld-v0 --split"
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    "line",
     [
-        ("data alfworld --generate 3", "--out DIR"),
-        ("data alfworld --generate 3 --difficulty hard --out g", "hard"),
-        ("evaluate oracle --env trial/ALFWorl-v0 --split train", "ALFWorld"),
-        (f"evaluate oracle {ALFWORLD} test", "valid_seen"),
-        (f"evaluate oracle {ALFWORLD} valid_seen", "alfworld-download"),
-        (f"evaluate oracle {ALFWORLD} generated --tasks 999", "has 256"),
-        (f"evaluate oracle {ALFWORLD} generated --tasks few", "quick"),
-        (f"evaluate oracle {ALFWORLD} generated --tasks 0", "at least 1"),
-        (f"evaluate oracle {ALFWORLD} generated --set model_path=m", "Name m"),
-        (f"evaluate nowhere {ALFWORLD} generated", "nowhere"),
-        ("export nowhere out", "nowhere"),
-        ("sweep nowhere.py", "nowhere.py"),
+        "data alfworld --generate 3",
+        "data alfworld --generate 3 --difficulty hard --out g",
+        "evaluate oracle --env trial/ALFWorl-v0 --split train",
+        f"evaluate oracle {ALFWORLD} test",
+        f"evaluate oracle {ALFWORLD} valid_seen",
+        f"evaluate oracle {ALFWORLD} generated --tasks 999",
+        f"evaluate oracle {ALFWORLD} generated --tasks few",
+        f"evaluate oracle {ALFWORLD} generated --tasks 0",
+        f"evaluate oracle {ALFWORLD} generated --set model_path=m",
+        f"evaluate nowhere {ALFWORLD} generated",
+        f"evaluate {ALFWORLD} generated --endpoint http://user:secret@host/v1 --model m",
+        f"evaluate {ALFWORLD} generated --endpoint https://h/v1?key=secret --model m",
+        f"evaluate {ALFWORLD} generated --endpoint http://h/v1",
+        f"evaluate {ALFWORLD} generated --endpoint http://h/v1 --model m --api-key-env NOT_SET",
+        "export nowhere out",
+        "export sftp://host/run out",
+        "inspect s3://AKIAKEY:sec/ret@bucket/run",
+        "report file:///nowhere/at/all",
+        "sweep nowhere.py",
+        "sweep experiment.py --out s3://bucket/sweep",
+        "train experiment.py --set hindsight_coef=0.1",
+        "train experiment.py --seed 4294967296",
+        "train experiment.py --method trail",
+        "train experiment.py --method nowhere.py",
+        "train experiment.py --method broken.py",
+        "train experiment.py --method rlsd",  # its rescaling would end after the last iteration
+        "train experiment.py --out s3://bucket/run?session_token=secret",
+        "train experiment.py --resume nowhere",
+        "train experiment.py --resume file:///nowhere/run",
     ],
 )
-def test_bad_input_exits_2_and_writes_nothing(line, words, capsys, monkeypatch, tmp_path):
+def test_bad_input_exits_2_and_writes_nothing(line, train, capsys, monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("x = 1")
     assert run(*line.split()) == 2
     error = capsys.readouterr().err
-    assert words in error
-    assert "Traceback" not in error
-    assert names(tmp_path) == []
+    assert not [part for part in ("Traceback", "AKIAKEY", "secret", "sec/ret") if part in error]
+    assert names(tmp_path) == ["broken.py", "experiment.py"]
 
 
 @pytest.mark.parametrize(

@@ -275,26 +275,6 @@ def test_adapter_file_leaves_adapters_of_other_environments(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        "--set hindsight_coef=0.1",
-        "--seed 4294967296",
-        "--method trail",
-        "--method nowhere.py",
-        "--method broken.py",
-        "--method rlsd",  # its rescaling would end after the last iteration
-        "--resume /nonexistent",
-    ],
-)
-def test_bad_option_exits_2_and_writes_nothing(train, monkeypatch, tmp_path, options):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.py").write_text("x = 1")
-    before = names(tmp_path)
-    train(*options.split(), code=2)
-    assert names(tmp_path) == before
-
-
-@pytest.mark.parametrize(
     ("experiment", "setting", "words"),
     [
         ("alfworld_quickstart", "env_config.split=train", "ALFWorld"),

@@ -96,29 +96,12 @@ def test_copy_keeps_a_merged_model_until_its_adapter_changes(stored, there, use_
     for path in (merged, merging):
         path.parent.mkdir(parents=True)
         path.write_text("made here")
-    for content, kept in (("{}", True), ('{"r": 8}', False)):
-        adapter.write_text(content)
-        StoredCopy(stored, None).fetch()
-        assert merged.exists() == kept
+    StoredCopy(stored, None).fetch()
+    assert merged.exists()
+    adapter.write_text('{"r": 8}')
+    StoredCopy(stored, None).fetch()
+    assert not merged.exists()
     assert merging.exists()
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "report file:///nowhere/at/all",
-        "sweep FILE --out s3://bucket/sweep",
-        "export sftp://host/run out",
-        "inspect s3://AKIAKEY:sec/ret@bucket/run",
-        "train FILE --out s3://bucket/run?session_token=secret",
-        "train FILE --resume file:///nowhere/run",
-    ],
-)
-def test_unusable_uri_is_refused_without_its_secrets(train, tmp_path, use_cache, monkeypatch, capsys, command):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main([str(train.file) if word == "FILE" else word for word in command.split()]) == 2
-    error = capsys.readouterr().err
-    assert not any(word in error for word in ("AKIAKEY", "secret", "sec/ret"))
 
 
 def test_broken_storage_is_found_before_anything_starts(train, tmp_path, use_cache, monkeypatch, capsys):

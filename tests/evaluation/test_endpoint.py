@@ -94,20 +94,6 @@ def hang_up(handler):
     handler.connection.close()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--endpoint http://user:password@host/v1 --model m",
-        "--endpoint https://h/v1?key=1 --model m",
-        "--endpoint http://h/v1",
-        f"--endpoint http://h/v1 --model m --api-key-env {VARIABLE}",
-    ],
-)
-def test_invalid_endpoint_is_refused_and_not_repeated(options, capsys):
-    assert main(["evaluate", *options.split(), "--env", "trial/ALFWorld-v0", "--split", "generated"]) == 2
-    assert "password@" not in capsys.readouterr().err
-
-
 @pytest.fixture
 def command(server, tmp_path, monkeypatch):
     adapter = tmp_path / "adapter.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,14 +22,15 @@ from trial_ray.trajectory import Turn
 from trial_ray.warmstart import agreement as module
 from trial_ray.warmstart.agreement import auc, compare_with_expert, mean_gaps, measure_agreement
 from trial_ray.warmstart.demonstrations import outcome_contexts
-from trial_ray.warmstart.policy import HeldOutGames, Policy
+from trial_ray.warmstart.policy import HeldOutGames, Policy, set_threads
 from trial_ray.warmstart.settings import EVALUATED
 
 
 @pytest.fixture
 def untrained(tokenizer):
     builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
-    return Policy(SETTINGS, HOME, build_tiny_model(tokenizer, "nano"), tokenizer, builder)
+    with set_threads(SETTINGS):
+        yield Policy(SETTINGS, HOME, build_tiny_model(tokenizer, "nano"), tokenizer, builder)
 
 
 def test_area_is_the_share_of_pairs_in_the_right_order():
@@ -40,8 +42,8 @@ def test_area_is_the_share_of_pairs_in_the_right_order():
 
 
 def test_gaps_are_mean_differences_of_the_two_views(untrained):
-    with HeldOutGames(untrained, EVALUATED) as games:
-        trajectories = games.play()[:2]
+    with HeldOutGames(replace(untrained, settings=replace(SETTINGS, evaluation_games=2)), EVALUATED) as games:
+        trajectories = games.play()
     expected = []
     for trajectory in trajectories:
         for turn, context in zip(trajectory.turns, outcome_contexts(trajectory, untrained.tokenizer), strict=True):

@@ -45,7 +45,7 @@ from trial_ray.warmstart.cloning import (
     updates,
 )
 from trial_ray.warmstart.demonstrations import collect, encode_response, to_examples
-from trial_ray.warmstart.policy import HeldOutGames, Policy, load_policy
+from trial_ray.warmstart.policy import HeldOutGames, Policy, load_policy, set_threads
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, task_set
 
 SETTINGS = WarmStartSettings(
@@ -70,13 +70,14 @@ HOME = entry_of(SETTINGS)
 
 @pytest.fixture(scope="module")
 def policy(tokenizer):
-    """Function that makes an untrained policy with settings that differ from ``SETTINGS``."""
+    """Function that makes an untrained policy with settings that differ from ``SETTINGS``; one thread computes."""
     builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
 
     def make(**changes):
         return Policy(replace(SETTINGS, **changes), HOME, build_tiny_model(tokenizer, "nano"), tokenizer, builder)
 
-    return make
+    with set_threads(SETTINGS):
+        yield make
 
 
 @pytest.fixture
