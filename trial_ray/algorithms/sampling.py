@@ -365,9 +365,8 @@ class GroupSampler:
             group.losses += 1
             return True
         if lost:
-            logger.warning(
-                "task %r is dropped: its env runners were lost %d times", group.request.task_id, MAX_LOSSES + 1
-            )
+            task_id = group.request.task_id
+            logger.warning("task %r is dropped: its env runners were lost %d times", task_id, MAX_LOSSES + 1)
         return False
 
 

@@ -51,8 +51,8 @@ TRAINING_SCHEMA = new_schema(
         (
             "gap",
             FLOATS,
-            "log-probability of each response token with hindsight minus without, in nats, not clipped, `[y]`; null without a "
-            "hindsight view",
+            "log-probability of each response token with the teacher context minus without, in nats, not clipped, `[y]`; null "
+            "without a teacher context",
         ),
         (
             "learner_logprobs",
@@ -62,12 +62,12 @@ TRAINING_SCHEMA = new_schema(
         (
             "evidence_ids",
             IDS,
-            "tokens that the hindsight view inserts into `prompt_ids`; null without a hindsight view",
+            "tokens of the teacher context, which is inserted into `prompt_ids`; null without one",
         ),
         (
             "evidence_at",
             pa.int32(),
-            "index in `prompt_ids` before which the hindsight view inserts `evidence_ids`; null without a hindsight view",
+            "index in `prompt_ids` before which `evidence_ids` are inserted; null without a teacher context",
         ),
     ),
     TRAINING_SCHEMA_VERSION,
