@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 
 import pytest
-import small_learners
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.connectors.learner import AddObservationsFromEpisodesToBatch
 from ray.rllib.core.learner.learner import Learner
@@ -13,7 +12,7 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from small_learners import config_of, update
+from small_learners import build_learner, config_of, update
 from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms.rllib_settings import UNCALLED_HOOKS
@@ -94,7 +93,7 @@ def test_a_class_with_a_hook_that_nothing_calls_is_refused(setting, base, hook):
 
 
 class Shortened(ConnectorV2):
-    """Works: groups are changed in place."""
+    """Changes the groups in place, as documented."""
 
     def __call__(self, *, batch, episodes, **kwargs):
         for group in episodes:
@@ -103,7 +102,7 @@ class Shortened(ConnectorV2):
 
 
 class Returns(ConnectorV2):
-    """RLlib's documented pattern: a column of the batch from its episodes."""
+    """Computes a column of the batch from RLlib's episodes."""
 
     def __call__(self, *, batch, episodes, **kwargs):
         for episode in self.single_agent_episode_iterator(episodes):
@@ -126,6 +125,12 @@ def with_connector(model_path, piece):
     return config.learners(learner_connector=lambda observations, actions: [piece()])
 
 
+def update_with(config):
+    groups = synthetic_groups()
+    update(build_learner(config), groups)
+    return groups
+
+
 @pytest.mark.parametrize(
     ("piece", "message"),
     [
@@ -139,7 +144,7 @@ def test_a_connector_of_rllibs_episodes_or_batches_is_refused(piece, message, mo
     with pytest.raises(ConfigError, match=message):
         config.validate()
     with pytest.raises(CallbackError, match=message):
-        update(small_learners.build_learner(config), synthetic_groups())
+        update_with(config)
 
 
 def test_settings_that_are_no_connectors_are_refused():
@@ -154,13 +159,11 @@ def test_settings_that_are_no_connectors_are_refused():
 def test_a_connector_changes_the_groups_of_an_update(model_path):
     config = with_connector(model_path, Shortened)
     config.validate()
-    groups = synthetic_groups()
-    update(small_learners.build_learner(config), groups)
-    assert [len(group.trajectories) for group in groups] == [2, 2, 2]
+    assert [len(group.trajectories) for group in update_with(config)] == [2, 2, 2]
     broken = with_connector(model_path, Broken)
     broken.validate()
     with pytest.raises(CallbackError, match="LookupError: no such thing"):
-        update(small_learners.build_learner(broken), groups)
+        update_with(broken)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +177,6 @@ def test_a_connector_changes_the_groups_of_an_update(model_path):
     ],
 )
 def test_other_training_data_are_refused(given, kind, model_path):
-    learner = small_learners.build_learner(config_of("grpo", model_path))
+    learner = build_learner(config_of("grpo", model_path))
     with pytest.raises(UnsupportedError, match=f"but got {kind}"):
         learner.update(**given)

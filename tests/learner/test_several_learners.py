@@ -18,7 +18,7 @@ from small_learners import SPACES, build_learner, update, weights
 from synthetic_groups import synthetic_groups
 from transformers import AutoModelForCausalLM
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray.algorithms import GRPOConfig
 from trial_ray.engines.weights import iter_weights, weights_checksum
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
@@ -30,17 +30,13 @@ from trial_ray.prompts.teacher_context import add_teacher_contexts
 NUM_LEARNERS = 2
 
 
-def config_of(model_path: str, num_learners: int, sharding: str = "none", fsdp_size: int | None = None) -> TRIALConfig:
-    return (
-        TRIALConfig()
-        .environment("trial/ALFWorld-v0")
-        .rl_module(model_path=model_path, model_dtype="float64", sharding=sharding, fsdp_size=fsdp_size)
-        .training(
-            lr=1e-3, minibatch_rows=10, microbatch_rows=8, ref_kl_coeff=0.01, entropy_coeff=0.001, max_logprob_diff=100.0,
-            hindsight_coeff=0.3, hindsight_start_iteration=1, max_tokens_per_forward=60,
-        )
-        .learners(num_learners=num_learners, num_cpus_per_learner=0.5)
+def config_of(model_path: str, num_learners: int, sharding: str = "none", fsdp_size: int | None = None) -> GRPOConfig:
+    config = small_learners.config_of(
+        "trial", model_path, model_dtype="float64", sharding=sharding, fsdp_size=fsdp_size, lr=1e-3, minibatch_rows=10,
+        microbatch_rows=8, ref_kl_coeff=0.01, entropy_coeff=0.001, hindsight_coeff=0.3, hindsight_start_iteration=1,
+        max_tokens_per_forward=60,
     )  # fmt: skip
+    return config.learners(num_learners=num_learners, num_cpus_per_learner=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +45,12 @@ def groups():
     return synthetic_groups(num_groups=2, group_size=5, max_turns=7, seed=11)
 
 
-def group_of(config: TRIALConfig) -> LearnerGroup:
-    return config.build_learner_group(spaces=SPACES)
-
-
 def on_all(learners: LearnerGroup, function) -> list:
-    answers = []
-    for result in learners.foreach_learner(function):
+    results = list(learners.foreach_learner(function))
+    for result in results:
         if not result.ok:
             raise result.get()
-        answers.append(result.get())
-    return answers
+    return [result.get() for result in results]
 
 
 def whole_weights(learners: LearnerGroup) -> torch.Tensor:
@@ -127,7 +118,7 @@ def test_several_learners_compute_and_record_what_one_does(ray_session, exact_mo
     weights, metrics = {}, {}
     for number in (0, 3):
         config = config_of(exact_model_path, number).training(max_tokens_per_forward=100)
-        learners = group_of(config.recording(training_folder=str(tmp_path / str(number))))
+        learners = config.recording(training_folder=str(tmp_path / str(number))).build_learner_group(spaces=SPACES)
         if number:
             on_all(learners, sum_in_small_buckets)
         metrics[number] = train(learners, groups)
@@ -155,7 +146,7 @@ def test_action_masks_and_teacher_contexts_reach_every_learner(ray_session, exac
         config = small_learners.config_of(
             method, exact_model_path, lr=1e-3, minibatch_rows=12, microbatch_rows=3, model_dtype="float64"
         )
-        learners = group_of(config.learners(num_learners=number, num_cpus_per_learner=0.5))
+        learners = config.learners(num_learners=number, num_cpus_per_learner=0.5).build_learner_group(spaces=SPACES)
         metrics = train(learners, games)
         metric = metrics[0][method]["action_token_fraction" if method == "serl" else "dense_loss"]
         results.append((whole_weights(learners), float(metric)))
@@ -183,7 +174,7 @@ def assert_same_record(folder: Path, other: Path, num_rows: int) -> None:
 @pytest.mark.long
 @pytest.mark.actors
 def test_sharded_learners_train_save_export_and_restore_as_one(ray_session, model_path, groups, tmp_path):
-    sharded = group_of(config_of(model_path, NUM_LEARNERS, "fsdp"))
+    sharded = config_of(model_path, NUM_LEARNERS, "fsdp").build_learner_group(spaces=SPACES)
     alone = build_learner(config_of(model_path, 0))
     first = weights(alone)
     update(alone, groups, 1)
@@ -226,7 +217,7 @@ def test_sharded_learners_train_save_export_and_restore_as_one(ray_session, mode
 @pytest.mark.long
 def test_two_sharded_copies_are_one_learner(ray_session, model_path, groups):
     """Two by two learners."""
-    sharded = group_of(config_of(model_path, 4, "fsdp", 2).learners(num_cpus_per_learner=0.25))
+    sharded = config_of(model_path, 4, "fsdp", 2).learners(num_cpus_per_learner=0.25).build_learner_group(spaces=SPACES)
     alone = build_learner(config_of(model_path, 0))
     update(alone, groups, 1)
     train(sharded, groups, 1)

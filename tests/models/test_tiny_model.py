@@ -13,8 +13,8 @@ from nano_model import save_nano_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_envs.alfworld.household import CONTAINS, LAMPS, ROOMS
-from trial_ray.adapters.alfworld import ADAPTER, VERBS
-from trial_ray.models.tiny import build_tiny_model, build_tokenizer
+from trial_ray.adapters.alfworld import VERBS
+from trial_ray.models.tiny import build_tiny_model
 
 
 def test_every_type_and_verb_is_one_token(tokenizer):
@@ -32,8 +32,7 @@ def test_a_numbered_name_costs_two_tokens_and_the_number_is_shared(tokenizer):
 
 
 @given(st.text(max_size=60))
-def test_any_text_comes_back(text):
-    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
+def test_any_text_comes_back(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, split_special_tokens=True)) == text
 
 
@@ -57,7 +56,7 @@ def test_a_saved_model_gives_the_same_logits_after_loading(tmp_path, tokenizer):
     assert again.chat_template == tokenizer.chat_template
 
 
-def test_seed_decides_the_weights_and_leaves_the_callers_generator_alone(tokenizer):
+def test_seed_determines_weights_and_keeps_the_global_generator(tokenizer):
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)

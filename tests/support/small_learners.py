@@ -29,7 +29,9 @@ def config_of(method: str, model_path: str, **settings: Any) -> GRPOConfig:
     return config.training(**{"max_logprob_diff": 100.0, **settings})
 
 
-POLICY = {"model_dtype", "compute_dtype", "gradient_checkpointing", "lora_rank", "lora_alpha", "lora_targets"}
+POLICY = {
+    "model_dtype", "compute_dtype", "gradient_checkpointing", "lora_rank", "lora_alpha", "lora_targets", "sharding", "fsdp_size",
+}  # fmt: skip
 
 
 def learner_of(method: str, model_path: str, **settings: Any) -> GRPOLearner:
