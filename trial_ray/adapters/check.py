@@ -47,28 +47,15 @@ def check_environment(
     try:
         start = env.reset(tasks[0], 0)
         solution, instances = env.walkthrough(), env.max_instances()
-        say = text_command(entry.adapter.tools) if style == "tools" else None
-        # With tool prompts and without admissible actions, no action is known that the environment accepts.
-        stepped = bool(say or start.admissible_actions or style != "tools")
-        if stepped:
-            env.step(say("look") if say else start.admissible_actions[0] if start.admissible_actions else "look")
+        if _step(env, entry, style, start):
+            _require_keys(entry, reward, env.info_keys)
         _warn_of_other_start(entry, tasks[0], start, env.reset(tasks[0], 0))
     except EnvironmentFaultError as error:
         if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # its message states the remedy
             raise error.__cause__ from None
-        config_error, cause = ConfigError(str(error)), error.__cause__
-        if cause and not isinstance(cause, ContractError):
-            frame = traceback.extract_tb(cause.__traceback__)[-1]
-            config_error.add_note(f"in {frame.filename}, line {frame.lineno}")
-        raise config_error from error
+        raise _config_error(error) from error
     finally:
         env.close()
-    if stepped and (missing := [key for key in required_keys(entry, reward) if key not in env.info_keys]):
-        raise ConfigError(
-            f"The info of {entry.env_id} lacks {', '.join(map(repr, missing))}, which reward={reward!r} needs (found "
-            f"{', '.join(sorted(env.info_keys)) or 'no keys'}). Add it to info, define when an episode is won with "
-            "EnvironmentAdapter(success=...), or choose reward='score' or 'return'."
-        )
     if instances is not None and episodes_at_once > instances:
         raise ConfigError(
             f"The run plays up to {episodes_at_once} episodes at once (max_episodes_in_flight on each env runner), but "
@@ -91,6 +78,39 @@ def check_environment(
             style,
         )
     return start
+
+
+def _step(env: GuardedEnv, entry: EnvironmentEntry, style: str, start: StepResult) -> bool:
+    """Carry out an action, and return whether an action is known that the environment accepts."""
+    say = text_command(entry.adapter.tools) if style == "tools" else None
+    if say is not None:
+        env.step(say("look"))
+    elif start.admissible_actions:
+        env.step(start.admissible_actions[0])
+    elif style != "tools":
+        env.step("look")
+    else:
+        return False
+    return True
+
+
+def _require_keys(entry: EnvironmentEntry, reward: Any, info_keys: set[str]) -> None:
+    """Require the keys of ``info`` that the reward needs."""
+    if missing := [key for key in required_keys(entry, reward) if key not in info_keys]:
+        raise ConfigError(
+            f"The info of {entry.env_id} lacks {', '.join(map(repr, missing))}, which reward={reward!r} needs (found "
+            f"{', '.join(sorted(info_keys)) or 'no keys'}). Add it to info, define when an episode is won with "
+            "EnvironmentAdapter(success=...), or choose reward='score' or 'return'."
+        )
+
+
+def _config_error(error: EnvironmentFaultError) -> ConfigError:
+    """Return the error for the user, with a note on the line of the environment that raised."""
+    config_error, cause = ConfigError(str(error)), error.__cause__
+    if cause and not isinstance(cause, ContractError):
+        frame = traceback.extract_tb(cause.__traceback__)[-1]
+        config_error.add_note(f"in {frame.filename}, line {frame.lineno}")
+    return config_error
 
 
 def _warn_of_other_start(entry: EnvironmentEntry, task_id: str, first: StepResult, second: StepResult) -> None:

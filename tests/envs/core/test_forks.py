@@ -53,7 +53,7 @@ def run(code: str, **names: object) -> None:
 
 
 @pytest.mark.parametrize("env_id", SETTINGS)
-def test_whatever_a_child_does_its_parent_plays_on_and_a_child_does_in_mid_episode_beside_threads(env_id):
+def test_parent_and_forked_child_continue_independently(env_id):
     code = """
 env = make()
 first = env.reset(options={"task": 0})

@@ -94,7 +94,7 @@ PARTS = {
 }
 
 
-def test_a_connection_without_a_whole_request_is_closed_and_a_slow_answer_is_not(monkeypatch):
+def test_a_connection_without_a_complete_request_is_closed(monkeypatch):
     monkeypatch.setattr(admission, "REQUEST_SECONDS", 0.3)
 
     async def left(port, sent):

@@ -87,7 +87,7 @@ def test_a_process_that_hangs_is_given_up_and_the_limit_is_kept(started, monkeyp
     started.start()
 
 
-def test_processes_die_with_the_program_that_starts_them_and_another_one_is_started(started):
+def test_processes_die_with_their_program_and_a_new_one_is_started(started):
     process, pid = playing(started)
     psutil.Process(started._forks._server.pid).kill()
     assert until_gone([pid])

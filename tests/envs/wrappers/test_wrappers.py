@@ -117,7 +117,7 @@ def test_episodes_are_recorded_when_they_end_or_are_cut_short(tmp_path):
 
 
 @pytest.mark.parametrize(("cut", "kept"), [(0.5, 1), (1, 2)], ids=["incomplete", "whole"])
-def test_a_last_line_without_its_end_is_kept_where_it_is_whole_and_replaced_else(tmp_path, cut, kept):
+def test_an_incomplete_last_line_is_replaced(tmp_path, cut, kept):
     file = tmp_path / "episodes.jsonl"
     episode = Episode("e", 1, (Step(None, "o" * 200_000, 0.0, False, False, {"n": 1}),))
     append_episode(file, episode)
