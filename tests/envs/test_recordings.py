@@ -13,7 +13,7 @@ def as_written(rows):
     return [json.loads(json.dumps(row)) for row in rows]
 
 
-def test_the_shops_recordings_are_made_again(own_shop):
+def test_the_shop_recordings_are_reproduced(own_shop):
     shop = open_catalogue(own_shop)
     assert as_written(webshop_rows(shop)) == webshop_records("episodes")
     assert as_written(reward_rows(shop)) == webshop_records("rewards")
@@ -21,7 +21,7 @@ def test_the_shops_recordings_are_made_again(own_shop):
 
 
 @plays_the_stock_engine
-def test_the_stock_engine_plays_a_recorded_game_again(monkeypatch, tmp_path):
+def test_the_stock_engine_reproduces_a_recorded_game(monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))  # importing alfworld makes this folder, or one in the home
     assert as_written(alfworld_rows(generate(GAMES[-1]))) == alfworld_episodes()[-2:]
     assert [f"{episode['name']}/{episode['trial']}" for episode in alfworld_episodes()[::2]] == list(GAMES)

@@ -1,4 +1,4 @@
-"""Environments with named tools make the commands of their environments; their schemas are what TRL shows to the model."""
+"""Tools make the commands of their environments, and their schemas describe all arguments."""
 
 import inspect
 import re
@@ -27,18 +27,18 @@ SHOP = {"split": "generated", "difficulty": "tiny", "num_games": 10}
 
 
 def call(env, command):
-    """Calls the tool that a command names, with its arguments in their order."""
+    """Call the tool of a command with the command's arguments."""
     for pattern, name in COMMANDS:
-        if found := re.fullmatch(pattern, command):
-            groups = found.groups()
+        if match := re.fullmatch(pattern, command):
+            groups = match.groups()
             return getattr(env, name or groups[0])(*groups if name else groups[1:])
     raise AssertionError(f"no tool for {command!r}")
 
 
 def tools(env):
-    """The methods that TRL's trainer offers to the model."""
-    named = inspect.getmembers(type(env), predicate=inspect.isfunction)
-    return {name: getattr(env, name) for name, _ in named if name[0] != "_" and name not in ("reset", "get_reward")}
+    """Return the methods that TRL's trainer offers to the model."""
+    methods = inspect.getmembers(type(env), predicate=inspect.isfunction)
+    return {name: getattr(env, name) for name, _ in methods if name[0] != "_" and name not in ("reset", "get_reward")}
 
 
 def test_every_family_is_won_by_tool_calls(tmp_path):
@@ -60,7 +60,7 @@ def test_every_family_is_won_by_tool_calls(tmp_path):
 
 
 def test_the_first_message_has_the_task_once():
-    """ScienceWorld and boards of TextArena have it only in ``info``."""
+    """ScienceWorld and board games of TextArena state the task only in ``info``."""
     info = {"task": "Boil water.", "admissible_actions": []}
     assert user_message(with_task("A kitchen.", info), info) == "Boil water.\n\nA kitchen."
     assert with_task("A kitchen. Boil water.", info) == "A kitchen. Boil water."
@@ -97,9 +97,9 @@ def test_a_purchase_is_made_by_tool_calls():
     ids=["ALFWorld", "WebShop"],
 )
 def test_the_schemas_describe_every_argument(env, names):
-    found = tools(env)
-    assert " ".join(sorted(found)) == names
-    for name, tool in found.items():
+    offered = tools(env)
+    assert " ".join(sorted(offered)) == names
+    for name, tool in offered.items():
         schema = get_json_schema(tool)["function"]
         assert schema["name"] == name
         assert schema["description"]

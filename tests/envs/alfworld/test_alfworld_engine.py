@@ -1,4 +1,4 @@
-"""The fast engine against recordings of the stock one, against the stock one itself, and under threads."""
+"""The engine repeats recordings of the stock engine, also in several threads."""
 
 import os
 import random
@@ -25,7 +25,7 @@ def module_cache(tmp_path_factory):
 
 
 def chosen_episodes(origin: str) -> list[dict]:
-    """All of the own; of the published, both of six games, one a family, where the families take the splits in turn."""
+    """Return all own episodes; of the published episodes, both of one game per family, with alternating splits."""
     episodes = alfworld_episodes(origin)
     if origin == "own":
         return episodes

@@ -1,4 +1,4 @@
-"""The oracles win, one by the solution, one by what a player sees; the library's planner counts the commands that still win."""
+"""Scripted policies win, and the planner counts the remaining commands of the solution."""
 
 import pytest
 from text_games import play_expert

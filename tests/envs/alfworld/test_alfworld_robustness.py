@@ -31,7 +31,7 @@ def env():
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_vectors_play_by_seed_by_task_and_in_a_row(env, mode):
+def test_vector_environments_reset_by_seed_and_task(env, mode):
     envs = gymnasium.make_vec("trial/ALFWorld-v0", num_envs=2, vectorization_mode=mode, max_turns=2, **TINY)
     observations, infos = envs.reset(seed=5)
     alone = [env.reset(seed=seed) for seed in (5, 6)]
@@ -44,7 +44,7 @@ def test_vectors_play_by_seed_by_task_and_in_a_row(env, mode):
     assert list(infos["invalid_action"]) == [False, True]
     *_, truncations, _ = envs.step(("look", "look"))
     assert list(truncations) == [True, True]
-    observations, *_, infos = envs.step(("ignored", "ignored"))  # the next episode starts by itself
+    observations, *_, infos = envs.step(("ignored", "ignored"))  # the next episode starts automatically
     assert all("Your task is to: " in observation for observation in observations)
     envs.close()
 
@@ -103,7 +103,7 @@ def test_no_damage_of_a_game_ends_the_process(part, old, new):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_a_copy_goes_on_where_the_original_is(duplicate):
+def test_a_copy_continues_in_the_original_state(duplicate):
     env = gymnasium.make("trial/ALFWorld-v0", **TINY)
     env.reset(seed=2)
     first, *rest = env.unwrapped.walkthrough
@@ -116,7 +116,7 @@ def test_a_copy_goes_on_where_the_original_is(duplicate):
     env.close()
 
 
-def test_an_environment_that_nobody_closed_gives_its_library_back():
+def test_a_collected_environment_returns_its_library():
     gc.collect()
     env = ALFWorldEnv(**TINY)
     env.reset(seed=0)

@@ -1,4 +1,4 @@
-"""Messages on missing packages name packages that an index has."""
+"""Messages on missing packages name packages of a package index."""
 
 import re
 from pathlib import Path
@@ -22,5 +22,5 @@ def test_packages_and_versions_are_those_of_the_extra():
     assert len(EXTRAS) > 10
 
 
-def test_an_unknown_extra_is_left_to_the_reader():
+def test_an_unknown_extra_is_installed_from_a_clone():
     assert install_command("no-such") == "pip install '.[no-such]' in a clone"

@@ -1,6 +1,6 @@
-"""Every environment plays on in a forked child, and a child leaves what its parent uses alone.
+"""Every environment continues in a forked child, and a child does not change its parent.
 
-The forks happen in a process that is started for the test: one of the tests' own process would take over locks of Ray's threads.
+The forks happen in a separate process, because a fork of the test process would inherit locks of Ray's threads.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ def make():
 
 
 def run(code: str, **names: object) -> None:
-    """Runs the code in a process of its own, with the names."""
-    given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
-    done = subprocess.run([sys.executable, "-c", given + PROCESS + code], capture_output=True, text=True, timeout=240)
+    """Run code with names in a separate process."""
+    definitions = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+    done = subprocess.run(
+        [sys.executable, "-c", definitions + PROCESS + code], capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -96,7 +98,7 @@ finally:
 assert (env.reset(options={"task": 0}), finish(env)) == (first, answers)
 env.close()
 """
-    forks = 1 if "TextWorld" in env_id else 4  # making one of its games takes a second, and holds its lock
+    forks = 1 if "TextWorld" in env_id else 4  # a game takes a second to make, during which its lock is held
     run(code, ENV_ID=env_id, SETTINGS=SETTINGS[env_id], FORKS=forks)
 
 
@@ -112,7 +114,7 @@ for outer, inner in ((one, other), (other, one)):
         with outer:
             held.set()
             forking.wait()
-            threading.Event().wait(0.3)  # the fork waits for the locks by now
+            threading.Event().wait(0.3)  # the fork waits for the locks meanwhile
             with inner:
                 pass
 

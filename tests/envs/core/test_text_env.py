@@ -1,4 +1,4 @@
-"""The contract that every text environment keeps, on a small counting environment."""
+"""The contract of text environments, checked on a small counting environment."""
 
 import copy
 import multiprocessing
@@ -165,7 +165,7 @@ def test_spaces_contain_every_text_and_nothing_else():
 
 
 def test_texts_pass_through_shared_memory():
-    """Longer after shorter ones, several scripts, and a lone surrogate."""
+    """Texts of all lengths and several scripts, and a lone surrogate."""
     texts = ["é日本 😀", "x" * 1000, "", "\ud800\x00", "short"]
     space = AnyText(1000)
     assert space == pickle.loads(pickle.dumps(space))

@@ -1,4 +1,4 @@
-"""Environments that draw from the global generators neither disturb each other nor the process."""
+"""Environments that draw from the global generators do not influence each other or the process."""
 
 import random
 import threading
@@ -17,7 +17,7 @@ def expected(seed: int, number: int) -> list[tuple[float, float]]:
     return [(generators[0].random(), float(generators[1].rand())) for _ in range(number)]
 
 
-def test_states_that_take_turns_go_on_where_they_were():
+def test_alternating_states_continue_where_they_were():
     states, seeds = [RandomState(), RandomState()], [3, 2**32 - 1]
     random.seed(11), np.random.seed(11)
     seen: list[list[tuple[float, float]]] = [[], []]

@@ -1,4 +1,4 @@
-"""Names by which the server may be called, sites that may call it, and connections that send no whole request, on a real socket."""
+"""Allowed host names and origins, and connections without a complete request, on a real socket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def answering(scope, receive, send):
 
 
 def talk(conversation):
-    """Run ``conversation(port)`` beside the server."""
+    """Run ``conversation(port)`` while the server runs."""
 
     async def main():
         app = AllowedNames(answering, hosts=["games.example"], origins=["https://page.example"])
@@ -75,13 +75,13 @@ CALLS = [
 
 def test_only_named_hosts_and_origins_are_answered():
     async def conversation(port):
-        found = []
+        statuses = []
         for headers, _ in CALLS:
             head = "".join(f"{name}: {value.format(port=port)}\r\n" for name, value in headers.items())
-            found.append(
+            statuses.append(
                 [await status(port, f"GET / HTTP/1.1\r\n{head}\r\n"), await status(port, UPGRADE.format(head))]
             )
-        return found
+        return statuses
 
     assert talk(conversation) == [[200, 101] if allowed else [403, 403] for _, allowed in CALLS]
 
@@ -108,7 +108,7 @@ def test_a_connection_without_a_complete_request_is_closed(monkeypatch):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(UPGRADE.format("Host: localhost\r\n").encode())
         await reader.readuntil(b"\r\n\r\n")
-        with pytest.raises(TimeoutError):  # an open WebSocket is the session's to end
+        with pytest.raises(TimeoutError):  # the session ends an open WebSocket
             await asyncio.wait_for(reader.read(), 1)
         writer.close()
 

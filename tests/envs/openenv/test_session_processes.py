@@ -34,7 +34,7 @@ def children(started: SessionProcesses) -> set[int]:
 
 
 def playing(started: SessionProcesses) -> tuple[SessionProcess, int]:
-    """A process that has begun an episode, and its id."""
+    """Return a process with a running episode, and its id."""
     before, process = children(started), started.start()
     asyncio.run(process.ask("reset", 0, None))
     return process, (children(started) - before).pop()
@@ -72,17 +72,17 @@ def test_a_process_answers_as_the_environment_does(started):
     env.close()
 
 
-def test_a_process_that_hangs_is_given_up_and_the_limit_is_kept(started, monkeypatch):
+def test_a_hanging_process_is_abandoned_and_counts_for_the_limit(started, monkeypatch):
     process, pid = playing(started)
     started.start()
     monkeypatch.setattr(processes, "STEP_SECONDS", 0.5)
     psutil.Process(pid).suspend()
     with pytest.raises(SessionProcessError, match=r"no answer within 0\.5 s"):
         asyncio.run(process.ask("reset", 0, None))
-    with pytest.raises(SessionProcessError, match="2 sessions are running, which is the limit"):
+    with pytest.raises(SessionProcessError, match="2 sessions"):
         started.start()
     started.end(process)
-    started.end(process)  # once more does nothing
+    started.end(process)  # a second call has no effect
     assert until_gone([pid])
     started.start()
 

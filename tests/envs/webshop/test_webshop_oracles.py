@@ -1,4 +1,4 @@
-"""The planned purchase reaches the best reward of its product; the explorer, which sees only the pages, wins most goals."""
+"""The planned purchase reaches the best reward of its product, and the explorer wins most goals."""
 
 import pytest
 from text_games import play_expert
@@ -15,7 +15,7 @@ EVERY, WON = 15, 426
 
 @pytest.mark.data
 def test_the_plan_reaches_all_that_the_goals_product_can_reach(published_shop):
-    """The others miss options only."""
+    """The other goals miss only options."""
     env = WebShopEnv("all", data=published_shop)
     won, tasks = 0, env.tasks()[::EVERY]
     for task in tasks:

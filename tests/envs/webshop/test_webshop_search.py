@@ -1,4 +1,4 @@
-"""Search: terms, arithmetic and ranking, against recorded answers, Lucene's own index and a slow second way."""
+"""Search: terms, arithmetic and ranking are those of the recordings and of Lucene's own index."""
 
 import random
 from collections import Counter
@@ -61,8 +61,8 @@ def test_every_document_has_the_terms_of_the_published_index(published_shop):
 def test_every_recorded_ranking_is_reproduced_in_full(origin, shop_folder):
     shop = open_catalogue(shop_folder)
     for record in webshop_records("search", origin):
-        found = [shop.listing(position).asin for position in shop.search(record["query"]).tolist()]
-        assert found == record["asins"], record["query"]
+        asins = [shop.listing(position).asin for position in shop.search(record["query"]).tolist()]
+        assert asins == record["asins"], record["query"]
 
 
 def build(folder, documents):
@@ -85,7 +85,7 @@ def test_an_index_built_in_many_runs_answers_as_one_built_in_one(tmp_path, monke
             np.testing.assert_array_equal(one, other)
 
 
-def test_terms_of_equal_hash_are_told_apart(tmp_path, monkeypatch):
+def test_terms_of_equal_hash_are_distinguished(tmp_path, monkeypatch):
     monkeypatch.setattr(indexing, "term_hash", lambda term: 7)
     monkeypatch.setattr(search, "term_hash", lambda term: 7)
     index = build(tmp_path / "index", [["b"], ["c"], ["d", "b"]])

@@ -1,4 +1,4 @@
-"""Sessions and rewards against everything that was recorded, and the rules of the reward that recorded cases leave open."""
+"""Sessions and rewards are those of the recordings; rules of the reward that the recordings do not cover."""
 
 import pytest
 from recordings import webshop_records
@@ -54,8 +54,8 @@ def test_rewards_and_their_parts_are_repeated(origin, shop_folder):
         goal = shop.goal(record["goal_index"])
         product = shop.product(shop.position(record["purchased_asin"]))
         nouns = shop.product(shop.position(goal.asin)).title_nouns
-        found = purchase_reward(product, record["price"], record["options"], goal, nouns)
-        assert (found.reward, found.parts()) == (record["reward"], record["reward_info"]), record["id"]
+        reward = purchase_reward(product, record["price"], record["options"], goal, nouns)
+        assert (reward.reward, reward.parts()) == (record["reward"], record["reward_info"]), record["id"]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_rewards_and_their_parts_are_repeated(origin, shop_folder):
         ("long sleeve", "sleeve long", True),
         ("long sleeve", "long sleeve shirt", True),
         ("Long-Sleeve", "long sleeve", True),
-        ("café", "caf", True),  # Latin-1 letters beyond ASCII are dropped
+        ("café", "caf", True),  # Latin-1 letters outside ASCII are dropped
         ("", "long sleeve", False),
         ("", "", False),
         ("&", "&", False),
@@ -84,12 +84,12 @@ def test_the_kind_counts_by_collection_category_and_title(same_kind, title_score
     assert type_reward(same_kind, title_score) == expected
 
 
-def test_the_first_colour_of_the_list_stands_for_a_text():
+def test_the_first_colour_of_the_list_represents_a_text():
     assert plain_colour("navy blue") == "blue"
     assert plain_colour("distant") == "tan"
     assert plain_colour("small") == "small"
 
 
-def test_one_value_may_fulfil_several_targets_but_counts_each_once():
+def test_a_value_may_match_several_targets_and_each_counts_once():
     assert count_options(["medium", "medium"], [("size", "medium"), ("fit", "medium")]) == 2
     assert count_options([], [("size", "medium")]) == 0

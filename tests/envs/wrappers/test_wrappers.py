@@ -1,4 +1,4 @@
-"""Wrappers for text environments, on a small environment of its own."""
+"""Wrappers for text environments, checked on a small echo environment."""
 
 import pickle
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def registered_echo_env():
     del gymnasium.registry["EchoEnv-v0"]
 
 
-def test_the_history_holds_the_last_turns_and_forgets_with_the_episode():
+def test_the_history_contains_the_last_turns_of_the_episode():
     env = HistoryWindow(EchoEnv(), size=2)
     observation, info = env.reset(options={"task": "hill"})
     assert (observation, info["history"]) == ("a hill", [])
@@ -79,7 +79,7 @@ def test_responses_become_actions_and_wrong_ones_are_flagged(response, action, i
     assert (terminated, info["invalid_action"]) == (action == "win", action == "")
 
 
-def test_actions_keep_their_capitals_if_these_matter(monkeypatch):
+def test_actions_keep_their_case_if_the_environment_needs_it(monkeypatch):
     for keeps, action in ((True, "LOOK"), (False, "look")):
         monkeypatch.setattr(ALFWorldEnv, "keeps_case", keeps)
         env = make_chat_env("trial/ALFWorld-v0", split="generated", difficulty="tiny")
@@ -99,7 +99,7 @@ def test_wrong_settings_are_refused_when_the_wrapper_is_made():
         ActionProjection(EchoEnv()).step(b"win")
 
 
-def test_episodes_are_recorded_when_they_end_or_are_cut_short(tmp_path):
+def test_complete_and_interrupted_episodes_are_recorded(tmp_path):
     file = tmp_path / "episodes.jsonl"
     env = Recording(ActionProjection(gymnasium.make("EchoEnv-v0"), "plain"), file)
     env.reset(seed=3, options={"task": "hill"})
@@ -129,7 +129,7 @@ def test_an_incomplete_last_line_is_replaced(tmp_path, cut, kept):
 
 
 @pytest.mark.parametrize("line", ["no JSON", "[]", "{}", '{"env": "e", "seed": 1, "steps": [{"action": 1}]}', "\x00"])
-def test_a_line_that_is_no_episode_is_named(tmp_path, line):
+def test_a_line_without_an_episode_is_reported(tmp_path, line):
     file = tmp_path / "episodes.jsonl"
     append_episode(file, Episode("e", None, ()))
     file.write_text(file.read_text() + line + "\n")
@@ -141,7 +141,7 @@ def wrapped(env, file):
     return Recording(HistoryWindow(ActionProjection(env, "plain"), size=1), file)
 
 
-def test_a_copy_of_wrapped_environments_goes_on_by_itself(tmp_path):
+def test_a_copy_of_wrapped_environments_is_independent(tmp_path):
     env = wrapped(EchoEnv(), tmp_path / "e.jsonl")
     env.reset(seed=1)
     env.step("one")
