@@ -19,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=2)
 
 
 def generate(client, count=1):
-    return [asyncio.ensure_future(client.generate(PROMPT, PARAMS, 0)) for _ in range(count)]
+    return [asyncio.ensure_future(client.generate(PROMPT, PARAMS, group)) for group in range(count)]
 
 
 def responses_of(handles, count=1, **kwargs):
@@ -153,13 +153,13 @@ class Unreachable(Handle):
 
 @pytest.mark.parametrize("failing", [Handle(error=RayActorError()), Unreachable()], ids=["dead", "unreachable"])
 def test_requests_of_a_failed_engine_go_to_the_next(failing):
-    handles = [failing, *healthy()]
+    handles = [failing, *healthy(), failing]
     client = EngineClient(handles, timeout_s=20)
     run(handles, lambda: asyncio.gather(*generate(client, 20)))
     assert len(handles[1].served) == 20
     counts = client.counts
     assert (counts.requests_sent, counts.requests_answered, counts.requests_failed) == (20, 20, 0)
-    assert counts.attempts_failed == 20
+    assert counts.attempts_failed == 7 + 2 * 6
 
 
 def test_the_error_of_a_request_names_every_attempt():

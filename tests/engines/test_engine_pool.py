@@ -47,6 +47,7 @@ def weights(tiny_qwen3):
 @pytest.fixture(scope="module")
 def shared_pool(ray_session, tiny_qwen3):
     pool = create(tiny_qwen3)
+    pids(pool)
     yield pool
     processes = [psutil.Process(pid) for pid in pids(pool)]
     pool.stop()

@@ -18,15 +18,15 @@ START_S = 600
 
 @contextlib.contextmanager
 def served(python: Path | str, model: Path, log: Path, *arguments: str) -> Iterator[str]:
-    """The base URL of a server of ``model``, which it calls ``tiny``; stopped on the way out.
+    """Serve a model under the name ``tiny`` inside the context; yield the server's base URL.
 
-    What ``vllm serve`` runs; that command itself reads a version that the wheel for CPUs has under another name.
+    The module is the one that ``vllm serve`` runs; that command does not find the version of the wheel for CPUs.
 
     Args:
-        python: of the environment that has vLLM.
-        model: its folder.
-        log: takes what the server prints.
-        arguments: further ones of the server.
+        python: interpreter of the environment that has vLLM.
+        model: folder of the model.
+        log: file for the server's output.
+        arguments: further arguments of the server.
     """
     (port,) = free_ports(1)
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
@@ -34,7 +34,7 @@ def served(python: Path | str, model: Path, log: Path, *arguments: str) -> Itera
     command += ["--dtype", "float32", "--enforce-eager", *arguments]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     with log.open("w") as output:
-        # In a session of its own, so that its engine's process ends with it.
+        # A new session lets the server's engine process be stopped with it.
         server = subprocess.Popen(
             command, stdout=output, stderr=output, env=os.environ | settings, start_new_session=True
         )

@@ -113,13 +113,13 @@ class IPCSender(WeightSender):
         """Make the copies and return their IPC handles under the UUID of the GPU."""
         from torch.multiprocessing.reductions import reduce_tensor
 
-        named = list(contiguous_weights(weights))
-        checksum = WeightsChecksum(named)
-        self._copies = [tensor for _, tensor in named]
+        named_tensors = list(contiguous_weights(weights))
+        checksum = WeightsChecksum(named_tensors)
+        self._copies = [tensor for _, tensor in named_tensors]
         gpu = str(torch.cuda.get_device_properties(self._copies[0].device).uuid)
         handles = [{gpu: reduce_tensor(tensor)[1]} for tensor in self._copies]
         torch.cuda.synchronize(self._copies[0].device)
-        update = _update(named) | {"ipc_handles": handles}
+        update = _update(named_tensors) | {"ipc_handles": handles}
         return Weights(version, checksum.hexdigest, checksum.arrangement, backend="ipc", update=update)
 
     def release(self) -> None:
@@ -267,8 +267,8 @@ class _EngineCalls:
         pass
 
 
-def _update(named: Iterable[tuple[str, torch.Tensor | ParamMeta]]) -> dict[str, Any]:
+def _update(named_tensors: Iterable[tuple[str, torch.Tensor | ParamMeta]]) -> dict[str, Any]:
     """Return the arguments of every backend's ``update_weights`` in vLLM: names, dtypes and shapes of the tensors."""
-    names, tensors = zip(*named, strict=True)
+    names, tensors = zip(*named_tensors, strict=True)
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
     return {"names": list(names), "dtype_names": dtypes, "shapes": [list(tensor.shape) for tensor in tensors]}
