@@ -55,13 +55,6 @@ class UpdatePlan:
     scoring: tuple[NDArray[np.int64], ...]
     steps: tuple[Minibatch, ...]
 
-    def share(self, learner: int) -> NDArray[np.int64]:
-        """Return the rows that a learner scores or trains, ascending."""
-        trained = [
-            microbatch.rows for minibatch in self.steps for microbatch in minibatch if microbatch.learner == learner
-        ]
-        return np.unique(np.concatenate([self.scoring[learner], *trained]))
-
     def weighted_by(self, eligible: NDArray[np.bool_]) -> UpdatePlan:
         """Return the plan with microbatches weighted by their eligible rows alone.
 
