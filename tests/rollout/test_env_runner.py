@@ -435,6 +435,8 @@ def pool_of(monkeypatch, local=None) -> tuple[EnvRunnerPool, list]:
         pool, "_actor", lambda runner_id: MagicMock(**{"play_group.remote": lambda *_: (object(),) * 2})
     )
     monkeypatch.setattr(pool, "_replace", lambda runner_id, reason: replaced.append(runner_id))
+    if local is None:
+        monkeypatch.setattr(pool, "cancel", lambda playing: None)
     monkeypatch.setattr("trial_ray.rollout.env_runner_pool.ray.wait", lambda calls, **limits: ([], calls))
     return pool, replaced
 

@@ -162,6 +162,7 @@ class EnvRunnerPool:
                 lost[group.runner] = "was restarted"
             except RayError as error:
                 lost[group.runner] = f"died: {error}"
+        self.cancel(group for group in playing if group.runner in lost and group not in samples)
         for runner_id, reason in lost.items():
             self._lose(runner_id, reason)
         for sample in samples.values():
@@ -221,14 +222,15 @@ class EnvRunnerPool:
                 group.sample.cancel()
             else:
                 ray.cancel(group.sample)
+                for result in (group.sample, group.group):
+                    if result is not None:
+                        result.future()  # Read the result when it arrives: Ray logs an error that is never read.
 
     def replace_late(self, playing: Collection[PlayingGroup]) -> set[int]:
         """Replace every env runner that has unfinished groups, without waiting; return their ids, all of whose groups are lost."""
         late = {group.runner for group in playing}
-        if self._local() is not None:
-            self.cancel(playing)
-            return late
-        for runner_id in late:
+        self.cancel(playing)
+        for runner_id in late - {LOCAL}:
             self._replace(runner_id, f"completed no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
             count_dropped(self._runners)
         return late
