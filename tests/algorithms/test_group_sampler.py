@@ -1,4 +1,4 @@
-"""What an iteration trains on: no group gets too old, none is lost or trained twice, failed ones drawn again, all rows counted."""
+"""The groups of an iteration: none is too old, lost or trained twice, failed groups are redrawn, and all rows are counted."""
 
 from __future__ import annotations
 

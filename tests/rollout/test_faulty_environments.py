@@ -1,4 +1,4 @@
-"""A fault of somebody's environment on a real env runner, and a bug in one: the former is played again, the latter named."""
+"""On a real env runner, a fault of the environment is played again, and a bug of the env runner is raised."""
 
 from __future__ import annotations
 

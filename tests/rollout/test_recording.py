@@ -1,4 +1,4 @@
-"""Recorded trajectories come back as they were, whoever wrote them and whatever they contain."""
+"""Recorded trajectories are read as they were written."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,7 @@ from trial_ray.trajectory import Trajectory
 
 
 def make_group(seed):
-    """Two rollouts, the first with what is easily lost."""
+    """Two rollouts, the first with unusual values."""
     (group,) = synthetic_groups(500, num_groups=1, group_size=2, seed=seed, max_turns=12)
     first = group.trajectories[0]
     first.seed, first.environment, first.ended = 2**40 + seed, "ALFWorld-v0", "turn_limit"
@@ -40,7 +40,7 @@ def assert_same(found: list[Trajectory], expected: list[Trajectory]):
 
 
 def test_trajectories_come_back_equal(tmp_path):
-    """A failed one without a turn is kept, but is no turn."""
+    """A failed rollout without turns is kept, but has no row among the turns."""
     groups = [make_group(seed) for seed in range(12)]
     failed = Trajectory("task/0", "pick", 3, ended="failed", error="EngineError: gone", failed_by="engine")
     groups[0].trajectories.insert(0, failed)
