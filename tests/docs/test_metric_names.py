@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,33 +32,23 @@ PACKAGE = str(Path(trial_ray.__file__).parent)
 
 @contextmanager
 def names_logged() -> Iterator[set[str]]:
-    """Collects the names that code of this package gives to a metrics logger, ``/``-joined."""
-    found: set[str] = set()
-    log_value, log_dict, log_time = MetricsLogger.log_value, MetricsLogger.log_dict, MetricsLogger.log_time
+    """Collect the names that code of this package gives to a metrics logger, ``/``-joined."""
+    names: set[str] = set()
 
-    def note(key, *more: str) -> None:
-        if sys._getframe(2).f_code.co_filename.startswith(PACKAGE):
-            parts = (key,) if isinstance(key, str) else key
-            found.add("/".join([*parts, *more]))
+    def recording(log):
+        def call(self, *args, **kwargs):
+            if sys._getframe(1).f_code.co_filename.startswith(PACKAGE):
+                for name in args[0] if isinstance(args[0], dict) else args[:1]:
+                    parts = ((part,) if isinstance(part, str) else part for part in (kwargs.get("key", ()), name))
+                    names.add("/".join(itertools.chain(*parts)))
+            return log(self, *args, **kwargs)
 
-    def noting_value(self, key, *args, **kwargs):
-        note(key)
-        return log_value(self, key, *args, **kwargs)
-
-    def noting_dict(self, values, *args, key=(), **kwargs):
-        for name in values:
-            note(key, name)
-        return log_dict(self, values, *args, key=key, **kwargs)
-
-    def noting_time(self, key, *args, **kwargs):
-        note(key)
-        return log_time(self, key, *args, **kwargs)
+        return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MetricsLogger, "log_value", noting_value)
-        patch.setattr(MetricsLogger, "log_time", noting_time)
-        patch.setattr(MetricsLogger, "log_dict", noting_dict)
-        yield found
+        for method in ("log_value", "log_time", "log_dict"):
+            patch.setattr(MetricsLogger, method, recording(getattr(MetricsLogger, method)))
+        yield names
 
 
 def learner_names(model_path: str) -> set[str]:
