@@ -1,6 +1,6 @@
 """Makes viewer-pretrained.png: one trajectory of a pretrained model, tokens tinted by their hindsight gap, in headless Chromium.
 
-trial-ray reproduce pair --scale pretrained --out runs/pair
+trial-ray sweep pair --scale pretrained --out runs/pair
 python docs/images/pretrained.py runs/pair/alfworld-smollm2-135m-trial-seed0 222
 """
 

@@ -27,7 +27,7 @@ def main(runs: list[Path]) -> None:
     """Write report-light.png, report-dark.png and report-narrow.png beside this file."""
     from chromium import Chromium
 
-    from trial_ray.reports.report import load_groups, write_report
+    from trial_ray.reports.page import load_groups, write_report
 
     with tempfile.TemporaryDirectory() as folder, Chromium() as browser:
         page = write_report(load_groups(runs), f"{len(runs)} runs", Path(folder, "report.html"))

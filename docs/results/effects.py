@@ -1,7 +1,7 @@
 """Differences of methods in area under the learning curve and final success, by warm start and over warm starts.
 
 python docs/results/effects.py               # effects.json, out of the *_runs.json beside this file
-python docs/results/effects.py NAME DIR ...  # before, NAME_runs.json out of the folders of finished `trial-ray reproduce`
+python docs/results/effects.py NAME DIR ...  # before, NAME_runs.json out of the folders of finished studies (`trial-ray sweep`)
 
 The runs of several folders are a study of their own, compared with no others.
 """

@@ -24,7 +24,7 @@ def train(monkeypatch, tmp_path):
     # The experiment's model and games do not exist.
     monkeypatch.setattr(startup, "require_inputs", startup.require_initial_policy)
     monkeypatch.setattr(GRPOConfig, "build_algo", lambda config: FakeAlgorithm())
-    monkeypatch.setattr("trial_ray.reports.report.chart_svg", lambda chart: "<svg/>")  # drawn in tests/reports
+    monkeypatch.setattr("trial_ray.reports.page.chart_svg", lambda chart: "<svg/>")  # drawn in tests/reports
 
     def call(*arguments, code=0, build_error=None, **fake):
         def build(config):

@@ -55,7 +55,7 @@ def test_report_that_cannot_be_written_does_not_fail_the_run(train, capsys, monk
     def fail(*arguments):
         raise OSError("No space left on device\nand more")
 
-    monkeypatch.setattr("trial_ray.reports.report.write_text", fail)
+    monkeypatch.setattr("trial_ray.reports.page.write_text", fail)
     train()
     assert state(train.out) == "done"
     assert "No space left on device" in capsys.readouterr().out.splitlines()[-1]

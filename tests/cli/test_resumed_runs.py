@@ -88,7 +88,7 @@ def test_locked_folder_is_refused(command, tmp_path, monkeypatch):
     file, out = tmp_path / "sweep.py", tmp_path / "out"
     file.write_text(EXPERIMENT + "from ray import tune\nconfig.training(lr=tune.grid_search([0.1, 0.2]))\n")
     # Two new sweeps may both have found the folder empty.
-    monkeypatch.setattr("trial_ray.sweeps.tuner.Sweep.require_folder", lambda *_, **__: None)
+    monkeypatch.setattr("trial_ray.sweeps.run.Sweep.require_folder", lambda *_, **__: None)
     monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
     with folder_lock(out, ["trial-ray", "other"]):
         assert cli.main([command, str(file), "--out", str(out)]) == 2

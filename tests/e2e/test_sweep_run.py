@@ -15,7 +15,7 @@ from trial_ray.runs.checkpoints import find_checkpoint
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.reader import RecordedRun
-from trial_ray.sweeps.result import SweepResult
+from trial_ray.sweeps.results import SweepResult
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 

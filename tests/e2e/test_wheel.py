@@ -79,7 +79,7 @@ def test_packages_of_the_wheel_have_their_files(call, installed):
         "python",
         "-c",
         "import trial_ray, trial_envs; print(trial_ray.__file__, trial_envs.__file__, sep='\\n')\n"
-        "from trial_ray.reproduction import load_scale\n"
+        "from trial_ray.sweeps.study import load_scale\n"
         "from trial_ray.evaluation.evaluation_sets import evaluation_set_names, read_evaluation_set\n"
         "from trial_ray.algorithms.methods import method_names\n"
         "print(*(load_scale(name).iterations for name in ('tiny', 'small', 'paper')))\n"
@@ -98,7 +98,7 @@ def test_packages_of_the_wheel_have_their_files(call, installed):
 
 @pytest.mark.long
 def test_commands_plan_without_a_checkout(call):
-    assert "20 runs of 12" in call("trial-ray", "reproduce", "table3", "--scale", "tiny", "--dry-run")
+    assert "20 runs of 12" in call("trial-ray", "sweep", "table3", "--dry-run")
     checks = call("trial-ray", "doctor")
     assert "trial-ray from an installed package" in " ".join(checks.split())
     assert "make setup" not in checks

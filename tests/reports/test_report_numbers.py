@@ -16,7 +16,7 @@ from trial_ray.metrics import EVALUATION_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import plots
 from trial_ray.reports.charts import curve_chart
 from trial_ray.reports.groups import group_runs
-from trial_ray.reports.report import load_groups, report_page
+from trial_ray.reports.page import load_groups, report_page
 from trial_ray.reports.tables import difference_rows, family_rows, success_rows
 from trial_ray.runs.reader import RecordedRun
 from trial_ray.trajectory import EpisodeResult

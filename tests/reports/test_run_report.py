@@ -25,7 +25,7 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.statistics import bootstrap_mean, wilson_interval
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.reports.charts import class_chart, class_means, curve_chart, profile_chart
-from trial_ray.reports.report import load_groups, report_page
+from trial_ray.reports.page import load_groups, report_page
 from trial_ray.runs.checkpoints import find_checkpoint, list_checkpoints
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.reader import RecordedRun
@@ -49,7 +49,7 @@ def run(runs, tmp_path):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Charts are in the page, but not drawn: of what a test reads alone."""
-    monkeypatch.setattr("trial_ray.reports.report.chart_svg", lambda chart: "<svg/>")
+    monkeypatch.setattr("trial_ray.reports.page.chart_svg", lambda chart: "<svg/>")
 
 
 def report(*arguments) -> int:

@@ -30,7 +30,7 @@ from trial_ray.runs.checkpoints import (
 )
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.reader import read_runs
-from trial_ray.sweeps.tuner import DEFINITION, Sweep
+from trial_ray.sweeps.run import DEFINITION, Sweep
 
 WEIGHTS = f"{MODEL_INSIDE_CHECKPOINT}/model.safetensors"
 FILES = (CHECKPOINT_MARK, "algorithm_state.pkl", f"{MODEL_INSIDE_CHECKPOINT}/config.json", WEIGHTS)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.reproduction import scale_file
 from trial_ray.rollout.partitions import partition, partitions
 from trial_ray.runs.experiment import experiment_file, load_experiment
+from trial_ray.sweeps.study import scale_file
 from trial_ray.warmstart import WarmStartSettings
 
 EXAMPLES = Path(__file__).parents[2] / "tuned_examples"

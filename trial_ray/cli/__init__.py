@@ -22,7 +22,7 @@ from typing import Any
 
 import shtab
 
-from trial_ray.cli import console, data, doctor, evaluate, paths, plan, reproduce, train, warmstart
+from trial_ray.cli import console, data, doctor, evaluate, paths, plan, sweep, train, warmstart
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.runs.storage import StoredCopy
 from trial_ray.termination import termination_as_interrupt
@@ -31,8 +31,7 @@ from trial_ray.version import __version__
 COMMANDS = {
     "train": train.train,
     "evaluate": evaluate.evaluate,
-    "sweep": train.sweep,
-    "reproduce": reproduce.reproduce,
+    "sweep": sweep.sweep,
     "report": paths.report,
     "inspect": paths.inspect,
     "replay": paths.replay,

@@ -39,8 +39,8 @@ compared, paired by seed and task. The page loads nothing: it can be sent, and o
 )
 def report(args: Namespace) -> None:
     """Write one HTML page about runs."""
+    from trial_ray.reports.page import REPORT_FILE, load_groups, write_report
     from trial_ray.reports.plots import write_figures
-    from trial_ray.reports.report import REPORT_FILE, load_groups, write_report
 
     groups = load_groups(args.runs)
     runs = [run for group in groups for run in group.runs]

@@ -1,21 +1,19 @@
-"""Commands that train from a file: ``train`` and ``sweep``."""
+"""``trial-ray train FILE``: trains an agent from an experiment file."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
 from trial_ray.cli.console import command, folder_or_uri, one_of, option, positive
-from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
+from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
 
 if TYPE_CHECKING:
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
     from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.runs.folder import RunFolder
-    from trial_ray.sweeps.result import SweepResult
-    from trial_ray.sweeps.tuner import Sweep
 
 
 @command(
@@ -129,7 +125,7 @@ def _train(
     store: Callable[[], None],
 ) -> int:
     """Train in a run folder and write a report there."""
-    from trial_ray.reports.report import leave_report
+    from trial_ray.reports.page import leave_report
     from trial_ray.runs.ray_session import ray_session
     from trial_ray.runs.session import TrainingSession
     from trial_ray.runs.terminal import library_log, print_overview
@@ -165,7 +161,7 @@ def resolve_config(
     from trial_ray.adapters.registry import load_adapters
     from trial_ray.algorithms.methods import with_method
     from trial_ray.runs.overrides import apply_overrides
-    from trial_ray.sweeps.plan import search_space
+    from trial_ray.sweeps.space import search_space
 
     if method is not None:
         config = with_method(config, method)
@@ -205,142 +201,3 @@ def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
     if recorded != method and not moved:
         raise CheckpointError(f"{path} was trained with {recorded}, not {method}. Resume it with --method {recorded}.")
     return folder
-
-
-# -- sweep -------------------------------------------------------------------------------------------------------------
-
-
-@command(
-    "search over settings with Ray Tune",
-    """examples:
-  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, from an installed package
-  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --iterations 2 --out sweeps/first --set num_engines=1
-  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --resume sweeps/first
-  trial-ray sweep tuned_examples/sweeps/lambda_alpha_optuna.py --log-to wandb --log-to mlflow
-
-FILE is Python that defines, as an experiment file does, `config` and `stop`; values of the config may be
-tune.grid_search([...]) or tune.choice, tune.uniform, ... It may also define
-  metric = "env_runners/success_rate", mode = "max"   which trial is best (these are the defaults)
-  num_samples = 1                                     draws from the random values, or repeats of the grid
-  scheduler                                           a Ray Tune scheduler: ASHAScheduler, PopulationBasedTraining
-  search_alg                                          a Ray Tune searcher, such as OptunaSearch
-  max_concurrent_trials                               else as many as fit the machine
-A grid of seeds, .debugging(seed=tune.grid_search([0, 1, 2])), makes every point a mean with an interval.
-Every trial reserves its env runners, learners and engines together, so it starts only when all of them fit. DIR holds at
-the end results.csv, a map of two settings, and best.py, which `trial-ray train` takes.
-""",
-    terminal.FILE,
-    terminal.ITERATIONS,
-    one_of(
-        option("--out", "sweep folder (default: runs/<file>-<time>)", "DIR", Path),
-        option("--resume", "continue the sweep in DIR, as it was started", "DIR", Path),
-    ),
-    terminal.LOG_TO,
-    terminal.TRUST,
-    terminal.SET,
-)
-def sweep(args: Namespace) -> int:
-    """Search over an experiment's settings with Ray Tune, and print a table of the trials."""
-    from trial_ray.runs.locks import folder_lock
-    from trial_ray.runs.trackers import require_trackers
-    from trial_ray.sweeps.outputs import write_outputs
-    from trial_ray.sweeps.plan import SweepFile
-    from trial_ray.sweeps.tuner import Sweep, recorded_options
-
-    _check_resume(args)
-    require_trackers(args.log_to)
-    options = recorded_options(args.resume) if args.resume else (args.iterations, args.overrides)
-    file = SweepFile.load(args.file, *options)
-    folder = (args.resume or args.out or default_folder(args.file)).resolve()
-    searched = Sweep(file, folder, tuple(args.log_to), tuple(sys.argv))
-    searched.require_folder(resume=args.resume is not None, trust=args.trust)
-    with folder_lock(folder, sys.argv):
-        result = run_sweep(searched, args.resume is not None, args.verbose)
-        return conclude(searched, result, list(write_outputs(file, result, folder)), f"--resume {folder}")
-
-
-def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
-    """Run or continue a sweep in a new Ray session; its folder must be locked.
-
-    Args:
-        sweep: sweep with a checked folder (:meth:`Sweep.require_folder`).
-        resume: continue the sweep in the folder.
-        verbose: show the output of libraries instead of writing it to a log.
-    """
-    import ray
-
-    from trial_ray.algorithms.startup import require_inputs
-    from trial_ray.runs.folder import interrupts_noted
-    from trial_ray.runs.ray_session import ray_session
-    from trial_ray.runs.terminal import LOG_FILE, library_log
-    from trial_ray.sweeps.tuner import Capacity
-
-    file, folder, console = sweep.file, sweep.folder, terminal.output()
-    require_inputs(next(file.configs()))
-    terminal.show(f"sweep folder: {folder}")
-    if not verbose:
-        terminal.show(f"log: {folder / LOG_FILE} (output of Ray, the engines and other libraries)")
-    with (
-        logs_removed_unless_begun(folder),
-        interrupts_noted(lambda: [each.parent for each in folder.glob("*/run.json")]),
-        nullcontext() if verbose else library_log(folder / LOG_FILE, console),
-        ray_session(show=True),
-    ):
-        capacity = Capacity.of(file.configs(), ray.cluster_resources())
-        capacity.require_one(local="RAY_ADDRESS" not in os.environ)
-        at_once = sweep.at_once(capacity)
-        terminal.show(capacity.describe(file.num_trials, at_once))
-        return sweep.fit(at_once, resume=resume)
-
-
-@contextmanager
-def logs_removed_unless_begun(folder: Path) -> Iterator[None]:
-    """Remove the logs of a sweep that does not begin, with which the same command would find the folder in use."""
-    from trial_ray.runs.terminal import LOG_FILE
-    from trial_ray.sweeps.tuner import DEFINITION
-
-    try:
-        yield
-    except BaseException:
-        if not (folder / DEFINITION).exists():
-            shutil.rmtree((folder / LOG_FILE).parent, ignore_errors=True)
-        raise
-
-
-def _check_resume(args: Namespace) -> None:
-    given = {"--iterations": args.iterations, "--set": args.overrides, "--log-to": args.log_to}
-    if args.resume and (names := [name for name, value in given.items() if value]):
-        raise ConfigError(
-            f"A sweep continues with its own options: leave out {' and '.join(names)}, or start a new sweep."
-        )
-
-
-def conclude(sweep: Sweep, result: SweepResult, written: Sequence[str], again: str) -> int:
-    """Print a sweep's tables and the written files, write a report, and return the exit code.
-
-    Args:
-        sweep: sweep that has ended or was interrupted.
-        result: results of the trials.
-        written: one line per written file.
-        again: command or option that continues the sweep, for the message.
-
-    Raises:
-        InfrastructureError: trials failed.
-    """
-    from trial_ray.reports.report import leave_report
-
-    console = terminal.output()
-    console.print(result.table())
-    if points := result.points_table():
-        console.print(points)
-    for line in written:
-        terminal.show(line)
-    leave_report(sweep.folder, console)
-    if result.unfinished:
-        terminal.show(f"{result.unfinished} trial(s) unfinished; continue with {again}")
-        return terminal.INTERRUPTED
-    if result.failed:
-        raise InfrastructureError(
-            f"{result.failed} of {len(result.trials)} trials failed; their errors are in {sweep.folder}."
-        )
-    return terminal.DONE

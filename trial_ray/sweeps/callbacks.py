@@ -95,7 +95,7 @@ class TrialFolders(tune.Callback):
         return {**vars(self), "resumed": True, "_open": {}}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Open the run folder and the trackers of a trial that starts, or continues after a pause, possibly with other settings."""
+        """Open the run folder and the trackers of a trial that starts, or that continues, possibly with other settings."""
         config: GRPOConfig = trial.get_trainable_cls().get_default_config().update_from_dict(trial.config)
         folder = RunFolder.of_trial(Path(trial.path), config, self.command)
         before = trial.latest_checkpoint_result
@@ -161,10 +161,9 @@ class PopulationCheckpoints(tune.Callback):
 
     def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
         """Remove the trial's checkpoints that are no longer needed."""
-        # What a trial would start from next; of one that is about to copy another, the other's.
-        needed = {str(each.checkpoint.path) for each in trials if each.checkpoint}
-        written = checkpoints_of(trial)
-        for result in written[: -self.kept]:
+        # A trial's next start is from its own checkpoint, or from the checkpoint of the trial that it is about to copy.
+        needed = {str(member.checkpoint.path) for member in trials if member.checkpoint}
+        for result in checkpoints_of(trial)[: -self.kept]:
             path = str(result.checkpoint.path)
             if path not in needed:
                 shutil.rmtree(Path(path), ignore_errors=True)
@@ -176,5 +175,5 @@ def trial_name(trial: Any) -> str:
 
 
 def _print(line: str) -> None:
-    # Looked up now: Tune stores the callback, and no console can be stored.
+    # Get the console here: Tune pickles the callbacks, and a console cannot be pickled.
     say(get_console(), line)

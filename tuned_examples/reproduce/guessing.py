@@ -1,15 +1,15 @@
 """The controlled comparison in an environment of one's own: the guessing game of tuned_examples/own_environment.py.
 
-    trial-ray reproduce shape --scale guessing --dry-run
-    trial-ray reproduce shape --scale guessing            # 32 runs; the same command continues
+    trial-ray sweep shape --scale guessing --dry-run
+    trial-ray sweep shape --scale guessing            # 32 runs; the same command continues
 
 λ is what the scale `study` chose in ALFWorld: nothing was chosen on this game.
 """
 
 import dataclasses
 
-from trial_ray.reproduction import EvaluationSet, load_scale
 from trial_ray.runs.experiment import experiment_file, load_experiment
+from trial_ray.sweeps.study import EvaluationSplit, load_scale
 
 SHOP = load_scale("webshop")  # as many iterations, and schedules that fit into them
 GUESSING = load_experiment(experiment_file("own_environment")).config
@@ -30,5 +30,5 @@ def configure(environment, backbone):
 
 
 scale = dataclasses.replace(
-    SHOP, configure=configure, environments={"guessing": (EvaluationSet("test", 256),)}, seeds=8
+    SHOP, configure=configure, environments={"guessing": (EvaluationSplit("test", 256),)}, seeds=8
 )

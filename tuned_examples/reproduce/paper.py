@@ -1,6 +1,6 @@
 """The paper's protocol: 150 iterations of 16 × 8 rollouts, two backbones, official games and goals, complete evaluation sets.
 
-    trial-ray reproduce table2 --scale paper --seeds 3
+    trial-ray sweep table2 --scale paper --seeds 3
 
 for a cluster with 8 GPUs of 80 GB a run (docs/cluster.md). ALFWorld's games come from `ALFWORLD_DATA`, WebShop's shop from
 `WEBSHOP_DATA`. The paper reports one seed; three are the default here.
@@ -9,7 +9,7 @@ for a cluster with 8 GPUs of 80 GB a run (docs/cluster.md). ALFWorld's games com
 import sys
 from pathlib import Path
 
-from trial_ray.reproduction import EvaluationSet, Scale
+from trial_ray.sweeps.study import EvaluationSplit, Scale
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from paper_alfworld import paper_config
@@ -32,8 +32,8 @@ def configure(environment, backbone):
 scale = Scale(
     configure=configure,
     environments={
-        "alfworld": (EvaluationSet("valid_seen"), EvaluationSet("valid_unseen")),
-        "webshop": (EvaluationSet("test"),),
+        "alfworld": (EvaluationSplit("valid_seen"), EvaluationSplit("valid_unseen")),
+        "webshop": (EvaluationSplit("test"),),
     },
     backbones=tuple(BACKBONES),
     controlled_backbone="Qwen3-1.7B",

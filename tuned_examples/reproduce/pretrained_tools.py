@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct calls a tool in ALFWorld's tiny games on two CPU cores: GRPO against TRIAL.
 
-    trial-ray reproduce pair --scale pretrained_tools                   # about an hour; the same command continues
+    trial-ray sweep pair --scale pretrained_tools                   # about an hour; the same command continues
 
 As the scale `pretrained`, but an episode is one conversation with the tool `act(action)`. The model's own chat template has no
 tools; TRL's of Qwen2.5 writes the same messages with tools, and TRL reads its calls (`pip install trl`). The model was not trained
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trial_envs.tool_env import ToolEnv
 from trial_ray.models.packaged import SMOLLM2, packaged_folder
-from trial_ray.reproduction import load_scale
+from trial_ray.sweeps.study import load_scale
 
 PRETRAINED = load_scale("pretrained")
 ITERATIONS = 5

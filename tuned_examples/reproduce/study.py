@@ -1,7 +1,7 @@
 """A study on two CPU cores of the case that TRIAL presumes: a model whose hindsight view judges better than the model acts.
 
-    trial-ray reproduce study --scale study --dry-run
-    trial-ray reproduce study --scale study          # hours; the same command continues
+    trial-ray sweep study --scale study --dry-run
+    trial-ray sweep study --scale study          # hours; the same command continues
     trial-ray evaluate MODEL --hindsight --env-adapter tuned_examples/reproduce/study.py    # MODEL: of the warm start that it made
 
 The warm start clones a player who wastes a turn with probability 0.25, and answers hindsight views with what it had planned
@@ -15,7 +15,7 @@ import dataclasses
 from trial_envs.alfworld.oracle import ForgetfulExplorer
 from trial_ray import TRIALConfig
 from trial_ray.adapters import alfworld
-from trial_ray.reproduction import EvaluationSet, Scale
+from trial_ray.sweeps.study import EvaluationSplit, Scale
 
 ITERATIONS = 30
 GAMES = {"difficulty": "tiny", "max_turns": 12}
@@ -82,7 +82,7 @@ def configure(environment, backbone):
 
 scale = Scale(
     configure=configure,
-    environments={"alfworld": (EvaluationSet("generated"),)},
+    environments={"alfworld": (EvaluationSplit("generated"),)},
     backbones=("mini",),
     controlled_backbone="mini",
     iterations=ITERATIONS,

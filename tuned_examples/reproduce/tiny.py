@@ -1,6 +1,6 @@
 """The paper's comparisons with the quickstart's model on two CPU cores: 12 iterations, a few minutes a run.
 
-    trial-ray reproduce table3 --scale tiny
+    trial-ray sweep table3 --scale tiny
 
 ALFWorld alone, on generated games; fresh ones in every iteration, and 256 held-out games half-way and at the end. Settings are
 the quickstart's; the dense term begins after a sixth of the run, as in the paper.
@@ -9,7 +9,7 @@ the quickstart's; the dense term begins after a sixth of the run, as in the pape
 import runpy
 from pathlib import Path
 
-from trial_ray.reproduction import EvaluationSet, Scale
+from trial_ray.sweeps.study import EvaluationSplit, Scale
 
 ITERATIONS = 12
 QUICKSTART = Path(__file__).parents[1] / "alfworld_quickstart.py"
@@ -22,7 +22,7 @@ def configure(environment, backbone):
 
 scale = Scale(
     configure=configure,
-    environments={"alfworld": (EvaluationSet("generated"),)},
+    environments={"alfworld": (EvaluationSplit("generated"),)},
     backbones=("alfworld-tiny",),
     controlled_backbone="alfworld-tiny",
     iterations=ITERATIONS,

@@ -1,7 +1,7 @@
 """The controlled comparison of the scale `study` in WebShop: generated shops of the level `tiny`, same trainer, two CPU cores.
 
-    trial-ray reproduce shape --scale webshop --dry-run
-    trial-ray reproduce shape --scale webshop               # 32 runs; the same command continues
+    trial-ray sweep shape --scale webshop --dry-run
+    trial-ray sweep shape --scale webshop               # 32 runs; the same command continues
     trial-ray evaluate MODEL --hindsight --env-adapter tuned_examples/reproduce/webshop.py   # MODEL: of its warm start
 
 λ is 0.1 for every profile, which is what the scale `study` chose for each of them in ALFWorld: nothing was chosen on a shop but
@@ -13,7 +13,7 @@ import dataclasses
 from trial_envs.webshop.assortment import KINDS
 from trial_envs.webshop.forgetful import ForgetfulExplorer
 from trial_ray.adapters import webshop
-from trial_ray.reproduction import EvaluationSet, Scale, load_scale
+from trial_ray.sweeps.study import EvaluationSplit, Scale, load_scale
 
 ITERATIONS = 20
 # One product of each kind: of several, a model of this size guesses ids that the page does not list (docs/warmstart.md).
@@ -46,7 +46,7 @@ def configure(environment, backbone):
 
 scale = Scale(
     configure=configure,
-    environments={"webshop": (EvaluationSet("generated"),)},
+    environments={"webshop": (EvaluationSplit("generated"),)},
     backbones=("mini",),
     controlled_backbone="mini",
     iterations=ITERATIONS,

@@ -1,4 +1,4 @@
-"""A comparison with real trials: interrupted, then continued to its table."""
+"""A study with real trials: interrupted, then continued to its table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 ITERATIONS = 6
 SCALE = """
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.reproduction import EvaluationSet, Scale
+from trial_ray.sweeps.study import EvaluationSplit, Scale
 
 ITERATIONS = 6
 
@@ -37,7 +37,7 @@ def configure(environment, backbone):
 
 scale = Scale(
     configure=configure,
-    environments={"alfworld": (EvaluationSet("generated"),)},
+    environments={"alfworld": (EvaluationSplit("generated"),)},
     backbones=("nano",),
     controlled_backbone="nano",
     iterations=ITERATIONS,
@@ -47,17 +47,17 @@ scale = Scale(
 
 
 def trained(folder: Path) -> dict[str, list[int]]:
-    """Iterations in the metrics of every run."""
+    """Return the iterations in the metrics of every run."""
     files = folder.glob("*/metrics.jsonl")
     return {
         file.parent.name: [json.loads(line)["iteration"] for line in file.read_text().splitlines()] for file in files
     }
 
 
-def test_a_comparison_continues_after_an_interrupt_and_ends_in_a_table(model_path, tmp_path):
+def test_interrupted_study_continues_to_its_table(model_path, tmp_path):
     scale, folder = tmp_path / "mine.py", tmp_path / "out"
     scale.write_text(SCALE.replace("MODEL", repr(model_path)))
-    command = ("reproduce", "pair", "--scale", scale, "--out", folder)
+    command = ("sweep", "pair", "--scale", scale, "--out", folder)
     code, printed = finished(*command, interrupt_when=lambda: any(trained(folder).values()))
     assert code == 130, printed
     assert "continue with the same command" in printed
@@ -74,7 +74,7 @@ def test_a_comparison_continues_after_an_interrupt_and_ends_in_a_table(model_pat
     assert {*cells["seeds"]} == {1}
     assert {path.name for path in (folder / "figures" / "alfworld-nano").glob("*.png")} >= {"success.png"}
     assert (folder / "report.html").is_file()
-    # All is done: the table is made again without Ray.
+    # A finished study writes its tables again without Ray.
     (folder / "pair.csv").unlink()
     code, printed = finished(*command)
     assert code == 0, printed

@@ -1,0 +1,267 @@
+"""Results of a sweep: points over seeds, tables, the best configuration, the map, capacity, and a population's checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pandas
+import pytest
+from rich.console import Console
+
+from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
+from trial_ray.files import examples_folder
+from trial_ray.runs.config_record import to_record
+from trial_ray.runs.experiment import load_experiment
+from trial_ray.sweeps.callbacks import PopulationCheckpoints
+from trial_ray.sweeps.capacity import Capacity
+from trial_ray.sweeps.outputs import plot_map, write_outputs
+from trial_ray.sweeps.plan import load_plan
+from trial_ray.sweeps.results import SweepResult, TrialRecord
+from trial_ray.sweeps.run import _last_value
+
+METRIC = "env_runners/success_rate"
+EXAMPLES = examples_folder()
+OWN_ENVIRONMENT = EXAMPLES / "own_environment.py"
+
+
+def trial(name, coefficient, seed, metric, status="done", error=""):
+    return TrialRecord(name, {"hindsight_coeff": coefficient, "seed": seed}, status, 2, metric, 9.0, error)
+
+
+def result(mode="max"):
+    trials = [
+        trial("a", 0.1, 0, 0.2),
+        trial("b", 0.1, 1, 0.4),
+        trial("c", 0.1, 2, 0.6),
+        trial("d", 0.2, 0, 0.7),
+        trial("e", 0.2, 1, None, "failed", "[red]EngineError: died"),
+        trial("f", 0.3, 0, 0.5, "unfinished"),
+    ]
+    return SweepResult(METRIC, mode, trials)
+
+
+def one_trial(**parameters):
+    return SweepResult(METRIC, "max", [TrialRecord("a", parameters, "done", 2, 0.5, 9.0)])
+
+
+def test_points_are_means_over_seeds_with_a_t_interval():
+    points = result().points()
+    assert points["hindsight_coeff"].tolist() == [0.1, 0.2, 0.3]  # complete points rank first
+    assert points["mean"].tolist() == pytest.approx([0.4, 0.7, 0.5])
+    # t(0.975, 2 degrees of freedom) = 4.3027, standard deviation 0.2
+    assert points["half_width"][0] == pytest.approx(4.3027 * 0.2 / 3**0.5, rel=1e-4)
+    assert points["half_width"][1:].isna().all()
+    assert points["trials"].tolist() == [3, 1, 1]
+    assert points["lacks"].tolist() == ["", "1 failed", "1 unfinished"]
+    assert (result().best().name, result("min").best().name) == ("c", "a")
+    smallest_first = result("min").points()
+    assert smallest_first["mean"].tolist() == pytest.approx([0.4, 0.5, 0.7])
+    equal = SweepResult(METRIC, "max", [trial("a", 0.1, 0, 0.3), trial("b", 0.1, 1, 0.3)])
+    assert equal.points()["half_width"].isna().all()
+
+
+def test_tables_and_files_have_the_best_trial_first(tmp_path):
+    outcome = result()
+    frame = outcome.dataframe()
+    columns = ["trial", "hindsight_coeff", "seed", METRIC, "status", "iterations", "seconds", "error"]
+    assert list(frame) == columns
+    assert frame["trial"].tolist() == ["d", "c", "b", "a", "f", "e"]
+    assert (outcome.failed, outcome.unfinished) == (1, 1)
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(outcome.table(), outcome.points_table())
+    printed = console.export_text()
+    assert "[red]EngineError: died" in printed
+    assert "0.4968" in printed  # the first point's interval
+    assert SweepResult(METRIC, "max", outcome.trials[:1]).points_table() is None
+    outcome.save(tmp_path)
+    saved = pandas.read_csv(tmp_path / "results.csv")
+    pandas.testing.assert_frame_equal(saved.fillna(0), frame.replace("", 0).fillna(0), check_dtype=False)
+    assert SweepResult.load(tmp_path) == outcome
+
+
+@pytest.mark.parametrize("content", [None, '{"schema', '{"schema_version": 99}'])
+def test_unreadable_result_is_rejected(content, tmp_path):
+    if content:
+        (tmp_path / "sweep.json").write_text(content)
+    with pytest.raises(CheckpointError):
+        SweepResult.load(tmp_path)
+
+
+def test_failed_and_incomplete_trials_rank_last(tmp_path):
+    trials = [
+        trial("a", 0.1, 0, 0.2),
+        trial("b", 0.1, 1, 0.3),
+        trial("c", 0.2, 0, 0.9, "failed", "EngineError: died"),
+        trial("d", 0.2, 1, 0.8),
+        trial("e", 0.3, 0, 0.7, "unfinished"),
+        trial("f", 0.3, 1, 0.7),
+        trial("g", 0.4, 0, 0.95),  # the other seed did not start
+        trial("h", 0.5, 0, math.nan),
+        trial("i", 0.5, 1, None),
+    ]
+    outcome = SweepResult(METRIC, "max", trials, repeats=2)
+    points = outcome.points()
+    assert points["hindsight_coeff"].tolist() == [0.1, 0.4, 0.2, 0.3, 0.5]
+    assert points["lacks"].tolist() == ["", "1 not started", "1 failed", "1 unfinished", "2 without a value"]
+    assert points["iterations"].tolist() == [2] * 5
+    assert outcome.best().name == "b"
+    assert [record.name for record in outcome.trials] == ["g", "d", "f", "b", "a", "e", "c", "h", "i"]
+    failed = trial("c", 0.02, 0, 0.9, "failed", "died")
+    assert SweepResult(METRIC, "max", [failed, trial("d", 0.02, 1, 0.8)]).best().name == "d"
+    messages = list(
+        write_outputs(
+            load_plan(EXAMPLES / "sweeps" / "lambda_alpha.py"), SweepResult(METRIC, "max", [failed]), tmp_path
+        )
+    )
+    assert "no best.py" in messages[-1]
+
+
+def test_diverged_trial_does_not_keep_an_earlier_value():
+    history = pandas.DataFrame({METRIC: [0.9, math.nan], "loss": [1.0, math.nan]})
+    ended = SimpleNamespace(metrics_dataframe=history)
+    assert math.isnan(_last_value(ended, {"env_runners": {"success_rate": math.nan}}, METRIC))
+    assert _last_value(ended, {"env_runners": {}}, METRIC) == 0.9  # the last iteration had no evaluation
+    assert _last_value(SimpleNamespace(metrics_dataframe=None), {}, METRIC) is None
+
+
+def test_actor_error_is_the_last_line_of_its_traceback():
+    text = "ray::TRIAL.train()\nTraceback (most recent call last):\n  File x, line 1\ntrial_ray.errors.EngineError: it died\n"
+    assert first_line(RuntimeError(text)) == "trial_ray.errors.EngineError: it died"
+    assert first_line(RuntimeError("")) == "RuntimeError"
+
+
+# -- best configuration ------------------------------------------------------------------------------------------------
+
+
+def test_best_point_becomes_an_experiment_file(tmp_path):
+    plan = load_plan(EXAMPLES / "sweeps" / "lambda_alpha_seeds.py")
+    plan.scheduler.set_search_properties(METRIC, "max")  # as Tune does
+    *_, message = write_outputs(plan, one_trial(hindsight_coeff=0.02, clamp_alpha=0.5, seed=1), tmp_path)
+    assert f"trial-ray train {tmp_path / 'best.py'}" in message
+    written = load_experiment(tmp_path / "best.py")
+    expected = plan.config.copy(copy_frozen=False).training(hindsight_coeff=0.02, clamp_alpha=0.5).debugging(seed=1)
+    assert to_record(written.config)["settings"] == to_record(expected)["settings"]
+    assert written.stop == plan.stop
+    written.config.validate()
+
+
+def test_best_file_keeps_overrides_and_finds_modules_beside_the_sweep(tmp_path):
+    shutil.copy(OWN_ENVIRONMENT, tmp_path / "played_beside.py")
+    source = tmp_path / "search.py"
+    source.write_text(
+        "from ray import tune\nimport played_beside as _beside\n"
+        "config = _beside.config.training(hindsight_coeff=tune.grid_search([0.005, 0.02]))\n"
+        'stop = {"training_iteration": 20}\n'
+    )
+    list(write_outputs(load_plan(source, overrides=["lr=0.002"]), one_trial(hindsight_coeff=0.02), tmp_path / "out"))
+    sys.modules.pop("played_beside")
+    written = load_experiment(tmp_path / "out" / "best.py").config
+    assert (written.lr, written.hindsight_coeff) == (0.002, 0.02)
+    source.write_text(source.read_text() + "config.training(group_size=16)\n")
+    with pytest.raises(UserInputError, match="another sweep"):
+        load_experiment(tmp_path / "out" / "best.py")
+
+
+def test_best_value_that_is_an_object_has_no_file(tmp_path):
+    source = tmp_path / "search.py"
+    source.write_text(
+        f"from ray import tune\nimport runpy\nconfig = runpy.run_path({str(OWN_ENVIRONMENT)!r})['config']\n"
+        "config.training(reward=tune.grid_search([lambda episode: 1.0, lambda episode: 0.0]))\n"
+        'stop = {"training_iteration": 20}\n'
+    )
+    plan = load_plan(source)
+    *_, message = write_outputs(plan, one_trial(reward=plan.spaces["reward"]["grid_search"][0]), tmp_path)
+    assert "no best.py: the value of reward" in message
+    assert not (tmp_path / "best.py").exists()
+
+
+def test_infinite_values_are_written_and_read(tmp_path):
+    chosen = [(0.02, math.inf, 0.5), (0.02, 1.0, 0.25), (0.1, math.nan, math.inf), (0.1, 0.5, math.nan)]
+    trials = [
+        TrialRecord(f"t{index}", {"hindsight_coeff": first, "clamp_alpha": second}, "done", 2, value, 9.0)
+        for index, (first, second, value) in enumerate(chosen)
+    ]
+    list(
+        write_outputs(load_plan(EXAMPLES / "sweeps" / "lambda_alpha.py"), SweepResult(METRIC, "max", trials), tmp_path)
+    )
+    assert load_experiment(tmp_path / "best.py").config.clamp_alpha == math.inf
+    json.loads((tmp_path / "sweep.json").read_text(), parse_constant=pytest.fail)  # strict JSON
+    assert SweepResult.load(tmp_path).best().name == "t0"
+
+
+# -- map ---------------------------------------------------------------------------------------------------------------
+
+
+def points(rows):
+    return pandas.DataFrame(rows).assign(trials=1, iterations=1, lacks="", best="a")
+
+
+def test_map_shows_a_grid_of_cells_with_intervals(tmp_path):
+    grid = [
+        {"hindsight_coeff": first, "clamp_alpha": second, "mean": first + second, "half_width": 0.125}
+        for first in (0.0, 0.02)
+        for second in (0.5, 1.0)
+    ]
+    png, svg = plot_map(points(grid), METRIC, tmp_path / "map")
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    text = svg.read_text(encoding="utf-8")
+    for part in ("λ (hindsight_coeff)", "α (clamp_alpha)", "success_rate", ">1.02<", ">± 0.12<", "95 % interval"):
+        assert part in text
+
+
+def test_points_without_a_grid_have_no_map(tmp_path):
+    scattered = [
+        {"a": 10.0**-index, "b": index % 7 + 0.5, "mean": index / 20, "half_width": math.nan} for index in range(20)
+    ]
+    for rows in (scattered, scattered[:9], scattered[:1]):
+        assert plot_map(points(rows), METRIC, tmp_path / "none") == []
+
+
+# -- beside the trials -------------------------------------------------------------------------------------------------
+
+
+def test_trials_at_a_time_fit_cpus_and_memory():
+    cluster = {"CPU": 2.0, "memory": 14e9, "object_store_memory": 6e9}
+    configs = load_plan(EXAMPLES / "sweeps" / "lambda_alpha.py").configs
+    large = Capacity.of(configs, {**cluster, "CPU": 64})
+    assert large.trials == large.by_memory == 5
+    small = Capacity.of(configs, cluster)
+    assert (small.by_resources, small.trials) == (1, 1)
+    single_core = Capacity.of(configs, {**cluster, "CPU": 1})
+    with pytest.raises(ConfigError, match=r"1\.5 of 1 CPUs"):
+        single_core.require_one(local=True)
+    single_core.require_one(local=False)  # a cluster may grow
+    configs[0].engines(num_gpus_per_engine=1)
+    assert "1 of 0 GPUs" in Capacity.of(configs, cluster).describe(4, 1)
+
+
+def test_copied_checkpoint_is_kept_until_the_copy_has_its_own(tmp_path):
+    callback = PopulationCheckpoints(kept=2)
+
+    def member(name):
+        manager = SimpleNamespace(_checkpoint_results=[])
+        return SimpleNamespace(name=name, checkpoint=None, run_metadata=SimpleNamespace(checkpoint_manager=manager))
+
+    def write_checkpoint(owner, number):
+        folder = tmp_path / owner.name / f"checkpoint_{number}"
+        folder.mkdir(parents=True)
+        owner.checkpoint = SimpleNamespace(path=str(folder))
+        owner.run_metadata.checkpoint_manager._checkpoint_results.append(SimpleNamespace(checkpoint=owner.checkpoint))
+        callback.on_checkpoint(0, [first, second], owner, owner.checkpoint)
+
+    def kept():
+        return sorted(int(path.name[-1]) for path in (tmp_path / "first").iterdir())
+
+    first, second = member("first"), member("second")
+    write_checkpoint(first, 0)
+    second.checkpoint = first.checkpoint  # the second member is to start again from there
+    for number in (1, 2, 3):
+        write_checkpoint(first, number)
+    assert kept() == [0, 2, 3]
+    write_checkpoint(second, 0)
+    write_checkpoint(first, 4)
+    assert kept() == [3, 4]

@@ -1,0 +1,309 @@
+"""Sweeps: a plan and its folder, run or continued with Ray Tune."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.rllib.utils import unflatten_dict
+from ray.tune.error import TuneError
+from ray.tune.search import BasicVariantGenerator, Repeater
+from ray.tune.search.repeater import TRIAL_INDEX
+from ray.tune.utils import flatten_dict
+from rich import get_console
+
+from trial_ray.errors import CheckpointError, UserInputError, first_line
+from trial_ray.files import checked_content, make_folder, read_json, write_json
+from trial_ray.ray_internals import stop_of_tune
+from trial_ray.runs.locks import require_free_folder
+from trial_ray.runs.terminal import say
+from trial_ray.secrets import redacted
+from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialFolders
+from trial_ray.sweeps.capacity import Capacity
+from trial_ray.sweeps.plan import SweepPlan
+from trial_ray.sweeps.results import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
+from trial_ray.sweeps.space import (
+    draws_values,
+    is_population_based,
+    pauses_trials,
+    search_space,
+    seeds_of,
+)
+from trial_ray.termination import GracefulInterrupt
+from trial_ray.trust import require_own_folder, sign_folder
+
+CHECKPOINT_EVERY = 5
+"""Number of iterations between two checkpoints of a trial."""
+DEFINITION = "definition.json"
+"""File in a sweep's folder with the plan's description and the command's options."""
+TUNE_ENVIRONMENT = {
+    # Tune would end the whole sweep without listing the known metrics; StopCriteria lists them.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    # Data folders may be relative to the folder in which the command was started.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # The newer output prints a banner that "verbose=0" does not turn off.
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A sweep and its folder.
+
+    Attributes:
+        plan: plan of the trials.
+        folder: folder of the sweep, with one subfolder per trial.
+        log_to: tracking services that every trial is logged to.
+        command: command line, for the record.
+    """
+
+    plan: SweepPlan
+    folder: Path
+    log_to: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+    @property
+    def is_begun(self) -> bool:
+        """True if the folder has a sweep, of this or of another plan."""
+        return (self.folder / DEFINITION).exists()
+
+    def require_folder(self, resume: bool, trust: bool = False) -> None:
+        """Check that the folder may be used.
+
+        Args:
+            resume: continue the sweep in the folder.
+            trust: continue even if this user did not start the sweep in this folder; Tune's records are pickles, which can
+                run any code.
+
+        Raises:
+            UserInputError: the folder of a new sweep is not empty.
+            CheckpointError: there is no sweep to continue, it may belong to another user, or its plan was different.
+        """
+        folder = self.folder
+        if resume and not tune.Tuner.can_restore(str(folder)):
+            raise CheckpointError(f"{folder} has no sweep to continue.")
+        if resume and not trust:
+            require_own_folder(folder)
+        if resume:
+            self.require_same_plan()
+        else:
+            require_free_folder(folder, ", or continue with --resume")
+
+    def require_same_plan(self) -> None:
+        """Check that the folder's sweep was started with the same plan.
+
+        Raises:
+            CheckpointError: the plans differ; the message contains the first difference.
+        """
+        before = _definition(self.folder)["description"]
+        now = self.plan.description
+        if differing := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
+            name = differing[0]
+            raise CheckpointError(
+                f"{self.folder} has another sweep than {self.plan.path} defines: {name} was {before.get(name)!r:.200}, and is "
+                f"{now.get(name)!r:.200} now. Continue with the file of that sweep, or start a new sweep."
+            )
+
+    def begin(self) -> None:
+        """Create and sign the folder, and write the sweep's definition into it."""
+        make_folder(self.folder)
+        sign_folder(self.folder)
+        overrides = [redacted(override) for override in self.plan.overrides]
+        definition = {"iterations": self.plan.iterations, "overrides": overrides, "description": self.plan.description}
+        write_json(self.folder / DEFINITION, definition)
+
+    def at_once(self, capacity: Capacity) -> int:
+        """Return the number of trials to run at a time: the number that fits, at most the plan's ``max_concurrent_trials``."""
+        return min(capacity.trials, self.plan.max_concurrent_trials or capacity.trials)
+
+    def fit(self, at_once: int, resume: bool = False) -> SweepResult:
+        """Run or continue all trials and print one line per iteration. Ray must be connected.
+
+        Args:
+            at_once: maximum number of trials at a time.
+            resume: continue the sweep in the folder, with the same maximum number of trials as before.
+
+        Raises:
+            ConfigError: trials do not report the metric or a key of ``stop``.
+            CheckpointError: the sweep to continue cannot be read.
+        """
+        os.environ.update(TUNE_ENVIRONMENT)
+        if not resume:
+            self.begin()
+        tuner = self._restored() if resume else self._new(at_once)
+        stop = threading.Event()
+        try:
+            with stop_of_tune(stop), GracefulInterrupt(partial(_request_stop, stop)) as interrupt:
+                results = tuner.fit()
+        except TuneError as error:
+            if isinstance(error.__context__, UserInputError):
+                raise error.__context__ from None
+            raise
+        return SweepResult(
+            self.plan.metric,
+            self.plan.mode,
+            [_record(results[index], self.plan, interrupt.requested) for index in range(len(results))],
+            self.plan.repeats,
+            # A searcher may end before it has suggested all trials.
+            not_started=max(0, self.plan.num_trials - len(results)) if interrupt.requested else 0,
+        )
+
+    def _restored(self) -> tune.Tuner:
+        try:
+            return tune.Tuner.restore(
+                str(self.folder),
+                trainable=self.plan.config.algo_class,
+                param_space=self.plan.param_space,
+                resume_unfinished=True,
+                resume_errored=True,
+            )
+        except Exception as error:  # unpickling a damaged file may raise any error
+            raise CheckpointError(
+                f"The sweep in {self.folder} cannot be continued: {type(error).__name__}: {error}. Start a new one "
+                "in another folder."
+            ) from error
+
+    def _new(self, at_once: int) -> tune.Tuner:
+        plan = self.plan
+        population, pauses = is_population_based(plan.scheduler), pauses_trials(plan.scheduler)
+        seeds = len(seeds_of(plan.spaces)) if plan.search_alg is not None else 1
+        return tune.Tuner(
+            plan.config.algo_class,
+            param_space=plan.param_space,
+            tune_config=tune.TuneConfig(
+                metric=plan.metric,
+                mode=plan.mode,
+                num_samples=plan.num_samples * max(1, seeds),
+                scheduler=plan.scheduler,
+                search_alg=self._search_alg(0 if pauses else at_once),
+                # Paused trials count as running, and all trials must start.
+                max_concurrent_trials=None if pauses else at_once,
+                # A trial reuses the actors of an ended trial with the same resources.
+                reuse_actors=True,
+                trial_name_creator=plan.trial_name,
+                trial_dirname_creator=plan.trial_name,
+            ),
+            run_config=tune.RunConfig(
+                name=self.folder.name,
+                storage_path=str(self.folder.parent),
+                stop=StopCriteria(plan.stop, plan.metric),
+                callbacks=list(self._callbacks()),
+                checkpoint_config=tune.CheckpointConfig(
+                    checkpoint_frequency=CHECKPOINT_EVERY,
+                    checkpoint_at_end=True,
+                    num_to_keep=None if population else 1,
+                ),
+                verbose=0,
+            ),
+        )
+
+    def _search_alg(self, at_once: int) -> Any:
+        searcher, seeds = self.plan.search_alg, seeds_of(self.plan.spaces)
+        if searcher is not None:
+            return EverySeed(searcher, seeds)
+        if not (seeds and draws_values(self.plan.spaces)):
+            return None
+        # Every draw is trained with every seed.
+        return BasicVariantGenerator(constant_grid_search=True, max_concurrent=at_once)
+
+    def _callbacks(self) -> Iterable[tune.Callback]:
+        yield SweepReporter()
+        yield TrialFolders(self.command, self.log_to, self.folder.name)
+        scheduler = self.plan.scheduler
+        # In another unit than iterations, the number of checkpoints in an interval is unknown: keep all.
+        if is_population_based(scheduler) and scheduler._time_attr == "training_iteration":
+            yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
+
+
+def recorded_options(folder: Path) -> tuple[int | None, list[str]]:
+    """Read the iterations and overrides of the sweep in a folder.
+
+    Raises:
+        CheckpointError: the folder has no sweep, or its record is damaged.
+    """
+    definition = _definition(folder)
+    return definition["iterations"], definition["overrides"]
+
+
+def _definition(folder: Path) -> dict[str, Any]:
+    path = folder / DEFINITION
+    if not path.exists():
+        raise CheckpointError(f"{folder} has no sweep to continue.")
+    definition = read_json(path)
+    with checked_content(path):
+        if (
+            not isinstance(definition["description"], dict)
+            or not isinstance(definition["iterations"], int | None)
+            or not all(isinstance(override, str) for override in definition["overrides"])
+        ):
+            raise TypeError("its values have other types than in this version")
+    return definition
+
+
+def _request_stop(stop: threading.Event) -> None:
+    say(get_console(), "stopping the trials; Ctrl-C again stops at once")
+    stop.set()
+
+
+class EverySeed(Repeater):
+    """Trains each suggestion of a searcher with every seed, and reports the mean to the searcher.
+
+    The searcher receives only the search space, because Tune would read environment ids as paths into the config.
+
+    Args:
+        searcher: Ray Tune searcher.
+        seeds: seeds of each suggestion; empty: the config's seed.
+    """
+
+    def __init__(self, searcher: Any, seeds: Sequence[int]) -> None:
+        super().__init__(searcher, repeat=max(1, len(seeds)), set_index=True)
+        self.seeds = list(seeds)
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
+        """Pass the metric, the mode and the search space to the searcher."""
+        return bool(
+            super().set_search_properties(metric, mode, unflatten_dict(dict(search_space(config)), "."), **spec)
+        )
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the parameters of the next trial; other return values of the searcher are passed on."""
+        suggested = super().suggest(trial_id)
+        if isinstance(suggested, dict):
+            index = suggested.pop(TRIAL_INDEX)
+            suggested |= {"seed": self.seeds[index]} if self.seeds else {}
+        return suggested
+
+
+def _record(result: Any, plan: SweepPlan, interrupted: bool) -> TrialRecord:
+    metrics = result.metrics or {}  # a trial that never started has no metrics
+    # A paused trial that HyperBand ends does not report that it is done.
+    done = metrics.get("done") or (metrics and not interrupted)
+    status = FAILED if result.error else DONE if done else UNFINISHED
+    return TrialRecord(
+        name=Path(result.path).name if plan.trial_name else metrics.get("trial_id") or Path(result.path).name,
+        parameters=plan.parameters(result),
+        status=status,
+        iterations=int(metrics.get("training_iteration", 0)),
+        metric=_last_value(result, metrics, plan.metric),
+        seconds=float(metrics.get("time_total_s", 0.0)),
+        error=redacted(first_line(result.error))[:300] if result.error else "",
+    )
+
+
+def _last_value(result: Any, metrics: dict[str, Any], metric: str) -> float | None:
+    """Return the metric of the last iteration that reported it; evaluation sets are not played in every iteration.
+
+    A non-finite value counts as reported, so a diverged trial does not keep an earlier value.
+    """
+    value, history = flatten_dict(metrics, delimiter="/").get(metric), result.metrics_dataframe
+    if value is None and history is not None and metric in history:
+        reported = history[metric].dropna()
+        value = reported.iloc[-1] if len(reported) else None
+    return None if value is None else float(value)
