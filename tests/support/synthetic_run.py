@@ -1,4 +1,4 @@
-"""Run folders as training leaves them, with invented household episodes and numbers, without any training."""
+"""Run folders as training writes them, with invented household episodes and numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REASONS = (
 
 
 def recorded_run(path: Path, title: str = "", **parts: Any) -> RecordedRun:
-    """A run of which some parts are given, in place of a folder that holds them."""
+    """Return a run with the given parts, in place of a folder."""
     config = {name: parts.pop(name) for name in RunConfig.__dataclass_fields__ if name in parts}
     if "seed" in parts:
         config["settings"] = {**config.get("settings", {}), "seed": parts.pop("seed")}
@@ -53,14 +53,14 @@ def recorded_run(path: Path, title: str = "", **parts: Any) -> RecordedRun:
 
 
 def make_run(folder: Path, tokenizer: Any, trajectories: int, iterations: int = 2, seed: int = 0) -> Path:
-    """Write a run folder with about as many trajectories, and its training records; returns it.
+    """Write a run folder with trajectories and their training records, and return it.
 
     Args:
-        folder: created.
-        tokenizer: of prompts and responses.
-        trajectories: a multiple of 8 times ``iterations``.
-        iterations: over which they are spread.
-        seed: of everything invented.
+        folder: folder to create.
+        tokenizer: tokenizer of prompts and responses.
+        trajectories: number of trajectories, a multiple of 8 times ``iterations``.
+        iterations: number of iterations.
+        seed: seed of the invented values.
     """
     rng = np.random.default_rng(seed)
     environment = {"env_id": "trial/ALFWorld-v0", "config": {}, "weight": 1.0, "name": "ALFWorld-v0"}
@@ -78,7 +78,7 @@ def _write(path: Path, value: object) -> None:
 
 
 def _record(folder: Path, tokenizer: Any, rng: np.random.Generator, iteration: int, tasks: int, skill: float) -> None:
-    """Trajectories of one iteration, and what training recorded of them."""
+    """Write the trajectories of one iteration and their training records."""
     groups = [_group(rng, tokenizer, task, skill) for task in range(1, 1 + tasks)]
     write_groups(folder / "trajectories", iteration, groups, "runner001")
     rows = _trained(groups, tokenizer, rng)
@@ -95,7 +95,7 @@ def finished_run(
     training: bool = True,
     **settings: float,
 ) -> Path:
-    """A finished run of ALFWorld, or of the environment of an adapter, with numbers that look like a run's."""
+    """Write a finished run of ALFWorld, or of the environment of an adapter, with plausible numbers, and return its folder."""
     rng = np.random.default_rng([len(method), seed])
     config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"}, adapter=adapter)
     config.training(hindsight_start_iteration=START, **settings).debugging(seed=seed).rl_module(model_path="some/model")
@@ -180,19 +180,20 @@ def save_tokenizer(run: Path, tokenizer: Any) -> None:
 
 
 def _trained(groups: list[TrajectoryGroup], tokenizer: Any, rng: np.random.Generator) -> TurnRows:
-    """Gaps that are invented, and what follows from them: hindsight speaks against turns that had no effect."""
+    """Return the rows of some groups with invented gaps: hindsight speaks against turns that had no effect."""
     played = [trajectory for group in groups for trajectory in group.trajectories]
-    turns = [turn for trajectory in played for turn in trajectory.turns]
-    owner = torch.repeat_interleave(torch.arange(len(played)), torch.tensor([len(each.turns) for each in played]))
-    returns = torch.tensor([float(each.success) for each in played])
+    owner, turns = [], []
+    for index, trajectory in enumerate(played):
+        for turn in trajectory.turns:
+            terminal = turn is trajectory.turns[-1] and trajectory.ended == "terminated"
+            text = outcome_text(turn.outcome, terminal=terminal, success=trajectory.success)
+            context = TeacherContext(encode_teacher_text(text, tokenizer), turn.insert_at)
+            owner.append(index)
+            turns.append(replace(turn, teacher_context=context))
+    returns = torch.tensor([float(trajectory.success) for trajectory in played])
     advantages = group_relative_advantages(returns, torch.arange(len(played)) // GROUP_SIZE)
-    contexts = [
-        TeacherContext(encode_teacher_text(_outcome(trajectory, turn), tokenizer), turn.insert_at)
-        for trajectory in played
-        for turn in trajectory.turns
-    ]
-    turns = [replace(turn, teacher_context=context) for turn, context in zip(turns, contexts, strict=True)]
-    rows = TurnRows(turns, owner, advantages[owner])
+    owners = torch.tensor(owner)
+    rows = TurnRows(turns, owners, advantages[owners])
     lean = torch.tensor([-0.12 if turn.invalid_action else 0.05 for turn in turns])
     spread = torch.from_numpy(0.06 * rng.choice((0.3, 1.0, 2.5), len(turns)))
     noise = torch.from_numpy(rng.standard_normal((2, len(rows.turn_ids))))
@@ -200,80 +201,56 @@ def _trained(groups: list[TrajectoryGroup], tokenizer: Any, rng: np.random.Gener
     rows.logprobs = torch.from_numpy(np.concatenate([turn.logprobs for turn in turns])) + 0.01 * noise[1]
     rows.hindsight_logprobs = rows.logprobs + gap
     rows.scores, counts = turn_scores(gap, rows.mask, rows.turn_ids, len(rows))
-    rows.weights = relative_weights(rows.scores, counts, owner)
+    rows.weights = relative_weights(rows.scores, counts, owners)
     return rows
 
 
-def _outcome(trajectory: Trajectory, turn: Turn) -> Any:
-    terminal = turn is trajectory.turns[-1] and trajectory.ended == "terminated"
-    return outcome_text(turn.outcome, terminal=terminal, success=trajectory.success)
+def _group(rng: np.random.Generator, tokenizer: Any, number: int, skill: float) -> TrajectoryGroup:
+    """Return a group that looks for an object; its share of successes grows with ``skill``."""
+    thing, goal = OBJECTS[number % len(OBJECTS)], FURNITURE[number // 3 % len(FURNITURE)]
+    family, task = FAMILIES[number % len(FAMILIES)], f"put some {thing} on {goal}."
+    task_id = f"{family}-{thing.title()}-None-{goal.title()}-{number}/trial_T{20190906 + 37 * number}"
+    offered = "\n".join(f"go to {name} 1" for name in FURNITURE)
+    seen = ", ".join(f"a {name} 1" for name in FURNITURE)
 
-
-def _group(rng: np.random.Generator, tokenizer: Any, task: int, skill: float) -> TrajectoryGroup:
-    thing, goal = OBJECTS[task % len(OBJECTS)], FURNITURE[task // 3 % len(FURNITURE)]
-    family = FAMILIES[task % len(FAMILIES)]
-    task_id = f"{family}-{thing.title()}-None-{goal.title()}-{task}/trial_T{20190906 + 37 * task}"
-    return TrajectoryGroup(
-        task_id,
-        [_trajectory(rng, tokenizer, task_id, family, thing, goal, rollout, skill) for rollout in range(GROUP_SIZE)],
-    )
-
-
-def _trajectory(
-    rng: np.random.Generator, tokenizer: Any, task_id: str, family: str, thing: str, goal: str, seed: int, skill: float
-) -> Trajectory:
-    success = bool(rng.random() < 0.2 + 0.6 * skill)
-    place = str(rng.choice(FURNITURE))
-    plan = [
-        (f"go to {name} 1", f"You arrive at {name} 1. On the {name} 1, you see nothing.")
-        for name in rng.permutation(FURNITURE)
-    ]
-    plan = plan[: rng.integers(2, 8)]
-    plan.insert(rng.integers(len(plan) + 1), (f"take {thing} 2 from {goal} 1", "Nothing happens."))
-    plan.append((f"go to {place} 1", f"You arrive at {place} 1. On the {place} 1, you see a {thing} 1."))
-    if success:
-        plan += [
+    def plan(place: str, success: bool) -> list[tuple[str, str]]:
+        steps = [
+            (f"go to {name} 1", f"You arrive at {name} 1. On the {name} 1, you see nothing.")
+            for name in rng.permutation(FURNITURE)[: rng.integers(2, 8)]
+        ]
+        steps.insert(rng.integers(len(steps) + 1), (f"take {thing} 2 from {goal} 1", "Nothing happens."))
+        steps.append((f"go to {place} 1", f"You arrive at {place} 1. On the {place} 1, you see a {thing} 1."))
+        solution = [
             (f"take {thing} 1 from {place} 1", f"You pick up the {thing} 1 from the {place} 1."),
             (f"go to {goal} 1", f"You arrive at {goal} 1."),
             (f"move {thing} 1 to {goal} 1", f"You move the {thing} 1 to the {goal} 1."),
         ]
-    task = f"put some {thing} on {goal}."
-    seen = ", ".join(f"a {name} 1" for name in FURNITURE)
-    shown = f"You are in the middle of a room. Looking quickly around you, you see {seen}.\n\nYour task is to: {task}"
-    turns: list[Turn] = []
-    for index, (action, outcome) in enumerate(plan):
-        reward = float(success and index == len(plan) - 1)
-        turns.append(_turn(rng, tokenizer, task, shown, action, outcome, reward, turns))
-        shown = outcome
-    return Trajectory(
-        task_id, family, seed, turns, success, float(success), "terminated" if success else "turn_limit",
-        solution=(f"go to {place} 1", f"take {thing} 1 from {place} 1", f"go to {goal} 1", f"move {thing} 1 to {goal} 1"),
-        environment="ALFWorld-v0",
-    )  # fmt: skip
+        return steps + solution if success else steps
 
+    def play(seed: int) -> Trajectory:
+        success, place = bool(rng.random() < 0.2 + 0.6 * skill), str(rng.choice(FURNITURE))
+        steps = plan(place, success)
+        shown = f"You are in the middle of a room. Looking around you, you see {seen}.\n\nYour task is to: {task}"
+        turns: list[Turn] = []
+        for index, (action, outcome) in enumerate(steps):
+            history = "".join(f"[step {index}] You did: {turn.action}\n" for turn in turns[-1:])
+            message = (
+                "You are an agent who does household chores in ALFWorld, a house described in text.\n\n"
+                f"Your task: {task}\n\n{history}\nThis is step {index + 1}. The environment shows:\n{shown}\n\n"
+                f"Actions that you can take now:\n{offered}\nlook"
+            )
+            response = f"<think>{rng.choice(REASONS)}</think><action>{action}</action>"
+            before = tokenizer.encode(f"<|user|>{message}")
+            prompt = np.array([*before, *tokenizer.encode("<|assistant|>")], np.int32)
+            ids = np.array([*tokenizer.encode(response), tokenizer.eos_token_id], np.int32)
+            logprobs = -np.abs(rng.standard_normal(len(ids))).astype(np.float32)
+            reward, invalid = float(success and index == len(steps) - 1), outcome == "Nothing happens."
+            played = (prompt, ids, logprobs, 1, len(before), shown, action, True, outcome, reward, "stop")
+            turns.append(Turn(*played, invalid_action=invalid))
+            shown = outcome
+        ended = "terminated" if success else "turn_limit"
+        solution = tuple(f"go to {place} 1, take {thing} 1 from {place} 1, go to {goal} 1".split(", "))
+        outcomes = (turns, success, float(success), ended)
+        return Trajectory(task_id, family, seed, *outcomes, solution=solution, environment="ALFWorld-v0")
 
-def _turn(
-    rng: np.random.Generator,
-    tokenizer: Any,
-    task: str,
-    shown: str,
-    action: str,
-    outcome: str,
-    reward: float,
-    turns: list[Turn],
-) -> Turn:
-    history = "".join(f"[step {len(turns)}] You did: {turn.action}\n" for turn in turns[-1:])
-    offered = "\n".join(f"go to {name} 1" for name in FURNITURE)
-    message = (
-        f"You are an agent who does household chores in ALFWorld, a house described in text.\n\nYour task: {task}\n\n{history}\n"
-        f"This is step {len(turns) + 1}. The environment shows:\n{shown}\n\nActions that you can take now:\n{offered}\nlook"
-    )
-    response = f"<think>{rng.choice(REASONS)}</think><action>{action}</action>"
-    before = tokenizer.encode(f"<|user|>{message}")
-    prompt = np.array([*before, *tokenizer.encode("<|assistant|>")], np.int32)
-    ids = np.array([*tokenizer.encode(response), tokenizer.eos_token_id], np.int32)
-    logprobs = -np.abs(rng.standard_normal(len(ids))).astype(np.float32)
-    return Turn(
-        prompt, ids, logprobs, 1, len(before), shown, action, True, outcome, reward, "stop",
-        invalid_action=outcome == "Nothing happens.",
-    )  # fmt: skip
+    return TrajectoryGroup(task_id, [play(seed) for seed in range(GROUP_SIZE)])

@@ -61,29 +61,23 @@ def run_cli(*arguments):
 def test_runs_share_all_settings_except_those_of_their_methods(scale):
     plan = plan_study("table2", scale, overrides=["lr=1e-4"])
     assert len(plan.runs) == plan.sweep.num_trials == 2 * 6 * 2  # backbones, methods, seeds
-    assert {run.config.lr for run in plan.runs.values()} == {1e-4}
-    run = plan.runs["alfworld-a-serl-seed1"]
-    assert (run.config.model_path, run.config.seed, run.config.rescaling_iterations) == ("models/A", 1, 5)
+    space = plan.sweep.param_space[NAMED_CONFIG]["grid_search"]
+    for named, (name, run) in zip(space, plan.runs.items(), strict=True):
+        trial = {NAMED_CONFIG: named}
+        config = GRPOConfig().update_from_dict(trial)
+        assert type(config) is type(run.config)
+        assert (config.lr, config.seed, config.model_path) == (1e-4, run.seed, f"models/{run.backbone}")
+        assert config.training_folder == "training"
+        assert config.chat_template_date
+        assert plan.sweep.parameters(SimpleNamespace(path=f"out/{name}")) == run.parameters
+        assert plan.sweep.trial_name(SimpleNamespace(config=trial)) == name
+    assert plan.runs["alfworld-a-serl-seed1"].config.rescaling_iterations == 5
     assert {run.backbone for run in plan_study("table3", scale).runs.values()} == {"B"}
     shortened = plan_study("study", scale)
     assert [run.seed for run in shortened.runs.values() if run.method == "gigpo"] == [0]
     assert (shortened.sweep.repeats, plan.sweep.repeats) == (1, 2)
     with pytest.raises(ConfigError, match="rescaling_iterations"):
         plan_study("table2", scale, iterations=4)
-
-
-def test_trial_has_the_config_of_its_run(scale):
-    plan = plan_study("table2", scale)
-    space = plan.sweep.param_space[NAMED_CONFIG]["grid_search"]
-    for named, (name, run) in zip(space, plan.runs.items(), strict=True):
-        trial = {NAMED_CONFIG: named}
-        config = GRPOConfig().update_from_dict(trial)
-        assert type(config) is type(run.config)
-        assert (config.seed, config.model_path) == (run.seed, run.config.model_path)
-        assert config.training_folder == "training"
-        assert config.chat_template_date
-        assert plan.sweep.parameters(SimpleNamespace(path=f"out/{name}")) == run.parameters
-        assert plan.sweep.trial_name(SimpleNamespace(config=trial)) == name
 
 
 def test_last_iteration_is_evaluated_in_the_run_folder(scale, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Charts of a report as values, and their curves."""
+"""Charts of a report as values: curves of metrics, turn weights by class of action, and one trajectory's profile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trial_ray.runs.reader import RecordedRun
 from trial_ray.runs.recorded_trajectory import RecordedTrajectory
 
 DASH = "–"
-MOST_ROWS = 120
+MAX_ROWS = 120
 """Maximum number of rows of a curve's table; for a longer curve, every k-th iteration is shown, including the last."""
 WINDOW = 5
 READABLE_TURNS = range(10, 26)
@@ -72,10 +72,10 @@ CURVES = {
     "tasks/effective_fraction": Curve(
         "tasks",
         "learning",
-        "Tasks that are drawn from",
+        "Tasks that are sampled",
         "share of tasks",
         percent=True,
-        text="Effective number of tasks by their chances to be drawn, of all; 100 % if each is as likely.",
+        text="Effective number of tasks by their sampling probabilities, of all tasks; 100 % if all are equally likely.",
     ),
     f"{ENV_RUNNERS}episode_return_mean": Curve(
         "return", "learning", "Return", "return", text="Mean over episodes of the undiscounted sum of rewards."
@@ -95,7 +95,7 @@ CURVES = {
         "hindsight",
         "Mean turn score",
         "nats per token",
-        "How much hindsight revises a turn: mean absolute gap of its tokens (Eq. 5), in windows of 5 iterations.",
+        "Mean absolute hindsight gap of a turn's tokens (Eq. 5), in windows of 5 iterations.",
         windowed=True,
     ),
     f"{LEARNER}trial/turn_weight_std": Curve(
@@ -144,7 +144,7 @@ CURVES = {
         "engine",
         "Largest importance ratio",
         "learner / engine",
-        "The same ratio, its largest value in the iteration.",
+        "Largest value of this ratio in the iteration.",
     ),
     f"{LEARNER}engine/kl": Curve(
         "engine_kl",
@@ -166,25 +166,25 @@ CURVES = {
 
 
 def windows(metrics: Sequence[Mapping[str, float]], key: str) -> dict[float, float]:
-    """Means of ``key`` over :data:`WINDOW` iterations each, by the middle of the window.
+    """Return the means of ``key`` over windows of :data:`WINDOW` iterations, by the middle of the window.
 
     Windows without a logged value are omitted. Windows do not overlap; the last window of a run may be shorter.
     """
     last = max((int(line["iteration"]) for line in metrics), default=0)
-    found: dict[float, list[float]] = {}
+    by_middle: dict[float, list[float]] = {}
     for iteration, value in curve(metrics, key).items():
         first = iteration - (iteration - 1) % WINDOW
-        found.setdefault((first + min(first + WINDOW - 1, last)) / 2, []).append(value)
-    return {middle: statistics.fmean(values) for middle, values in found.items()}
+        by_middle.setdefault((first + min(first + WINDOW - 1, last)) / 2, []).append(value)
+    return {middle: statistics.fmean(values) for middle, values in by_middle.items()}
 
 
 def curve(metrics: Sequence[Mapping[str, float]], key: str) -> dict[int, float]:
-    """Values of ``key`` by iteration, for the iterations that logged it."""
+    """Return the values of ``key`` by iteration, for the iterations that logged it."""
     return {int(line["iteration"]): line[key] for line in metrics if key in line}
 
 
 def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
-    """Chart of one metric, or ``None`` if no run logged it.
+    """Return the chart of one metric, or ``None`` if no run logged it.
 
     Args:
         key: key of the metric.
@@ -197,13 +197,13 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
         every ``step``-th.
     """
     spec = CURVES[key]
-    series = [found for index, group in enumerate(groups) if (found := _series(key, index, group))]
+    series = [curves for index, group in enumerate(groups) if (curves := _series(key, index, group))]
     if not series:
         return None
     starts = {group.runs[0].config.hindsight_start or 1 for group in groups} - {1}
     warm_up = sorted(starts) if spec.section in ("hindsight", "learning") else []
-    iterations = sorted({x for each in series for x in each["x"]})
-    step = math.ceil(len(iterations) / MOST_ROWS) or 1
+    iterations = sorted({x for curves in series for x in curves["x"]})
+    step = math.ceil(len(iterations) / MAX_ROWS) or 1
     shown = iterations[::-step][::-1]
     return {**asdict(spec), "warm_up": warm_up, "series": series, "step": step, "iterations": shown, "image": ""}
 
@@ -214,7 +214,7 @@ def _series(key: str, index: int, group: RunGroup) -> dict[str, Any] | None:
         return None
     shown = [run for run, _ in curves]
     shared = sorted(set.intersection(*(set(points) for _, points in curves)))
-    if key == EVALUATION_SUCCESS and not _one_set(shown):
+    if key == EVALUATION_SUCCESS and not _have_one_protocol(shown):
         shared = []
     values = np.array([[points[x] for x in shared] for _, points in curves])
     low, high = bootstrap_curve(values).T.tolist() if len(curves) > 1 else (None, None)
@@ -235,7 +235,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
     if CURVES[key].windowed:
         return windows(run.metrics, key)
     points: dict[float, float] = dict(curve(run.metrics, key).items())
-    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # of the run's only evaluation set
+    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # "" is the run's only environment
         newest = run.evaluations[""][run.evaluated_after("")]
         points |= {
             iteration: result.success_rate
@@ -245,7 +245,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
     return dict(sorted(points.items()))
 
 
-def _one_set(runs: Sequence[RecordedRun]) -> bool:
+def _have_one_protocol(runs: Sequence[RecordedRun]) -> bool:
     """Return whether the runs' newest evaluations have the same protocol, so a mean over them is meaningful."""
     newest = [run.evaluations[""][run.evaluated_after("")].protocol for run in runs if "" in run.evaluations]
     return not any(protocol_difference(protocol, newest[0]) for protocol in newest)
@@ -255,26 +255,26 @@ def _one_set(runs: Sequence[RecordedRun]) -> bool:
 
 
 def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, dict[str, Any]]:
-    """Mean weight of every action class over trajectories, with the standard error over their class means.
+    """Return the mean weight of every action class over trajectories, with the standard error over their class means.
 
     A trajectory without an action of some class is not counted for this class. With a single trajectory, the error is unknown
     (``None``).
     """
-    found: dict[str, dict[str, Any]] = {}
+    cells: dict[str, dict[str, Any]] = {}
     for name in ACTION_CLASSES:
         weights = (
-            [turn.turn_weight for turn in each.turns if turn.action_class == name and turn.turn_weight is not None]
-            for each in trajectories
+            [turn.turn_weight for turn in played.turns if turn.action_class == name and turn.turn_weight is not None]
+            for played in trajectories
         )
-        means = [np.mean(own) for own in weights if own]
+        means = [np.mean(values) for values in weights if values]
         if means:
             sem = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
-            found[name] = {"mean": float(np.mean(means)), "sem": sem, "trajectories": len(means)}
-    return found
+            cells[name] = {"mean": float(np.mean(means)), "sem": sem, "trajectories": len(means)}
+    return cells
 
 
 def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
-    """Figure 3 (b): mean turn weight of every action class, with its standard error over trajectories.
+    """Return Figure 3 (b): mean turn weight of every action class, with its standard error over trajectories.
 
     The trajectories of all runs of a group are weighted equally.
     """
@@ -282,12 +282,12 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     runs: list[RecordedRun] = []
     for index, group in enumerate(groups):
         recorded = [run for run in group.runs if run.allocation]
-        if means := class_means([each for run in recorded for each in run.allocation]):
+        if means := class_means([trajectory for run in recorded for trajectory in run.allocation]):
             series.append({"group": index, "name": group.title_of(recorded), "means": means})
             runs += recorded
     if not series:
         return None
-    classes = [name for name in ACTION_CLASSES if any(name in each["means"] for each in series)]
+    classes = [name for name in ACTION_CLASSES if any(name in group["means"] for group in series)]
     return {
         "name": "classes",
         "title": "Multiplier by class of action",
@@ -300,7 +300,7 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
 
 
 def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
-    """Figure 3 (a): the turn weights of one trajectory, turn by turn, from the first run that recorded any."""
+    """Return Figure 3 (a): the turn weights of one trajectory, from the first run that recorded turn weights."""
     run = next((run for group in groups for run in group.runs if run.allocation), None)
     if run is None:
         return None
@@ -317,7 +317,7 @@ def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
 
 
 def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
-    """Choose the trajectory to show turn by turn: of readable length, with the most action classes; the first if several tie."""
+    """Return the trajectory to show turn by turn: of readable length, with the most action classes; the first of several such."""
 
     def rank(trajectory: RecordedTrajectory) -> tuple[bool, int, int]:
         length = len(trajectory.turns)
@@ -328,7 +328,7 @@ def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
 
 
 def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
-    """Every chart that has data, by section of the page."""
+    """Return every chart that has data, by section of the page."""
     charts: dict[str, list[dict[str, Any]]] = {}
     for key, spec in CURVES.items():
         if chart := curve_chart(key, groups):

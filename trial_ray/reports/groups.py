@@ -12,7 +12,7 @@ from trial_ray.runs.config_record import RECORDING_SETTINGS
 if TYPE_CHECKING:
     from trial_ray.runs.reader import RecordedRun
 
-OF_A_RUN = RECORDING_SETTINGS | {"seed", "chat_template_date"}
+RUN_SETTINGS = RECORDING_SETTINGS | {"seed", "chat_template_date"}
 """Settings that may differ between the runs of one group; the date is the day on which a run started."""
 
 
@@ -36,12 +36,12 @@ class RunGroup:
     def title_of(self, runs: Sequence[RecordedRun]) -> str:
         """Title for a result of these runs of the group; it states their number if they are not all runs of the group."""
         seeds = {run.seed for run in self.runs}
-        known = f"{len(self.runs)} {'seeds' if len(seeds) == len(self.runs) else 'runs'}"
+        members = f"{len(self.runs)} {'seeds' if len(seeds) == len(self.runs) else 'runs'}"
         if len(self.runs) == 1:
-            known = "" if seeds == {None} else f"seed {self.runs[0].seed}"
+            members = "" if seeds == {None} else f"seed {self.runs[0].seed}"
         if len(runs) < len(self.runs):
-            known = f"{len(runs)} of {known}"
-        return f"{self.name} ({known})" if known else self.name
+            members = f"{len(runs)} of {members}"
+        return f"{self.name} ({members})" if members else self.name
 
 
 def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
@@ -50,60 +50,65 @@ def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     A group is named after its method; if that is ambiguous, also after the settings that differ between groups; else after the
     folder.
     """
-    found: dict[str, list[RecordedRun]] = {}
+    by_settings: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        settings = {name: value for name, value in run.settings.items() if name not in OF_A_RUN}
-        changes = [(each.iteration, each.name, each.before) for each in run.config.changes if each.name not in OF_A_RUN]
-        alike = json.dumps([run.config.method, run.config.backbone, settings, changes], sort_keys=True, default=str)
-        # Nothing says that another run was like one without settings.
-        found.setdefault(alike if run.settings else str(run.path), []).append(run)
-    members = [sorted(group, key=lambda run: -1 if run.seed is None else run.seed) for group in found.values()]
-    return [RunGroup(name, group) for name, group in zip(_names([group[0] for group in members]), members, strict=True)]
+        settings = {name: value for name, value in run.settings.items() if name not in RUN_SETTINGS}
+        changes = [
+            (change.iteration, change.name, change.before)
+            for change in run.config.changes
+            if change.name not in RUN_SETTINGS
+        ]
+        key = json.dumps([run.config.method, run.config.backbone, settings, changes], sort_keys=True, default=str)
+        # A run without recorded settings is a group of its own: its settings are unknown.
+        by_settings.setdefault(key if run.settings else str(run.path), []).append(run)
+    groups = [sorted(group, key=lambda run: -1 if run.seed is None else run.seed) for group in by_settings.values()]
+    return [RunGroup(name, group) for name, group in zip(_names([group[0] for group in groups]), groups, strict=True)]
 
 
 def _names(firsts: Sequence[RecordedRun]) -> list[str]:
     methods = [run.config.method or ("" if run.parameters else run.name) for run in firsts]
-    named = []
+    with_settings = []
     for run, method in zip(firsts, methods, strict=True):
-        own = differing_settings([other for other, title in zip(firsts, methods, strict=True) if title == method])
-        named.append(", ".join([method, *(f"{key} {setting_text(run, key)}" for key in own[:3])]).removeprefix(", "))
-    for names in (named, [run.name for run in firsts]):
+        keys = differing_settings([other for other, title in zip(firsts, methods, strict=True) if title == method])[:3]
+        settings = [f"{key} {setting_text(run, key)}" for key in keys]
+        with_settings.append(", ".join([method, *settings]).removeprefix(", "))
+    for names in (with_settings, [run.name for run in firsts]):
         if len({*names, ""}) > len(names):
             return names
     return [str(run.path) for run in firsts]
 
 
 def run_label(run: RecordedRun, group: RunGroup) -> str:
-    """Label of a run in a chart of its group: its seed if no other run of the group has it, else the run's name."""
-    alone = sum(other.seed == run.seed for other in group.runs) == 1
-    return f"seed {run.seed}" if alone and run.seed is not None else run.name
+    """Return the label of a run in a chart of its group: the seed if no other run of the group has it, else the run's name."""
+    unique = sum(other.seed == run.seed for other in group.runs) == 1
+    return f"seed {run.seed}" if unique and run.seed is not None else run.name
 
 
 def listed(values: Sequence[object]) -> str:
-    """Format values as a list in a sentence, each once: ``4, 5 and 6``."""
-    *most, last = dict.fromkeys(map(str, values))
-    return f"{', '.join(most)} and {last}" if most else last
+    """Return values as a list in a sentence, without duplicates: ``4, 5 and 6``."""
+    *first, last = dict.fromkeys(map(str, values))
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def recorded_iterations(runs: Sequence[RecordedRun]) -> str:
-    """Text with the iterations of the recorded turn weights of some runs, which all must have recorded them."""
+    """Return text with the iterations of the turn weights of runs that have recorded them."""
     numbers = [run.allocation[0].iteration for run in runs]
     return f"iteration{'s' if len(set(numbers)) > 1 else ''} {listed(numbers)}"
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> list[str]:
-    """Settings that are not equal in all of the runs, in alphabetical order."""
-    keys = sorted({key for run in runs for key in run.settings} - OF_A_RUN)
+    """Return the settings that are not equal in all of the runs, in alphabetical order."""
+    keys = sorted({key for run in runs for key in run.settings} - RUN_SETTINGS)
     return [key for key in keys if len({setting_text(run, key) for run in runs}) > 1]
 
 
 def setting_text(run: RecordedRun, key: str) -> str:
-    """A setting's value as text; a dash if the run does not have the setting."""
+    """Return a setting's value as text; a dash if the run does not have the setting."""
     return value_text(run.settings.get(key))
 
 
 def value_text(value: Any) -> str:
-    """A value as text; a dash for ``None``."""
+    """Return a value as text; a dash for ``None``."""
     if value is None or isinstance(value, str):
         return "–" if value is None else value
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

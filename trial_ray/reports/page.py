@@ -1,4 +1,4 @@
-"""Report of one or several runs as one HTML page."""
+"""Report page: one or several runs as one HTML page."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def report_page(groups: Sequence[RunGroup], title: str) -> str:
             chart["image"] = base64.b64encode(chart_svg(chart).encode()).decode()
         except MissingDependencyError:
             command = install_command("reports")
-            missing.append(f"Charts need matplotlib (`{command}`); each one's numbers are in its table.")
+            missing.append(f"Charts need matplotlib (`{command}`); the numbers of each chart are in its table.")
             break
         except UserInputError as error:
             missing.append(f"The chart “{chart['title']}”: {error}")
@@ -105,7 +105,7 @@ def write_report(groups: Sequence[RunGroup], title: str, output: Path) -> Path:
 def leave_report(folder: Path, console: Console) -> None:
     """Write the report of a finished run or sweep into its folder, and print its path.
 
-    An error is printed as one line and not raised, since the results of the run must not be lost because of a report.
+    An error is printed as one line and not raised: a failed report must not end the command of a run that succeeded.
     """
     try:
         path = write_report(load_groups([folder]), folder.name, folder / REPORT_FILE)

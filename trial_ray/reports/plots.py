@@ -1,4 +1,4 @@
-"""All figures drawn with matplotlib: charts of a report, the paper's figures, and maps of sweeps."""
+"""Figures by matplotlib: charts of a report, the paper's figures, and the figure of hindsight agreement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "trial_ray", "text.parse_m
 FORMATS = ("png", "svg")
 FIGURE2 = (EVALUATION_SUCCESS, TURN_SCORE, PROFILE_STD)
 """The paper's Figure 2: success on the evaluation set, mean turn score, spread of the profile."""
-MOST_IN_LEGEND = 8
+MAX_IN_LEGEND = 8
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def drawing(
             f"Figures need matplotlib, which is not installed; install it with `{install_command('reports')}`."
         ) from error
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # Of glyphs that the reader's fonts may have, and of numbers that are not finite.
+        # matplotlib warns of glyphs that the reader's fonts may have, and of numbers that are not finite.
         warnings.simplefilter("ignore")
         figure = Figure(figsize=size, layout="constrained")
         try:
@@ -57,7 +57,7 @@ def drawing(
         except UserInputError:
             raise
         except (ArithmeticError, ValueError) as error:
-            raise UserInputError(f"Its numbers are too large to be drawn ({error}).") from error
+            raise UserInputError(f"The numbers are too large to be drawn ({error}).") from error
 
 
 Chart = Mapping[str, Any]
@@ -84,29 +84,29 @@ def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
     figures = [(CURVES[key].name, [chart], title) for key, chart in curves.items()]
     if curves.keys() >= set(FIGURE2):
         figures.append(("figure2", [curves[key] for key in FIGURE2], title))
-    weighed = [(group, recorded) for group in groups if (recorded := [run for run in group.runs if run.allocation])]
-    for number, (group, recorded) in enumerate(weighed, start=1):
+    weighted = [(group, recorded) for group in groups if (recorded := [run for run in group.runs if run.allocation])]
+    for number, (group, recorded) in enumerate(weighted, start=1):
         charts = [chart for make in (profile_chart, class_chart) if (chart := make([group]))]
         title = f"{group.title_of(recorded)}: {recorded_iterations(recorded)}"
-        figures.append(("figure3" if len(weighed) == 1 else f"figure3_{number}", charts, title))
+        figures.append(("figure3" if len(weighted) == 1 else f"figure3_{number}", charts, title))
     for name, charts, title in figures:
         _draw(picture_files(folder, name), charts, title)
     return [path for name, _, _ in figures for path in picture_files(folder, name)]
 
 
 def picture_files(folder: Path, name: str) -> list[Path]:
-    """Files of a picture, one per format."""
+    """Return the files of a picture, one per format."""
     return [folder / f"{name}.{suffix}" for suffix in FORMATS]
 
 
 def _draw(paths: Sequence[Path | io.StringIO], charts: Sequence[Chart], title: str = "") -> None:
-    """Charts side by side; with a title, each has its own too."""
+    """Draw charts side by side; with a title, each chart shows its own title too."""
     height = max(3.6, *(1.6 + 0.24 * len(chart.get("turns", ())) for chart in charts))
     with drawing(paths, (6.4 * len(charts), height), len(charts)) as (figure, _):
         for axis, chart in zip(figure.axes, charts, strict=True):
             {"classes": _draw_classes, "profile": _draw_profile}.get(chart["name"], _draw_curve)(axis, chart)
-            if 1 < len(axis.get_legend_handles_labels()[1]) <= MOST_IN_LEGEND:
-                # Bars leave no room for it inside.
+            if 1 < len(axis.get_legend_handles_labels()[1]) <= MAX_IN_LEGEND:
+                # The bars of the profile leave no room for the legend inside.
                 axis.legend(**({"loc": "upper left", "bbox_to_anchor": (1, 1)} if chart["name"] == "profile" else {}))
             axis.set_title(chart["title"] if title else "")
         figure.suptitle(_short(title, 200))
@@ -125,7 +125,7 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
         axis.plot(series["x"], mean, ".-", color=colour, label=_short(series["name"]))
     left = axis.get_xlim()[0]
     for start in chart["warm_up"]:
-        if left < start - 0.5:  # else the curve begins after it
+        if left < start - 0.5:  # otherwise the curve begins after the warm-up
             axis.axvspan(left, start - 0.5, alpha=0.1, color="gray")
     if chart["percent"]:
         axis.set_ylim(bottom=0)
@@ -138,16 +138,16 @@ def _draw_classes(axis: Any, chart: Chart) -> None:
     classes, width = chart["classes"], 0.8 / len(chart["series"])
     counts: list[list[str]] = [[] for _ in classes]
     for number, series in enumerate(chart["series"]):
-        shown = [(at, series["means"][name]) for at, name in enumerate(classes) if name in series["means"]]
-        places = [at - 0.4 + width * (number + 0.5) for at, _ in shown]
-        errors = [cell["sem"] or 0.0 for _, cell in shown]
+        bars = [(index, series["means"][name]) for index, name in enumerate(classes) if name in series["means"]]
+        places = [index - 0.4 + width * (number + 0.5) for index, _ in bars]
+        errors = [cell["sem"] or 0.0 for _, cell in bars]
         style = {"color": f"C{series['group']}", "label": _short(series["name"])}
-        axis.bar(places, [cell["mean"] for _, cell in shown], width, yerr=errors, **style)
-        for at, cell in shown:
-            counts[at].append(str(cell["trajectories"]))
+        axis.bar(places, [cell["mean"] for _, cell in bars], width, yerr=errors, **style)
+        for index, cell in bars:
+            counts[index].append(str(cell["trajectories"]))
     names = [name.replace("/", "/\n") for name in classes]
     axis.set_xticks(
-        range(len(names)), [f"{name}\n(n={', '.join(each)})" for name, each in zip(names, counts, strict=True)]
+        range(len(names)), [f"{name}\n(n={', '.join(number)})" for name, number in zip(names, counts, strict=True)]
     )
     axis.axhline(1.0, color="gray", linestyle="--")
     axis.set_ylabel(chart["axis"])
@@ -156,8 +156,9 @@ def _draw_classes(axis: Any, chart: Chart) -> None:
 def _draw_profile(axis: Any, chart: Chart) -> None:
     turns = chart["turns"]
     for number, name in enumerate((*ACTION_CLASSES, "")):
-        if shown := {at: turn.turn_weight for at, turn in enumerate(turns) if turn.action_class == name}:
-            axis.barh([*shown], [*shown.values()], color=f"C{number}", label=name or "_")  # which the legend leaves out
+        if weights := {index: turn.turn_weight for index, turn in enumerate(turns) if turn.action_class == name}:
+            # The legend omits labels that begin with an underscore.
+            axis.barh([*weights], [*weights.values()], color=f"C{number}", label=name or "_")
     axis.set_yticks(
         range(len(turns)), [f"T{number}  {_short(turn.turn.action)}" for number, turn in enumerate(turns, 1)]
     )
@@ -166,9 +167,9 @@ def _draw_profile(axis: Any, chart: Chart) -> None:
     axis.set_xlabel(chart["axis"])
 
 
-def _short(text: str, longest: int = 34) -> str:
+def _short(text: str, max_length: int = 34) -> str:
     text = visible(text).replace("\n", " ")
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
 def plot_agreement(data: Mapping[str, Any], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Findings of runs as rows of tables: success with its interval, change since the start, paired differences."""
+"""Tables of a report as rows of text: success with its interval, change since the start, paired differences, families."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trial_ray.reports.charts import DASH, WINDOW, curve
 from trial_ray.reports.groups import RunGroup, listed
 from trial_ray.runs.reader import RecordedRun
 
-MOST_GROUPS = 6
+MAX_GROUPS = 6
 """Maximum number of groups for which all pairs are compared."""
 
 
@@ -42,15 +42,15 @@ class Change(NamedTuple):
     test: str
 
 
-def _played(group: RunGroup) -> Iterator[tuple[str, list[RecordedRun]]]:
-    """Environments with an evaluation of the group's trained policies, each with the evaluated runs."""
+def _evaluated_runs(group: RunGroup) -> Iterator[tuple[str, list[RecordedRun]]]:
+    """Yield the environments in which trained policies of the group were evaluated, each with the evaluated runs."""
     for name in dict.fromkeys(name for run in group.runs for name in run.after):
         yield name, [run for run in group.runs if name in run.after]
 
 
 def success_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Table rows with the held-out success of every group after and before training, and the paired change."""
-    return [_success_row(group, name, runs) for group in groups for name, runs in _played(group)]
+    """Return rows with the held-out success of every group after and before training, and the paired change."""
+    return [_success_row(group, name, runs) for group in groups for name, runs in _evaluated_runs(group)]
 
 
 def _success_row(group: RunGroup, name: str, runs: Sequence[RecordedRun]) -> list[str]:
@@ -58,37 +58,37 @@ def _success_row(group: RunGroup, name: str, runs: Sequence[RecordedRun]) -> lis
     pairs = [(run.before[name], run.after[name]) for run in runs if name in run.before]
     row = [group.title_of(runs), place(runs[0], results[0])]
     try:
-        iteration, longest = _iterations_of(runs, name), max(run.iterations for run in runs)
-        row += [f"{iteration} of {longest}" if iteration < longest else str(iteration), _rate(results)]
+        iteration, last = _iterations_of(runs, name), max(run.iterations for run in runs)
+        row += [f"{iteration} of {last}" if iteration < last else str(iteration), _rate(results)]
     except ComparisonError as error:
         return [*row, DASH, str(error), DASH, DASH]
     if not pairs:
         return [*row, DASH, DASH]
-    some = "" if len(pairs) == len(runs) else f" ({len(pairs)} of {len(runs)} runs)"
+    partial = "" if len(pairs) == len(runs) else f" ({len(pairs)} of {len(runs)} runs)"
     try:
         before, change = _rate([before for before, _ in pairs]), compare(pairs)
         tested = f"p = {change.p_value:.2g} ({change.tasks} tasks, {change.test})"
-        return [*row, before + some, f"{change.points}, {tested}"]
+        return [*row, before + partial, f"{change.points}, {tested}"]
     except ComparisonError as error:
         return [*row, DASH, str(error)]
 
 
 def _iterations_of(runs: Sequence[RecordedRun], name: str) -> int:
-    """Iterations that the runs had trained for when they were last evaluated in an environment.
+    """Return the iterations that the runs had trained for when they were last evaluated in an environment.
 
     Raises:
         ComparisonError: the runs had trained for different numbers of iterations.
     """
-    found = {run.evaluated_after(name): None for run in runs}
-    if len(found) > 1:
+    iterations = list(dict.fromkeys(run.evaluated_after(name) for run in runs))
+    if len(iterations) > 1:
         raise ComparisonError(
-            f"The runs were evaluated after {listed([*found])} iterations, so they cannot be averaged."
+            f"The runs were evaluated after {listed(iterations)} iterations, so they cannot be averaged."
         )
-    return next(iter(found))
+    return iterations[0]
 
 
 def _rate(results: Sequence[EvaluationResult]) -> str:
-    """Success over all seeds with its 95 % interval, as in a table's cell, and the tasks counted.
+    """Return the success over all seeds with its 95 % interval, as in a result table's cell, and the number of tasks.
 
     Raises:
         ComparisonError: the evaluations cannot be averaged, or there is nothing to count.
@@ -100,13 +100,13 @@ def _rate(results: Sequence[EvaluationResult]) -> str:
 
 
 def last_training_success(run: RecordedRun) -> float | None:
-    """Mean success of rollouts in the last :data:`WINDOW` iterations that logged it; ``None`` if no iteration logged it."""
-    found = list(curve(run.metrics, TRAINING_SUCCESS).values())[-WINDOW:]
-    return statistics.fmean(found) if found else None
+    """Return the mean success of rollouts in the last :data:`WINDOW` iterations that logged it; ``None`` if none logged it."""
+    rates = list(curve(run.metrics, TRAINING_SUCCESS).values())[-WINDOW:]
+    return statistics.fmean(rates) if rates else None
 
 
 def place(run: RecordedRun, result: EvaluationResult) -> str:
-    """Title of an evaluation's tasks: environment and split."""
+    """Return the title of an evaluation's tasks: environment and split."""
     adapter, split = _adapter(run, result), str(result.protocol.get("split", ""))
     return adapter.labels.split_titles.get(split, f"{adapter.name}, split {split}")
 
@@ -116,50 +116,54 @@ def _adapter(run: RecordedRun, result: EvaluationResult) -> EnvironmentAdapter:
 
 
 def difference_rows(groups: Sequence[RunGroup]) -> tuple[list[list[str]], list[str]]:
-    """Table rows with the differences between groups after training, and the reasons for missing rows.
+    """Return rows with the differences between groups after training, and the reasons for missing rows.
 
-    All pairs are compared, or, with more than :data:`MOST_GROUPS` groups, each group with the first. If a seed was run twice,
+    All pairs are compared, or, with more than :data:`MAX_GROUPS` groups, each group with the first. If a seed was run twice,
     its first run is used.
     """
     rows, missing = [], []
-    pairs = combinations(groups, 2) if len(groups) <= MOST_GROUPS else ((groups[0], other) for other in groups[1:])
+    pairs = combinations(groups, 2) if len(groups) <= MAX_GROUPS else ((groups[0], other) for other in groups[1:])
     for first, second in pairs:
-        others = dict(_played(second))
-        for name, runs in _played(first):
+        others = dict(_evaluated_runs(second))
+        for name, runs in _evaluated_runs(first):
             if name not in others:
                 continue
-            one, other = ({run.seed: run for run in reversed(each)} for each in (runs, others[name]))
-            if not (seeds := [run.seed for run in runs if one[run.seed] is run and run.seed in other]):
+            left, right = ({run.seed: run for run in reversed(members)} for members in (runs, others[name]))
+            if not (seeds := [run.seed for run in runs if left[run.seed] is run and run.seed in right]):
                 missing.append(f"{first.name} and {second.name} have no seed in common, so no runs can be paired.")
                 continue
             where = place(runs[0], runs[0].after[name])
             try:
-                trained = [_iterations_of([of[seed] for seed in seeds], name) for of in (one, other)]
-                found = compare([(one[seed].after[name], other[seed].after[name]) for seed in seeds])
+                trained = [_iterations_of([side[seed] for seed in seeds], name) for side in (left, right)]
+                change = compare([(left[seed].after[name], right[seed].after[name]) for seed in seeds])
             except ComparisonError as error:
                 missing.append(f"{first.name} and {second.name}: {error}")
                 continue
             where += f", after {trained[0]} and {trained[1]} iterations" if trained[0] != trained[1] else ""
-            counted = f"{found.seeds} × {found.tasks}"
+            counted = f"{change.seeds} × {change.tasks}"
             title = f"{second.name} − {first.name}"
-            rows.append([title, where, found.points, f"{found.p_value:.2g}", counted, found.test])
+            rows.append([title, where, change.points, f"{change.p_value:.2g}", counted, change.test])
     return rows, missing
 
 
 def compare(pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]) -> Change:
-    """Paired difference of one pair of evaluations (exact McNemar test) or of several (the stricter of bootstrap and t-test).
+    """Return the paired difference of one pair of evaluations (exact McNemar test) or of several (bootstrap or t-test).
+
+    For several pairs, the test with the larger p-value is used.
 
     Raises:
         ComparisonError: tasks or protocols differ, or episodes failed in some of several pairs.
     """
     if len(pairs) == 1:
-        one = paired_comparison(*pairs[0])
-        return Change(_points(one.difference, *one.interval), one.p_value, 1, one.pairs, "exact McNemar test")
-    # Of all evaluations together, so that those of both sides count the same tasks.
+        paired = paired_comparison(*pairs[0])
+        return Change(
+            _points(paired.difference, *paired.interval), paired.p_value, 1, paired.pairs, "exact McNemar test"
+        )
+    # Read all evaluations in one call, so that both sides count the same tasks.
     before, after = np.split(success_by_seed([*(before for before, _ in pairs), *(after for _, after in pairs)]), 2)
-    found = bootstrap_mean(after - before)
-    test, name = found.stricter
-    return Change(_points(found.mean, test.low, test.high), test.p_value, found.seeds, found.tasks, name)
+    bootstrap = bootstrap_mean(after - before)
+    test, name = bootstrap.stricter
+    return Change(_points(bootstrap.mean, test.low, test.high), test.p_value, bootstrap.seeds, bootstrap.tasks, name)
 
 
 def _points(difference: float, low: float, high: float) -> str:
@@ -167,12 +171,12 @@ def _points(difference: float, low: float, high: float) -> str:
 
 
 def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Table rows with success after training by family, over the episodes of a group's runs, with Wilson's interval.
+    """Return rows with success after training by family, over the episodes of a group's runs, with Wilson's interval.
 
     Groups with runs that cannot be counted together have no rows; the summary states the reason.
     """
     rows = []
-    for group, name, runs in ((each, *played) for each in groups for played in _played(each)):
+    for group, name, runs in ((member, *evaluated) for member in groups for evaluated in _evaluated_runs(member)):
         results = [run.after[name] for run in runs]
         try:
             _iterations_of(runs, name)
@@ -197,8 +201,8 @@ def require_something(groups: Sequence[RunGroup]) -> None:
     runs = [run for group in groups for run in group.runs]
     if not any(run.metrics or run.evaluations for run in runs):
         reasons = " ".join(dict.fromkeys(reason for run in runs for reason in run.reasons()))
-        named = ", ".join(str(run.path) for run in runs[:3]) + ("…" if len(runs) > 3 else "")
+        folders = ", ".join(str(run.path) for run in runs[:3]) + ("…" if len(runs) > 3 else "")
         raise UserInputError(
-            f"There is nothing to show in {named}: no iteration and no evaluation. {reasons} Name a run that has finished an "
+            f"There is nothing to show in {folders}: no iteration and no evaluation. {reasons} Name a run that has finished an "
             "iteration."
         )

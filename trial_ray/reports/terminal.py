@@ -15,23 +15,23 @@ MAX_CELL_LENGTH = 100
 
 
 def list_trajectories(recorded: Sequence[RecordedTrajectory], title: str) -> Table:
-    """Table with one row per trajectory."""
-    won = sum(each.trajectory.success for each in recorded)
-    table = Table(title=f"{title}: {len(recorded)} trajectories, {won} successful")
+    """Return a table with one row per trajectory."""
+    successful = sum(trajectory.trajectory.success for trajectory in recorded)
+    table = Table(title=f"{title}: {len(recorded)} trajectories, {successful} successful")
     for name in ("#", "task", "family", "turns", "return", "success", "ended", "advantage", "disagreement"):
         table.add_column(name, overflow="fold")
-    for each in recorded:
-        played = each.trajectory
+    for row in recorded:
+        trajectory = row.trajectory
         cells = (
-            str(each.number),
-            played.task_id,
-            played.family,
-            str(len(played.turns)),
-            f"{played.episode_return:g}",
-            "yes" if played.success else "",
-            played.error or played.ended,
-            "" if each.advantage is None else f"{each.advantage:.2f}",
-            "" if each.disagreement is None else f"{each.disagreement:.4f}",
+            str(row.number),
+            trajectory.task_id,
+            trajectory.family,
+            str(len(trajectory.turns)),
+            f"{trajectory.episode_return:g}",
+            "yes" if trajectory.success else "",
+            trajectory.error or trajectory.ended,
+            "" if row.advantage is None else f"{row.advantage:.2f}",
+            "" if row.disagreement is None else f"{row.disagreement:.4f}",
         )
         table.add_row(*(Text(visible(cell).replace("\n", " ")[:MAX_CELL_LENGTH]) for cell in cells))
     return table

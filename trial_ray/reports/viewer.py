@@ -1,4 +1,4 @@
-"""The viewer's folder: page, scripts and style, and the data of one or two runs in chunks that a browser loads."""
+"""Viewer of trajectories: a folder with page, scripts, style, and the data of runs in chunks that a browser loads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn,
 
 MARK = "trial_ray_viewer.json"
 """File that marks a viewer's folder, which may be replaced."""
-MOST_IN_BLOCK = 100
-MOST_TOKENS_IN_BLOCK = 20_000
+MAX_IN_BLOCK = 100
+MAX_TOKENS_IN_BLOCK = 20_000
 """Number of trajectories or response tokens at which a block is complete; a click loads one block."""
-MOST_IN_INDEX = 2000
+MAX_IN_INDEX = 2000
 """Maximum number of trajectories in a file of the index; the page shows nothing before the first file is loaded."""
-FULL_TINT_AT_LEAST = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
-"""Magnitudes (gap in nats; logarithm of the ratio; advantage) below which no tint is full, so rounding does not look like a
-finding."""
+MIN_FULL_TINT = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
+"""Magnitudes (gap in nats; logarithm of the ratio; advantage) below which no tint is full, so that rounding errors are not
+tinted."""
 FULL_TINT_QUANTILE = 0.98
 
 
@@ -63,19 +63,19 @@ def write_viewer(
     replaced = (target / MARK).is_file()
     if target.exists() and not replaced and (not target.is_dir() or any(target.iterdir())):
         raise UserInputError(f"{target} exists and is not a viewer's folder. Name another one with --out.")
-    said, counted, new = list(notes), list[int](), partial_of(target) if replaced else target
-    write_folder(new, lambda partial: counted.append(_write(runs, partial, said, progress)))
+    all_notes, counts, new = list(notes), list[int](), partial_of(target) if replaced else target
+    write_folder(new, lambda partial: counts.append(_write(runs, partial, all_notes, progress)))
     if replaced:
         os.replace(target, old := partial_of(target))
         os.replace(new, target)
         shutil.rmtree(old)
-    return WrittenViewer(target / "index.html", counted[0], said)
+    return WrittenViewer(target / "index.html", counts[0], all_notes)
 
 
 def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress: Callable[[], None]) -> int:
-    """Write the files; returns the number of trajectories, and adds to the notes."""
+    """Write the files, add to ``notes``, and return the number of trajectories."""
     shutil.copytree(ASSETS / "viewer", folder)
-    # With a fresh nonce, without which no script or style runs on the page.
+    # The page's policy runs only scripts and styles that have its nonce.
     page = folder / "index.html"
     page.write_text(page.read_text(encoding="utf-8").replace("NONCE", secrets.token_urlsafe(18)), encoding="utf-8")
     (folder / "data").mkdir()
@@ -85,15 +85,15 @@ def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress
 
     rows: list[list[Any]] = []
     starts: list[int] = []
-    untrained, magnitudes = 0, {name: list[np.ndarray]() for name in FULL_TINT_AT_LEAST}
+    untrained, magnitudes = 0, {name: list[np.ndarray]() for name in MIN_FULL_TINT}
     for block in _blocks(runs, notes, progress):
         text, detail = _Chunk(), _Chunk()
-        for run, each in block:
+        for run, trajectory in block:
             tokens = runs[run].tokens
-            text.trajectories.append([_texts(turn, tokens, text) for turn in each.turns])
-            detail.trajectories.append(_details(each, tokens, detail))
-            untrained += each.advantage is None
-            for turn in each.turns:
+            text.trajectories.append([_texts(turn, tokens, text) for turn in trajectory.turns])
+            detail.trajectories.append(_details(trajectory, tokens, detail))
+            untrained += trajectory.advantage is None
+            for turn in trajectory.turns:
                 learner = turn.learner_logprobs
                 ratio = None if learner is None else np.subtract(learner, turn.turn.logprobs)
                 for name, values in (("gap", turn.gap), ("ratio", ratio), ("advantage", turn.advantage)):
@@ -102,7 +102,7 @@ def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress
         save("text", len(starts), text.content())
         save("detail", len(starts), detail.content())
         starts.append(len(rows))
-        rows += [_row(run, each) for run, each in block]
+        rows += [_row(run, trajectory) for run, trajectory in block]
     if not rows:
         raise UserInputError(" ".join(notes) or "There are no trajectories to show.")
     if untrained:
@@ -110,14 +110,14 @@ def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress
             f"{untrained:,} of {len(rows):,} trajectories have no record of training: turn multipliers, gaps, advantages "
             "and learner log-probabilities were not recorded, or the trajectories were not trained on."
         )
-    indices = range(0, len(rows), MOST_IN_INDEX)
+    indices = range(0, len(rows), MAX_IN_INDEX)
     for number, start in enumerate(indices):
-        save("index", number, rows[start : start + MOST_IN_INDEX])
+        save("index", number, rows[start : start + MAX_IN_INDEX])
     about = {
         "count": len(rows),
         "blocks": starts,
         "index_files": len(indices),
-        "scales": {name: _full_tint(name, np.concatenate([[], *found])) for name, found in magnitudes.items()},
+        "scales": {name: _full_tint(name, np.concatenate([[], *values])) for name, values in magnitudes.items()},
         "classes": list(ACTION_CLASSES),
         "runs": [visible(run.name) for run in runs],
         "notes": [visible(note) for note in notes],
@@ -130,7 +130,7 @@ def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress
 def _blocks(
     runs: Sequence[RecordedRun], notes: list[str], progress: Callable[[], None]
 ) -> Iterator[list[tuple[int, RecordedTrajectory]]]:
-    """The trajectories with the indices of their runs; notes are added on iterations that cannot be read."""
+    """Yield blocks of trajectories with the indices of their runs; add a note for each iteration that cannot be read."""
     block: list[tuple[int, RecordedTrajectory]] = []
     tokens = 0
     for index, run in enumerate(runs):
@@ -140,10 +140,10 @@ def _blocks(
             except UserInputError as error:
                 notes.append(f"{run.name}: iteration {iteration} is not shown. {error}")
                 recorded = []
-            for each in recorded:
-                block.append((index, each))
-                tokens += sum(len(turn.response_ids) for turn in each.trajectory.turns)
-                if len(block) >= MOST_IN_BLOCK or tokens >= MOST_TOKENS_IN_BLOCK:
+            for trajectory in recorded:
+                block.append((index, trajectory))
+                tokens += sum(len(turn.response_ids) for turn in trajectory.trajectory.turns)
+                if len(block) >= MAX_IN_BLOCK or tokens >= MAX_TOKENS_IN_BLOCK:
                     yield block
                     block, tokens = [], 0
             progress()
@@ -163,22 +163,22 @@ def script(kind: str, number: int, value: Any) -> str:
 
 
 class _Chunk:
-    """Trajectories of a block, with texts as lists of indices of lines; each distinct line is kept once."""
+    """Trajectories of a block, with texts as lists of indices of lines; each distinct line is stored once."""
 
     def __init__(self) -> None:
         self._indices: dict[str, int] = {}
         self.trajectories: list[Any] = []
 
     def add(self, text: str) -> list[int]:
-        """Indices of the lines of ``text``, made visible."""
+        """Return the indices of the lines of ``text``, with control characters made visible."""
         return [self.index(line) for line in visible(text).split("\n")]
 
     def index(self, line: str) -> int:
-        """Index of a line."""
+        """Return the index of a line."""
         return self._indices.setdefault(line, len(self._indices))
 
     def content(self) -> dict[str, Any]:
-        """For the page."""
+        """Return the chunk as values for JSON."""
         return {"lines": list(self._indices), "trajectories": self.trajectories}
 
 
@@ -228,11 +228,11 @@ def _full_tint(name: str, values: np.ndarray) -> float | None:
     values = values[np.isfinite(values)]
     if not len(values):
         return None
-    return max(round(float(np.quantile(values, FULL_TINT_QUANTILE)), 6), FULL_TINT_AT_LEAST[name])
+    return max(round(float(np.quantile(values, FULL_TINT_QUANTILE)), 6), MIN_FULL_TINT[name])
 
 
 def _row(run: int, recorded: RecordedTrajectory) -> list[Any]:
-    """The values of FIELDS in data.js."""
+    """Return the values of ``FIELDS`` in ``data.js``."""
     trajectory = recorded.trajectory
     names = (trajectory.environment, trajectory.task_id, trajectory.family, trajectory.ended)
     return [
@@ -249,9 +249,9 @@ def _row(run: int, recorded: RecordedTrajectory) -> list[Any]:
 
 
 def _rounded(values: float | Sequence[float] | np.ndarray | None) -> Any:
-    """Plain numbers of four decimals, for JSON, which has no NaN."""
+    """Return plain numbers of four decimals, with ``None`` for non-finite numbers, which JSON does not have."""
     if values is None:
         return None
     array = np.round(np.asarray(values, np.float64), 4)
-    # numpy's stubs do not know arrays of objects.
+    # NumPy's stubs do not cover arrays of objects.
     return np.where(np.isfinite(array), array, None).tolist()  # type: ignore[call-overload]

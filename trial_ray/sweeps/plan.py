@@ -195,7 +195,7 @@ def _as_json(value: Any) -> Any:
     if is_json(value := plain(value)):
         return value
     # Other attributes, such as generators of random numbers, have the state of a search, which Tune changes.
-    attributes = {name: each for name, each in getattr(value, "__dict__", {}).items() if _is_described(each)}
+    attributes = {name: inner for name, inner in getattr(value, "__dict__", {}).items() if _is_described(inner)}
     return {type(value).__qualname__: attributes}
 
 

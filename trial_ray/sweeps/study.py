@@ -131,7 +131,7 @@ STUDIES = {
     ),
     "table3": Study("controlled revision profiles", ("grpo", "uniform", "permuted", "trial")),
     "study": Study(
-        "turn profiles and methods where the hindsight view knows better",
+        "turn profiles and methods with an informative hindsight context",
         ("grpo", "uniform", "permuted", "trial", "serl", "sdar", "rlsd", "grpo_opsd", "gigpo"),
     ),
     "shape": Study(
