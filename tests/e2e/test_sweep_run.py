@@ -73,7 +73,7 @@ config = config.environment("mine/Keyed-v0", env_config=_keyed, adapter=ADAPTER)
 """
 
 
-def test_a_killed_sweep_goes_on_its_best_point_trains_and_no_file_holds_its_secret(model_path, tmp_path, monkeypatch):
+def test_killed_sweep_continues_and_no_file_has_its_secret(model_path, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_LOGIN", KEY)
     file = sweep_file(
         tmp_path,
@@ -114,7 +114,7 @@ def test_a_killed_sweep_goes_on_its_best_point_trains_and_no_file_holds_its_secr
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
-def test_a_sweep_that_is_interrupted_between_two_trials_is_not_complete(model_path, tmp_path):
+def test_sweep_interrupted_between_trials_continues(model_path, tmp_path):
     file = sweep_file(
         tmp_path,
         model_path,
@@ -140,7 +140,7 @@ def test_a_sweep_that_is_interrupted_between_two_trials_is_not_complete(model_pa
     assert [RecordedRun(trial).state for trial in out.glob("TRIAL_*")] == ["done"] * 2
 
 
-def test_a_sweep_whose_trials_all_failed_says_why(model_path, tmp_path):
+def test_failed_trials_are_reported_and_continue(model_path, tmp_path):
     file = sweep_file(
         tmp_path,
         model_path,
@@ -157,7 +157,7 @@ def test_a_sweep_whose_trials_all_failed_says_why(model_path, tmp_path):
     assert "the disk of the data is gone" in printed
     trials = json.loads((tmp_path / "out" / "sweep.json").read_text())["trials"]
     assert ["the disk of the data is gone" in trial["error"] for trial in trials] == [True, True]
-    # Failed trials go on in their own folders.
+    # Failed trials continue in the same folders.
     file.write_text(
         file.read_text().replace(
             "        raise RuntimeError", "        return super().training_step()\n        raise RuntimeError"
@@ -170,7 +170,7 @@ def test_a_sweep_whose_trials_all_failed_says_why(model_path, tmp_path):
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_tune_takes_the_algorithm_and_a_plain_dict_and_trains_its_method(model_path, tmp_path):
+def test_tune_trains_the_method_of_a_plain_dict(model_path, tmp_path):
     from ray import tune
 
     config = with_method(load_experiment(sweep_file(tmp_path, model_path)).config, "sdar")

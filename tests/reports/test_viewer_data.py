@@ -1,4 +1,4 @@
-"""What the viewer's page is given: texts, token texts, numbers, and the files they are in."""
+"""Data of the viewer's page: texts, token texts and numbers, and the files that contain them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CALL = re.compile(r"viewer\.receive\('(\w+)',(\d+),'(.*)'\);\n")
 
 
 def read(path):
-    """What a browser makes of a data file: one call whose last argument is a string literal with JSON in it."""
+    """Read a data file as a browser does: one call whose last argument is a string literal with JSON in it."""
     literal = CALL.fullmatch(path.read_text(encoding="ascii"))[3]
     assert not re.search(r"(?<!\\)(\\\\)*'", literal), "the literal ends early"
     return json.loads(re.sub(r"\\(.)", r"\1", literal))
 
 
-def test_a_text_cannot_leave_its_script_file_and_is_shown_as_what_it_is(tmp_path):
+def test_text_cannot_leave_its_script_file(tmp_path):
     for text in HOSTILE:
         path = tmp_path / "text-0.js"
         path.write_text(script("text", 0, [text]), encoding="ascii")
@@ -42,7 +42,7 @@ def test_a_text_cannot_leave_its_script_file_and_is_shown_as_what_it_is(tmp_path
         assert visible(text).encode().decode().isprintable()
 
 
-def test_control_characters_are_spelled():
+def test_control_characters_are_visible():
     assert visible("\x1b[2J\r\n\x00\x7f\t") == "␛[2J␍\n␀␡␉"
     assert visible("\u202e\ud800\u2028\x9b") == "⟨U+202E⟩⟨U+D800⟩⟨U+2028⟩⟨U+009B⟩"
     assert visible("Größe 👍 שלום") == "Größe 👍 שלום"
@@ -56,7 +56,7 @@ def test_texts_of_tokens_add_up_to_the_text(tokenizer):
     assert len(texts) == len(ids)
     thumb = texts.index("👍")
     assert texts[thumb + 1 : thumb + 4] == ["", "", ""]
-    # Half a character, and ids that no tokenizer has.
+    # Half of a character, and ids outside the vocabulary.
     assert "\N{REPLACEMENT CHARACTER}" in "".join(TokenTexts(tokenizer).texts(ids[: ids.index(ids[thumb]) + 2]))
     assert TokenTexts(tokenizer).texts([len(tokenizer), -1]) == [f"⟨id {len(tokenizer)}⟩", "⟨id -1⟩"]
 
@@ -69,7 +69,7 @@ def disagreement(turns, success):
     return RecordedTrajectory(1, 1, 0, Trajectory("t", "f", 0, success=success), turns).disagreement
 
 
-def test_disagreement_is_the_weighted_push_against_the_outcome():
+def test_disagreement_is_the_weighted_gap_against_the_outcome():
     turns = [trained([0.2, -0.1], weight=0.5), trained([-0.3], weight=2.0), RecordedTurn(None)]
     assert disagreement(turns, success=True) == pytest.approx((0.5 * 0.1 + 2.0 * 0.3) / 3)
     failed = [trained([0.2, -0.1], advantage=-0.5, weight=0.5), trained([-0.3], advantage=-0.5, weight=2.0)]
@@ -84,15 +84,15 @@ def run_folder(tmp_path_factory, tokenizer):
     return folder
 
 
-def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenizer):
+def test_files_have_the_recorded_values(run_folder, tmp_path, tokenizer):
     opened = open_run(run_folder, "trial")
     written = write_viewer([opened], tmp_path / "viewer")
     assert (written.trajectories, written.notes) == (32, [])
     data = tmp_path / "viewer" / "data"
     about, index = read(data / "about-0.js"), read(data / "index-0.js")
-    found = [each for iteration in (1, 2) for each in opened.read(iteration)]
-    assert [row[1:3] for row in index] == [[each.iteration, each.number] for each in found]
-    last = found[-1]
+    recorded = [trajectory for iteration in (1, 2) for trajectory in opened.read(iteration)]
+    assert [row[1:3] for row in index] == [[trajectory.iteration, trajectory.number] for trajectory in recorded]
+    last = recorded[-1]
     block = len(about["blocks"]) - 1
     text, detail = read(data / f"text-{block}.js"), read(data / f"detail-{block}.js")
     offset = 31 - about["blocks"][block]
@@ -109,7 +109,7 @@ def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenize
     assert action == last.trajectory.turns[-1].action
 
 
-def test_what_is_missing_is_said(tmp_path, tokenizer):
+def test_missing_data_are_noted(tmp_path, tokenizer):
     bare = make_run(tmp_path / "bare", tokenizer, 16, iterations=1)
     for file in (bare / "training").rglob("*.parquet"):
         file.unlink()
@@ -122,7 +122,7 @@ def test_what_is_missing_is_said(tmp_path, tokenizer):
     assert (turn["prompt"], turn["tokens"], turn["gap"], turn["turn_weight"]) == (None, None, None, None)
 
 
-def test_an_iteration_that_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path, tokenizer):
+def test_unreadable_iteration_is_noted(tmp_path, tokenizer):
     folder = make_run(tmp_path / "cut", tokenizer, 32)
     (file,) = (folder / "trajectories" / "iteration=00002").glob("*.parquet")
     file.write_bytes(file.read_bytes()[:200])
@@ -135,7 +135,7 @@ def test_an_iteration_that_cannot_be_read_is_named_and_the_rest_is_shown(tmp_pat
     assert not (tmp_path / "none").exists()
 
 
-def test_training_records_of_another_run_are_refused(tmp_path, run_folder):
+def test_training_records_of_another_run_are_rejected(tmp_path, run_folder):
     shutil.copytree(run_folder, tmp_path / "run")
     (other,) = (tmp_path / "run" / "training" / "iteration=00001").glob("*.parquet")
     table = pq.read_table(other, partitioning=None)
@@ -147,7 +147,7 @@ def test_training_records_of_another_run_are_refused(tmp_path, run_folder):
         open_run(tmp_path / "run").read(1)
 
 
-def test_a_folder_that_is_no_viewer_is_not_replaced(run_folder, tmp_path):
+def test_only_a_viewer_is_replaced(run_folder, tmp_path):
     run = open_run(run_folder, "trial", 1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
@@ -156,11 +156,11 @@ def test_a_folder_that_is_no_viewer_is_not_replaced(run_folder, tmp_path):
     write_viewer([run], tmp_path / "viewer")
     first = (tmp_path / "viewer" / "index.html").read_text()
     write_viewer([run], tmp_path / "viewer")
-    assert first != (tmp_path / "viewer" / "index.html").read_text(), "every page has a nonce of its own"
+    assert first != (tmp_path / "viewer" / "index.html").read_text(), "every page has another nonce"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "viewer"]
 
 
-def test_no_number_breaks_the_json(tmp_path):
+def test_non_finite_numbers_are_null(tmp_path):
     ids = np.arange(3, dtype=np.int32)
     values = np.array([np.nan, -np.inf, -1.0], np.float32)
     turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", float("nan"), "stop")
@@ -175,7 +175,7 @@ def test_no_number_breaks_the_json(tmp_path):
     assert detail["trajectories"][1]["error"] == "EngineError: <b>died</b>"
 
 
-def test_an_iteration_without_a_whole_file_is_not_read(tmp_path, tokenizer):
+def test_iteration_without_a_complete_file_is_not_read(tmp_path, tokenizer):
     folder = make_run(tmp_path / "run", tokenizer, 16)
     save_tokenizer(folder, tokenizer)
     before = open_run(folder, "run").recorded

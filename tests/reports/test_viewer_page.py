@@ -1,4 +1,4 @@
-"""The viewer's page in headless Chromium: nothing recorded runs, and every key and filter does what it says."""
+"""The viewer's page in headless Chromium: recorded text never runs, and keys and filters work."""
 
 from __future__ import annotations
 
@@ -66,22 +66,22 @@ def choose(browser, name, value):
 
 
 def hostile_run(folder, tokenizer):
-    """Every field that an environment, a policy or a user fills, with every text; the run's name is one too."""
+    """Return a run with a hostile text in every field that an environment, a policy or a user fills."""
 
-    def turn(one):
-        ids = np.array(tokenizer.encode(one), np.int32)
+    def turn(text):
+        ids = np.array(tokenizer.encode(text), np.int32)
         values = np.zeros(len(ids), np.float32)
-        return Turn(ids, ids, values, 1, len(ids) // 2, one, one, True, one, 0.0, "stop")
+        return Turn(ids, ids, values, 1, len(ids) // 2, text, text, True, text, 0.0, "stop")
 
     groups = [
-        TrajectoryGroup(one, [Trajectory(one, one, 0, [turn(one)], environment=one, solution=(one,), error=one)])
-        for one in STORED
+        TrajectoryGroup(text, [Trajectory(text, text, 0, [turn(text)], environment=text, solution=(text,), error=text)])
+        for text in STORED
     ]
     write_groups(folder / "trajectories", 1, groups, "runner001")
     return recorded_run(folder, STORED[1], recorded=[1], tokens=TokenTexts(tokenizer))
 
 
-def test_nothing_recorded_runs(browser, tmp_path, tokenizer):
+def test_recorded_text_never_runs(browser, tmp_path, tokenizer):
     run = hostile_run(tmp_path, tokenizer)
     other = hostile_run(tmp_path, tokenizer)
     other.name = STORED[2]
@@ -98,11 +98,11 @@ def test_nothing_recorded_runs(browser, tmp_path, tokenizer):
         browser.press("j")
         browser.wait("document.querySelectorAll('article').length === 1")
     assert browser.evaluate("typeof window.ran") == "undefined"
-    # Nothing was refused either: no text had come so far as to be stopped by the policy alone.
+    # The browser blocked nothing either: no text relied on the page's policy.
     assert [event for event in browser.events if event["method"] != "Runtime.consoleAPICalled"] == []
     assert count(browser, "main script, main img, nav script, nav img, header img, li img") == 0
     everything = "".join(seen)
-    for one in (
+    for part in (
         "<script>window.ran = 1</script>",
         "<img src=x onerror='window.ran = 1'>",
         "⟨U+2028⟩",
@@ -110,11 +110,11 @@ def test_nothing_recorded_runs(browser, tmp_path, tokenizer):
         "␛",
         "␀",
     ):
-        assert one in everything
+        assert part in everything
 
 
-def test_a_file_that_was_cut_off_is_named(browser, tmp_path, tokenizer):
-    """A script with a syntax error is loaded like any other, and runs nothing."""
+def test_truncated_file_is_named(browser, tmp_path, tokenizer):
+    """A script with a syntax error loads without an error event."""
     page = write_viewer([hostile_run(tmp_path, tokenizer)], tmp_path / "viewer").page
     cut = page.parent / "data" / "detail-0.js"
     cut.write_bytes(cut.read_bytes()[:-20])
@@ -122,7 +122,7 @@ def test_a_file_that_was_cut_off_is_named(browser, tmp_path, tokenizer):
     browser.wait("document.body.textContent.includes('data/detail-0.js is missing or cut off')")
 
 
-def test_the_policy_lets_no_other_script_run(opened):
+def test_policy_blocks_other_scripts(opened):
     tried = """(code => { try { return String(code()); } catch (error) { return error.name; } })"""
     script = "() => { const s = document.createElement('script'); s.text = 'window.ran = 1'; document.head.append(s); }"
     assert opened.evaluate(f"{tried}({script})") == "TypeError"
@@ -151,7 +151,7 @@ def test_keys_move_through_trajectories_and_turns(opened):
     assert opened.evaluate("document.activeElement.id") == "list"
 
 
-def test_tokens_are_tinted_and_tell_their_numbers(opened):
+def test_tokens_are_tinted_and_show_their_numbers(opened):
     assert count(opened, ".tokens .up") + count(opened, ".tokens .down") > 20
     opened.hover("article.current .tokens span:nth-child(3)")
     opened.wait("!document.getElementById('tip').hidden")
@@ -163,7 +163,7 @@ def test_tokens_are_tinted_and_tell_their_numbers(opened):
     assert opened.evaluate("[...document.querySelectorAll('.tokens span')].map(s => s.className).join()") != tints
 
 
-def test_evidence_is_marked_beside_the_ordinary_prompt(opened):
+def test_teacher_context_is_marked_beside_the_prompt(opened):
     evidence = text(opened, "article.current mark.evidence")
     assert evidence.startswith("\n\nOutcome after the reply:\n")
     ordinary, hindsight = opened.evaluate(
@@ -194,7 +194,7 @@ def test_filters_orders_and_search_agree_with_the_index(opened):
     assert text(opened, "#status") == "64 of 64 trajectories"
 
 
-def test_two_runs_stand_side_by_side_on_one_task(opened):
+def test_two_runs_are_shown_side_by_side(opened):
     opened.press("c")
     opened.wait("document.querySelectorAll('.head').length === 2")
     assert opened.evaluate("[...document.querySelectorAll('.head dd')].map(d => d.textContent)").count("trial") == 1

@@ -1,4 +1,4 @@
-// What the page knows of the runs: the index, blocks of trajectories loaded on demand, and the search in their texts.
+// Data of the runs: the index, blocks of trajectories loaded on demand, and the search in their texts.
 //
 // A page opened from a folder may not fetch files, but may load scripts. Every file of data/ is a call of viewer.receive with a JSON
 // text. Texts of trajectories are untrusted: they become text nodes, never markup.
@@ -29,7 +29,7 @@ const viewer = {};
     resolve(JSON.parse(text));
   };
 
-  // The content of data/KIND-NUMBER.js, read once.
+  // The content of data/KIND-NUMBER.js; each file is read once.
   viewer.load = (kind, number) => {
     const name = `${kind}-${number}`;
     if (!files.has(name)) files.set(name, read(name));
@@ -44,7 +44,7 @@ const viewer = {};
       const done = () => { waiting.delete(name); script.remove(); };
       waiting.set(name, resolve);
       script.nonce = nonce;
-      // A script that was cut off is loaded, and receives nothing.
+      // A truncated script loads without an error, but passes no data.
       script.onload = () => (waiting.has(name) ? script.onerror() : done());
       script.onerror = () => { done(); files.delete(name); reject(new Error(`${url} is missing or cut off; write the page again`)); };
       script.src = policy ? policy.createScriptURL(url) : url;
@@ -57,7 +57,7 @@ const viewer = {};
     for (const name of kept.slice(0, Math.max(0, kept.length + 1 - DETAILS_KEPT))) files.delete(name);
   }
 
-  // Rows of one index file as objects; their index in the list of all is their id.
+  // Rows of one index file as objects; a row's id is its position in the whole list.
   viewer.readIndex = async (number) => {
     const rows = await viewer.load("index", number);
     return rows.map((row) => Object.fromEntries(FIELDS.map((field, column) => [field, row[column]])));

@@ -1,4 +1,4 @@
-// The list of trajectories: filters, order, and the rows that are in sight.
+// The list of trajectories: filters, order, and the visible rows.
 "use strict";
 
 (() => {
@@ -25,7 +25,7 @@
     select.append(element("option", { value }, label));
   }
 
-  // Fill the choices once the whole index is there.
+  // Fill the choices when the whole index has been read.
   viewer.fillFilters = () => {
     const { rows, about } = viewer;
     for (const field of ["iteration", "family"]) {
@@ -50,7 +50,7 @@
     }
   };
 
-  // The class of action that is filtered for, or null.
+  // The class of action of the filter, or null.
   viewer.filteredClass = () => (form.elements.class.value === "" ? null : Number(form.elements.class.value));
   viewer.query = () => search.value.trim().toLowerCase();
 
@@ -72,7 +72,7 @@
       shown.push(id);
     });
     const value = ORDERS[chosen.order];
-    // Those without the number come last, whatever the order.
+    // Trajectories without the number come last in every order.
     if (value) shown.sort((a, b) => (value(viewer.rows[b]) ?? -Infinity) - (value(viewer.rows[a]) ?? -Infinity) || a - b);
     const active = ["run", "iteration", "task", "family", "success", "class"].filter((name) => chosen[name] !== "").length + paired;
     document.getElementById("active-filters").textContent = active ? `(${active} on)` : "";
@@ -87,7 +87,7 @@
     if (status.textContent !== text) status.textContent = text;
   }
 
-  // Rows in sight, and a few around them; the element inside has the height of all.
+  // Draw the visible rows and a few around them; the inner element has the height of all rows.
   function draw() {
     const first = Math.max(0, Math.floor(list.scrollTop / ROW_HEIGHT) - 4);
     const last = Math.min(shown.length, first + Math.ceil((list.clientHeight || 600) / ROW_HEIGHT) + 8);
@@ -125,14 +125,14 @@
     draw();
   }
 
-  // Show a trajectory; turn is the one to begin at.
+  // Show a trajectory from a turn on.
   viewer.select = (id, turn = 0) => {
     selected = id;
     reveal();
     viewer.show(id, turn);
   };
 
-  // Go on by so many trajectories of the list.
+  // Move by a number of trajectories in the list.
   viewer.move = (steps) => {
     if (!shown.length) return;
     const now = shown.indexOf(selected);
@@ -171,7 +171,7 @@
     });
     form.addEventListener("change", (event) => {
       if (event.target === search) return;
-      // Whoever asks for an order wants to read what comes first.
+      // After a change of the order, show the first trajectory.
       if (event.target === form.elements.order) selected = -1;
       apply();
       viewer.redraw();

@@ -8,7 +8,7 @@
   const legend = document.getElementById("legend");
   const tip = document.getElementById("tip");
   const spoken = document.getElementById("spoken");
-  const MOST_BESIDE = 200;
+  const MAX_BESIDE = 200;
 
   let sides = [];
   let current = 0;
@@ -18,7 +18,7 @@
     gap: {
       value: (turn, index) => turn.gap?.[index],
       scale: "gap", low: "less probable with hindsight", high: "more probable with hindsight", unit: "nats",
-      text: "Signed hindsight gap of each token: its log-probability with the evidence minus without.",
+      text: "Signed hindsight gap of each token: its log-probability with the teacher context minus without it.",
     },
     advantage: {
       value: (turn) => turn.advantage,
@@ -41,10 +41,10 @@
 
   const tint = () => document.querySelector("[name=tint]:checked").value;
 
-  // --- What is shown -------------------------------------------------------------------------------------------------------
+  // --- The trajectories on the page -------------------------------------------------------------------------------------------------------
 
   let asked = 0;
-  // Show a trajectory of the list, from a turn on; what stood beside it goes.
+  // Show a trajectory of the list from a turn on, and remove the trajectory beside it.
   viewer.show = async (id, turn = 0) => {
     const own = ++asked;
     hideTip();
@@ -80,13 +80,13 @@
   function fillBeside(id) {
     const found = candidates(id);
     beside.replaceChildren(element("option", { value: "" }, found.length ? "nothing" : "no other of this task"),
-      ...found.slice(0, MOST_BESIDE).map(({ row, index }) => element("option", { value: index },
+      ...found.slice(0, MAX_BESIDE).map(({ row, index }) => element("option", { value: index },
         `${viewer.about.runs.length > 1 ? `${viewer.about.runs[row.run]} · ` : ""}iteration ${row.iteration} #${row.number} `
         + `(${row.success ? "succeeded" : "did not succeed"}, ${row.turns} turns)`)));
     beside.disabled = !found.length;
   }
 
-  // After the whole index was read.
+  // Update the choices after the whole index has been read.
   viewer.refreshBeside = () => { if (sides.length === 1) fillBeside(sides[0].id); };
 
   async function setBeside() {
@@ -98,14 +98,14 @@
     viewer.redraw();
   }
 
-  // Put another trajectory of the task beside this one, or take it away.
+  // Show another trajectory of the task beside this one, or remove it.
   viewer.toggleBeside = () => {
     if (beside.options.length < 2) return;
     beside.value = beside.value === "" ? beside.options[1].value : "";
     setBeside();
   };
 
-  // Draw again what is shown, after a switch.
+  // Draw the trajectories again after a setting has changed.
   viewer.redraw = () => {
     if (!sides.length) return;
     hideTip();
@@ -158,7 +158,7 @@
     return made;
   }
 
-  // The class of a turn's action; empty where the environment's actions have none.
+  // The class of a turn's action; empty if the environment's actions have no classes.
   const className = (turn) => viewer.about.classes[turn.class] ?? "";
 
   const largestWeight = () => Math.max(2, ...sides.flatMap((side) => side.turns.map((turn) => turn.turn_weight ?? 0)));
@@ -222,16 +222,16 @@
   const labelled = (label, ...content) => element("div", { class: "said" }, element("h4", {}, label), ...content);
   const saidElement = (label, text, kind) => labelled(label, element("p", { class: `text ${kind}`, dir: "auto" }, ...marked(text || "(nothing)")));
 
-  // Where the text has what was searched for, as pairs of positions.
+  // Positions of the search text in a text, as pairs of start and end.
   function matches(text) {
     const query = viewer.query(), lower = text.toLowerCase(), found = [];
-    // Where lower case changes the length, positions would not fit.
+    // If lower case changes the length of the text, positions would be wrong.
     if (!query || lower.length !== text.length) return found;
     for (let at = lower.indexOf(query); at >= 0; at = lower.indexOf(query, at + query.length)) found.push([at, at + query.length]);
     return found;
   }
 
-  // The text in nodes, with what was searched for marked.
+  // The text as nodes, with the search text marked.
   function marked(text) {
     let end = 0;
     const parts = matches(text).flatMap(([from, to]) => {
@@ -248,11 +248,11 @@
     const kind = TINTS[tint()];
     const scale = kind && viewer.about.scales[kind.scale];
     const hits = matches(turn.response);
-    // Text at the end of the prompt that belongs to the response; it has no numbers.
+    // Text at the end of the prompt that belongs to the response has no numbers.
     if (turn.opened) made.append(element("em", { title: "written by the prompt" }, turn.opened.replaceAll("\n", "↵\n")));
     let position = turn.opened.length;
     turn.tokens.forEach((text, index) => {
-      // A token that holds a part of a character has no text of its own.
+      // A token that is a part of a character has no text.
       const span = element("span", { "data-token": index }, text === "" ? "·" : text.replaceAll("\n", "↵\n"));
       const value = kind?.value(turn, index);
       if (value && scale) {
@@ -290,7 +290,7 @@
     }
     if (document.getElementById("prompts").checked) {
       for (const made of place.querySelectorAll("article.current")) made.append(promptsElement(sides[made.dataset.side].turns[current]));
-      // The evidence may stand at the end of a long prompt; both views show where it goes.
+      // The teacher context may be at the end of a long prompt: scroll both prompts to its position.
       for (const box of place.querySelectorAll(".prompts .text")) {
         const mark = box.querySelector("mark, .here");
         if (!mark) continue;
@@ -305,16 +305,16 @@
   function promptsElement(turn) {
     if (!turn.prompt) return element("div", { class: "prompts" }, element("p", { class: "hint" }, "The run has no checkpoint whose tokenizer could decode the prompt."));
     const [before, after] = turn.prompt;
-    const here = element("span", { class: "here", title: "where the evidence goes" }, "▾");
+    const here = element("span", { class: "here", title: "position of the teacher context" }, "▾");
     const ordinary = labelled(`Ordinary prompt, ${turn.prompt_tokens} tokens`,
       element("p", { class: "text", tabindex: "0", dir: "auto" }, before, turn.evidence === null ? "" : here, after));
     const hindsight = turn.evidence === null
-      ? labelled("Hindsight prompt", element("p", { class: "hint" }, "Not recorded, or the method has none."))
-      : labelled("Hindsight prompt, evidence marked", element("p", { class: "text", tabindex: "0", dir: "auto" }, before, element("mark", { class: "evidence" }, turn.evidence), after));
+      ? labelled("Hindsight prompt", element("p", { class: "hint" }, "The teacher context was not recorded, or the method has none."))
+      : labelled("Hindsight prompt, teacher context marked", element("p", { class: "text", tabindex: "0", dir: "auto" }, before, element("mark", { class: "evidence" }, turn.evidence), after));
     return element("div", { class: "prompts" }, ordinary, hindsight);
   }
 
-  // Make a turn the current one.
+  // Make a turn the current turn.
   viewer.setTurn = (turn, scroll = true) => {
     if (!sides.length) return;
     const last = Math.max(...sides.map((side) => side.turns.length)) - 1;
@@ -385,7 +385,7 @@
     const column = event.target.closest(".profile button");
     const article = event.target.closest("article");
     if (column) viewer.setTurn(Number(column.dataset.turn));
-    // Not while text is being selected.
+    // Do nothing while text is being selected.
     else if (article && !event.target.closest("a, button, summary, .prompts") && window.getSelection().isCollapsed) viewer.setTurn(Number(article.dataset.turn), false);
   });
   beside.addEventListener("change", setBeside);

@@ -1,4 +1,4 @@
-// Start, keys, and the address of what is shown.
+// Start of the page, keys, and the address of the current trajectory.
 "use strict";
 
 (() => {
@@ -6,13 +6,13 @@
   const search = document.getElementById("search");
   const keys = document.getElementById("keys");
 
-  // Tell a person what went wrong, in words.
+  // Show an error message.
   viewer.fail = (error) => {
     const line = element("p", { class: "error", role: "alert" }, error.message);
     document.getElementById("trajectory").replaceChildren(line);
   };
 
-  // Keep trajectory and turn in the address, so that it can be handed on.
+  // Keep trajectory and turn in the address, so that it can be shared.
   viewer.remember = (id, turn) => {
     try { history.replaceState(null, "", `#${id}.${turn + 1}`); } catch { /* some browsers refuse it for files */ }
   };
