@@ -102,8 +102,8 @@ def test_killed_sweep_continues_and_no_file_has_its_secret(model_path, tmp_path,
     assert finished("inspect", trial, "--iteration", "12")[0] == 0
     code, printed = finished("replay", trial, "--iteration", "1", "--env-adapter", file)
     assert (code, "the same weights, bit for bit" in printed) == (0, True), printed
-    (point,) = result.points()
-    assert point.half_width > 0  # the seeds gave different weights, tasks and responses
+    (half_width,) = result.points()["half_width"]
+    assert half_width > 0  # the seeds gave different weights, tasks and responses
     assert sorted(result.dataframe()["seed"]) == [0, 1, 2]
     assert load_experiment(out / "best.py").config.seed == result.best().parameters["seed"]
     code, printed = finished("train", out / "best.py", "--out", tmp_path / "best", "--iterations", "1")

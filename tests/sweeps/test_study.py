@@ -12,13 +12,14 @@ from evaluation_samples import coin_flips, evaluation
 from trial_ray import cli
 from trial_ray.algorithms.config import NAMED_CONFIG
 from trial_ray.algorithms.grpo import GRPOConfig
+from trial_ray.cli import sweep
 from trial_ray.errors import ConfigError
 from trial_ray.runs.folder import RunFolder
 from trial_ray.sweeps import study as studies
 from trial_ray.sweeps.plan import recorded_config
 from trial_ray.sweeps.results import SweepResult, TrialRecord
 from trial_ray.sweeps.run import Sweep
-from trial_ray.sweeps.study import SCALES, STUDIES, evaluation_file, plan_study
+from trial_ray.sweeps.study import SCALES, evaluation_file, plan_study
 
 SCALE = """
 from trial_ray.algorithms import TRIALConfig
@@ -155,7 +156,7 @@ def test_missing_or_empty_scale_is_rejected(capsys, monkeypatch, tmp_path):
 # Planning pretrained_tools copies a whole model.
 @pytest.mark.parametrize("name", sorted({*SCALES} - {"pretrained_tools", "paper"}))
 def test_scales_of_the_package_are_valid(name):
-    for study in STUDIES:
+    for study in sweep.STUDIES:
         assert len(plan_study(study, name, seeds=1).runs) >= 2
 
 
