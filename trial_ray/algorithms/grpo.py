@@ -11,10 +11,7 @@ from typing import Any
 import torch
 from ray.rllib.utils.metrics import (
     LEARNER_RESULTS,
-    NUM_ENV_STEPS_SAMPLED,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    NUM_EPISODES,
-    NUM_EPISODES_LIFETIME,
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.tune.execution.placement_groups import PlacementGroupFactory
@@ -270,18 +267,11 @@ class GRPO(RLlibCalls):
         self.health_checks.check_iteration(self.iteration + 1, self.metrics, trained=bool(batch.kept))
 
     def _log_batch(self, batch: SampledBatch) -> None:
-        """Log counts of groups and rows, and the metrics of all rollouts; with several environments, also by environment name."""
+        """Log counts of groups and rows, the metrics of all rollouts, and those that callbacks logged."""
         for key, value in batch.metrics().items():
             log(self.metrics, key, value)
-        figures = sum(batch.counts.values(), RolloutCounts()).metrics()
-        entries = self.config.environment_entries()
-        if len(entries) > 1:
-            for index, counts in batch.counts.items():
-                name = entries[index].name
-                figures |= {f"{name}/{key}": value for key, value in counts.episode_metrics().items()}
-        figures[NUM_ENV_STEPS_SAMPLED_LIFETIME] = figures[NUM_ENV_STEPS_SAMPLED]
-        figures[NUM_EPISODES_LIFETIME] = figures[NUM_EPISODES]
-        for key, value in figures.items():
+        names = [entry.name for entry in self.config.environment_entries()]
+        for key, value in batch.rollout_metrics(names).items():
             log(self.metrics, f"{ENV_RUNNERS}{key}", value)
         self._log_callbacks(self.workers.pop_logged(in_evaluation=False))
 

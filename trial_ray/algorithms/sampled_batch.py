@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from ray.rllib.utils.metrics import (
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_EPISODES,
+    NUM_EPISODES_LIFETIME,
+)
 
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 
@@ -89,3 +98,17 @@ class SampledBatch:
             "groups/zero_variance_fraction": sum(sample.zero_variance for sample in samples) / len(samples),
             "groups/unequal_start_fraction": sum(sample.starts_differ for sample in samples) / len(samples),
         }
+
+    def rollout_metrics(self, environments: Sequence[str]) -> dict[str, Any]:
+        """Return the metrics of all rollouts; with several environments, also by environment.
+
+        Args:
+            environments: names of the run's environments.
+        """
+        metrics = sum(self.counts.values(), RolloutCounts()).metrics()
+        if len(environments) > 1:
+            for index, counts in self.counts.items():
+                metrics |= {f"{environments[index]}/{key}": value for key, value in counts.episode_metrics().items()}
+        metrics[NUM_ENV_STEPS_SAMPLED_LIFETIME] = metrics[NUM_ENV_STEPS_SAMPLED]
+        metrics[NUM_EPISODES_LIFETIME] = metrics[NUM_EPISODES]
+        return metrics
