@@ -61,7 +61,7 @@ class Rater:
     def create(self, *_):
         pass
 
-    tell = create
+    call = create
 
     async def rate(self, trajectory):
         assert trajectory.turns

@@ -204,15 +204,15 @@ def test_a_sweep_continues_only_in_its_own_folder(key_folder, tmp_path):
     for name in ("tuner.pkl", "trainable.pkl", "experiment_state-1.json"):
         (folder / name).write_bytes(pickle.dumps(Program(tmp_path / "ran")))
     (folder / DEFINITION).write_text('{"description": {}, "iterations": null, "overrides": []}')
-    file = SimpleNamespace(description=dict)
-    Sweep(file, folder).require_folder(resume=True)
+    plan = SimpleNamespace(description={})
+    Sweep(plan, folder).require_folder(resume=True)
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     for mark in ((copy / trust.MARK).read_bytes(), b"[]", b"\xff", None):
         (copy / trust.MARK).write_bytes(mark) if mark else (copy / trust.MARK).unlink()
         with pytest.raises(CheckpointError, match="was not started here"):
-            Sweep(file, copy).require_folder(resume=True)
-    Sweep(file, copy).require_folder(resume=True, trust=True)
+            Sweep(plan, copy).require_folder(resume=True)
+    Sweep(plan, copy).require_folder(resume=True, trust=True)
     assert not (tmp_path / "ran").exists()
 
 

@@ -10,7 +10,7 @@ class Sections:
     """The methods of a config that set its settings; each returns the config."""
 
     def resources(self, *, num_cpus_for_main_process: float | Search = ..., **further: Any) -> Self:
-        """RLlib's, which takes shares of a CPU, too."""
+        """RLlib's group, which accepts fractions of a CPU, too."""
 
     def training(
         self,
