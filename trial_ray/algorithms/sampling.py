@@ -318,6 +318,9 @@ class GroupSampler:
         while True:
             playing = self._unfinished()
             samples, lost_runners = self._pool.wait(playing, wait_s)
+            if errors := [error for sample in samples.values() for error in sample.errors]:
+                total = sum(len(sample.episodes) for sample in samples.values())
+                logger.warning("%d of %d rollouts failed and are dropped; the first: %s", len(errors), total, errors[0])
             if wait_s and not samples and not lost_runners:
                 lost_runners = self._pool.replace_late(playing)
             failed = [
