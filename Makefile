@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=213500 \
-  tests=236900 \
+  trial_ray=213510 \
+  tests=236840 \
   benchmarks=27300 \
   words=34010
 
