@@ -132,7 +132,7 @@ def is_user_error(error: BaseException) -> bool:
 
     error = root_cause(error)
     if isinstance(error, TrialEnvError):
-        return not isinstance(error, RuntimeError)  # our own code has misused the environment
+        return not isinstance(error, RuntimeError)  # Our own code has misused the environment.
     return isinstance(error, UserInputError)
 
 

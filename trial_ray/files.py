@@ -112,7 +112,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error, UnwritableError) or error.errno in (*FULL, errno.ENAMETOOLONG):
-            raise  # the command line shortens the message about a name that is too long
+            raise  # The command line shortens the message about a name that is too long.
         reason = error.strerror or error
         raise UnwritableError(f"{path} cannot be written ({reason}). Name another place, or free this one.") from error
 
@@ -292,7 +292,7 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
 def _fill(folder: Path, write: Callable[[Path], object]) -> None:
     partial = folder / ".partial"
     with writing(folder):
-        partial.mkdir()  # raises if another command fills the folder
+        partial.mkdir()  # mkdir() raises an error if another command fills the folder.
     try:
         write(partial / "whole")
         for entry in (partial / "whole").iterdir():
@@ -359,6 +359,6 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[
     try:
         write_folder(folder, fill)
     except OSError:
-        if not folder.is_dir():  # otherwise another process has built it meanwhile
+        if not folder.is_dir():  # Otherwise, another process has built the folder meanwhile.
             raise
     return folder, False

@@ -61,7 +61,7 @@ def _resident_peak() -> int | None:
 
 
 def _device() -> int | None:
-    torch = sys.modules.get("torch")  # a process that has not imported torch uses no device memory
+    torch = sys.modules.get("torch")  # A process that has not imported torch uses no device memory.
     if torch is None or not torch.cuda.is_initialized():
         return None
     peak: int = sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
@@ -162,7 +162,7 @@ def _publish() -> None:
     if _ProcessState.stacks_after_s is not None:
         faulthandler.dump_traceback_later(_ProcessState.stacks_after_s, file=STDERR)
     progress = Progress(_ProcessState.node, os.getpid(), psutil.Process().create_time(), _ProcessState.count)
-    with contextlib.suppress(Exception):  # an error of the key-value store must not end the work
+    with contextlib.suppress(Exception):  # An error of the key-value store must not end the work.
         _internal_kv_put(_ProcessState.actor, json.dumps(asdict(progress)), namespace=_NAMESPACE)
 
 
@@ -252,7 +252,7 @@ def process_events(since: float, limit: int = MAX_EVENTS) -> ProcessEvents:
     """
     # Events are stored in time.monotonic(), and returned in time.time() to compare nodes.
     offset = time.time() - time.monotonic()
-    stored = list(_events.copy())  # copy() is atomic: other threads may add events
+    stored = list(_events.copy())  # copy() is atomic: other threads may add events.
     events = [event._replace(began=event.began + offset) for event in stored]
     missing_before = 0.0
     if len(events) == MAX_EVENTS or len(events) > limit:

@@ -71,7 +71,7 @@ def _reacting(reaction: Callable[[int], None]) -> Iterator[None]:
 def _set_handlers(restored: ExitStack) -> None:
     for number in SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-            continue  # nohup has set this
+            continue  # nohup has set SIGHUP to be ignored.
         restored.callback(signal.signal, number, signal.signal(number, _handle))
     restored.callback(setattr, _ProcessState, "hung_up", False)
     restored.callback(setattr, _ProcessState, "interrupted", False)

@@ -109,7 +109,7 @@ def _create_key(path: Path) -> bytes:
             os.link(partial, path)
         except FileExistsError:
             pass
-        except OSError:  # the file system has no links
+        except OSError:  # The file system has no links.
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

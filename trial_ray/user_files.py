@@ -111,5 +111,5 @@ def _send_by_value(before: set[str], folders: set[Path]) -> None:
             continue
         if Path(file).resolve().parent in folders:
             installed = packages_distributions() if installed is None else installed
-            if package not in installed:  # actors can import installed packages
+            if package not in installed:  # Actors can import installed packages.
                 cloudpickle.register_pickle_by_value(sys.modules[name])

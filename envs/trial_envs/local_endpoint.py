@@ -62,12 +62,12 @@ class _Server(ThreadingHTTPServer):
 
     def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of the answer to a request."""
-        if self.ended:  # a client may still use its open connection
+        if self.ended:  # A client may still use its open connection.
             return _ENDED
         call = asyncio.run_coroutine_threadsafe(self._answer(path, body), self._loop)
         self.calls.add(call)
         try:
-            return call.result()  # the end of the episode cancels the call
+            return call.result()  # The end of the episode cancels the call.
         except CancelledError:
             return _ENDED
         finally:
@@ -87,7 +87,7 @@ class _Server(ThreadingHTTPServer):
             response = await self._chat.post(path.removeprefix("/v1"), cast_to=httpx2.Response, body=fields)
         except openai.APIStatusError as error:
             response = error.response
-        except Exception as error:  # the program may have closed the client
+        except Exception as error:  # The program may have closed the client.
             return 500, _error(f"{type(error).__name__}: {error}")
         return response.status_code, response.content
 

@@ -110,7 +110,7 @@ def tool_program(
             try:
                 result = getattr(env, call.function.name)(**json.loads(call.function.arguments))
                 result = await result if inspect.isawaitable(result) else result
-            except Exception as error:  # the policy sees the error of a tool and may correct its call
+            except Exception as error:  # The policy sees the error of a tool and may correct its call.
                 result = {"error": str(error)}
             messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
 
@@ -211,7 +211,7 @@ class ProgramEnv(TextEnv):
         return self._in_loop(self._next(action))
 
     def _free(self) -> None:
-        if self._loop.is_running():  # an interrupt ended the wait for the program
+        if self._loop.is_running():  # An interrupt ended the wait for the program.
             waiting = asyncio.all_tasks(self._loop)
             self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in waiting])
         self._in_loop(self._cancel())
@@ -233,7 +233,7 @@ class ProgramEnv(TextEnv):
 
     async def _begin(self, task_id: str) -> None:
         await self._cancel()
-        await self._chat.close()  # the last program may have closed its client already
+        await self._chat.close()  # The last program may have closed its client already.
         self._chat = _client(self._respond)
         self._conversation, self._answer, self._rewards = [], None, {}
         self._call = self._loop.create_future()
@@ -255,7 +255,7 @@ class ProgramEnv(TextEnv):
             answer = self._message(action)
             self._conversation.append(_plain(answer))
             self._call = self._loop.create_future()
-            if not self._answer.done():  # the program may have cancelled the call
+            if not self._answer.done():  # The program may have cancelled the call.
                 self._answer.set_result(answer)
         either: set[asyncio.Future[Any]] = {self._program, self._call}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

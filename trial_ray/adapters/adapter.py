@@ -352,7 +352,7 @@ class EnvironmentAdapter:
         for part in dataclasses.fields(self):
             try:
                 cloudpickle.loads(cloudpickle.dumps(getattr(self, part.name)))
-            except Exception as error:  # pickling calls a user's code, which may raise any error
+            except Exception as error:  # Pickling calls a user's code, which may raise any error.
                 raise ConfigError(
                     f"The adapter of {self.env_id} cannot be sent to actors: {part.name} cannot be pickled "
                     f"({type(error).__name__}: {error}). Leave open files, locks and processes out of it."
@@ -371,5 +371,5 @@ def _is_number(value: Any, kind: type | UnionType = int | float) -> bool:
 def _described(value: Any) -> Any:
     if not callable(value):
         return value
-    definition = value if hasattr(value, "__qualname__") else type(value)  # a partial function has no name
+    definition = value if hasattr(value, "__qualname__") else type(value)  # A partial function has no name.
     return f"{definition.__module__}.{definition.__qualname__}"

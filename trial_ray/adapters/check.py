@@ -51,7 +51,7 @@ def check_environment(
             _require_keys(entry, reward, env.info_keys)
         _warn_of_other_start(entry, tasks[0], start, env.reset(tasks[0], 0))
     except EnvironmentFaultError as error:
-        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # its message states the remedy
+        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # The message of the error states the remedy.
             raise error.__cause__ from None
         raise _config_error(error) from error
     finally:

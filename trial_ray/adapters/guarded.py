@@ -184,7 +184,7 @@ class GuardedEnv:
             return call()
         except ContractError as error:
             raise self._fault(stage, str(error), error) from error
-        except (Exception, SystemExit) as error:  # an environment that exits must not end other episodes
+        except (Exception, SystemExit) as error:  # An environment that exits must not end other episodes.
             raise self._fault(stage, first_line(error), error) from error
 
     def _fault(self, stage: str, cause: str, error: BaseException) -> EnvironmentFaultError:

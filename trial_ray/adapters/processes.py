@@ -172,7 +172,7 @@ class ProcessEnv:
         except (OSError, ValueError) as error:
             raise self._fault(stage, f"the connection to its process broke ({first_line(error)})") from error
         finally:
-            self.faulty = not answered  # a cancelled call also leaves the process in an unknown state
+            self.faulty = not answered  # A cancelled call also leaves the process in an unknown state.
         if "fault" in response:
             raise EnvironmentFaultError(response["fault"])
         if "refused" in response:
@@ -218,7 +218,7 @@ def answer_requests(connection: socket.socket) -> None:
     if not (line := lines.readline()):
         return
     setup = json.loads(line)
-    np.random.seed()  # without this, all forks would draw the same numbers
+    np.random.seed()  # Without a new seed, all forks would draw the same numbers.
     try:
         _limit_memory(setup["memory_bytes"])
         arguments = cloudpickle.loads(base64.b64decode(setup["environment"]))

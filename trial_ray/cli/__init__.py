@@ -108,10 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(
                 errors="backslashreplace"
-            )  # the terminal's encoding may lack characters of paths and texts
+            )  # The terminal's encoding may lack characters of paths and texts.
     args = build_parser().parse_args(argv)
     if not args.verbose:
-        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file
+        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file.
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # RLlib logs a warning for every algorithm
     try:
         for name, value in vars(args).items():

@@ -64,10 +64,11 @@ def checkpoint_config(
     from trial_ray.runs.checkpoints import find_model
     from trial_ray.runs.overrides import apply_overrides
 
-    env = env and find_spec(env).id  # an id such as MODULE:ID imports MODULE, which a run's record may not do
+    env = env and find_spec(env).id  # An id such as MODULE:ID imports MODULE, which a run's record may not do.
     model = None if checkpoint == ORACLE else find_model(checkpoint)
     recorded, labels = recorded_config(model, adapters) if model else (None, {})
-    config = with_method(recorded or new_config("grpo"), "grpo")  # nothing is trained, so no method's needs are checked
+    # Nothing is trained, so no method's needs are checked.
+    config = with_method(recorded or new_config("grpo"), "grpo")
     evaluated, trained = config.evaluation_entries(), config.environment_entries()
     entries = evaluated or trained
     by_id = {entry.env_id: entry for entry in reversed(entries)}

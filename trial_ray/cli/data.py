@@ -70,7 +70,7 @@ def data(args: Namespace) -> None:
             raise UserInputError("--generate needs --out DIR, the new folder that the games are written into.")
         else:
             generate(args.out, args.generate, args.seed or 0, args.difficulty)
-    except FileExistsError as error:  # the target folder is not empty
+    except FileExistsError as error:  # The target folder is not empty.
         raise UserInputError(str(error)) from error
 
 

@@ -80,7 +80,7 @@ def doctor(args: Namespace) -> int | None:
 
 def package_checks() -> Iterator[Check]:
     """Check the packages of each of :data:`EXTRAS`: installed, missing, or not of the required version."""
-    in_clone = (CLONE / "Makefile").is_file()  # a wheel has no Makefile
+    in_clone = (CLONE / "Makefile").is_file()  # A wheel has no Makefile.
     by_make = in_clone and Path(sys.prefix) == CLONE / ".venv"
     where = "a clone" if in_clone else "an installed package"
     yield Check("Python", f"{sys.version.split()[0]} ({sys.executable}), trial-ray from {where}")

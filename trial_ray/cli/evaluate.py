@@ -229,7 +229,7 @@ def _episode_bar(total: int, journal: EpisodeJournal) -> Iterator[Callable[[Epis
         def on_episode(episode: EpisodeResult) -> None:
             journal.add(episode)
             done = len(journal.episodes)
-            text = f"{done} of {total} episodes"  # without the number of wins, which is biased: wins end first
+            text = f"{done} of {total} episodes"  # The number of wins is biased, because wins end first.
             progress.update(task, completed=done, description=text)
             if not console.is_terminal and done * 10 // total > (done - 1) * 10 // total:
                 show(text)
@@ -261,12 +261,12 @@ def measure_hindsight(args: Namespace) -> None:
     config, _ = recorded_config(model, adapters)
     if config is None:
         settings = recorded_settings(model)
-    else:  # environment, prompts and limits of the run
+    else:  # The config has the environment, prompts and limits of the run.
         settings = replace(warm_start_settings(config)[0], chat_template_date=config.chat_template_date)
     overrides = [f"env={args.env}", *args.overrides] if args.env else args.overrides
     # A model that was cloned on a GPU is evaluated on the CPU, unless --set device=cuda is given.
     settings = override_dataclass(replace(settings, model_path=str(model), device="cpu"), overrides)
-    if config is not None:  # its adapters may be of several environments
+    if config is not None:  # The run's adapters may be of several environments.
         adapters = tuple(adapter for adapter in adapters if adapter.env_id == settings.env)
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters)
     agreement = measure_agreement(settings, entry, args.tasks, args.demonstrator)
@@ -279,5 +279,5 @@ def measure_hindsight(args: Namespace) -> None:
     if args.json:
         show(f"written: {write_json(args.json, finite(agreement.to_dict()))}")
         picture = args.json.with_suffix(".png")
-        plot_agreement(agreement.to_dict(), picture)  # needs the extra reports
+        plot_agreement(agreement.to_dict(), picture)  # A plot needs the extra "reports".
         show(f"written: {picture}")

@@ -85,9 +85,10 @@ def train(args: Namespace) -> int:
     if isinstance(args.out, Path):
         require_free_folder(args.out, f", or continue it with --resume {args.out}")
     console = terminal.output()
-    with waiting(console, f"reading {args.file}"):  # the file imports Ray and torch
+    with waiting(console, f"reading {args.file}"):  # The file imports Ray and torch.
         experiment = load_experiment(args.file)
-    from trial_ray.algorithms.startup import require_inputs  # a slow import, which a missing file does not wait for
+    # This import is slow, and a missing file is reported before it.
+    from trial_ray.algorithms.startup import require_inputs
 
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
     if not stop:

@@ -398,7 +398,7 @@ class RunSettings(
             raise ConfigError(
                 f"The reward function {reward_name(self.reward)} cannot be called with one argument, the episode: {error}."
             ) from error
-        except ValueError:  # not every callable has a signature
+        except ValueError:  # Not every callable has a signature.
             pass
         if not REWARD_NAME.fullmatch(name := reward_name(self.reward)):
             raise ConfigError(
@@ -407,7 +407,7 @@ class RunSettings(
             )
         try:
             cloudpickle.dumps(self.reward)
-        except Exception as error:  # any object that the function uses may raise its own error
+        except Exception as error:  # Any object that the function uses may raise its own error.
             raise ConfigError(
                 f"The reward function {reward_name(self.reward)} cannot be sent to env runners ({type(error).__name__}: {error}). "
                 "Create clients, locks and open files inside the function."

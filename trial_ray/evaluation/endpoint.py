@@ -97,7 +97,7 @@ class ChatEndpoint:
                 f"--endpoint needs the package openai; install it with: {install_command('endpoint')}"
             ) from error
         return openai.AsyncOpenAI(
-            api_key=self._key() or "none",  # with an empty key the client would send OPENAI_API_KEY to any endpoint
+            api_key=self._key() or "none",  # With an empty key the client would send OPENAI_API_KEY to any endpoint.
             base_url=self.url,
             timeout=self.timeout_s,
             max_retries=RETRIES,
@@ -136,7 +136,7 @@ class ChatEndpoint:
             if re.search("context.length", message, re.IGNORECASE):
                 raise PromptTooLongError(message) from None
             raise UserInputError(f"{message} Check --endpoint, --model, --api-key-env and --body.") from None
-        except Exception as error:  # for other answers than chat completions the client returns incomplete objects
+        except Exception as error:  # For other answers than chat completions the client returns incomplete objects.
             raise EngineError(f"{self.url} gave no chat completion: {self.clean(error)}.") from None
 
     def clean(self, error: Exception) -> str:
@@ -205,7 +205,7 @@ class EndpointPlayer:
         message = {"role": "user", "content": self.template.render(context).strip()}
         if not conversation:
             return [message]
-        if result.past_turns == 0:  # the conversation starts again
+        if result.past_turns == 0:  # The conversation starts again.
             self.conversation.clear()
         if not self.conversation:
             system = cast(ConversationPrompt, self.template).system(result.task).strip()

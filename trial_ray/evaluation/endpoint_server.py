@@ -81,7 +81,7 @@ async def _has_equal_prompts(
     plain = {"prompt": " ".join(_SHOWN), "add_special_tokens": False}
     tokens = await _tokens(endpoint, client, url, plain)
     if tokens is None or tokens != tokenizer(plain["prompt"], add_special_tokens=False)["input_ids"]:
-        return False  # the server cannot tokenize, or serves another model
+        return False  # The server cannot tokenize, or serves another model.
     messages, expected = _probe(endpoint, client, config, entry, tokenizer)
     kwargs = dict(config.chat_template_kwargs)
     served = await _tokens(
@@ -147,5 +147,5 @@ async def _request(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: 
         raise EngineError(f"{url} answered with status {error.status_code}: {endpoint.clean(error)}.") from None
     except openai.APIConnectionError as error:
         raise EngineError(f"{endpoint.url} cannot be reached: {endpoint.clean(error)}.") from None
-    except ValueError:  # the answer is not valid JSON
+    except ValueError:  # The answer is not valid JSON.
         return None

@@ -203,7 +203,7 @@ class Evaluator:
             limit = TEXT_FACTOR * config.logprob_diff_limit()
             text = TextLogprobs(ids, own_logprobs(self._model, ids), limit, type(self._model).__name__)
             engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1, text=text))
-            self._model = None  # the object store has the weights now
+            self._model = None  # The object store has the weights now.
             yield EvaluationPlayer(config, EnvRunnerPool(config, runners, engines))
 
 
@@ -266,7 +266,7 @@ def oracle_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> d
     config = {name: value for name, value in without_secrets(entry.config).items() if name not in ("split", "data")}
     return {
         **evaluation_set.protocol(),
-        "env_config": finite(config, default=str),  # the same values as after reading a file
+        "env_config": finite(config, default=str),  # The values are the same as after reading a file.
         **({} if adapter is None else {"adapter": adapter}),
         "max_turns": entry.max_turns,
     }

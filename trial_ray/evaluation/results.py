@@ -207,7 +207,7 @@ def read_episode(value: Any, name: str) -> EpisodeResult:
     try:
         episode = EpisodeResult(**value)
         _require_types(value, _KINDS)
-        if not abs(episode.score) <= sys.float_info.max:  # an int may exceed the largest float
+        if not abs(episode.score) <= sys.float_info.max:  # An int may exceed the largest float.
             raise ValueError(f"its score is {episode.score!r:.100}, expected a finite number")
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{name} cannot be read: {error}.") from error
@@ -325,7 +325,7 @@ class EpisodeJournal(ExitStack):
             ) from error
         with checked_content(path):
             file.seek(0)
-            whole, newline, rest = file.read().rpartition("\n")  # a crash truncated the text after the last newline
+            whole, newline, rest = file.read().rpartition("\n")  # A crash truncated the text after the last newline.
             if newline:
                 self._read(whole.split("\n"), path)
             elif not json.dumps(self._head).startswith(rest):

@@ -111,7 +111,7 @@ class ResultTable:
         for env, split in sorted({entry.place for entry in entries}):
             adapter = find_adapter(env)
             block = adapter.labels.split_titles.get(split, f"{adapter.name} {split}")
-            if block in {title for title, _ in self._values}:  # another environment has the same name
+            if block in {title for title, _ in self._values}:  # Another environment has the same name.
                 block = f"{env} {split}"
             titles = adapter.labels.family_titles
             played = [entry for entry in entries if entry.place == (env, split)]

@@ -115,7 +115,7 @@ class GradientSums:
         for parameter, part in zip(bucket, flat.split([gradient.numel() for gradient in gradients]), strict=True):
             parameter.grad = part.view_as(parameter)
         work = distributed.all_reduce(flat, async_op=True)
-        assert work is not None  # torch returns None only to processes outside the group
+        assert work is not None  # torch returns None only to processes outside the group.
         self._sums.append(work)
 
 

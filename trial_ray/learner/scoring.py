@@ -133,7 +133,7 @@ class Scoring:
         scores: dict[str, torch.Tensor] = {}
         if self._config.teacher_context is not None:
             hindsight = {"hindsight_logprobs": rows.sequences(share, hindsight=True)}
-            if module.teacher is None:  # one model scores both views, which form one tree
+            if module.teacher is None:  # One model scores both views, which form one tree.
                 views |= hindsight
             else:
                 scores = self._scored(module.teacher, hindsight)
@@ -177,7 +177,7 @@ class Scoring:
         self._log("rows/staleness_max", staleness.max())
         mismatch = math.nan if differences["kl"].isnan() else differences["logprob_diff"].item()
         limit = self._config.logprob_diff_limit()
-        if not mismatch <= limit:  # also true for NaN
+        if not mismatch <= limit:  # The condition is also true for NaN.
             raise WeightSyncError(
                 f"Engine and learner disagree by {mismatch:.3g} nats per token on average (expected at most {limit:g}, "
                 "max_logprob_diff): the engine sampled from another policy than the trained policy, so nothing was trained on its "

@@ -102,7 +102,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         was_sharded, iteration = saved["sharded"], int(saved["iteration"])
         states = {name: saved["optimizers"][name] for name in optimizers}
-    except Exception as error:  # torch raises errors of many types for a damaged archive
+    except Exception as error:  # torch raises errors of many types for a damaged archive.
         raise _damaged(file, error) from error
     if was_sharded != (names is not None):
         saved_with, ours = ("fsdp", "none") if was_sharded else ("none", "fsdp")
@@ -119,7 +119,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         for name, state in states.items():
             optimizers[name].load_state_dict(state)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        for name, attributes in before.items():  # torch sets parts of a state before it finds an error
+        for name, attributes in before.items():  # torch sets parts of a state before it finds an error.
             vars(optimizers[name]).update(attributes)
         raise _damaged(file, error) from error
     if names is not None and tensors:
@@ -141,7 +141,7 @@ def _read_shards(optimizers: Optimizers, names: Names, folder: Path) -> dict[str
     tensors = {key: torch.zeros_like(tensor) for key, tensor in state_tensors(optimizers, names).items()}
     try:
         load(tensors, checkpoint_id=folder)
-    except CheckpointException as error:  # a BaseException
+    except CheckpointException as error:  # CheckpointException is a BaseException.
         raise _damaged(folder, error) from error
     return tensors
 

@@ -168,7 +168,7 @@ def _assign_to_learners(
     costs = [int(tokens[piece].sum()) for piece in pieces]
     ends = np.concatenate([[0], np.cumsum(costs)])
     capacity = int(MAX_IMBALANCE * _min_capacity(ends, max(costs), num_learners))
-    earliest = [len(costs)]  # from the last learner on: the first cut that leaves it at most the capacity
+    earliest = [len(costs)]  # From the last learner on: the first cut that leaves it at most the capacity.
     for _ in range(num_learners - 1):
         earliest.append(int(np.searchsorted(ends, ends[earliest[-1]] - capacity)))
     preferred = np.searchsorted([owners[piece[len(piece) // 2]] for piece in pieces], np.arange(num_learners))

@@ -75,7 +75,8 @@ def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
     Raises:
         CheckpointError: files are missing, or their tensors do not fit.
     """
-    from trial_ray.models.sharding import copy_whole  # imported here: configs import this module, but not FSDP
+    # This is imported here because configs import this module, but not FSDP.
+    from trial_ray.models.sharding import copy_whole
 
     headers = tensor_headers(folder)
     if not headers:
@@ -229,7 +230,7 @@ def _from_hub(name: str, *patterns: str) -> Path:
     errors = (OSError, ValueError, HTTPError)
     failure: Exception | None = None
     try:
-        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)  # a request with a deadline; a download has none
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)  # This request has a deadline; a download has none.
     except errors as error:
         failure = error
     try:

@@ -80,7 +80,7 @@ def measured_layout(config: PretrainedConfig, attention: str | None = None) -> L
         ConfigError: no layout gives the model's own log-probabilities.
     """
     config = copy.deepcopy(config)
-    config._attn_implementation = None  # an earlier model of this config may have set it
+    config._attn_implementation = None  # An earlier model of this config may have set it.
     key = config.to_json_string(use_diff=False), attention
     if key not in _measured:
         _measured[key] = _measure(config, attention)
@@ -113,7 +113,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
                 lm.load_state_dict(own.state_dict())
                 separate = max(_difference(lm, kind, [row], value) for row, value in zip(rows, expected, strict=True))
                 together = _difference(lm, kind, rows, torch.cat(expected))
-            except Exception as error:  # the model's code may raise anything; the last error message lists it
+            except Exception as error:  # The model's code may raise anything; the last error message lists it.
                 failures.append(f"{described}: {type(error).__name__}: {first_line(error)}")
                 continue
             if max(separate, together) <= TOLERANCE:
@@ -249,7 +249,7 @@ def _small_model(config: PretrainedConfig) -> PreTrainedModel | str:
                 return _with_short_windows(lm)
             else:
                 failure = "logits are not finite"
-        except Exception as error:  # raised by transformers' code, in the configs too; the caller reports it
+        except Exception as error:  # The code of transformers raises many types of errors; the caller reports them.
             failure = f"{type(error).__name__}: {first_line(error)}"
 
 
@@ -292,7 +292,7 @@ def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: i
     text.vocab_size, text.num_hidden_layers = vocabulary, count
     for name in cast("dict[str, Any]", small.sub_configs):
         part: Any = getattr(small, name, None)
-        if part is not text and hasattr(part, "num_hidden_layers"):  # a part for images or sounds
+        if part is not text and hasattr(part, "num_hidden_layers"):  # This part is for images or sounds.
             part.num_hidden_layers = 1
     return small
 
@@ -344,7 +344,7 @@ def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
         value, settings[name] = settings[name], WINDOW
         try:
             changed = _running(config) if _shapes(config) == shapes else None
-        except Exception:  # the model does not allow the value: keep the original
+        except Exception:  # The model does not allow the value: keep the original.
             changed = None
         lm, settings[name] = (lm, value) if changed is None else (changed, WINDOW)
     return lm

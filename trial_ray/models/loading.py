@@ -24,7 +24,8 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: no tokenizer at ``model_path``.
     """
-    from transformers import AutoTokenizer  # imported here: transformers' models take three seconds to import
+    # This is imported here because transformers' models take three seconds to import.
+    from transformers import AutoTokenizer
 
     # Fetch the folder here: without a network, transformers would retry each file six times, with a message each time.
     folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
@@ -64,7 +65,8 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
                 lm = AutoModelForCausalLM.from_config(config, **settings).eval()
             kept = kept_in_float32(lm)
             for name, buffer in lm.named_buffers():
-                if name in kept and lm.dtype in (torch.bfloat16, torch.float16):  # transformers loads them so
+                # transformers also loads these buffers in float32.
+                if name in kept and lm.dtype in (torch.bfloat16, torch.float16):
                     buffer.data = buffer.data.float()
             if (Path(folder) / "generation_config.json").is_file():
                 lm.generation_config = GenerationConfig.from_pretrained(folder)
@@ -94,7 +96,7 @@ def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
     stored = stored_tensors(lm)
     for tensor in stored.values():
         setattr(tensor, _MARK, True)
-    lm.initialize_weights()  # tensors that no file contains: rotary frequencies, multipliers
+    lm.initialize_weights()  # No file contains rotary frequencies and multipliers.
     tensors = {name.replace(".base_layer.", "."): tensor for name, tensor in stored.items() if ".lora_" not in name}
     folder = Path(model_folder(model_path))
     if tensors.keys() <= tensor_headers(folder).keys():
@@ -110,5 +112,5 @@ def _switch_off_dropout(lm: PreTrainedModel) -> None:
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):  # a module in some models
+        if isinstance(getattr(module, "attention_dropout", None), float):  # Some models have a module here.
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch knows tensors and modules as attributes only

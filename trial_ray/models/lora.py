@@ -72,7 +72,7 @@ class Adapter:
             inject_adapter_in_model(self.config, lm)
         except ValueError as error:
             raise ConfigError(f"lora_targets: {error}") from error
-        if self.config.target_parameters:  # peft also matches the names of fused experts
+        if self.config.target_parameters:  # peft also matches the names of fused experts.
             linear = set(self.config.target_modules or ())
             raise ConfigError(
                 f"lora_targets: {sorted(chosen - linear)} name fused experts of {type(lm).__name__}, which cannot have adapters. "

@@ -190,7 +190,7 @@ class CausalLMModule(TorchRLModule):
             logprobs, entropy = gather_logprobs(
                 hidden, head, packed.targets, temperature=batch.get("temperature", 1.0), with_entropy=True
             )
-            assert entropy is not None  # with_entropy is set
+            assert entropy is not None  # The setting with_entropy is on.
             outputs = {"logprobs": logprobs[packed.tokens], "entropy": entropy[packed.tokens]}
             if "hindsight_sequences" in batch:
                 hindsight: PackedSequences = batch["hindsight_sequences"]
@@ -293,7 +293,7 @@ class CausalLMModule(TorchRLModule):
             load_tokenizer(str(model)).get_vocab() != self.tokenizer.get_vocab()
         ):
             raise CheckpointError(f"{model} has another vocabulary than the model_path. Set model_path as in the run.")
-        self._require_weights()  # a module of RLlib's from_checkpoint() has no learner
+        self._require_weights()  # A module of RLlib's from_checkpoint() has no learner.
         if self.adapter is not None:
             self.adapter.load(model)
             return
@@ -329,9 +329,9 @@ def matmul_rate(device: torch.device | str, dtype: torch.dtype) -> float:
     device = torch.device(device)
     size = MATMUL_SIZES.get(device.type, 1024)
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
-    (left @ right)[0, 0].item()  # the first product loads and selects kernels
+    (left @ right)[0, 0].item()  # The first product loads and selects kernels.
     shortest, began = float("inf"), time.perf_counter()
     while (start := time.perf_counter()) - began < MATMUL_SECONDS:
-        (left @ right)[0, 0].item()  # item() waits for the device
+        (left @ right)[0, 0].item()  # item() waits for the device.
         shortest = min(shortest, time.perf_counter() - start)
     return 2 * size**3 / shortest

@@ -98,5 +98,5 @@ def _write_model(source: Path, target: Path) -> None:
     )
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    for file in target.iterdir():  # safetensors writes files that only their owner may read
+    for file in target.iterdir():  # safetensors writes files that only their owner may read.
         file.chmod(0o644)

@@ -82,7 +82,7 @@ def tree_blocks(exits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ``keys`` int64 ``[Q, K]``: the ancestors of each block's first node, padded with 0 in front, then the block's own nodes;
         and ``visible`` bool ``[Q, 1, block, K]``.
     """
-    exits = exits.to(torch.int32)  # half the time of int64
+    exits = exits.to(torch.int32)  # int32 takes half the time of int64.
     nodes = torch.arange(len(exits), dtype=torch.int32, device=exits.device)
     queries = nodes.view(-1, SDPA_BLOCK)
     starts = queries[:, 0]
@@ -111,7 +111,9 @@ def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torc
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else lm.dtype
         config = lm.config.get_text_config()
         heads: int = config.num_attention_heads
-        group = heads // (getattr(config, "num_key_value_heads", None) or heads)  # query heads that share a key head
+        group = heads // (
+            getattr(config, "num_key_value_heads", None) or heads
+        )  # Query heads of a group share a key head.
         mask = _added_mask(visible, dtype, -torch.inf).repeat(1, 1, group, 1)
         return {"attention_mask": mask, "tree_keys": keys}
     visible = tree_mask(exits)

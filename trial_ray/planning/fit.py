@@ -147,7 +147,7 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
         )
         if (
             changed.colocate and machine.gpu_bytes
-        ):  # the share that learner and CUDA context leave free, in steps of 5 %
+        ):  # The share that learner and CUDA context leave free, in steps of 5 %.
             left = math.floor(20 * (1 - (learner_memory(changed).kept + DEVICE_CONTEXT_BYTES) / machine.gpu_bytes)) / 20
             share = min(request.gpu_memory_utilization, max(0.05, left))
             changed = replace(changed, gpu_memory_utilization=share)

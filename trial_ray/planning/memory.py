@@ -298,7 +298,7 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
     per_token = layer_bytes_per_token(request)
     by_layers = tokens * shape.layers * (shape.hidden * stream if recomputed else per_token)
-    saved = by_layers + tokens * shape.hidden * (stream + 4)  # includes the last norm
+    saved = by_layers + tokens * shape.hidden * (stream + 4)  # The number includes the last norm.
     # Backward pass of the head: chunks add to one gradient. Checkpointed layers copy their weights again.
     head_bytes = computed if sharded else request.model_bytes
     summed = (not adapters) * head * head_bytes
@@ -366,11 +366,11 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
         cache = max(row, 0.0 if free is None else left - workspace)
         cache = cache if request.kv_cache_gib is None else request.kv_cache_gib * GIB
         rows = cache / row
-    else:  # rows have free columns on both sides (DecodingCache)
+    else:  # Rows have free columns on both sides (DecodingCache).
         row *= 1 + 2 / SLACK
         rows = min(request.max_rows, request.requests_per_engine)
         if request.max_batch is None:
             rows = max(0, math.floor(min(rows, left * MEMORY_SHARE / row)))
-        cache = rows * row or row / MEMORY_SHARE  # with less free memory the engine does not start
+        cache = rows * row or row / MEMORY_SHARE  # With less free memory the engine does not start.
     items |= {"workspace": workspace, "key-value cache": cache}
     return Memory("engine", request.num_engines, on_gpu, items, rows=rows)

@@ -251,7 +251,7 @@ def render(
         try:
             try:
                 rendered: str = tokenizer.apply_chat_template(messages, **arguments)
-            except Exception as error:  # the template is a program, which may fail in any way
+            except Exception as error:  # The template is a program, which may fail in any way.
                 names = ", ".join(message["role"] for message in messages)
                 raise ChatTemplateError(f"The chat template cannot render messages of {names}: {error}") from error
             return _pieces(rendered, [message["role"] for message in probed], written)

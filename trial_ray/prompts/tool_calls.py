@@ -73,7 +73,7 @@ def parse_message(
     try:
         message = tokenizer.parse_response(response, prefix=prefix, tools=tools)
         calls, text = message.get("tool_calls", []), message.get("content")
-    except Exception as error:  # the response may be any text, and the parser may fail in any way
+    except Exception as error:  # The response may be any text, and the parser may fail in any way.
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
     return calls if isinstance(calls, list) else [calls], text.strip() if isinstance(text, str) else ""
 
@@ -145,7 +145,7 @@ class ToolSet:
             action = None if inspect.iscoroutinefunction(tool) else tool(**_marks(tool))
         except AttributeError as error:
             action = error
-        except Exception:  # the tool may reject arguments that are strings
+        except Exception:  # The tool may reject arguments that are strings.
             return
         if not isinstance(action, str):
             raise ConfigError(
@@ -176,7 +176,7 @@ class ToolSet:
             return self.refuse(f"There is no tool {name[:_MAX_SHOWN]!r}.")
         try:
             command = self._commands[name](**self._checked(name, arguments))
-        except Exception as error:  # the arguments are from the model, and the tool may be a user's code
+        except Exception as error:  # The arguments are from the model, and the tool may be a user's code.
             return self.refuse(f"{name} could not be called: {error!s:.{_MAX_SHOWN}}.")
         return Projection(command, True)
 
@@ -189,7 +189,7 @@ class ToolSet:
             marks = _marks(tool)
             try:
                 pattern = re.escape(tool(**marks))
-            except Exception:  # the tool rejects arguments that are strings
+            except Exception:  # The tool rejects arguments that are strings.
                 continue
             for argument, mark in marks.items():
                 pattern = pattern.replace(mark, f"(?P<{argument}>.+)", 1)

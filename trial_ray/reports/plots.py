@@ -125,7 +125,7 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
         axis.plot(series["x"], mean, ".-", color=colour, label=_short(series["name"]))
     left = axis.get_xlim()[0]
     for start in chart["warm_up"]:
-        if left < start - 0.5:  # otherwise the curve begins after the warm-up
+        if left < start - 0.5:  # Otherwise the curve would begin after the warm-up.
             axis.axvspan(left, start - 0.5, alpha=0.1, color="gray")
     if chart["percent"]:
         axis.set_ylim(bottom=0)

@@ -253,7 +253,7 @@ def find_model(path: Path | str) -> Path:
         ConfigError: there is no packaged model, or no model on the hub, with this name.
     """
     if str(path).startswith("package:"):
-        from trial_ray.models.packaged import packaged_folder  # imports torch
+        from trial_ray.models.packaged import packaged_folder  # This imports torch.
 
         return packaged_folder(str(path))
     if _HUB_NAME.fullmatch(str(path)) and not Path(path).parent.exists() and Path(path).parent.name != "runs":
@@ -270,7 +270,7 @@ def find_model(path: Path | str) -> Path:
         try:
             write_folder(model, lambda partial: _merge(adapter, partial))
         except OSError:
-            if not _is_model(model):  # otherwise another command has merged the model meanwhile
+            if not _is_model(model):  # Otherwise, another command has merged the model meanwhile.
                 raise
     else:
         require_whole(checkpoint, MODEL_INSIDE_CHECKPOINT)
@@ -353,7 +353,7 @@ def _copy_model(source: Path, target: Path) -> None:
     from trial_ray.models.folders import GENERATION_CONFIG, write_generation_config
 
     shutil.copytree(source, target)
-    if (file := target / GENERATION_CONFIG).is_file():  # another version may have written the model
+    if (file := target / GENERATION_CONFIG).is_file():  # Another version may have written the model.
         write_generation_config(read_json(file), target)
 
 
@@ -362,7 +362,7 @@ def _merge(adapter: Path, target: Path) -> None:
 
     merge_adapter(adapter, target)
     for file in adapter.iterdir():
-        if not file.name.startswith("adapter_") and file.name != "README.md":  # the file belongs to the tokenizer
+        if not file.name.startswith("adapter_") and file.name != "README.md":  # The file belongs to the tokenizer.
             shutil.copy2(file, target)
 
 

@@ -235,7 +235,7 @@ def backbone_of_settings(settings: Mapping[str, Any]) -> str:
 
 
 def _last_part(path: str) -> str:
-    if checkpoint := _IN_CHECKPOINT.search(path):  # the model folders of all checkpoints have the same name
+    if checkpoint := _IN_CHECKPOINT.search(path):  # The model folders of all checkpoints have the same name.
         return f"{checkpoint[1]}, iteration {int(checkpoint[2])}"
     return path.rstrip("/").rpartition("/")[2].removeprefix("package:").removeprefix("llm-")
 

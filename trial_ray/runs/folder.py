@@ -120,7 +120,7 @@ class RunFolder:
         try:
             write_folder(path, write)
         except OSError:
-            require_new_folder(path, instead)  # raises if another command was first
+            require_new_folder(path, instead)  # This raises an error if another command was first.
             raise
         folder = cls(path, command)
         folder._recorded, folder._filled = True, filled
@@ -262,7 +262,7 @@ class RunFolder:
             require_whole(checkpoint)
             for file in files:
                 EvaluationResult.load(file)
-        except CheckpointError:  # the continued run restores an earlier checkpoint, or repeats the evaluation
+        except CheckpointError:  # The continued run restores an earlier checkpoint, or repeats the evaluation.
             return False
         return True
 

@@ -63,11 +63,11 @@ def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.getpid() == process:  # a forked child must not release the lock of its parent
-            path.unlink(missing_ok=True)  # remove the file before another process can lock it
+        if os.getpid() == process:  # A forked child must not release the lock of its parent.
+            path.unlink(missing_ok=True)  # Remove the file before another process can lock it.
             lock.release()
             if created:
-                with suppress(OSError):  # the folder is not empty
+                with suppress(OSError):  # The folder is not empty.
                     folder.rmdir()
 
 

@@ -55,7 +55,7 @@ class NodeRecords:
             try:
                 files = ray.get(self._calls.pop(node), timeout=ANSWER_S)
             except RayError:
-                continue  # the node is lost with its files
+                continue  # The node is lost with its files.
             if files is None:
                 self._sharing.add(node)
                 continue

@@ -199,7 +199,7 @@ def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
         try:
             known = keyword_arguments(find_spec(str(config.env))) if not config.environments else None
         except ConfigError:
-            known = None  # validation rejects the environment itself, with another message
+            known = None  # Validation rejects the environment itself, with another message.
         return () if known is None else {*known, "split"}
     if name == "engine_kwargs" and config.engine_kwargs:
         return {*ENGINE, *config.engine_kwargs}

@@ -36,7 +36,7 @@ def ray_session(show: bool = False) -> Iterator[None]:
         InfrastructureError: no local cluster could be started.
     """
     if not os.isatty(1):
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # otherwise Ray colours the names of actors in files too
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Otherwise Ray would colour the names of actors in files too.
     from trial_ray import ray_internals
 
     logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}

@@ -300,7 +300,7 @@ class TrainingSession:
                     result = self._train_once(algorithm)
                 except Exception as error:
                     if interrupt.requested and is_recoverable(error):
-                        raise KeyboardInterrupt from error  # the user has asked to stop
+                        raise KeyboardInterrupt from error  # The user has asked to stop.
                     raise
                 raise_swallowed_interrupt()
                 self.iteration = int(result["training_iteration"])

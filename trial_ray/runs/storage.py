@@ -69,7 +69,7 @@ class Storage:
                 f"{uri} cannot be opened: {first_line(error)}. Expected a URI such as s3://BUCKET/FOLDER, "
                 "s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http, gs://BUCKET/FOLDER or file:///FOLDER."
             ) from error
-        if ".." in PurePosixPath(root).parts:  # the path is also the path of a folder in the cache
+        if ".." in PurePosixPath(root).parts:  # The path is also the path of a folder in the cache.
             raise UserInputError(f"{uri} contains '..'. Name the folder itself.")
         return cls(uri, filesystem, root.rstrip("/"))
 
@@ -135,7 +135,7 @@ class Storage:
         # Do not use copy_files: it ignores an error at the closing of a file on S3, which then does not exist.
         try:
             stream = self.filesystem.open_output_stream(target, compression=None)
-        except FileNotFoundError:  # this file system requires the folder
+        except FileNotFoundError:  # This file system requires the folder.
             self.filesystem.create_dir(posixpath.dirname(target))
             stream = self.filesystem.open_output_stream(target, compression=None)
         with stream, file.open("rb") as source:
@@ -245,7 +245,7 @@ def download(storage: Storage, folder: Path, files: Mapping[str, Any]) -> None:
             os.utime(partial, ns=(stamp[1], stamp[1]))
             os.replace(partial, target)
         except FileNotFoundError:
-            pass  # the running run has removed the file meanwhile
+            pass  # The running run has removed the file meanwhile.
         finally:
             partial.unlink(missing_ok=True)
 

@@ -91,7 +91,7 @@ class _StoredRun:
                     f"{self._storage.uri} is not empty, it contains {min(there)}. Name a new folder, or continue with --resume."
                 )
             require_new_folder(self._folder, f", or copy its content with --resume {self._storage.uri}")
-            self._storage.filesystem.create_dir(self._storage.root)  # raises if nothing can be written
+            self._storage.filesystem.create_dir(self._storage.root)  # This raises an error if nothing can be written.
         elif not self._continues(there):
             if RUN_FILE not in there:
                 raise CheckpointError(f"{self._storage.uri} is not a run folder (it has no {RUN_FILE}).")
@@ -119,7 +119,7 @@ class _StoredRun:
         """Copy the files that the storage lacks; a failure is only a warning."""
         try:
             self._store()
-        except Exception as error:  # no error of a storage ends the run
+        except Exception as error:  # No error of a storage ends the run.
             self._failed = True
             self._print(
                 f"warning: {self._storage.uri} cannot be written: {first_line(error)}. It lacks {self._missing()}, which are in "
@@ -152,7 +152,7 @@ class _StoredRun:
         """
         here = _files_of(self._folder)
         if not here:
-            return  # the run has failed at its start and removed its folder
+            return  # The run has failed at its start and removed its folder.
         there = self._storage.files()
         # Compare local stamps for files that this command has copied: the clock of the storage may be ahead.
         changed = [
@@ -161,7 +161,7 @@ class _StoredRun:
             if name == RUN_FILE or self._copied.get(name, stamp) != stamp or _differs(there.get(name), stamp)
         ]
         for mark in filter(is_mark, there.keys() & changed):
-            self._storage.remove(mark)  # without its mark, a partly copied folder does not count as a checkpoint
+            self._storage.remove(mark)  # Without its mark, a partly copied folder does not count as a checkpoint.
         with ThreadPoolExecutor(COPIES) as pool:
             for _, names in groupby(sorted(changed, key=_rank), _rank):
                 list(pool.map(self._put, names))
@@ -177,7 +177,7 @@ class _StoredRun:
         try:
             self._storage.put(self._folder / name, name)
         except FileNotFoundError:
-            if (self._folder / name).exists():  # otherwise the run has removed the file meanwhile
+            if (self._folder / name).exists():  # Otherwise, the run has removed the file meanwhile.
                 raise
 
     def _missing(self) -> str:
@@ -216,7 +216,7 @@ def _files_of(folder: Path) -> dict[str, Stamp]:
         parts = path.relative_to(folder).parts
         unfinished = any(part.endswith((".partial", ".unfinished")) for part in parts)
         if not unfinished and path.name != LOCK_FILE:
-            with suppress(FileNotFoundError):  # the run has removed the file meanwhile
+            with suppress(FileNotFoundError):  # The run has removed the file meanwhile.
                 if path.is_file():
                     files["/".join(parts)] = stamp_of(path)
     return files

@@ -224,7 +224,7 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
         path: the file; its folder is created if missing.
         console: console on the process's stdout. A console that prints elsewhere, for example in a test, is not changed.
     """
-    from trial_ray.engines.settings import LOG_LEVEL  # imports torch
+    from trial_ray.engines.settings import LOG_LEVEL  # This imports torch.
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as restored:
@@ -283,7 +283,7 @@ class _ConsoleHandler(logging.Handler):
 def _is_on_stdout(console: Console) -> bool:
     try:
         return console.file.fileno() == STDOUT
-    except (OSError, ValueError, AttributeError):  # a file in memory has no descriptor
+    except (OSError, ValueError, AttributeError):  # A file in memory has no descriptor.
         return False
 
 

@@ -83,7 +83,7 @@ class Watchdog:
                 elif time.monotonic() - last > self.timeout_s:
                     self._act(acted)
                     last, acted = time.monotonic(), True
-            except Exception:  # an error of the watchdog must not end the run
+            except Exception:  # An error of the watchdog must not end the run.
                 logger.exception("the watchdog failed")
 
     def _has_progressed(self) -> bool:

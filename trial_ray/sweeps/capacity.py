@@ -119,5 +119,5 @@ def _host_bytes(config: GRPOConfig) -> float | None:
         reserved = replace(request, num_engines=engines, num_env_runners=max(1, runners))
         actors = make_plan(reserved, Machine(None, None)).actors
     except ConfigError:
-        return None  # the model's shape is unknown here
+        return None  # The model's shape is unknown here.
     return sum(actor.count * actor.total for actor in actors if not actor.on_gpu)

@@ -84,7 +84,7 @@ def write_best(plan: SweepPlan, parameters: Mapping[str, Any], summary: str, pat
         raise ConfigError(f"the value of {objects[0]} is an object of the sweep file: {chosen[objects[0]]!r:.200}")
     docstring = textwrap.fill(summary.replace("\\", "\\\\").replace('"', "'"), WIDTH - 6)
     path_or_name, examples = plan.path.resolve(), examples_folder().resolve()
-    if path_or_name.is_relative_to(examples):  # the name of a tuned example is valid wherever the package is
+    if path_or_name.is_relative_to(examples):  # The name of a tuned example is valid wherever the package is.
         path_or_name = path_or_name.relative_to(examples).with_suffix("")
     key = content_key(plan.description)
     text = f"""from trial_ray.sweeps.outputs import load_unchanged

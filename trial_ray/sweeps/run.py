@@ -164,7 +164,7 @@ class Sweep:
                 resume_unfinished=True,
                 resume_errored=True,
             )
-        except Exception as error:  # unpickling a damaged file may raise any error
+        except Exception as error:  # Unpickling a damaged file may raise any error.
             raise CheckpointError(
                 f"The sweep in {self.folder} cannot be continued: {type(error).__name__}: {error}. Start a new one "
                 "in another folder."
@@ -282,7 +282,7 @@ class EverySeed(Repeater):
 
 
 def _record(result: Any, plan: SweepPlan, interrupted: bool) -> TrialRecord:
-    metrics = result.metrics or {}  # a trial that never started has no metrics
+    metrics = result.metrics or {}  # A trial that never started has no metrics.
     # A paused trial that HyperBand ends does not report that it is done.
     done = metrics.get("done") or (metrics and not interrupted)
     status = FAILED if result.error else DONE if done else UNFINISHED

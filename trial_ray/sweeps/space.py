@@ -89,7 +89,7 @@ def covering_points(spaces: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _draw(path: str, space: Any) -> Any:
     try:
         return space.sample()
-    except Exception as error:  # the user's function may raise any error
+    except Exception as error:  # The user's function may raise any error.
         raise ConfigError(
             f"{path} cannot be drawn ({type(error).__name__}: {first_line(error)}). The function in tune.sample_from may not read "
             "other settings, because values are checked before there are trials."

@@ -182,7 +182,8 @@ class _Watcher:
         if step == 1:
             begin(self.demonstrator, result.task, result.observation, 0, self.env.walkthrough)
         _, planned = plan(self.demonstrator, result.observation, result.admissible_actions)
-        self.remaining.append(self.env.commands_to_win())  # even if the prompt limit then prevents the turn
+        # Append the number even if the prompt limit then prevents the turn.
+        self.remaining.append(self.env.commands_to_win())
         turn = await self.player.act(result, history, step)
         if turn is not None:
             self.planned.append(turn.action in planned)

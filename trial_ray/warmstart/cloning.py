@@ -284,7 +284,7 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
         padded = batches(examples, settings.batch_size, renamer, generator)
         losses = (partial(cloning_loss, model, batch, settings.prompt_weight) for batch in padded)
     for compute in losses:
-        model.train()  # a check before this update has set evaluation mode
+        model.train()  # A check before this update has set evaluation mode.
         with torch.autocast(model.device.type, torch.bfloat16, enabled=settings.compute_dtype == "bfloat16"):
             loss, right = compute()
         loss.backward()

@@ -198,7 +198,7 @@ def encode_response(tokenizer: Any, action: str, style: str, opened: str = "") -
     if style == "plain":
         return np.asarray([*encode_untrusted(tokenizer, action), tokenizer.eos_token_id], dtype=np.int32)
     reasoning, text = "<think>\n\n</think>".removeprefix(opened), f"\n<action>{action}</action>"
-    if "</think>" in tokenizer.get_added_vocab():  # a single token, which may be special
+    if "</think>" in tokenizer.get_added_vocab():  # The tag is a single token, which may be special.
         ids = [*tokenizer.encode(reasoning, add_special_tokens=False), *encode_untrusted(tokenizer, text)]
     else:
         ids = encode_untrusted(tokenizer, reasoning + text)

@@ -257,7 +257,7 @@ class HeldOutGames:
             player: Player = PolicyPlayer(self._policy.builder, params, engine.generate, seed)
             trajectory = await play_episode(env, task, wrap(task, player, env) if wrap else player)
             if env.faulty:
-                env.close()  # the next reset creates another instance
+                env.close()  # The next reset creates another instance.
                 env.faulty = False
             idle.put_nowait(env)
             return trajectory

@@ -243,10 +243,10 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
         examples = cached_examples(
             key, lambda: to_examples(collect(policy, lambda: bars.advance(bars.collecting)), settings)
         )
-        bars.update(bars.collecting, completed=settings.games)  # cached examples need no games
+        bars.update(bars.collecting, completed=settings.games)  # Cached examples need no games.
         steps, curve = _clone(policy, examples, bars)
     policy.model.to("cpu")  # type: ignore[arg-type]
-    policy.model.config.architectures = [type(policy.model).__name__]  # vLLM needs this name, which a new config lacks
+    policy.model.config.architectures = [type(policy.model).__name__]  # vLLM needs this name, which a new config lacks.
     write_model(policy.model, stored_tensors(policy.model).items(), folder)
     policy.tokenizer.save_pretrained(folder)
     record = {

@@ -253,7 +253,7 @@ class AlfredEngine:
             return self._grammar.derive(symbols, self._facts, self._names, bindings)
         except CorruptGameError:
             raise
-        except (KeyError, ValueError) as error:  # an unbound placeholder, or a predicate of another arity
+        except (KeyError, ValueError) as error:  # A placeholder is unbound, or a predicate has another arity.
             raise CorruptGameError(f"The game's grammar does not match its domain: {error!r}") from error
 
     def _open_library(self) -> Library:

@@ -52,7 +52,7 @@ class ALFWorldEnv(TextEnv):
         self._generated = games.GeneratedGames(difficulty, num_games, generator_seed, families)
         self._official: games.GameSource | None = None
         if chosen != games.GENERATED:
-            self._source(chosen).tasks(chosen)  # raises MissingDataError here, not at the first reset
+            self._source(chosen).tasks(chosen)  # Missing data raise an error here, not at the first reset.
         self._engine = AlfredEngine()
         self._game: Game | None = None
 

@@ -40,7 +40,7 @@ def _needed_furniture(task: TaskName, source: str) -> list[str]:
     if task.family != LOOK:
         needed.append(task.target)
     if task.family == LOOK and source in OPENABLE:
-        needed.append("SideTable")  # a lamp needs a receptacle that is not openable
+        needed.append("SideTable")  # A lamp needs a receptacle that is not openable.
     return needed
 
 

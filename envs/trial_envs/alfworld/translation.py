@@ -101,7 +101,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
         try:
             task = _task(modules, domain, problem)
             sas_task = modules["translate"].pddl_to_sas(task)
-        except (Exception, SystemExit) as error:  # the parser raises bare asserts, StopIteration and SystemExit
+        except (Exception, SystemExit) as error:  # The parser raises bare asserts, StopIteration and SystemExit.
             raise CorruptGameError(f"The PDDL problem cannot be translated: {type(error).__name__}: {error}") from error
         stream = io.StringIO()
         sas_task.output(stream)
@@ -112,7 +112,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
 
 def _facts(init: list[Any]) -> Iterator[Fact]:
     for atom in init:
-        predicate = getattr(atom, "predicate", "=")  # assignments of costs have no predicate
+        predicate = getattr(atom, "predicate", "=")  # Assignments of costs have no predicate.
         if predicate != "=":
             yield (predicate, *atom.args)
 

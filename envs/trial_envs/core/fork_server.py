@@ -99,7 +99,7 @@ class ForkedProcesses:
             try:
                 self._server.wait(timeout=2 * CLOSE_SECONDS)
             except subprocess.TimeoutExpired:
-                self._server.kill()  # its processes die with it
+                self._server.kill()  # The processes of the server die with it.
                 self._server.wait(timeout=CLOSE_SECONDS)
             self._server = self._control = None
 
@@ -138,14 +138,14 @@ async def ask(connection: socket.socket, request: Any, most_bytes: int) -> dict[
         OSError: the connection is closed.
     """
     loop = asyncio.get_running_loop()
-    with suppress(ConnectionError):  # the process may have ended; its status is read below
+    with suppress(ConnectionError):  # The process may have ended; its status is read below.
         await loop.sock_sendall(connection, json_line(request))
     received = bytearray()
     chunk = b""
     while b"\n" not in chunk:
         try:
             chunk = await loop.sock_recv(connection, _CHUNK_BYTES)
-        except ConnectionResetError:  # the process ended before it read the request
+        except ConnectionResetError:  # The process ended before it read the request.
             chunk = b""
         if not chunk:
             raise ConnectionError("it ended")
@@ -183,7 +183,7 @@ def serve(control: socket.socket, answer: Callable[[socket.socket], None]) -> No
         control: connection to the owner, which preserves message boundaries.
         answer: function that each process calls with its connection; the process ends when it returns.
     """
-    for number in (signal.SIGINT, signal.SIGHUP):  # the owner handles Ctrl-C and a closed terminal
+    for number in (signal.SIGINT, signal.SIGHUP):  # The owner handles Ctrl-C and a closed terminal.
         signal.signal(number, signal.SIG_IGN)
     _ForkServer(control, answer).serve()
 
@@ -204,7 +204,7 @@ class _ForkServer:
             ready = self._wait(ends_at)
             # Start processes last, because they reuse the descriptors of ended processes.
             for pidfd, child in [*self._children.items()]:
-                if child.connection.fileno() in ready:  # the owner has closed the connection, so the process ends too
+                if child.connection.fileno() in ready:  # The owner has closed the connection, so the process ends too.
                     self._poll.unregister(child.connection)
                     child.ends_at = time.monotonic() + CLOSE_SECONDS
                 if child.ends_at <= time.monotonic():
@@ -231,7 +231,7 @@ class _ForkServer:
             return False
         if descriptors:
             self._start(socket.socket(fileno=descriptors[0]))
-        elif message:  # this process had no free descriptor, so the system closed the connection
+        elif message:  # This process had no free descriptor, so the system closed the connection.
             print("fork server: no file descriptor is left, so no process is started", file=sys.stderr, flush=True)
         return bool(message)
 
@@ -245,7 +245,7 @@ class _ForkServer:
                 self._become_process(connection, server)
             pidfd = os.pidfd_open(pid)
             self._poll.register(pidfd, select.EPOLLIN)
-            self._poll.register(connection, 0)  # this reports only that the owner has closed its end
+            self._poll.register(connection, 0)  # The event reports only that the owner has closed its end.
         except (OSError, MemoryError) as error:
             if pid:
                 _end_group(pid)
@@ -267,7 +267,7 @@ class _ForkServer:
                 os.close(pidfd)
             os.setsid()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == server:  # otherwise the server died before prctl
+            if os.getppid() == server:  # Otherwise, the server died before prctl.
                 self._answer(connection)
                 status = 0
         except BaseException:
@@ -276,22 +276,22 @@ class _ForkServer:
             with suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(status)  # threads could keep the interpreter running
+            os._exit(status)  # Threads could keep the interpreter running.
 
     def _reap(self, pidfd: int) -> None:
         child = self._children.pop(pidfd)
-        _end_group(child.pid)  # end its children before its id can be reused
+        _end_group(child.pid)  # End the process's children before its id can be reused.
         _, status = os.waitpid(child.pid, 0)
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        with suppress(FileNotFoundError):  # the owner has closed its end already
+        with suppress(FileNotFoundError):  # The owner has closed its end already.
             self._poll.unregister(child.connection)
         _send_last(child.connection, {"ended": os.waitstatus_to_exitcode(status)})
 
 
 def _send_last(connection: socket.socket, message: dict[str, Any]) -> None:
     """Send the owner the status of an ended process, or the reason why none was started, and close the connection."""
-    with suppress(OSError):  # no reader is left
+    with suppress(OSError):  # The pipe has no reader any more.
         connection.send(json_line(message), socket.MSG_DONTWAIT)
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
@@ -301,6 +301,6 @@ def _end_group(pid: int) -> None:
     """End a process and all processes of its group."""
     try:
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:  # the process has no group yet
+    except ProcessLookupError:  # The process has no group yet.
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

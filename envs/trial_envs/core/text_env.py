@@ -145,7 +145,7 @@ class TextEnv(gymnasium.Env[str, str]):
             raise EpisodeOverError("No episode is running: call reset() before step().")
         if not isinstance(action, str):
             raise TypeError(f"Expected an action of type str, got {type(action).__name__}.")
-        self._playing = False  # after a failure, the state of the engine is unknown
+        self._playing = False  # After a failure, the state of the engine is unknown.
         outcome = self._advance(action)
         self._actions.append(action)
         truncated = not outcome.done and len(self._actions) >= self.max_turns
@@ -219,7 +219,7 @@ def _index(wanted: object) -> int:
             if (index := int(operator.index(wanted))).bit_length() <= 64:
                 return index
             raise UnknownTaskError(f"Expected an index into tasks(), got an integer of {index.bit_length()} bits.")
-    except TypeError:  # an array has __index__, but only a single element can be an index
+    except TypeError:  # An array has __index__, but only a single element can be an index.
         pass
     raise UnknownTaskError(f"Expected a task id (str) or an index into tasks() (int), got {wanted!r:.200}.")
 

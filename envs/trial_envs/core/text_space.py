@@ -84,7 +84,7 @@ def _create_shared_text(space: AnyText, n: int = 1, ctx: object = None) -> list[
     """Return a buffer for ``n`` texts of the maximum length. Pages that are never written take no memory."""
     buffers = [BufferWrapper(_HEADER + 4 * space.max_length) for _ in range(n)]
     for buffer in buffers:
-        buffer.create_memoryview()[:_HEADER] = bytes(_HEADER)  # a reused block of memory may contain old data
+        buffer.create_memoryview()[:_HEADER] = bytes(_HEADER)  # A reused block of memory may contain old data.
     return buffers
 
 

@@ -85,7 +85,7 @@ class OpenEnvEnv(TextEnv):
         self._family = FAMILY
         self._return = 0.0
         self._truncated = False
-        self.tasks()  # raises UnknownSplitError
+        self.tasks()  # tasks() raises UnknownSplitError.
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
         """Return the seeds of a split (default: the environment's own), ascending."""
@@ -106,7 +106,7 @@ class OpenEnvEnv(TextEnv):
             with urllib.request.urlopen(f"{address.rstrip('/')}/limits", timeout=self._timeout_s) as answer:
                 limit = json.load(answer)["max_sessions"]
         except (OSError, ValueError, KeyError, TypeError, HTTPException):
-            return None  # the server lacks this path, or there is no server, which reset() reports
+            return None  # The server lacks this path, or there is no server, which reset() reports.
         return limit if isinstance(limit, int) else None
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -132,7 +132,7 @@ class OpenEnvEnv(TextEnv):
             answer = self._connection.step({self._action_field: action})
             return self._outcome(answer, self._fields(answer))
         except TrialEnvError:
-            self._disconnect()  # an old answer in the connection would be read as the next answer
+            self._disconnect()  # An old answer in the connection would be read as the next answer.
             raise
 
     def _free(self) -> None:

@@ -174,5 +174,5 @@ class ServerConnection:
         if isinstance(error, OSError):
             return ServerConnectionError(f"{message}; expected a server of OpenEnv there")
         if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
-            return RemoteEnvError(message)  # the client raises this error for a message of the type "error"
+            return RemoteEnvError(message)  # The client raises this error for a message of the type "error".
         return ServerAnswerError(f"{message}; expected an answer of OpenEnv as JSON")

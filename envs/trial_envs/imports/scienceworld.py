@@ -71,7 +71,7 @@ class ScienceWorldEnv(TextEnv):
         self._require_split(wanted)
         if wanted not in self._variations:
             simulator = self._started()
-            if not self._loaded:  # the simulator has the splits of the loaded task only
+            if not self._loaded:  # The simulator has the splits of the loaded task only.
                 self._load(0)
             self._variations[wanted] = [f"{self._name}/{number}" for number in getattr(simulator, SPLITS[wanted])()]
         return self._variations[wanted]

@@ -60,7 +60,7 @@ class SeededEnv(TextEnv):
         self._name, self._num_games = name, num_games
         self._listed = tuple(actions)
         self._random = RandomState()
-        self.tasks()  # raises UnknownSplitError
+        self.tasks()  # tasks() raises UnknownSplitError.
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
         """Return the task ids of a split (default: the environment's own), by ascending seed."""

@@ -36,7 +36,7 @@ def prepare(env_id: str, settings: Mapping[str, Any]) -> TextEnv:
     env = gymnasium.make(env_id, disable_env_checker=True, **settings).unwrapped
     if not isinstance(env, TextEnv):
         raise TypeError(f"{env_id} is a {type(env).__name__}, expected a TextEnv of trial_envs.")
-    env.reset(options={"task": 0})  # drawing a task would create a random generator that all sessions share
+    env.reset(options={"task": 0})  # Drawing a task would create a random generator that all sessions share.
     if threading.active_count() > 1:
         env.close()
         raise TypeError(f"{env_id} starts threads, so its process cannot be forked for sessions.")
@@ -60,7 +60,7 @@ def answer(env: TextEnv, method: str, *arguments: Any) -> dict[str, Any]:
             text, info = env.reset(seed=seed, options=None if task is None else {"task": task})
         else:
             text, reward, terminated, truncated, info = env.step(*arguments)
-    except Exception as error:  # an engine may raise any error
+    except Exception as error:  # An engine may raise any error.
         return {"error": f"{type(error).__name__}: {error}"}
     ends = {"reward": reward, "done": terminated or truncated, "truncated": truncated}
     return {"text": text, **{key: info[key] for key in INFO}, **ends}

@@ -63,8 +63,8 @@ class SessionProcess:
     def end(self) -> None:
         """Close the connection; the process then closes the environment and ends."""
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # this also ends a call that waits for an answer
-        if self._asking.acquire(timeout=CLOSE_SECONDS):  # the event loop may still wait for the descriptor
+            self._connection.shutdown(socket.SHUT_RDWR)  # This also ends a call that waits for an answer.
+        if self._asking.acquire(timeout=CLOSE_SECONDS):  # The event loop may still wait for the descriptor.
             self._connection.close()
 
 

@@ -114,7 +114,7 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
         RemoteEnvError: the environment cannot be made.
         OSError: the address cannot be used.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):  # a shell ignores SIGINT for background commands
+    for number in (signal.SIGTERM, signal.SIGINT):  # A shell ignores SIGINT for background commands.
         signal.signal(number, _leave)
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.create_server(address, family=family) as listener:

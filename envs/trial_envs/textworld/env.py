@@ -108,7 +108,7 @@ class TextWorldEnv(TextEnv):
             raise GeneratorSettingError(
                 f"Expected a level from 1 to {highest} for {', '.join(self._families)}, got {level}."
             )
-        self.tasks()  # raises UnknownSplitError
+        self.tasks()  # tasks() raises UnknownSplitError.
         self._textworld = _import("textworld")
         self._folder = ProcessFolder()
         self._game: Game | None = None
@@ -131,7 +131,7 @@ class TextWorldEnv(TextEnv):
         return task_id.partition("-")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
-        wanted = (self._folder.path(), task_id)  # the interpreter reads its file again at every reset
+        wanted = (self._folder.path(), task_id)  # The interpreter reads its file again at every reset.
         if self._loaded != wanted:
             self._loaded, self.walkthrough = None, ()
             self._load(*wanted)
@@ -156,7 +156,7 @@ class TextWorldEnv(TextEnv):
 
     def _outcome(self, text: str, *, understood: bool = True) -> Outcome:
         state = self._state
-        prompt = text.rfind("\n>")  # the prompt and the status line follow the feedback
+        prompt = text.rfind("\n>")  # The prompt and the status line follow the feedback.
         return Outcome(
             observation=re.sub(r"\n{3,}", "\n\n", text[:prompt] if prompt >= 0 else text).strip(),
             admissible_actions=tuple(state.admissible_commands),

@@ -195,7 +195,7 @@ def open_catalogue(folder: Path) -> Catalogue:
         state = (folder / MANIFEST).stat()
     except OSError as error:
         raise CorruptCatalogueError(f"{folder / MANIFEST} cannot be read: {error}. {REBUILD}") from error
-    key = (folder, state.st_ino, state.st_mtime_ns)  # differs if the index was replaced
+    key = (folder, state.st_ino, state.st_mtime_ns)  # The value differs if the index was replaced.
     with _lock:
         catalogue = _open.get(key)
         if catalogue is None:

@@ -106,7 +106,7 @@ def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Pr
         CorruptCatalogueError: a field is missing or has a wrong type.
     """
     try:
-        raw["asin"].encode()  # the index stores UTF-8, which has no lone surrogates
+        raw["asin"].encode()  # The index stores UTF-8, which has no lone surrogates.
         features = raw["small_description"]
         return Product(
             asin=raw["asin"],

@@ -34,7 +34,7 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
     ) -> None:
         RecordConstructorArgs.__init__(self, style=style, tail=tail, keep_case=keep_case)
         gymnasium.Wrapper.__init__(self, env)
-        project_action("", style, tail)  # raises on wrong settings here, not at the first step
+        project_action("", style, tail)  # Wrong settings raise an error here, not at the first step.
         self._style: ResponseStyle = style
         self._tail = tail
         self._keep_case = keep_case
