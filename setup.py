@@ -24,7 +24,7 @@ EXAMPLES = {
 
 setup(
     name="trial-ray",
-    version=runpy.run_path(str(HERE / "trial_ray" / "version.py"))["__version__"],
+    version=runpy.run_path(str(HERE / "trial_ray" / "__init__.py"))["__version__"],
     description="TRIAL: trajectory-relative hindsight distillation for agentic RL, on Ray RLlib and vLLM",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

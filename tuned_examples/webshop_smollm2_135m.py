@@ -8,7 +8,7 @@ this size gives no response of the required form at temperature 1. Clone an expe
 """
 
 from trial_ray import TRIALConfig
-from trial_ray.models.packaged import SMOLLM2
+from trial_ray.models.folders import SMOLLM2
 
 config = (
     TRIALConfig()

@@ -18,7 +18,7 @@ from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError, RewardError
-from trial_ray.rollout.rewards import RewardFunction
+from trial_ray.rollout.callbacks import RewardFunction
 from trial_ray.runs.config_record import from_record, setting_changes, to_record, with_command
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.trajectory import Trajectory

@@ -11,7 +11,7 @@ from tiny_run import with_small_actors
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import UnsupportedError
-from trial_ray.models.packaged import ALFWORLD_TINY, alfworld_tiny
+from trial_ray.models.folders import ALFWORLD_TINY, alfworld_tiny
 
 MODULE = "default_policy"
 BUILDS = {

@@ -16,7 +16,7 @@ from cli_fakes import EXPERIMENT, FakeAlgorithm, iterations, names, read
 
 from trial_ray import cli
 from trial_ray.adapters import EnvironmentAdapter
-from trial_ray.cli.checkpoint_config import checkpoint_config
+from trial_ray.cli.evaluate import checkpoint_config
 from trial_ray.errors import CheckpointError, FolderInUseError, UserInputError
 from trial_ray.reports.groups import group_runs
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT

@@ -12,7 +12,7 @@ from vllm_server import served
 
 from trial_ray.cli import main
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
-from trial_ray.models.packaged import alfworld_tiny
+from trial_ray.models.folders import alfworld_tiny
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 EVALUATION_S = 600

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from trial_envs.core.projection import project_action
-from trial_ray.learner.action_spans import action_mask
+from trial_ray.learner.scoring import action_mask
 
 TOKENIZERS = ("qwen2.5", "qwen3", "tiny")
 

@@ -17,7 +17,7 @@ from trial_ray.learner.loss import microbatch_loss
 from trial_ray.learner.method import Method
 from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import plan_update
-from trial_ray.objectives.choices import SURROGATE_MEANS
+from trial_ray.objectives import SURROGATE_MEANS
 from trial_ray.trajectory import Turn
 
 CONFIGS = {

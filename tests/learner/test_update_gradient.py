@@ -20,7 +20,7 @@ from synthetic_groups import synthetic_groups
 
 from trial_ray.errors import WeightSyncError
 from trial_ray.learner.method import Method
-from trial_ray.objectives.choices import IMPORTANCE_MODES
+from trial_ray.objectives import IMPORTANCE_MODES
 from trial_ray.objectives.losses import weighted_likelihood_loss
 
 EVIDENCE_LEAD = "\n\nOutcome after the reply:\n"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from trial_ray.models import layers, logprobs, tree_attention
+from trial_ray.models import logprobs, module, tree_attention
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
 from trial_ray.models.tree_attention import FLEX_BLOCK, tree_block_mask
@@ -39,10 +39,10 @@ def packed(max_tokens: int, device: torch.device | str = "cpu"):
 @pytest.fixture
 def compiled(lm, monkeypatch):
     """The same weights in compiled layers; the backend runs the traced operations one by one."""
-    monkeypatch.setattr(layers, "COMPILE_BACKEND", "aot_eager")
+    monkeypatch.setattr(module, "COMPILE_BACKEND", "aot_eager")
     torch._dynamo.reset()
     changed = copy.deepcopy(lm)
-    layers.compile_layers(changed)
+    module.compile_layers(changed)
     yield changed
     torch._dynamo.reset()
 
@@ -51,8 +51,8 @@ def compiled(lm, monkeypatch):
 def test_values_and_gradients_are_those_of_plain_layers(lm, compiled, checkpointing):
     expected_lm = copy.deepcopy(lm)
     if checkpointing:
-        layers.checkpoint_layers(compiled)
-        layers.checkpoint_layers(expected_lm)
+        module.checkpoint_layers(compiled)
+        module.checkpoint_layers(expected_lm)
     for max_tokens in (300, 500, 700):  # packs of other lengths are not compiled again
         sequences = packed(max_tokens)
         scores, expected = (sequence_logprobs(model, sequences) for model in (compiled, expected_lm))
@@ -84,9 +84,9 @@ def test_flex_attention_through_a_model_on_a_gpu_equals_sdpa_on_the_cpu(lm, chec
     device = torch.device("cuda")
     expected_lm, found_lm = copy.deepcopy(lm), copy.deepcopy(lm).to(device)
     if checkpointing:
-        layers.checkpoint_layers(found_lm)
+        module.checkpoint_layers(found_lm)
     if whole_layers:
-        layers.compile_layers(found_lm)
+        module.compile_layers(found_lm)
     expected = sequence_logprobs(expected_lm, packed(TOKENS))
     expected.sum().backward()
     with torch.autocast("cuda", torch.bfloat16):

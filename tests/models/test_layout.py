@@ -10,9 +10,9 @@ from scored_rows import Row, own_scores, score_rows
 from transformers import AutoModelForCausalLM
 
 from trial_ray.errors import ConfigError
-from trial_ray.models.layers import checkpoint_layers
 from trial_ray.models.layout import layout_of, measured_layout
 from trial_ray.models.loading import fill, load_causal_lm
+from trial_ray.models.module import checkpoint_layers
 
 REFUSED = "llama-dynamic-rope"
 ROWS = {

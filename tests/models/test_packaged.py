@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.errors import MissingDependencyError
 from trial_ray.files import CACHE_VARIABLE
-from trial_ray.models.packaged import alfworld_tiny, prepare_smollm2
+from trial_ray.models.folders import alfworld_tiny, prepare_smollm2
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.prompts.styles import prompt_writer
 from trial_ray.rollout.episode import play_episode

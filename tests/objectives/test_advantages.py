@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trial_ray.objectives import equal_up_to_rounding
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages, rescaled_advantages
-from trial_ray.objectives.rounding import equal_up_to_rounding
 
 ONE_GROUP = torch.zeros(8, dtype=torch.long)
 groups = st.lists(

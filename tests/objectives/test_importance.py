@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trial_ray.objectives.choices import IMPORTANCE_MODES
+from trial_ray.objectives import IMPORTANCE_MODES
 from trial_ray.objectives.importance import effective_sample_size, importance_weights
 
 

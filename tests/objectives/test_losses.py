@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from trial_ray.objectives.choices import SURROGATE_MEANS
+from trial_ray.objectives import SURROGATE_MEANS
 from trial_ray.objectives.divergences import k3_divergence
 from trial_ray.objectives.losses import (
     clipped_surrogate,
     dense_hindsight_loss,
     joint_loss,
+    surrogate_mean,
 )
-from trial_ray.objectives.responses import surrogate_mean
 
 LOSSES = {
     "surrogate": lambda logprobs, others, mask: clipped_surrogate(logprobs, others, others, mask),

@@ -11,10 +11,10 @@ from trial_ray.adapters import alfworld, webshop
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.prompts.chat_template import TemplateOptions
-from trial_ray.prompts.responses import ResponseTexts
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.styles import prompt_writer
 from trial_ray.prompts.teacher_context import CUT_MARK
+from trial_ray.prompts.writer import ResponseTexts
 
 HOME = alfworld.ADAPTER
 FIRST = {

@@ -26,8 +26,8 @@ from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import make_entries
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError
-from trial_ray.learner.action_spans import action_mask
 from trial_ray.learner.rows import scored_turn
+from trial_ray.learner.scoring import action_mask
 from trial_ray.prompts.tool_calls import ToolSet
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
 from trial_ray.trajectory import TeacherContext, Turn

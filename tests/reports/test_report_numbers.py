@@ -14,7 +14,7 @@ from trial_ray.metrics import EVALUATION_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import plots
 from trial_ray.reports.charts import curve_chart
 from trial_ray.reports.groups import group_runs
-from trial_ray.reports.tables import difference_rows, family_rows, success_rows
+from trial_ray.reports.page import difference_rows, family_rows, success_rows
 from trial_ray.runs.reader import RecordedRun
 from trial_ray.runs.recorded_trajectory import RecordedTrajectory
 from trial_ray.trajectory import EpisodeResult

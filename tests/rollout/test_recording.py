@@ -14,8 +14,7 @@ from synthetic_groups import synthetic_groups
 from trial_ray.errors import UserInputError
 from trial_ray.files import escaped, unescaped
 from trial_ray.rollout import recording
-from trial_ray.rollout.partitions import VERSION_KEY
-from trial_ray.rollout.recording import read_groups, read_trajectories, read_turns, write_groups
+from trial_ray.rollout.recording import VERSION_KEY, read_groups, read_trajectories, read_turns, write_groups
 from trial_ray.trajectory import Trajectory
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.rollout.partitions import partition, partitions
+from trial_ray.rollout.recording import partition, partitions
 from trial_ray.runs.experiment import experiment_file, load_experiment
 from trial_ray.sweeps.study import scale_file
 from trial_ray.warmstart import WarmStartSettings

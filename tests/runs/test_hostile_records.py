@@ -23,8 +23,7 @@ from trial_ray.errors import CheckpointError, ConfigError, TrialRayError, UserIn
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import cache_root, write_json, write_text
 from trial_ray.learner.recording import UpdateRecord
-from trial_ray.rollout.partitions import partitions
-from trial_ray.rollout.recording import read_trajectories, write_groups
+from trial_ray.rollout.recording import partitions, read_trajectories, write_groups
 from trial_ray.runs.config_record import from_record, load_record, to_record
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.reader import RecordedRun, read_runs

@@ -15,8 +15,7 @@ from ray_nodes import cluster_of
 
 from trial_ray.errors import ConfigError
 from trial_ray.metrics import METRICS
-from trial_ray.runs.ray_metrics import COUNTERS, GAUGES
-from trial_ray.runs.trackers import require_trackers
+from trial_ray.runs.trackers import COUNTERS, GAUGES, require_trackers
 
 PROMETHEUS = {f"ray_{name}" for name in GAUGES} | {f"ray_{name}_total" for name in COUNTERS}
 """Names in Prometheus: Ray adds a prefix, and the Prometheus client a suffix to counters."""

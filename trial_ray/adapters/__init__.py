@@ -4,8 +4,8 @@ In reading order:
 
 - ``adapter``: the adapter of an environment, and the protocol of its expert.
 - ``templates``: prompt templates, which write messages and read actions.
-- ``alfworld``, ``webshop``, ``external``: the adapters of this package's environments and of other libraries' environments.
-- ``program``: the adapter of an environment that is a program.
+- ``alfworld``, ``webshop``: the adapters of this package's environments.
+- ``external``: the adapters of other libraries' environments, and of an environment that is a program.
 - ``registry``: the environments of a run: specs, adapters, keyword arguments and tasks.
 - ``guarded``: an instance of an environment whose answers are validated.
 - ``processes``: an instance of an environment in a separate process.
@@ -13,7 +13,7 @@ In reading order:
 """
 
 from trial_ray.adapters.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
-from trial_ray.adapters.program import program_adapter
+from trial_ray.adapters.external import program_adapter
 from trial_ray.adapters.registry import EnvironmentEntry
 
 __all__ = ["EnvironmentAdapter", "EnvironmentEntry", "ReportLabels", "WarmStartSpec", "program_adapter"]

@@ -18,7 +18,7 @@ import numpy as np
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError
-from trial_ray.objectives.rounding import equal_up_to_rounding
+from trial_ray.objectives import equal_up_to_rounding
 
 logger = logging.getLogger(__name__)
 

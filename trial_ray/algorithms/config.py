@@ -12,8 +12,7 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.registry import find_adapter, find_spec, picklable_spec
-from trial_ray.algorithms.rllib_builds import BuildCalls
-from trial_ray.algorithms.rllib_settings import check_values, refuse_uncalled, refuse_unread
+from trial_ray.algorithms.rllib_settings import BuildCalls, check_values, refuse_uncalled, refuse_unread
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
 from trial_ray.errors import ConfigError, TrialRayError, refusing
 from trial_ray.learner.method import Method

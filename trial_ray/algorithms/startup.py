@@ -21,9 +21,8 @@ from trial_ray.engines.requirements import require_engine, require_engine_argume
 from trial_ray.engines.settings import check_positions
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
-from trial_ray.models.folders import model_folder
+from trial_ray.models.folders import PREFIX, model_folder, packaged_folder
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.models.packaged import PREFIX, packaged_folder
 from trial_ray.planning.fit import Machine, require_fit
 from trial_ray.planning.memory import PlanRequest
 from trial_ray.planning.time import gpu_bytes

@@ -1,9 +1,8 @@
 """The ``trial-ray`` command. ``main`` is in this module; each other module has one or several commands:
 
 - ``console``: output, error messages, exit codes, and how a command is declared
-- ``train``, ``evaluate``, ``plan``, ``warmstart``, ``data``, ``doctor``: the commands of these names
+- ``train``, ``evaluate``, ``plan``, ``data``, ``doctor``: the commands of these names; ``train`` also has ``warmstart``
 - ``paths``: the commands that read a run folder: ``report``, ``inspect``, ``export`` and ``replay``
-- ``checkpoint_config``: the config with which a checkpoint is evaluated
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from typing import Any
 
 import shtab
 
-from trial_ray.cli import console, data, doctor, evaluate, paths, plan, sweep, train, warmstart
+from trial_ray import __version__
+from trial_ray.cli import console, data, doctor, evaluate, paths, plan, sweep, train
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.runs.storage import StoredCopy
 from trial_ray.termination import termination_as_interrupt
-from trial_ray.version import __version__
 
 COMMANDS = {
     "train": train.train,
@@ -35,7 +34,7 @@ COMMANDS = {
     "report": paths.report,
     "inspect": paths.inspect,
     "replay": paths.replay,
-    "warmstart": warmstart.warmstart,
+    "warmstart": train.warmstart,
     "export": paths.export,
     "data": data.data,
     "plan": plan.plan,

@@ -120,7 +120,7 @@ def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], open_pa
 
 
 def _print(run: RecordedRun, number: int | None) -> None:
-    from trial_ray.reports.terminal import list_trajectories, print_trajectory
+    from trial_ray.reports.viewer import list_trajectories, print_trajectory
 
     (iteration,) = run.recorded[-1:]
     recorded = run.read(iteration)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from trial_ray.config.declare import Section, Settings, setting
-from trial_ray.objectives.choices import (
+from trial_ray.objectives import (
     IMPORTANCE_MODES,
     RATIO_LEVELS,
     SURROGATE_MEANS,

@@ -2,9 +2,9 @@
 
 - ``learner``: GRPOLearner, the learner of every method.
 - ``method``: the hooks in which methods differ.
-- ``advantages``: advantages of the turns of an update. ``rows``: the turns as rows. ``action_spans``: tokens of actions.
+- ``advantages``: advantages of the turns of an update. ``rows``: the turns as rows.
 - ``update_plan``: the rows of each optimizer step and microbatch, and the learner that computes each.
-- ``scoring``: log-probabilities before the update, and their comparison with the engine's.
+- ``scoring``: log-probabilities before the update, their comparison with the engine's, and tokens of actions.
 - ``loss``: the loss of a microbatch, and weighted means of its metrics.
 - ``passes``: forward and backward passes, combined and split to fit into memory.
 - ``exchange``: sums and exchange between data-parallel learners.

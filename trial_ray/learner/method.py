@@ -21,8 +21,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError
 from trial_ray.learner.advantages import group_advantages
 from trial_ray.learner.rows import TokenBatch, TurnRows
-from trial_ray.objectives.losses import clipped_losses, clipped_surrogate
-from trial_ray.objectives.responses import sequence_log_ratios, surrogate_mean
+from trial_ray.objectives.losses import clipped_losses, clipped_surrogate, sequence_log_ratios, surrogate_mean
 from trial_ray.objectives.segments import zero_outside
 from trial_ray.trajectory import TrajectoryGroup
 

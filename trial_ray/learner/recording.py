@@ -19,7 +19,7 @@ import torch
 from trial_ray.errors import CheckpointError
 from trial_ray.files import checked_content, read_json, write_json
 from trial_ray.learner.rows import TurnRows
-from trial_ray.rollout.partitions import FLOATS, IDS, new_schema, partition, partitions, read_rows, write_rows
+from trial_ray.rollout.recording import FLOATS, IDS, new_schema, partition, partitions, read_rows, write_rows
 from trial_ray.trajectory import TrajectoryGroup
 
 TRAINING_SCHEMA_VERSION = 2
@@ -137,7 +137,7 @@ def read_training(folder: str | os.PathLike[str], iteration: int | None = None) 
     ``iteration``.
 
     Raises:
-        UserInputError: nothing was recorded there, or a file cannot be read, see :func:`partitions.read_rows`.
+        UserInputError: nothing was recorded there, or a file cannot be read, see :func:`~trial_ray.rollout.recording.read_rows`.
     """
     advice = (
         "`trial-ray train` records it in RUN/training, unless an update has more response tokens than max_recorded_tokens; "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +14,74 @@ import torch
 from numpy.typing import NDArray
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from trial_ray.errors import CheckpointError, UnsupportedError, refusing
+from trial_ray.errors import CheckpointError, ConfigError, UnsupportedError, refusing
 from trial_ray.models.folders import load_tensors, require_same_config, restore_tensors, write_model
-from trial_ray.models.layers import checkpoint_layers, compile_layers, store_matrices_as
 from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
 from trial_ray.models.logprobs import gather_divergence, gather_logprobs, hidden_states, output_head
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.packing import score_views
 from trial_ray.models.prefix_tree import PackedSequences, ScoredSequence
-from trial_ray.models.sharding import ShardedModels, gathered
+from trial_ray.models.sharding import ShardedModels, decoder_layers, gathered
 from trial_ray.models.tensors import engine_tensors, from_arrays, stored_tensors, to_arrays
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def checkpoint_layers(lm: PreTrainedModel) -> None:
+    """Make the backward pass recompute the activations of each decoder layer; nothing else changes.
+
+    transformers checkpoints the layers that are in training mode, which also enables dropout and a router's noise. Therefore only
+    the flag of the layer is set, and only until the layer's own code runs.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"transformers cannot checkpoint the layers of {type(lm).__name__}; set gradient_checkpointing=False, or choose "
+            "another model."
+        )
+    for layer in layers:
+        layer.gradient_checkpointing = layer.training = True
+        vars(layer)["_gradient_checkpointing_func"] = partial(_checkpointed, layer)
+
+
+def _checkpointed(layer: nn.Module, call: Callable[..., Any], *args: Any) -> Any:
+    def without_training(*args: Any) -> Any:
+        layer.training = False
+        try:
+            return call(*args)
+        finally:
+            layer.training = True
+
+    return checkpoint(without_training, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+COMPILE_BACKEND = "inductor"
+
+
+def compile_layers(lm: PreTrainedModel) -> None:
+    """Compile each decoder layer separately, for any number of tokens; all layers of a model share the compiled code."""
+    for layer in decoder_layers(lm):
+        layer.compile(backend=COMPILE_BACKEND, dynamic=True)
+
+
+def store_matrices_as(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
+    """Store the matrices of a frozen model's linear layers in the type that autocast would convert them to for each use.
+
+    Log-probabilities stay identical to the bit. Tensors that autocast does not convert (norms, the embedding and a head tied to
+    it) are not changed; ``None`` means no autocast.
+    """
+    if dtype is None:
+        return
+    embedding = lm.get_input_embeddings().weight
+    for module in lm.modules():
+        if isinstance(module, nn.Linear) and module.weight is not embedding and not module.weight.requires_grad:
+            module.weight.data = module.weight.data.to(dtype)
+
 
 HF_FOLDER = "hf"
 """Folder of a module checkpoint that contains the Hugging Face model, which vLLM and transformers load directly."""

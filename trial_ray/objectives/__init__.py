@@ -1,10 +1,45 @@
 """The objective, equation by equation: pure functions of flat tensors. ``docs/methods.md`` lists the equations.
 
+This module has the names of the objective's variants, and the equality of rewards; it does not import torch.
+
 - ``advantages``: returns, group-relative advantages (Eq. 1), penalties, RLSD's token advantages.
 - ``allocation``: hindsight log-ratios (Eq. 4), turn scores (Eq. 5) and turn weights (Eq. 6).
-- ``losses``: the clipped surrogate, the dense hindsight loss (Eq. 7) and their sum (Eq. 8).
-- ``responses``: surrogates over whole responses: ratios of GSPO, means of GRPO and Dr. GRPO.
+- ``losses``: the clipped surrogate, the dense hindsight loss (Eq. 7), their sum (Eq. 8), and surrogates over whole responses:
+  ratios of GSPO, means of GRPO and Dr. GRPO.
 - ``importance``: weights for the mismatch between the engine's policy and the learner's.
 - ``divergences``: the KL estimate k3, differences from the engine, Jensen-Shannon divergence.
-- ``choices``: names of the variants. ``rounding``: equality up to rounding. ``segments``: sums over segments, argument checks.
+- ``segments``: sums over segments, argument checks.
 """
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ImportanceMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+IMPORTANCE_MODES: tuple[ImportanceMode, ...] = get_args(ImportanceMode)
+RatioLevel = Literal["token", "sequence"]
+RATIO_LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
+SurrogateMean = Literal["tokens", "rows", "fixed_length"]
+SURROGATE_MEANS: tuple[SurrogateMean, ...] = get_args(SurrogateMean)
+
+
+ROUNDING = 1e-6
+"""Relative error that a reward may have: float32, which many environments use, keeps seven digits, and sums of the same
+rewards in another order differ in the last digit."""
+
+
+@overload
+def equal_up_to_rounding(first: float, second: float) -> bool: ...
+@overload
+def equal_up_to_rounding(first: Tensor, second: Tensor) -> Tensor: ...
+def equal_up_to_rounding(first: Any, second: Any) -> Any:
+    """Return whether two rewards, such as the smallest and the largest of a group, are equal: numbers, or tensors of one shape.
+
+    NaN and infinities are not equal to anything.
+    """
+    distance = abs(second - first)
+    return (distance <= ROUNDING * abs(first) + ROUNDING * abs(second)) & (distance < math.inf)

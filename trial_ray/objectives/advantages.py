@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trial_ray.objectives import equal_up_to_rounding
 from trial_ray.objectives.losses import LOG_RATIO_BOUND
-from trial_ray.objectives.rounding import equal_up_to_rounding
 from trial_ray.objectives.segments import (
     flat_floats,
     flat_ids,

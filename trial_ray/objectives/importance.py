@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trial_ray.objectives.choices import IMPORTANCE_MODES, ImportanceMode
+from trial_ray.objectives import IMPORTANCE_MODES, ImportanceMode
 from trial_ray.objectives.losses import bounded_ratio
 from trial_ray.objectives.segments import flat_floats, flat_ids, segment_sum
 

@@ -17,9 +17,9 @@ from trial_ray.engines.settings import (
     VLLM_CPU_CACHE_GIB,
     VLLM_CPU_ROWS,
 )
+from trial_ray.models.folders import ALFWORLD_TINY, HUB_NAMES, alfworld_tiny
 from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS
 from trial_ray.models.model_shape import ModelShape, model_shape
-from trial_ray.models.packaged import ALFWORLD_TINY, HUB_NAMES, alfworld_tiny
 
 if TYPE_CHECKING:
     from trial_ray.config.run import RunSettings

@@ -9,8 +9,7 @@ import numpy as np
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import ConversationPrompt, PromptContext
 from trial_ray.errors import ChatTemplateError, PromptTooLongError
-from trial_ray.prompts.chat_template import Around, TemplateOptions, encode_head, split_conversation
-from trial_ray.prompts.untrusted_text import encode_untrusted
+from trial_ray.prompts.chat_template import Around, TemplateOptions, encode_head, encode_untrusted, split_conversation
 from trial_ray.prompts.writer import Prompt, PromptWriter, too_long
 from trial_ray.trajectory import Turn
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.config.run import RunSettings
 from trial_ray.errors import ConfigError
-from trial_ray.prompts.untrusted_text import encode_untrusted
+from trial_ray.prompts.chat_template import encode_untrusted
 from trial_ray.trajectory import TeacherContext, Trajectory, TrajectoryGroup
 
 

@@ -1,11 +1,29 @@
 """Reports of runs: one HTML page, figures, a viewer of trajectories, and text for the terminal.
 
-- :mod:`~trial_ray.reports.page`: the report as an HTML page
+- :mod:`~trial_ray.reports.page`: the report as an HTML page, with its tables as rows of text
 - :mod:`~trial_ray.reports.groups`: runs that differ only in their seed
 - :mod:`~trial_ray.reports.charts`: the charts as values
 - :mod:`~trial_ray.reports.plots`: the charts as figures
-- :mod:`~trial_ray.reports.tables`: the tables as rows of text
-- :mod:`~trial_ray.reports.viewer`: trajectories as a page with a script
-- :mod:`~trial_ray.reports.terminal`: trajectories in the terminal
-- :mod:`~trial_ray.reports.templates`: templates of page and terminal
+- :mod:`~trial_ray.reports.viewer`: trajectories as a page with a script, and in the terminal
+
+This module fills the templates of pages and terminal.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+def render(name: str, **values: Any) -> str:
+    """Render a template with values, which are escaped in HTML."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    html = name.endswith(".html.jinja")
+    loader = FileSystemLoader(ASSETS)
+    environment = Environment(
+        loader=loader, autoescape=html, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(name).render(values)

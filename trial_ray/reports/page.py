@@ -4,38 +4,228 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
-from itertools import chain
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import chain, combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from trial_envs.core.extras import install_command
+from trial_ray import __version__
+from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.adapters.registry import find_adapter
 from trial_ray.errors import MissingDependencyError, UserInputError, first_line
+from trial_ray.evaluation.comparison import ComparisonError, paired_comparison, require_one_protocol, success_by_seed
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.statistics import bootstrap_mean, mean_interval
 from trial_ray.files import write_text
-from trial_ray.reports.charts import all_charts
+from trial_ray.metrics import TRAINING_SUCCESS
+from trial_ray.reports import ASSETS, render
+from trial_ray.reports.charts import DASH, WINDOW, all_charts, curve
 from trial_ray.reports.groups import (
     RunGroup,
     differing_settings,
     group_runs,
+    listed,
     recorded_iterations,
     run_label,
     value_text,
 )
 from trial_ray.reports.plots import chart_svg
-from trial_ray.reports.tables import (
-    difference_rows,
-    family_rows,
-    last_training_success,
-    require_something,
-    success_rows,
-)
-from trial_ray.reports.templates import ASSETS, render
-from trial_ray.runs.reader import read_runs
+from trial_ray.runs.reader import RecordedRun, read_runs
 from trial_ray.runs.terminal import say
-from trial_ray.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+MAX_GROUPS = 6
+"""Maximum number of groups for which all pairs are compared."""
+
+
+class Change(NamedTuple):
+    """A paired difference of success.
+
+    Attributes:
+        points: difference in percentage points (second minus first), with its 95 % interval.
+        p_value: two-sided p-value.
+        seeds: number of pairs of runs.
+        tasks: number of tasks that both sides played.
+        test: method for the interval and the p-value.
+    """
+
+    points: str
+    p_value: float
+    seeds: int
+    tasks: int
+    test: str
+
+
+def _evaluated_runs(group: RunGroup) -> Iterator[tuple[str, list[RecordedRun]]]:
+    """Yield the environments in which trained policies of the group were evaluated, each with the evaluated runs."""
+    for name in dict.fromkeys(name for run in group.runs for name in run.after):
+        yield name, [run for run in group.runs if name in run.after]
+
+
+def success_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
+    """Return rows with the held-out success of every group after and before training, and the paired change."""
+    return [_success_row(group, name, runs) for group in groups for name, runs in _evaluated_runs(group)]
+
+
+def _success_row(group: RunGroup, name: str, runs: Sequence[RecordedRun]) -> list[str]:
+    results = [run.after[name] for run in runs]
+    pairs = [(run.before[name], run.after[name]) for run in runs if name in run.before]
+    row = [group.title_of(runs), place(runs[0], results[0])]
+    try:
+        iteration, last = _iterations_of(runs, name), max(run.iterations for run in runs)
+        row += [f"{iteration} of {last}" if iteration < last else str(iteration), _rate(results)]
+    except ComparisonError as error:
+        return [*row, DASH, str(error), DASH, DASH]
+    if not pairs:
+        return [*row, DASH, DASH]
+    partial = "" if len(pairs) == len(runs) else f" ({len(pairs)} of {len(runs)} runs)"
+    try:
+        before, change = _rate([before for before, _ in pairs]), compare(pairs)
+        tested = f"p = {change.p_value:.2g} ({change.tasks} tasks, {change.test})"
+        return [*row, before + partial, f"{change.points}, {tested}"]
+    except ComparisonError as error:
+        return [*row, DASH, str(error)]
+
+
+def _iterations_of(runs: Sequence[RecordedRun], name: str) -> int:
+    """Return the iterations that the runs had trained for when they were last evaluated in an environment.
+
+    Raises:
+        ComparisonError: the runs had trained for different numbers of iterations.
+    """
+    iterations = list(dict.fromkeys(run.evaluated_after(name) for run in runs))
+    if len(iterations) > 1:
+        raise ComparisonError(
+            f"The runs were evaluated after {listed(iterations)} iterations, so they cannot be averaged."
+        )
+    return iterations[0]
+
+
+def _rate(results: Sequence[EvaluationResult]) -> str:
+    """Return the success over all seeds with its 95 % interval, as in a result table's cell, and the number of tasks.
+
+    Raises:
+        ComparisonError: the evaluations cannot be averaged, or there is nothing to count.
+    """
+    values = success_by_seed(results)
+    low, high = mean_interval(values, successes=True)
+    failed = len(results[0].episodes) - values.shape[1]
+    return f"{values.mean():.1%} [{low:.1%}, {high:.1%}] of {values.shape[1]}{f', {failed} failed' if failed else ''}"
+
+
+def last_training_success(run: RecordedRun) -> float | None:
+    """Return the mean success of rollouts in the last :data:`WINDOW` iterations that logged it; ``None`` if none logged it."""
+    rates = list(curve(run.metrics, TRAINING_SUCCESS).values())[-WINDOW:]
+    return statistics.fmean(rates) if rates else None
+
+
+def place(run: RecordedRun, result: EvaluationResult) -> str:
+    """Return the title of an evaluation's tasks: environment and split."""
+    adapter, split = _adapter(run, result), str(result.protocol.get("split", ""))
+    return adapter.labels.split_titles.get(split, f"{adapter.name}, split {split}")
+
+
+def _adapter(run: RecordedRun, result: EvaluationResult) -> EnvironmentAdapter:
+    return find_adapter(str(result.protocol.get("env", "")), list(run.config.environments.values()))
+
+
+def difference_rows(groups: Sequence[RunGroup]) -> tuple[list[list[str]], list[str]]:
+    """Return rows with the differences between groups after training, and the reasons for missing rows.
+
+    All pairs are compared, or, with more than :data:`MAX_GROUPS` groups, each group with the first. If a seed was run twice,
+    its first run is used.
+    """
+    rows, missing = [], []
+    pairs = combinations(groups, 2) if len(groups) <= MAX_GROUPS else ((groups[0], other) for other in groups[1:])
+    for first, second in pairs:
+        others = dict(_evaluated_runs(second))
+        for name, runs in _evaluated_runs(first):
+            if name not in others:
+                continue
+            left, right = ({run.seed: run for run in reversed(members)} for members in (runs, others[name]))
+            if not (seeds := [run.seed for run in runs if left[run.seed] is run and run.seed in right]):
+                missing.append(f"{first.name} and {second.name} have no seed in common, so no runs can be paired.")
+                continue
+            where = place(runs[0], runs[0].after[name])
+            try:
+                trained = [_iterations_of([side[seed] for seed in seeds], name) for side in (left, right)]
+                change = compare([(left[seed].after[name], right[seed].after[name]) for seed in seeds])
+            except ComparisonError as error:
+                missing.append(f"{first.name} and {second.name}: {error}")
+                continue
+            where += f", after {trained[0]} and {trained[1]} iterations" if trained[0] != trained[1] else ""
+            counted = f"{change.seeds} × {change.tasks}"
+            title = f"{second.name} − {first.name}"
+            rows.append([title, where, change.points, f"{change.p_value:.2g}", counted, change.test])
+    return rows, missing
+
+
+def compare(pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]) -> Change:
+    """Return the paired difference of one pair of evaluations (exact McNemar test) or of several (bootstrap or t-test).
+
+    For several pairs, the test with the larger p-value is used.
+
+    Raises:
+        ComparisonError: tasks or protocols differ, or episodes failed in some of several pairs.
+    """
+    if len(pairs) == 1:
+        paired = paired_comparison(*pairs[0])
+        return Change(
+            _points(paired.difference, *paired.interval), paired.p_value, 1, paired.pairs, "exact McNemar test"
+        )
+    # Read all evaluations in one call, so that both sides count the same tasks.
+    before, after = np.split(success_by_seed([*(before for before, _ in pairs), *(after for _, after in pairs)]), 2)
+    bootstrap = bootstrap_mean(after - before)
+    test, name = bootstrap.stricter
+    return Change(_points(bootstrap.mean, test.low, test.high), test.p_value, bootstrap.seeds, bootstrap.tasks, name)
+
+
+def _points(difference: float, low: float, high: float) -> str:
+    return f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
+    """Return rows with success after training by family, over the episodes of a group's runs, with Wilson's interval.
+
+    Groups with runs that cannot be counted together have no rows; the summary states the reason.
+    """
+    rows = []
+    for group, name, runs in ((member, *evaluated) for member in groups for evaluated in _evaluated_runs(member)):
+        results = [run.after[name] for run in runs]
+        try:
+            _iterations_of(runs, name)
+            require_one_protocol(results)
+        except ComparisonError:
+            continue
+        merged = EvaluationResult(results[0].protocol, [episode for result in results for episode in result.episodes])
+        titles, where = _adapter(runs[0], merged).labels.family_titles, place(runs[0], merged)
+        for family, rate in merged.per_family().items():
+            success = f"{rate.rate:.1%} [{rate.interval[0]:.1%}, {rate.interval[1]:.1%}]"
+            counted = f"{rate.successes} of {rate.episodes}"
+            rows.append([titles.get(family, family), group.title_of(runs), where, success, counted])
+    return rows
+
+
+def require_something(groups: Sequence[RunGroup]) -> None:
+    """Reject a report without any data to show.
+
+    Raises:
+        UserInputError: no run has an iteration or an evaluation.
+    """
+    runs = [run for group in groups for run in group.runs]
+    if not any(run.metrics or run.evaluations for run in runs):
+        reasons = " ".join(dict.fromkeys(reason for run in runs for reason in run.reasons()))
+        folders = ", ".join(str(run.path) for run in runs[:3]) + ("…" if len(runs) > 3 else "")
+        raise UserInputError(
+            f"There is nothing to show in {folders}: no iteration and no evaluation. {reasons} Name a run that has finished an "
+            "iteration."
+        )
 
 
 def report_page(groups: Sequence[RunGroup], title: str) -> str:

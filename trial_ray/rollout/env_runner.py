@@ -32,12 +32,10 @@ from trial_ray.process import EPISODE, RESPONSE, ProcessEvents, announce, note_e
 from trial_ray.prompts.styles import prompt_writer
 from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.prompts.writer import PromptWriter
-from trial_ray.rollout.callbacks import EpisodeWatch, RunnerCallbacks
-from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
+from trial_ray.rollout.callbacks import EpisodeWatch, RewardFunction, RunnerCallbacks
+from trial_ray.rollout.episode import EpisodeEnv, EpisodeSlots, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
-from trial_ray.rollout.rewards import RewardFunction
 from trial_ray.rollout.runner_group import PLAY
-from trial_ray.rollout.slots import EpisodeSlots
 from trial_ray.trajectory import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)

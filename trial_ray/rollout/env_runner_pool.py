@@ -33,7 +33,7 @@ from trial_ray.ray_internals import (
     mark_lost,
 )
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
-from trial_ray.rollout.new_runners import NewRunners
+from trial_ray.rollout.runner_group import NewRunners
 
 if TYPE_CHECKING:
     from trial_ray.rollout.env_runner import TextEnvRunner

@@ -1,17 +1,21 @@
-"""RLlib's group of env runners; a function that raises does not end an env runner."""
+"""RLlib's group of env runners, where a function that raises ends no env runner, and env runners that join it during a run."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import traceback
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from trial_ray.errors import CallbackError, InfrastructureError, UnsupportedError, refusing
-from trial_ray.ray_internals import RestartableGroup, env_runner_actors
+from trial_ray.errors import CallbackError, InfrastructureError, UnsupportedError, first_line, refusing
+from trial_ray.ray_internals import RestartableGroup, add_env_runner, env_runner_actors, start_env_runner
 
 logger = logging.getLogger(__name__)
 
@@ -128,3 +132,48 @@ def _guarded(func: Callable[..., Any] | str) -> Callable[..., Any]:
             return _Raised(f"env runner {runner.worker_index}", text, traceback.format_exc())
 
     return call
+
+
+PING_TIMEOUT_S = 120.0
+"""Deadline in seconds for the answer of an env runner that has started."""
+
+
+class NewRunners:
+    """Env runners that were requested from Ray and have not joined yet.
+
+    Args:
+        runners: the group that they join.
+    """
+
+    def __init__(self, runners: EnvRunnerGroup) -> None:
+        self._runners = runners
+        self._pings: dict[ObjectRef[str], ActorHandle[Any]] = {}
+        # A number is never used twice, because it is part of the names of recordings.
+        self._numbers = itertools.count(1 + runners.num_remote_env_runners())
+
+    def request(self, count: int) -> None:
+        """Request further env runners from Ray, without waiting for them."""
+        for _ in range(count):
+            handle: ActorHandle[Any] = start_env_runner(self._runners, next(self._numbers))
+            self._pings[handle.ping.remote()] = handle
+
+    def add_started(self) -> list[int]:
+        """Add the env runners that have started to the group, request the failed ones again, and return the ids of the new ones."""
+        ready, _ = ray.wait([*self._pings], num_returns=len(self._pings), timeout=0) if self._pings else ([], [])
+        added = []
+        for ping in ready:
+            handle = self._pings.pop(ping)
+            try:
+                ray.get(ping, timeout=PING_TIMEOUT_S)
+            except RayError as error:
+                logger.warning("an env runner did not start and is requested again: %s", first_line(error))
+                self.request(1)
+            else:
+                added.append(add_env_runner(self._runners, handle))
+        return added
+
+    def withdraw(self) -> None:
+        """Cancel the requests: end the env runners that have not started."""
+        for handle in self._pings.values():
+            ray.kill(handle)
+        self._pings = {}

@@ -15,7 +15,7 @@ In reading order:
 - ``checkpoints``: saving, verifying, finding and exporting checkpoints;
 - ``cost``: ``cost.json``, the time, tokens and memory of a run;
 - ``node_records``: recordings that processes on other nodes write;
-- ``trackers`` and ``ray_metrics``: services that receive metrics;
+- ``trackers``: services that receive metrics;
 - ``terminal``: progress on the terminal, and the log file of libraries;
 - ``storage`` and ``stored_run``: runs on a storage such as S3;
 - ``reader`` and ``recorded_trajectory``: runs and trajectories for reports and the viewer;

@@ -28,7 +28,7 @@ from trial_ray.files import (
     write_json,
     write_text,
 )
-from trial_ray.rollout.partitions import partitions
+from trial_ray.rollout.recording import partitions
 from trial_ray.runs.checkpoints import RUN_FILE, RUN_SCHEMA, require_whole
 from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
 from trial_ray.runs.evaluations import evaluation_file, read_name

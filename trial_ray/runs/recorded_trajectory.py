@@ -14,7 +14,7 @@ from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.learner.recording import read_training
 from trial_ray.models.vocabulary import spell_unknown
-from trial_ray.prompts.responses import ResponseTexts
+from trial_ray.prompts.writer import ResponseTexts
 from trial_ray.rollout.recording import read_iteration
 from trial_ray.runs.folder import RunFolder
 from trial_ray.trajectory import Trajectory, Turn

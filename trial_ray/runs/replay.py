@@ -24,8 +24,7 @@ from trial_ray.learner.recording import UpdateRecord
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.rollout.env_runner import SPACES
-from trial_ray.rollout.partitions import partitions
-from trial_ray.rollout.recording import read_groups
+from trial_ray.rollout.recording import partitions, read_groups
 from trial_ray.runs.checkpoints import list_checkpoints, require_own, require_whole
 from trial_ray.runs.config_record import load_method, load_record
 from trial_ray.runs.metrics_file import flatten, recorded_metrics

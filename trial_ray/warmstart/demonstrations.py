@@ -19,9 +19,9 @@ from trial_ray.adapters.adapter import Demonstrator, begin, plan
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import checked_content, get_or_build
+from trial_ray.prompts.chat_template import encode_untrusted
 from trial_ray.prompts.teacher_context import augment, encode_teacher_text, outcome_text
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
-from trial_ray.prompts.untrusted_text import encode_untrusted
 from trial_ray.prompts.writer import Prompt
 from trial_ray.rollout.episode import History, play_episode
 from trial_ray.trajectory import TeacherContext, Trajectory, Turn

@@ -9,7 +9,7 @@ the cores, each computes with one for about an hour (processors with bfloat16 un
 
 import dataclasses
 
-from trial_ray.models.packaged import SMOLLM2
+from trial_ray.models.folders import SMOLLM2
 from trial_ray.sweeps.study import load_scale
 
 STUDY = load_scale("study")

@@ -13,7 +13,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from trial_envs.tool_env import ToolEnv
-from trial_ray.models.packaged import SMOLLM2, packaged_folder
+from trial_ray.models.folders import SMOLLM2, packaged_folder
 from trial_ray.sweeps.study import load_scale
 
 PRETRAINED = load_scale("pretrained")

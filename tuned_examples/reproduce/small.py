@@ -7,7 +7,7 @@ either environment, and rewards that are all zero teach nothing. Engine and lear
 """
 
 from trial_ray import TRIALConfig
-from trial_ray.models.packaged import SMOLLM2
+from trial_ray.models.folders import SMOLLM2
 from trial_ray.sweeps.study import EvaluationSplit, Scale
 
 ITERATIONS = 60
