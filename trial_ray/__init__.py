@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.methods.rlsd import RLSDConfig
     from trial_ray.algorithms.methods.sdar import GRPOOPSDConfig, SDARConfig
     from trial_ray.algorithms.methods.serl import SERLConfig
-    from trial_ray.algorithms.methods.trial import (
-        TRIAL,
-        PermutedConfig,
-        TRIALConfig,
-        UniformConfig,
-    )
+    from trial_ray.algorithms.methods.trial import TRIAL, PermutedConfig, TRIALConfig, UniformConfig
     from trial_ray.config.declare import setting
     from trial_ray.learner.method import Method
     from trial_ray.secrets import secret

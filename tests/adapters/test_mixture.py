@@ -14,7 +14,7 @@ from trial_ray.adapters import EnvironmentAdapter
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError
 from trial_ray.rollout.recording import read_trajectories
-from trial_ray.runs.overrides import apply_overrides
+from trial_ray.runs.experiment import apply_overrides
 
 RIDDLE, COUNTING, REWARDING = "Riddle-v0", "Counting-v0", "Rewarding-v0"
 

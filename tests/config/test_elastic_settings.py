@@ -11,7 +11,7 @@ from trial_ray.config.sampling import actor_range
 from trial_ray.errors import ConfigError
 from trial_ray.planning.memory import PlanRequest
 from trial_ray.runs.config_record import from_record, to_record
-from trial_ray.runs.overrides import apply_overrides
+from trial_ray.runs.experiment import apply_overrides
 
 
 def config_of(**engines) -> TRIALConfig:

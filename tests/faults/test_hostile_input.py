@@ -29,7 +29,7 @@ from trial_ray.runs.checkpoints import (
     require_whole,
     write_manifest,
 )
-from trial_ray.runs.overrides import apply_overrides
+from trial_ray.runs.experiment import apply_overrides
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

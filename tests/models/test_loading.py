@@ -13,8 +13,7 @@ from transformers import AutoTokenizer
 from trial_ray.engines.settings import check_positions
 from trial_ray.errors import ConfigError, TrialRayError
 from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
-from trial_ray.models.model_shape import model_shape
-from trial_ray.models.vocabulary import stop_token_ids
+from trial_ray.models.model_shape import model_shape, stop_token_ids
 from trial_ray.warmstart.policy import load_policy
 from trial_ray.warmstart.settings import WarmStartSettings
 

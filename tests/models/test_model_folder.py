@@ -16,7 +16,7 @@ from trial_ray.algorithms import GRPOConfig, TRIALConfig
 from trial_ray.algorithms.startup import initial_policy, require_initial_policy, require_tokens, warm_start_settings
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.folders import model_folder
-from trial_ray.models.vocabulary import stop_token_ids
+from trial_ray.models.model_shape import stop_token_ids
 from trial_ray.runs.checkpoints import export_model, find_model
 
 EXTRA_STOP_ID = 11

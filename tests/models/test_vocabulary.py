@@ -7,7 +7,7 @@ import pytest
 import transformers
 from transformers import GenerationConfig
 
-from trial_ray.models.vocabulary import stop_token_ids, stop_tokens_of, vocabulary_size
+from trial_ray.models.model_shape import stop_token_ids, stop_tokens_of, vocabulary_size
 
 COMPOSITE = ("Gemma3Config", "Gemma4Config", "Qwen3_5Config", "Mistral3Config", "SmolVLMConfig", "Llama4Config")
 

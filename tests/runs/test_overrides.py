@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from trial_ray.errors import ConfigError
-from trial_ray.runs.overrides import apply_overrides, override_dataclass
+from trial_ray.runs.experiment import apply_overrides, override_dataclass
 
 
 @pytest.fixture(scope="module")

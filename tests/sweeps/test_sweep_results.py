@@ -17,11 +17,10 @@ from trial_ray.files import examples_folder
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.sweeps.callbacks import PopulationCheckpoints
-from trial_ray.sweeps.capacity import Capacity
 from trial_ray.sweeps.outputs import plot_map, write_outputs
 from trial_ray.sweeps.plan import load_plan
 from trial_ray.sweeps.results import SweepResult, TrialRecord
-from trial_ray.sweeps.run import _last_value
+from trial_ray.sweeps.run import Capacity, _last_value
 
 METRIC = "env_runners/success_rate"
 EXAMPLES = examples_folder()

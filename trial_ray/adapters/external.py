@@ -92,7 +92,7 @@ TEXTWORLD = EnvironmentAdapter(
     templates={
         "tagged": TaggedTemplate(
             "You are an agent who explores rooms described in text and looks for one object.", keep_case=True
-        ),
+        )
     },
     labels=ReportLabels(action_patterns=((r"take ", ACQUISITION), (r"go ", NAVIGATION))),
 )
@@ -109,9 +109,7 @@ TEXTARENA = EnvironmentAdapter(
 REASONING_GYM = EnvironmentAdapter(
     env_id="trial/ReasoningGym-v0",
     title="Reasoning Gym",
-    templates={
-        "tagged": TaggedTemplate("You answer a question; your action is the answer alone.", keep_case=True),
-    },
+    templates={"tagged": TaggedTemplate("You answer a question; your action is the answer alone.", keep_case=True)},
     warm_start=WarmStartSpec(demonstrator=AnswerReader),
 )
 GEM = EnvironmentAdapter(

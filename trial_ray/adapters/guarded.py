@@ -144,8 +144,7 @@ class GuardedEnv:
             EnvironmentFaultError: reading it raised, or it is not a list of actions.
         """
         return self._call(
-            "walkthrough",
-            lambda: tuple(_texts("walkthrough", getattr(self._made().unwrapped, "walkthrough", ()))),
+            "walkthrough", lambda: tuple(_texts("walkthrough", getattr(self._made().unwrapped, "walkthrough", ())))
         )
 
     def commands_to_win(self) -> int | None:

@@ -30,16 +30,7 @@ from trial_ray.user_files import load_user_module
 
 PACKAGED = {
     adapter.env_id: adapter
-    for adapter in (
-        alfworld.ADAPTER,
-        webshop.ADAPTER,
-        TEXTWORLD,
-        OPENENV,
-        TEXTARENA,
-        REASONING_GYM,
-        GEM,
-        SCIENCEWORLD,
-    )
+    for adapter in (alfworld.ADAPTER, webshop.ADAPTER, TEXTWORLD, OPENENV, TEXTARENA, REASONING_GYM, GEM, SCIENCEWORLD)
 }
 """Adapters of this package by environment id."""
 UNKNOWN_MAX_TURNS = 50

@@ -37,11 +37,7 @@ MAX_SEED = 2**32 - 2_000_000
 """Largest seed: NumPy accepts seeds below 2**32, and RLlib adds an env runner's index, and a million in evaluations."""
 
 
-@refusing(
-    {
-        "validate_train_batch_size_vs_rollout_fragment_length": "neither has an effect here",
-    }
-)
+@refusing({"validate_train_batch_size_vs_rollout_fragment_length": "neither has an effect here"})
 class TextAlgorithmConfig(Sections, BuildCalls):
     """RLlib's config with the checked settings that all methods share.
 

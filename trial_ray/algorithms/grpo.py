@@ -9,10 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from ray.rllib.utils.metrics import (
-    LEARNER_RESULTS,
-    NUM_ENV_STEPS_SAMPLED_LIFETIME,
-)
+from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util import get_current_placement_group

@@ -345,11 +345,7 @@ class BuildCalls(RunSettings, AlgorithmConfig):
         return learner
 
     def build_learner_group(
-        self,
-        *,
-        rl_module_spec: Any = None,
-        placement_group: PlacementGroup | None = None,
-        **kwargs: Any,
+        self, *, rl_module_spec: Any = None, placement_group: PlacementGroup | None = None, **kwargs: Any
     ) -> PolicyLearnerGroup:
         """Build the learners; if they share devices with engines, they are placed in the placement group of both."""
         from trial_ray.algorithms.learner_group import PolicyLearnerGroup

@@ -86,7 +86,7 @@ def checkpoint_config(
     from trial_ray.adapters.registry import find_spec
     from trial_ray.algorithms.methods import new_config, with_method
     from trial_ray.runs.checkpoints import find_model
-    from trial_ray.runs.overrides import apply_overrides
+    from trial_ray.runs.experiment import apply_overrides
 
     env = env and find_spec(env).id  # An id such as MODULE:ID imports MODULE, which a run's record may not do.
     model = None if checkpoint == ORACLE else find_model(checkpoint)
@@ -337,7 +337,7 @@ def measure_hindsight(args: Namespace) -> None:
     from trial_ray.files import finite, make_folder, write_json
     from trial_ray.reports.plots import plot_agreement
     from trial_ray.runs.checkpoints import find_model
-    from trial_ray.runs.overrides import override_dataclass
+    from trial_ray.runs.experiment import override_dataclass
     from trial_ray.warmstart.agreement import measure_agreement
     from trial_ray.warmstart.policy import recorded_settings
 

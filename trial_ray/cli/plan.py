@@ -6,18 +6,7 @@ import math
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from trial_ray.cli.console import (
-    ENV_ADAPTER,
-    FAILED,
-    FILE,
-    SET,
-    command,
-    option,
-    output,
-    positive,
-    show,
-    table,
-)
+from trial_ray.cli.console import ENV_ADAPTER, FAILED, FILE, SET, command, option, output, positive, show, table
 from trial_ray.errors import ConfigError
 
 if TYPE_CHECKING:

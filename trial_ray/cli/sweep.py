@@ -181,7 +181,7 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
     from trial_ray.runs.folder import interrupts_noted
     from trial_ray.runs.ray_session import ray_session
     from trial_ray.runs.terminal import LOG_FILE, library_log
-    from trial_ray.sweeps.capacity import Capacity
+    from trial_ray.sweeps.run import Capacity
 
     plan, folder, console = sweep.plan, sweep.folder, terminal.output()
     require_inputs(plan.configs[0])

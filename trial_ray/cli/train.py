@@ -152,16 +152,12 @@ def _train(
 
 
 def resolve_config(
-    config: GRPOConfig,
-    method: str | None,
-    seed: int | None,
-    overrides: list[str],
-    env_adapters: Sequence[Path] = (),
+    config: GRPOConfig, method: str | None, seed: int | None, overrides: list[str], env_adapters: Sequence[Path] = ()
 ) -> GRPOConfig:
     """Return a copy of the file's config with the chosen method, the overrides, the seed and the adapters."""
     from trial_ray.adapters.registry import load_adapters
     from trial_ray.algorithms.methods import with_method
-    from trial_ray.runs.overrides import apply_overrides
+    from trial_ray.runs.experiment import apply_overrides
     from trial_ray.sweeps.space import search_space
 
     if method is not None:
@@ -223,7 +219,7 @@ trial_ray.warmstart.WarmStartSettings.
 def warmstart(args: Namespace) -> None:
     """Train a causal LM by cloning an expert, as the initial policy for reinforcement learning."""
     from trial_ray.adapters.registry import load_adapters
-    from trial_ray.runs.overrides import override_dataclass
+    from trial_ray.runs.experiment import override_dataclass
     from trial_ray.warmstart import WarmStartSettings, warm_start
 
     settings = override_dataclass(WarmStartSettings(model_path=args.model, seed=args.seed), args.overrides)

@@ -99,8 +99,7 @@ class PolicySettings(Settings):
     )
     lora_alpha: float = setting(32.0, "scale of the adapters' product, divided by the rank", above=0)
     lora_targets: list[str] | None = setting(
-        None,
-        "linear layers that get adapters, such as ``q_proj``; ``None``: all of the decoder's",
+        None, "linear layers that get adapters, such as ``q_proj``; ``None``: all of the decoder's"
     )
 
     rl_module = Section("Choose the language model.")
@@ -142,9 +141,7 @@ class EngineSettings(Settings):
         "and ``num_gpus_per_engine`` + ``num_gpus_per_learner`` = 1",
     )
     sleep_level: int = setting(
-        2,
-        "with ``colocate``: 1 keeps a sleeping engine's weights in the host's memory, 2 drops them",
-        one_of=(1, 2),
+        2, "with ``colocate``: 1 keeps a sleeping engine's weights in the host's memory, 2 drops them", one_of=(1, 2)
     )
     weight_transfer: str = setting(
         "auto",
@@ -209,10 +206,7 @@ class RolloutSettings(Settings):
     )
     max_prompt_tokens: int = setting(2048, "longest prompt, without hindsight context", at_least=1)
     max_response_tokens: int = setting(512, "longest response, stop token included", at_least=1)
-    temperature: float = setting(
-        1.0,
-        "of training rollouts, 0.01 to 2; the learner divides logits by it, too",
-    )
+    temperature: float = setting(1.0, "of training rollouts, 0.01 to 2; the learner divides logits by it, too")
     top_p: float = setting(1.0, "nucleus mass of training rollouts; must be 1, since no correction is implemented")
     stop_strings: list[str] = setting(
         factory=list,
@@ -250,9 +244,7 @@ class RolloutSettings(Settings):
         above=0,
     )
     environment_memory_gb: float | None = setting(
-        None,
-        "GB that an environment in its own process may allocate; beyond it the rollout fails",
-        above=0,
+        None, "GB that an environment in its own process may allocate; beyond it the rollout fails", above=0
     )
     request_timeout_s: float = setting(600.0, "deadline of a response, in seconds", above=0)
     max_group_redraws: int = setting(

@@ -44,9 +44,7 @@ class TrainingSettings(Settings):
         one_of=TASK_SAMPLINGS,
     )
     minibatch_rows: int = setting(
-        256,
-        "maximum turn rows in an optimizer step, over all learners; each row is in one step per epoch",
-        at_least=1,
+        256, "maximum turn rows in an optimizer step, over all learners; each row is in one step per epoch", at_least=1
     )
     microbatch_rows: int = setting(
         32,
@@ -219,14 +217,10 @@ class HealthCheckSettings(Settings):
     )
     max_kl: float | None = setting(5.0, "largest ``grpo/kl``, in nats a token, each counted as 10 at most", above=0)
     max_mean_ratio: float | None = setting(
-        10.0,
-        "largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 in healthy runs",
-        above=1,
+        10.0, "largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 in healthy runs", above=1
     )
     min_entropy: float | None = setting(
-        1e-4,
-        "lower limit on ``grpo/entropy``, nats a token; checked once it has been ten times as large",
-        above=0,
+        1e-4, "lower limit on ``grpo/entropy``, nats a token; checked once it has been ten times as large", above=0
     )
     min_response_tokens: float | None = setting(
         1.5,

@@ -23,13 +23,7 @@ from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.requirements import require_engine_arguments
 from trial_ray.engines.settings import LOG_LEVEL
 from trial_ray.engines.weights import Weights
-from trial_ray.errors import (
-    CannotServeError,
-    ConfigError,
-    EngineError,
-    WeightSyncError,
-    first_line,
-)
+from trial_ray.errors import CannotServeError, ConfigError, EngineError, WeightSyncError, first_line
 from trial_ray.process import read_progress
 from trial_ray.ray_internals import actor_id
 

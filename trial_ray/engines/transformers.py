@@ -29,9 +29,8 @@ from trial_ray.engines.settings import MAX_ROWS, MEMORY_SHARE, SLACK, check_posi
 from trial_ray.engines.weights import Weights, WeightsChecksum, iter_weights, own_logprobs
 from trial_ray.errors import ConfigError, EngineError
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.models.model_shape import max_positions
+from trial_ray.models.model_shape import max_positions, stop_token_ids, vocabulary_size
 from trial_ray.models.tensors import stored_tensors
-from trial_ray.models.vocabulary import stop_token_ids, vocabulary_size
 from trial_ray.ray_internals import container_memory
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from trial_ray.engines.settings import (
 from trial_ray.engines.weights import Weights, iter_shards
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError, first_line
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.models.vocabulary import stop_token_ids
+from trial_ray.models.model_shape import stop_token_ids
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, TokensPrompt
@@ -172,10 +172,7 @@ class VLLMEngine(EngineActor):
         self._stop_ids = stop_token_ids(self._model_path)
         self._ids = itertools.count()
         self._requests: dict[str, Request] = {}
-        return {
-            "engine": "vllm",
-            "vocab_size": self._engine.model_config.get_vocab_size(),
-        }
+        return {"engine": "vllm", "vocab_size": self._engine.model_config.get_vocab_size()}
 
     def _set_environment(self) -> None:
         settings = {

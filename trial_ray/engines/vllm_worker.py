@@ -12,11 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from trial_ray.engines.weights import WeightsChecksum, weights_checksum

@@ -16,14 +16,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import actor_range
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.protocol import SamplingParams
-from trial_ray.engines.weights import (
-    TEXT_FACTOR,
-    TextLogprobs,
-    own_logprobs,
-    pack_weights,
-    text_ids,
-    weights_checksum,
-)
+from trial_ray.engines.weights import TEXT_FACTOR, TextLogprobs, own_logprobs, pack_weights, text_ids, weights_checksum
 from trial_ray.errors import EnvironmentFaultError, UserInputError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult

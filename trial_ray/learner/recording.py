@@ -59,11 +59,7 @@ TRAINING_SCHEMA = new_schema(
             FLOATS,
             "log-probability of each response token under the learner before the update, in nats, `[y]`",
         ),
-        (
-            "evidence_ids",
-            IDS,
-            "tokens of the teacher context, which is inserted into `prompt_ids`; null without one",
-        ),
+        ("evidence_ids", IDS, "tokens of the teacher context, which is inserted into `prompt_ids`; null without one"),
         (
             "evidence_at",
             pa.int32(),

@@ -18,10 +18,10 @@ from trial_ray.learner.method import Method
 from trial_ray.learner.rows import TurnRows, group_turn_rows
 from trial_ray.learner.update_plan import UpdatePlan, plan_rows
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
+from trial_ray.models.model_shape import special_token_ids
 from trial_ray.models.module import CausalLMModule
 from trial_ray.models.packing import score_views
 from trial_ray.models.prefix_tree import ScoredSequence
-from trial_ray.models.vocabulary import special_token_ids
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.objectives.importance import effective_sample_size, importance_weights
 from trial_ray.prompts.tool_calls import last_call, require_response_template

@@ -6,6 +6,6 @@
 - ``layout``: the layout in which a model is scored, by measurement. ``packing``: packs of forward passes.
 - ``logprobs``: log-probabilities, entropies and divergences without whole logits.
 - ``sharding``: weights sharded over learners with FSDP. ``tensors``: a model's tensors in states. ``lora``: adapters.
-- ``model_shape``: sizes without weights. ``vocabulary``: stop tokens and token ids.
+- ``model_shape``: sizes without weights, stop tokens and token ids.
 - ``tiny``: tiny untrained models.
 """

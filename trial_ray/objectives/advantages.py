@@ -7,13 +7,7 @@ from torch import Tensor
 
 from trial_ray.objectives import equal_up_to_rounding
 from trial_ray.objectives.losses import LOG_RATIO_BOUND
-from trial_ray.objectives.segments import (
-    flat_floats,
-    flat_ids,
-    renumber,
-    segment_sum,
-    zero_outside,
-)
+from trial_ray.objectives.segments import flat_floats, flat_ids, renumber, segment_sum, zero_outside
 
 MIN_PENALTY_UNIT = 1.0
 """Lower bound on σ_R + ε in the conversion of penalties from reward to advantage; docs/decisions.md gives the reason."""

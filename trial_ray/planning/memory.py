@@ -318,12 +318,7 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
                 saved + 2 * states,
                 max(BACKWARD_LOGITS * logits, product) + several * summed,
             ),
-            (
-                copies + exchanged,
-                by_layers + tokens * (recomputed * per_token + widths),
-                0.0,
-                summed * shape.tied,
-            ),
+            (copies + exchanged, by_layers + tokens * (recomputed * per_token + widths), 0.0, summed * shape.tied),
         ],
     }
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.templates import ConversationPrompt
 from trial_ray.config.run import RunSettings
-from trial_ray.models.vocabulary import stop_token_ids
+from trial_ray.models.model_shape import stop_token_ids
 from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.conversation import ConversationBuilder
 from trial_ray.prompts.single_turn import PromptBuilder

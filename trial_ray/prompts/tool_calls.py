@@ -12,7 +12,7 @@ import numpy as np
 from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEpisode, command_tools, text_command
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError, first_line
-from trial_ray.models.vocabulary import special_token_ids
+from trial_ray.models.model_shape import special_token_ids
 
 _TYPES: Mapping[str, Any] = {
     "string": str,

@@ -15,7 +15,7 @@ from trial_envs.core.projection import Projection
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import PromptTemplate
 from trial_ray.errors import PromptTooLongError
-from trial_ray.models.vocabulary import special_token_ids, spell_unknown
+from trial_ray.models.model_shape import special_token_ids, spell_unknown
 from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, REASONING_TAGS, TemplateOptions
 from trial_ray.trajectory import PromptCut, Turn
 

@@ -107,11 +107,7 @@ def _repeating(schema: pa.Schema) -> list[str]:
 
 
 def read_rows(
-    folder: str | os.PathLike[str],
-    iteration: int | None,
-    schema: pa.Schema,
-    content: str,
-    advice: str,
+    folder: str | os.PathLike[str], iteration: int | None, schema: pa.Schema, content: str, advice: str
 ) -> pa.Table:
     """Read rows of one iteration, or of all, with the columns of ``schema`` and ``iteration``.
 

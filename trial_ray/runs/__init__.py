@@ -2,8 +2,7 @@
 
 In reading order:
 
-- ``experiment``: experiment files, which define a config and stop criteria;
-- ``overrides``: ``--set key=value``;
+- ``experiment``: experiment files, which define a config and stop criteria, and ``--set key=value``;
 - ``session``: one run, from building the algorithm to the summary;
 - ``ray_session``: the Ray cluster of a command;
 - ``watchdog``: hanging processes, and failures after which a run restarts;

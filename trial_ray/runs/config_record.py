@@ -21,7 +21,7 @@ from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, 
 from trial_ray.config.training import RECORDED_FUNCTION, reward_name
 from trial_ray.errors import CheckpointError
 from trial_ray.files import checked_content, finite, read_json
-from trial_ray.runs.overrides import settable_names
+from trial_ray.runs.experiment import settable_names
 from trial_ray.secrets import redacted, without_secrets
 from trial_ray.trust import RLLIB, is_signed, require_data, signature
 

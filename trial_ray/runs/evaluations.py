@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.comparison import (
-    ComparisonError,
-    PairedComparison,
-    paired_comparison,
-    require_same_protocol,
-)
+from trial_ray.evaluation.comparison import ComparisonError, PairedComparison, paired_comparison, require_same_protocol
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import set_aside
 

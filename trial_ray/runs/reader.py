@@ -16,13 +16,7 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import checked_content, nearest_folder, read_json
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.runs.checkpoints import RUN_FILE, find_tokenizer
-from trial_ray.runs.config_record import (
-    SettingChange,
-    backbone_of_settings,
-    command_of,
-    load_commands,
-    setting_changes,
-)
+from trial_ray.runs.config_record import SettingChange, backbone_of_settings, command_of, load_commands, setting_changes
 from trial_ray.runs.cost import cost_sections
 from trial_ray.runs.evaluations import read_name
 from trial_ray.runs.folder import CONFIG_FILE, RunFolder

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.learner.recording import read_training
-from trial_ray.models.vocabulary import spell_unknown
+from trial_ray.models.model_shape import spell_unknown
 from trial_ray.prompts.writer import ResponseTexts
 from trial_ray.rollout.recording import read_iteration
 from trial_ray.runs.folder import RunFolder

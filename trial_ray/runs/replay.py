@@ -27,8 +27,8 @@ from trial_ray.rollout.env_runner import SPACES
 from trial_ray.rollout.recording import partitions, read_groups
 from trial_ray.runs.checkpoints import list_checkpoints, require_own, require_whole
 from trial_ray.runs.config_record import load_method, load_record
+from trial_ray.runs.experiment import apply_overrides
 from trial_ray.runs.metrics_file import flatten, recorded_metrics
-from trial_ray.runs.overrides import apply_overrides
 
 if TYPE_CHECKING:
     from trial_ray.adapters.adapter import EnvironmentAdapter

@@ -18,9 +18,8 @@ from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError
 from trial_ray.files import finite
 from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
 from trial_ray.runs.config_record import is_json, to_record
-from trial_ray.runs.experiment import load_experiment
+from trial_ray.runs.experiment import apply_overrides, load_experiment, settable_names
 from trial_ray.runs.metrics_file import check_metric
-from trial_ray.runs.overrides import apply_overrides, settable_names
 from trial_ray.secrets import redacted
 from trial_ray.sweeps.space import (
     SEED,

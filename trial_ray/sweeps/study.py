@@ -23,8 +23,8 @@ from trial_ray.ray_internals import trial_folder
 from trial_ray.runs.checkpoints import RUN_FILE
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.evaluations import set_file
+from trial_ray.runs.experiment import apply_overrides
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.overrides import apply_overrides
 from trial_ray.sweeps.outputs import messages_of
 from trial_ray.sweeps.plan import SweepPlan, recorded_config
 from trial_ray.sweeps.results import SweepResult

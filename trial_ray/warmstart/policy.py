@@ -23,8 +23,8 @@ from trial_ray.engines.transformers import LocalEngine
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
+from trial_ray.models.model_shape import stop_tokens_of
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
-from trial_ray.models.vocabulary import stop_tokens_of
 from trial_ray.process import run_in_event_loop
 from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.single_turn import PromptBuilder

@@ -25,8 +25,7 @@ class WarmStartSettings:
     """
 
     env: str = setting(
-        "trial/ALFWorld-v0",
-        "Gymnasium id; inside a config, unless set, the config's environment and its arguments",
+        "trial/ALFWorld-v0", "Gymnasium id; inside a config, unless set, the config's environment and its arguments"
     )
     env_config: Mapping[str, Any] = setting(
         doc="keyword arguments of the environment, without ``split``, ``num_games`` and ``generator_seed``, which are "
@@ -34,8 +33,7 @@ class WarmStartSettings:
         factory=lambda: {"difficulty": "tiny", "max_turns": 20},
     )
     model_path: str | None = setting(
-        None,
-        "Hugging Face folder of a causal LM with a chat template; ``None`` builds the tiny model",
+        None, "Hugging Face folder of a causal LM with a chat template; ``None`` builds the tiny model"
     )
     size: str = setting("tiny", "shape of the tiny model, a key of ``trial_ray.models.tiny.SHAPES``")
     # Conversations with tags are not offered: later prompts would contain the empty reasoning of the demonstrated responses.
@@ -80,9 +78,7 @@ class WarmStartSettings:
         within=(0, 1),
     )
     renaming_probability: float = setting(
-        0.5,
-        "share of examples with names exchanged at random: the model must copy, not guess",
-        within=(0, 1),
+        0.5, "share of examples with names exchanged at random: the model must copy, not guess", within=(0, 1)
     )
     optimizer: Literal["muon", "adamw"] = setting(
         "muon",
@@ -100,11 +96,7 @@ class WarmStartSettings:
         within=(0, 1),
     )
     check_every: int = setting(50, "updates between checks", at_least=1)
-    check_games: int = setting(
-        64,
-        "held-out games of a check; the final evaluation has others",
-        at_least=1,
-    )
+    check_games: int = setting(64, "held-out games of a check; the final evaluation has others", at_least=1)
     evaluation_games: int = setting(
         192, "games of the final evaluation, unseen by cloning and checks; one episode each", at_least=1
     )
@@ -116,11 +108,7 @@ class WarmStartSettings:
     seed: int = setting(
         0, "seed of weights, order of examples, expert, action noise and sampling", within=(0, 2**63 - 1)
     )
-    threads: int = setting(
-        2,
-        "PyTorch threads for cloning, fixed because sums depend on it",
-        at_least=1,
-    )
+    threads: int = setting(2, "PyTorch threads for cloning, fixed because sums depend on it", at_least=1)
     compute_dtype: Literal["float32", "bfloat16"] = setting(
         "float32",
         "dtype of cloning's forward and backward passes; ``bfloat16`` (autocast) is faster on processors with bfloat16",

@@ -57,7 +57,7 @@ MIN_RESPONSE_ACCURACY = 0.3
 CODE = (
     "warmstart/*.py",
     "models/tiny.py",
-    "models/vocabulary.py",
+    "models/model_shape.py",
     "engines/decoding.py",
     "engines/transformers.py",
     "models/packing.py",
