@@ -26,7 +26,7 @@ Kind = Literal["sum", "lifetime_sum", "mean", "max", "item"]
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Metric:
     """One logged number.
 
@@ -41,7 +41,7 @@ class Metric:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MetricGroup:
     """Metrics that one part of a run logs.
 
@@ -312,8 +312,7 @@ def log(logger: MetricsLogger, key: str, value: float) -> None:
 
 def log_time(logger: MetricsLogger, key: str) -> AbstractContextManager[Any]:
     """Log the seconds that the block takes; arguments as :func:`log`."""
-    timer: AbstractContextManager[Any] = logger.log_time(_logged_path(key), reduce=_kind(key))
-    return timer
+    return logger.log_time(_logged_path(key), reduce=_kind(key))
 
 
 def peek(logger: MetricsLogger, key: str) -> float | None:

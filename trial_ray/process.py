@@ -64,8 +64,7 @@ def _device() -> int | None:
     torch = sys.modules.get("torch")  # A process that has not imported torch uses no device memory.
     if torch is None or not torch.cuda.is_initialized():
         return None
-    peak: int = sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
-    return peak
+    return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
@@ -75,7 +74,7 @@ STDERR = 2
 _NAMESPACE = "trial_ray_progress"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Progress:
     """Published progress of an actor.
 
@@ -201,7 +200,7 @@ class Event(NamedTuple):
     counts: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProcessEvents:
     """Events of one process.
 

@@ -78,14 +78,13 @@ def start_env_runner(runners: EnvRunnerGroup, index: int) -> ActorHandle[Any]:
 
     RLlib's ``add_workers`` counts it as ready from the start, possibly long before a node has room for it.
     """
-    handle: ActorHandle[Any] = runners._make_worker(
+    return runners._make_worker(
         env_creator=runners._env_creator,
         validate_env=None,
         worker_index=index,
         num_workers=index,
         config=runners._remote_config_obj_ref,
     )
-    return handle
 
 
 def add_env_runner(runners: EnvRunnerGroup, handle: ActorHandle[Any]) -> int:

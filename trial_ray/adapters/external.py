@@ -128,7 +128,7 @@ SCIENCEWORLD = EnvironmentAdapter(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProgramTemplate:
     """Messages written by the program; the whole response is the action, which answers the program's call."""
 
@@ -147,7 +147,7 @@ class ProgramTemplate:
         return Projection(response, bool(response.strip()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProgramToolTemplate(ToolTemplate):
     """Messages written by the program; a message after a tool call is the tool's result."""
 

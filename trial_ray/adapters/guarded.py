@@ -324,8 +324,7 @@ def _past_turns(value: Any) -> int | None:
 
 def _texts(name: str, value: Any) -> Sequence[str]:
     valid = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
-    texts: Sequence[str] = _require(name, value, "a list of str", valid)
-    return texts
+    return _require(name, value, "a list of str", valid)
 
 
 def _require_length(*texts: str) -> None:

@@ -39,7 +39,7 @@ EnvProcesses = partial(ForkedProcesses, __name__)
 environment."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProcessLimits:
     """Limits of an environment's process.
 

@@ -69,7 +69,7 @@ class ConversationPrompt(PromptTemplate, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaggedTemplate:
     """Full sentences for instruct models, which reason inside ``<think>`` and act inside ``<action>``.
 
@@ -134,7 +134,7 @@ class TaggedTemplate:
         return observation if self.dropped is None else re.sub(self.dropped, "", observation)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConversationTemplate:
     """An episode as one conversation: role, task and form of responses once, then the observation and actions of each turn.
 
@@ -167,7 +167,7 @@ class ConversationTemplate:
         return self.tagged.project(response)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolTemplate(ConversationTemplate):
     """An episode as one conversation with tool calls: role and task once, then the observation and actions of each turn.
 
@@ -198,7 +198,7 @@ class ToolTemplate(ConversationTemplate):
         return "\n\n".join([*past, *self.tagged.now(context)])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlainTemplate:
     """As few tokens as possible, for models of about a million parameters, which respond with the action only.
 

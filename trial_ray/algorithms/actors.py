@@ -28,7 +28,7 @@ PROCESS_ENDS_S = 10.0
 """Seconds to wait until the processes of killed actors have ended."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunActor:
     """One actor of a run.
 

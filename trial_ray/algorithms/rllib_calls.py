@@ -79,8 +79,7 @@ class RLlibCalls(Algorithm):
         """
         if filesystem is None and isinstance(path, str | Path):
             require_parts(path, COMPONENT_FILE)
-        algorithm: Self = super().from_checkpoint(path, filesystem, **kwargs)
-        return algorithm
+        return super().from_checkpoint(path, filesystem, **kwargs)
 
     @classmethod
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
@@ -89,8 +88,7 @@ class RLlibCalls(Algorithm):
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Give restarted env runners their engines again; they have no other learned state."""
-        restored: list[int] = self.workers.restore_runners()
-        return restored
+        return self.workers.restore_runners()
 
     def set_weights(self, weights: dict[str, dict[str, Any]]) -> None:
         """Load weights as returned by ``get_weights()``, arrays by module id and tensor name, and send them to the engines.
@@ -115,8 +113,7 @@ class RLlibCalls(Algorithm):
             raise ConfigError(
                 f"save_to_path() writes into a folder, but got {path!r}. Save into one, and copy it with pyarrow.fs.copy_files."
             )
-        folder: str = super().save_to_path(path, state=self.get_state(inference_only=True), **kwargs)
-        return folder
+        return super().save_to_path(path, state=self.get_state(inference_only=True), **kwargs)
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Restore, send the restored weights to the engines, which still have the initial weights, and call the callbacks.

@@ -341,8 +341,7 @@ class BuildCalls(RunSettings, AlgorithmConfig):
 
     def build_learner(self, *, env: Any = None, spaces: Any = None) -> GRPOLearner:
         """Build a learner in this process; arguments are RLlib's."""
-        learner: GRPOLearner = AlgorithmConfig.build_learner(self._with_folder(), spaces=spaces or _text_spaces())
-        return learner
+        return AlgorithmConfig.build_learner(self._with_folder(), spaces=spaces or _text_spaces())
 
     def build_learner_group(
         self, *, rl_module_spec: Any = None, placement_group: PlacementGroup | None = None, **kwargs: Any

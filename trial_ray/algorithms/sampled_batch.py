@@ -19,7 +19,7 @@ MIN_SURVIVORS = 2
 """Minimum number of completed rollouts of a group that is trained on: a group's advantages compare its rollouts."""
 
 
-@dataclass(slots=True)
+@dataclass
 class SampledBatch:
     """The groups of one iteration.
 

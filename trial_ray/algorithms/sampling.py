@@ -35,7 +35,7 @@ MAX_LOSSES = 5
 each time."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class StartedGroup:
     """A group that was started and has not entered an update.
 

@@ -178,14 +178,12 @@ class SuccessRateSampler(TaskSampler):
     def _chances(self, environment: int) -> np.ndarray:
         rates = _rates(self._counts[environment])
         variances = rates * (1 - rates)
-        chances: np.ndarray = (1 - FLOOR) * variances / variances.sum() + FLOOR / len(rates)
-        return chances
+        return (1 - FLOOR) * variances / variances.sum() + FLOOR / len(rates)
 
 
 def _rates(counts: np.ndarray) -> np.ndarray:
     """Success rates ``[N]`` of counts ``[N, 2]``."""
-    rates: np.ndarray = (counts[:, 0] + PRIOR) / (counts.sum(1) + 2 * PRIOR)
-    return rates
+    return (counts[:, 0] + PRIOR) / (counts.sum(1) + 2 * PRIOR)
 
 
 @lru_cache(maxsize=8)

@@ -23,7 +23,7 @@ MAX_COLLECTED_EVENTS = 200_000
 DRIVER = "driver"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
     """Events of all processes of a run in one iteration.
 

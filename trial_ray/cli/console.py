@@ -107,7 +107,7 @@ class Suggested(list[str]):
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Command:
     """A subcommand.
 

@@ -44,7 +44,7 @@ OK, NOTE, STOPS = "ok", "note", "stops a run"
 COLOURS = {OK: "green", NOTE: "yellow", STOPS: "red"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Check:
     """Result of one check: its name, the finding, its level, and the command that fixes it (empty if there is no problem)."""
 

@@ -61,7 +61,7 @@ _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 """How a value is compared with each kind of bound, and how the bound is described."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Declaration:
     """Metadata of a setting besides its default.
 
@@ -202,8 +202,7 @@ class Section:
         self.owner, self.name = owner, name
 
     def __get__(self, instance: Config | None, owner: type[Config]) -> Callable[..., Config]:
-        method: Callable[..., Config] = self._function(owner).__get__(instance, owner)
-        return method
+        return self._function(owner).__get__(instance, owner)
 
     def keywords(self, owner: type) -> dict[str, Field[Any]]:
         """Return the settings of this section in ``owner``."""

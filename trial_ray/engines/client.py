@@ -20,7 +20,7 @@ MAX_ATTEMPTS = 3
 """Maximum number of different engines that are tried for one request."""
 
 
-@dataclass(slots=True)
+@dataclass
 class RequestCounts:
     """Counts of a client's requests; running requests are counted only in ``requests_sent``.
 

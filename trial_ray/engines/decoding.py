@@ -140,8 +140,7 @@ class Batch:
             use_cache=True,
             logits_to_keep=1,
         )
-        logits: torch.Tensor = out.logits[:, -1]
-        return logits
+        return out.logits[:, -1]
 
     def _recompute(self, rows: list[Request]) -> None:
         rows_by_length: dict[int, list[Request]] = defaultdict(list)

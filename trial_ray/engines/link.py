@@ -71,8 +71,7 @@ class EngineLink:
         self._send_soon()
         try:
             async with asyncio.timeout(timeout_s):
-                response: Response = await answer
-                return response
+                return await answer
         finally:
             del self._pending[number]
             if answer.cancelled() and not any(unsent == number for unsent, *_ in self._unsent):

@@ -285,8 +285,7 @@ class EnginePool:
             options = {**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle, True)}
         if kwargs.get("seed") is not None:  # Engines with equal seeds would repeat each other's responses.
             kwargs = {**kwargs, "seed": kwargs["seed"] + next(self._starts)}
-        handle: ActorHandle[Any] = self._actor_class.options(**options).remote(self._model_path, **kwargs)
-        return handle
+        return self._actor_class.options(**options).remote(self._model_path, **kwargs)
 
     def _request_missing(self) -> None:
         for index in {*range(self._num_requested)} - self._engines.keys():

@@ -245,8 +245,7 @@ def own_logprobs(model: Any, token_ids: np.ndarray, last: int | None = None) -> 
     last = len(token_ids) - 1 if last is None else last
     ids = torch.from_numpy(token_ids).long().to(model.device)[None]
     logits = model(input_ids=ids, use_cache=False, logits_to_keep=last + 1).logits[0, -last - 1 : -1]
-    logprobs: np.ndarray = torch.log_softmax(logits.float(), -1).gather(-1, ids[0, -last:, None])[:, 0].cpu().numpy()
-    return logprobs
+    return torch.log_softmax(logits.float(), -1).gather(-1, ids[0, -last:, None])[:, 0].cpu().numpy()
 
 
 def require_agreement(expected: TextLogprobs, logprobs: np.ndarray, engine: str) -> None:

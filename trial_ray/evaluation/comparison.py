@@ -17,7 +17,7 @@ class ComparisonError(UserInputError):
     """Evaluations cannot be compared or averaged: their tasks or protocols differ, or no task can be counted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PairedComparison:
     """Paired comparison of two evaluations of the same tasks.
 

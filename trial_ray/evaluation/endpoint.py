@@ -44,7 +44,7 @@ BUSY = frozenset({408, 409, 429})
 """Status codes below 500 that do not mean that the request is invalid."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChatEndpoint:
     """A model served at ``POST {url}/chat/completions``; the API key is not stored in attributes, messages or files.
 
@@ -145,7 +145,7 @@ class ChatEndpoint:
         return redacted(text.replace(key, HIDDEN) if (key := self._key()) else text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EndpointPlayer:
     """Plays one episode through chat messages, with the same texts as in the prompts of a trained policy.
 

@@ -22,7 +22,7 @@ class EvaluationSetError(UserInputError):
     """An evaluation set cannot be created or read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EvaluationSet:
     """Tasks of one split of one environment, in a fixed order.
 

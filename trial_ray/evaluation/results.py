@@ -44,7 +44,7 @@ SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rate:
     """A success rate with its 95 % Wilson interval; ``rate`` is NaN if there are no episodes."""
 
@@ -90,7 +90,7 @@ class Rate:
         return f"{self.rate:.1%} [{low:.1%}, {high:.1%}] ({self.successes}/{self.episodes})"
 
 
-@dataclass(slots=True)
+@dataclass
 class EvaluationResult:
     """Episodes that were played under the same protocol.
 

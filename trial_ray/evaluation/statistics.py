@@ -65,7 +65,7 @@ def paired_difference_interval(gained: int, lost: int, pairs: int) -> tuple[floa
     return max(-1.0, up - down - half), min(1.0, up - down + half)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SeedInterval:
     """95 % interval of a mean by Student's t over the means of the training seeds, with the tasks treated as fixed.
 
@@ -82,7 +82,7 @@ class SeedInterval:
     p_value: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BootstrapInterval:
     """A mean with its 95 % percentile interval.
 
@@ -252,5 +252,4 @@ def bootstrap_curve(values: np.ndarray) -> np.ndarray:
     """
     num_seeds = len(values)
     by_seed = np.random.default_rng(0).multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=CHUNK)
-    bounds: np.ndarray = np.quantile(by_seed @ values / num_seeds, [0.025, 0.975], axis=0).T
-    return bounds
+    return np.quantile(by_seed @ values / num_seeds, [0.025, 0.975], axis=0).T

@@ -30,7 +30,7 @@ class TableError(UserInputError):
     """Evaluations cannot be combined in one table."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableEntry:
     """One evaluation with the backbone and method of its row, and its training seed; cells are means over seeds."""
 

@@ -99,8 +99,7 @@ class GRPOLearner(TorchLearner):
     @property
     def policy_module(self) -> CausalLMModule:
         """The trained module."""
-        module: CausalLMModule = self.module[DEFAULT_MODULE_ID].unwrapped()
-        return module
+        return self.module[DEFAULT_MODULE_ID].unwrapped()
 
     def get_parameters(self, module: RLModule) -> list[nn.Parameter]:
         """Return the parameters that the optimizer updates."""
@@ -174,8 +173,7 @@ class GRPOLearner(TorchLearner):
         if folder is not None and len(share) and len(rows.turn_ids) <= self.config.max_recorded_tokens:
             write_training(folder, self.iteration, groups, rows, share, f"learner{self.exchange.rank:03d}")
         self.after_gradient_based_update(timesteps=timesteps or {})
-        metrics: dict[str, Any] = self.metrics.reduce()
-        return metrics
+        return self.metrics.reduce()
 
     def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], dict[str, int]]:
         """Take the steps of the plan; return this learner's part of each loss, and its numbers of trained and skipped rows."""

@@ -31,7 +31,7 @@ Metrics = dict[str, torch.Tensor]
 """Scalars by name; the learner logs them under the method's ``name``, averaged over an iteration."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Divergence:
     """The generalised Jensen-Shannon divergence of both views over the whole vocabulary.
 

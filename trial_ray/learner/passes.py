@@ -36,7 +36,7 @@ Outputs = dict[str, torch.Tensor]
 """Results of the module's forward pass, each ``[T]`` in row order."""
 
 
-@dataclass(slots=True)
+@dataclass
 class TokenCounts:
     """Number of model inputs, including padding, and of distinct prefixes of the rows that they were computed for."""
 
@@ -44,7 +44,7 @@ class TokenCounts:
     distinct: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """Rows that are computed in one forward pass.
 
@@ -228,8 +228,7 @@ class MicrobatchPasses:
             # The policy is the tempered one; the method's temperature divides its logits once more.
             temperature = config.temperature * divergence.temperature
             batch["divergence"] = {"mix": divergence.mix, "temperature": temperature}
-        outputs: Outputs = self._module.forward_train(batch)
-        return outputs
+        return self._module.forward_train(batch)
 
 
 def _gradients(loss: torch.Tensor, outputs: Outputs) -> Outputs:

@@ -124,8 +124,7 @@ def _records(
 
 
 def _to_float32(values: torch.Tensor) -> np.ndarray:
-    array: np.ndarray = values.float().numpy()
-    return array
+    return values.float().numpy()
 
 
 def read_training(folder: str | os.PathLike[str], iteration: int | None = None) -> pa.Table:
@@ -142,7 +141,7 @@ def read_training(folder: str | os.PathLike[str], iteration: int | None = None) 
     return read_rows(folder, iteration, TRAINING_SCHEMA, "record of training", advice)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UpdateRecord:
     """Inputs of an update besides trajectories and state, and its results.
 

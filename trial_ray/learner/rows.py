@@ -82,8 +82,7 @@ class TurnRows:
 
     def eligible(self) -> NDArray[np.bool_]:
         """Return whether each turn has a token to learn from, bool ``[K]``."""
-        eligible: NDArray[np.bool_] = (segment_sum(self.mask.long(), self.turn_ids, len(self)) > 0).numpy()
-        return eligible
+        return (segment_sum(self.mask.long(), self.turn_ids, len(self)) > 0).numpy()
 
     def sequences(self, rows: Iterable[int], hindsight: bool = False) -> list[ScoredSequence]:
         """Return some turns as model inputs with scored responses, with or without the teacher context."""

@@ -259,5 +259,4 @@ def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
 
 def _decode(ids: np.ndarray, tokenizer: Any) -> str:
     # Cleaning up would remove blanks, which changes the positions of characters.
-    text: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    return text
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)

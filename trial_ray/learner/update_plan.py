@@ -43,7 +43,7 @@ Minibatch = tuple[Microbatch, ...]
 """The microbatches of one optimizer step."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UpdatePlan:
     """Every row is in exactly one scoring share, and in exactly one minibatch of each epoch.
 
@@ -142,8 +142,7 @@ def _interleaved(num_rows: int, num_shards: int) -> NDArray[np.int64]:
     bounds = np.arange(num_shards + 1) * num_rows // num_shards
     shards = np.searchsorted(bounds, rows, side="right") - 1
     position = (rows - bounds[shards] + 0.5) / (bounds[shards + 1] - bounds[shards])
-    order: NDArray[np.int64] = np.lexsort((shards, position))
-    return order
+    return np.lexsort((shards, position))
 
 
 def _even_cuts(rows: NDArray[np.int64], max_rows: int) -> list[NDArray[np.int64]]:
@@ -175,8 +174,7 @@ def _assign_to_learners(
     cuts = [0]
     for learner in range(1, num_learners):
         cuts.append(min(max(int(preferred[learner]), earliest[-learner]), _fill(ends, cuts[-1], capacity)))
-    learners: list[int] = (np.searchsorted(cuts, np.arange(len(costs)), side="right") - 1).tolist()
-    return learners
+    return (np.searchsorted(cuts, np.arange(len(costs)), side="right") - 1).tolist()
 
 
 def _min_capacity(ends: NDArray[np.int64], largest: int, num_learners: int) -> int:

@@ -39,7 +39,7 @@ TOLERANCE = 1e-3
 """Maximum difference of log-probabilities in nats. Rounding gives at most 1e-5; the smallest known errors are 1e-2."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Layout in which a model is scored.
 

@@ -111,7 +111,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 PUBLISHED["Qwen/Qwen2.5-3B-Instruct"] = PUBLISHED["Qwen/Qwen2.5-3B"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelShape:
     """Sizes of a decoder with grouped-query attention and a gated feed-forward network.
 

@@ -274,8 +274,7 @@ class CausalLMModule(TorchRLModule):
             views = {"text": [ScoredSequence(ids, len(ids) - 1)]}
             scores, _ = score_views(self.lm, views, max_tokens=len(ids))
         self.finish_passes()
-        logprobs: NDArray[np.float32] = scores["text"].float().cpu().numpy()
-        return logprobs
+        return scores["text"].float().cpu().numpy()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors that change in training, by name: the adapter, or all weights and the weights of the stale teacher, if any."""

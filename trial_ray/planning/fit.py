@@ -32,7 +32,7 @@ LORA_RANK = 32
 """Rank of the LoRA adapters that are proposed if training all weights does not fit."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Machine:
     """Hardware that a run is planned for; ``None``: unknown.
 
@@ -47,7 +47,7 @@ class Machine:
     host_bytes: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Predicted memory of a run, compared with a machine.
 

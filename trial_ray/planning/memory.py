@@ -43,7 +43,7 @@ when these are differentiated, and when the gradient of the output head is compu
 # -- what is planned ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlanRequest:
     """Sizes of a run; an attribute with the name of a setting has the value of the setting.
 
@@ -198,7 +198,7 @@ def _shape(config: RunSettings) -> ModelShape:
 # -- actors -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Memory:
     """Peak memory of one actor, in bytes.
 

@@ -40,7 +40,7 @@ SYNC_BYTES_PER_S = 1e9
 """Bytes per second of the weight transfer from the learner through the object store into an engine, including checksums."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Device:
     """A CPU or GPU and its peak performance.
 
@@ -84,7 +84,7 @@ def gpu_like(gib: float, name: str = "") -> Device:
     return min(matches or GPUS, key=lambda device: abs(device.gib - gib))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InstalledGPU:
     """An NVIDIA GPU of this host: name, memory in MiB and version of the driver."""
 

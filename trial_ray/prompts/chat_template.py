@@ -69,8 +69,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a text; special tokens in it are encoded as ordinary text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        slow_ids: list[int] = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return slow_ids
+        return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
     # Call the backend directly: transformers spends most of its time on masks and offsets. Change its settings only if they differ,
     # because another thread may be encoding.
     if not backend.encode_special_tokens:
@@ -79,8 +78,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
         backend.no_truncation()
     if backend.padding is not None:
         backend.no_padding()
-    ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    return ids
+    return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 # Mixed case, markup, quotes, doubled blanks and a line break reveal any change that a chat template makes to a text.
@@ -89,7 +87,7 @@ HEAD_END = "\n\n"
 """Separator between the head (role, task and form of responses) and the first message, if both are in one user message."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TemplateOptions:
     """Arguments of a chat template other than the messages.
 
@@ -102,7 +100,7 @@ class TemplateOptions:
     date: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Around:
     """Text that a chat template writes around a message of the system, the user or a tool.
 
@@ -124,7 +122,7 @@ class Around:
         return encode_untrusted(tokenizer, self.lead_in + written + self.lead_out)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConversationParts:
     """Texts around the messages of a conversation.
 
@@ -371,8 +369,7 @@ def control_tokens(tokenizer: Any) -> list[str]:
 
 def encode_trusted(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a text that a chat template wrote, control tokens included."""
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def not_delimited(message: str, text: str) -> ChatTemplateError:

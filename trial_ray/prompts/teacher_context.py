@@ -16,7 +16,7 @@ from trial_ray.prompts.chat_template import encode_untrusted
 from trial_ray.trajectory import TeacherContext, Trajectory, TrajectoryGroup
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Frame:
     """Text before and after a text, and the position of all three in the prompt.
 
@@ -34,7 +34,7 @@ class Frame:
 OUTCOME = Frame("\n\nOutcome after the reply:\n")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TeacherText:
     """The text of a turn's teacher context, before it is encoded.
 

@@ -37,7 +37,7 @@ _ARGUMENT = "Sentinel"
 """Argument of a probed call; no chat template escapes any of its letters."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AnswerParts:
     """Texts around a tool's answer.
 

@@ -29,7 +29,7 @@ READABLE_TURNS = range(10, 26)
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Curve:
     """The chart of a metric in reports.
 

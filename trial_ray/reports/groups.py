@@ -16,7 +16,7 @@ RUN_SETTINGS = RECORDING_SETTINGS | {"seed", "chat_template_date"}
 """Settings that may differ between the runs of one group; the date is the day on which a run started."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunGroup:
     """Runs with equal settings.
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RewardFunction:
     """The user's reward function.
 
@@ -335,7 +335,7 @@ def _name(callback: Callable[..., None], hook: str) -> str:
     return f"{type(owner).__name__}.{hook}" if owner is not None else f"{hook}={name}"
 
 
-@dataclass(slots=True)
+@dataclass
 class EpisodeWatch:
     """Calls the callbacks of one env runner during one episode.
 

@@ -44,7 +44,7 @@ LOCAL = 0
 """Id of an env runner in this process."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PlayingGroup:
     """A group that an env runner plays.
 
@@ -183,8 +183,7 @@ class EnvRunnerPool:
             reference = None if group is None else ray.put(group)
         else:
             sample, reference = ray.get(playing.sample), playing.group
-        played: GroupSample = replace(sample, group=reference, runner=playing.runner)
-        return played
+        return replace(sample, group=reference, runner=playing.runner)
 
     def stream_groups(
         self, requests: Sequence[GroupRequest], settings: SampleSettings

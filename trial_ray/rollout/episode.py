@@ -194,7 +194,7 @@ async def _resolved(answer: Answer | Awaitable[Answer]) -> Answer:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PolicyPlayer:
     """Plays with a language model.
 

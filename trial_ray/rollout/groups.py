@@ -32,7 +32,7 @@ _MERGED: dict[str, Callable[[Any, Any], Any]] = {"_min": min, "_max": max}
 """Functions that merge counts other than sums, by the ends of their names."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RolloutCounts:
     """Sums over rollouts that were played to their end, and the number of failed rollouts.
 
@@ -169,7 +169,7 @@ def _merged_rewards(parts: Iterable[Mapping[str, NamedReward]]) -> dict[str, Nam
     return merged
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GroupRequest:
     """Request to play ``group_size`` rollouts of one task.
 
@@ -188,7 +188,7 @@ class GroupRequest:
     environment: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SampleSettings:
     """Settings of a batch of requests.
 
@@ -205,7 +205,7 @@ class SampleSettings:
     in_evaluation: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GroupSample:
     """One group after it was played.
 

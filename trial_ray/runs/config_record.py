@@ -331,7 +331,7 @@ RECORDING_SETTINGS = frozenset({"trajectories_folder", "training_folder", "max_r
 """Settings of the recording (data and folders), which do not affect the run itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SettingChange:
     """A setting with a new value from some iteration on, because the run was resumed with it.
 
@@ -369,5 +369,4 @@ def _compared(command: Record) -> dict[str, Any]:
 
 
 def _after(command: Record) -> int:
-    after: int = command.get("after_iteration", 0)
-    return after
+    return command.get("after_iteration", 0)

@@ -52,7 +52,7 @@ SCORING_FLOPS = 2
 """Floating-point operations of a forward pass, per token and parameter that the token is multiplied by."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LearnerHardware:
     """Hardware rates to compare the learners' passes with.
 

@@ -63,7 +63,7 @@ def compare_with_beginning(before: EvaluationResult | None, after: EvaluationRes
         return str(error)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunEvaluations:
     """Plays each evaluation set of a run once, and stores the results in the run's folder.
 

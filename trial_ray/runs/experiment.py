@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPOConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Experiment:
     """Contents of an experiment file.
 

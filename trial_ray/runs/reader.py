@@ -37,7 +37,7 @@ PARTS = ("table", "metrics", "config", "about", "evaluations", "cost", "allocati
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunConfig:
     """Recorded config of a run; the defaults are for a run without a recorded config.
 

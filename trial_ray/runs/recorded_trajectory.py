@@ -75,7 +75,7 @@ class TokenTexts:
         return str(whole)[self._skipped :]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecordedTurn:
     """A turn with the values that training recorded for it, which are ``None`` if it was not trained on.
 
@@ -114,7 +114,7 @@ _KEY = ("group_id", "rollout_index", "turn_index")
 _TRAINED = [field.name for field in fields(RecordedTurn)[2:]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecordedTrajectory:
     """One trajectory.
 

@@ -43,7 +43,7 @@ RUN_DEPENDENT = ("seconds", "lifetime", "timer", "throughput", "weights_seq_no")
 """Parts of the names of metrics that depend on the clock or on the whole run."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReplayedUpdate:
     """Result of a replayed update.
 
@@ -65,7 +65,7 @@ class ReplayedUpdate:
         return self.weights == self.record.weights_after
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Replay:
     """One update of a run, with the run's settings or others.
 

@@ -31,7 +31,7 @@ Stamp = tuple[int, int]
 """Size of a file in bytes, and its modification time in nanoseconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Storage:
     """A folder on a storage.
 
@@ -167,7 +167,7 @@ class Storage:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredCopy:
     """Copy of a run on a storage, for reading.
 

@@ -97,7 +97,7 @@ PROJECT = "trial-ray"
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrackedRun:
     """Description of a run for tracking services.
 

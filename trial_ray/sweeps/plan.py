@@ -43,7 +43,7 @@ NAMES = ("config", "stop", "metric", "mode", "num_samples", "scheduler", "search
 """Names that a sweep file may define, in addition to constants in capitals and names that start with an underscore."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SweepPlan:
     """The trials of a sweep, made by :func:`load_plan` or :func:`trial_ray.sweeps.study.plan_study`.
 
@@ -185,8 +185,7 @@ def _chosen_values(paths: Sequence[str], result: Any) -> dict[str, Any]:
 def _description(config: GRPOConfig, spaces: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
     record = to_record(config)
     settings = {f"config.{name}": value for name, value in record["settings"].items()}
-    description: dict[str, Any] = finite({"method": record["method"], **settings, **spaces, **search}, default=_as_json)
-    return description
+    return finite({"method": record["method"], **settings, **spaces, **search}, default=_as_json)
 
 
 def _as_json(value: Any) -> Any:

@@ -27,7 +27,7 @@ DONE, UNFINISHED, FAILED = STATUSES = ("done", "unfinished", "failed")
 POINT_COLUMNS = ("mean", "half_width", "trials", "iterations", "lacks", "best")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrialRecord:
     """Final state of one trial.
 
@@ -60,7 +60,7 @@ class TrialRecord:
         return repr(sorted((name, value) for name, value in self.parameters.items() if name != SEED))
 
 
-@dataclass(slots=True)
+@dataclass
 class SweepResult:
     """Trials of a sweep, best first.
 

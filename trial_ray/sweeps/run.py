@@ -45,7 +45,7 @@ TOLERANCE = 1e-6
 """Rounding tolerance for resource amounts, which are sums of fractions."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Capacity:
     """Resources of a trial and of the cluster, and the number of trials that fit.
 
@@ -161,7 +161,7 @@ TUNE_ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sweep:
     """A sweep and its folder.
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.methods.trial import TRIALConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EvaluationSplit:
     """A split on which the trained policy is evaluated at the end.
 
@@ -52,7 +52,7 @@ class EvaluationSplit:
         return f"{self.split}-{self.tasks}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scale:
     """The ``scale`` of a scale file.
 
@@ -110,7 +110,7 @@ def load_scale(name: str) -> Scale:
     return scale
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Study:
     """One comparison of the paper.
 
@@ -176,7 +176,7 @@ def evaluation_file(folder: Path, split: EvaluationSplit, iterations: int) -> Pa
     return RunFolder(folder).evaluations / set_file(str(split), iterations)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannedRun:
     """One run of a study; its config evaluates on ``splits`` at the end."""
 
@@ -199,7 +199,7 @@ class PlannedRun:
         return {name: getattr(self, name) for name in ("environment", "backbone", "method", "seed")}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StudyPlan:
     """A study at a scale.
 

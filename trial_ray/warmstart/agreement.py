@@ -35,7 +35,7 @@ MAX_TOKENS = 16_384
 """Maximum number of tokens that are scored in one forward pass."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScoredTurn:
     """One turn of the policy.
 
@@ -167,7 +167,7 @@ def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | 
     return Agreement(tuple(turns), trajectories)
 
 
-@dataclass(slots=True)
+@dataclass
 class _Watcher:
     """Wraps a player; records for every turn what expert and planner would do, without changing actions."""
 

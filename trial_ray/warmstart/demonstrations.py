@@ -33,7 +33,7 @@ MALFORMED_SHARE = 0.3
 """Share of the noisy actions that are malformed, so the environment does not understand them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Demonstration:
     """One decision of the expert.
 
@@ -82,7 +82,7 @@ def collect(policy: Policy, on_game: Callable[[], None] = lambda: None) -> list[
     return demonstrations
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DemonstratorPlayer:
     """Plays an episode with the expert.
 

@@ -70,7 +70,7 @@ def recorded_settings(folder: Path) -> WarmStartSettings:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Policy:
     """A policy that imitates an expert, and its prompts.
 

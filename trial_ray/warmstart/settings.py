@@ -16,7 +16,7 @@ CHOSEN = frozenset({"split", "num_games", "generator_seed"})
 """Keyword arguments of generated tasks that the warm start sets."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WarmStartSettings:
     """Settings of a warm start: model, games, cloning and stop criteria.
 

@@ -103,7 +103,7 @@ class WarmStartProgress(Progress):
             self.console.print(f"Cloning: update {step} of {self.tasks[-1].total:g}, {state}", highlight=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WarmStartResult:
     """A warm-started model and its success.
 

@@ -60,8 +60,7 @@ def config_class(method: str) -> type[GRPOConfig]:
             f"{did_you_mean(method, method_names())}"
         )
     _, name = METHODS[method]
-    found: type[GRPOConfig] = getattr(trial_ray, name)
-    return found
+    return getattr(trial_ray, name)
 
 
 def new_config(method: str) -> GRPOConfig:
