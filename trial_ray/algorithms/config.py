@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from trial_ray.adapters.adapter import EnvironmentAdapter
@@ -19,10 +20,6 @@ from trial_ray.learner.method import Method
 from trial_ray.secrets import refuse_plain_secrets
 
 if TYPE_CHECKING:
-    from typing import Self
-
-    from gymnasium.envs.registration import EnvSpec
-
     from trial_ray.config.keywords import Sections
 else:
 

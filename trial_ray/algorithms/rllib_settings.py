@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Container, Mapping
 from inspect import getattr_static
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ray.rllib.algorithms.algorithm_config import DEPRECATED_VALUE, AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
@@ -16,6 +16,7 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics.stats import StatsBase
+from ray.util.placement_group import PlacementGroup
 
 from trial_ray.algorithms.placement import LEARNERS_PLACED
 from trial_ray.config.declare import is_search
@@ -24,10 +25,7 @@ from trial_ray.errors import ConfigError
 from trial_ray.rollout.callbacks import NEVER_CALLED
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from ray.rllib.algorithms.algorithm import Algorithm
-    from ray.util.placement_group import PlacementGroup
 
     from trial_ray.algorithms.learner_group import PolicyLearnerGroup
     from trial_ray.learner.learner import GRPOLearner

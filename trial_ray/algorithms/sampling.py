@@ -14,19 +14,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trial_ray.algorithms.sampled_batch import MIN_SURVIVORS, SampledBatch
 from trial_ray.algorithms.tasks import TaskSampler
+from trial_ray.config.run import RunSettings
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import InfrastructureError, PromptTooLongError
 from trial_ray.rollout.env_runner_pool import EnvRunnerPool, PlayingGroup
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
-
-if TYPE_CHECKING:
-    from trial_ray.config.run import RunSettings
-
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.check import check_environment
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.registry import EnvironmentEntry, make_entries
@@ -33,7 +34,6 @@ from trial_ray.prompts.teacher_context import FRAMES, require_room
 from trial_ray.prompts.writer import require_first_prompt
 
 if TYPE_CHECKING:
-    from trial_ray.adapters.adapter import EnvironmentAdapter
     from trial_ray.warmstart.settings import WarmStartSettings
 
 logger = logging.getLogger(__name__)

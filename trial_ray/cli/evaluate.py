@@ -25,12 +25,11 @@ from trial_ray.cli.console import (
     table,
 )
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.evaluation_sets import SEED, SIZES, evaluation_set_names
+from trial_ray.evaluation.evaluation_sets import SEED, SIZES, EvaluationSet, evaluation_set_names
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
     from trial_ray.algorithms.grpo import GRPOConfig
-    from trial_ray.evaluation.evaluation_sets import EvaluationSet
     from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult
     from trial_ray.trajectory import EpisodeResult
 

@@ -7,8 +7,9 @@ import importlib.util
 import inspect
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from gymnasium.envs.registration import EnvSpec
 from ray import cloudpickle
 
 from trial_envs.core.extras import install_command
@@ -36,9 +37,6 @@ from trial_ray.config.training import (
 from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, MAX_TEMPERATURE, MIN_TEMPERATURE, is_whole
 from trial_ray.engines.settings import NO_SLEEP
 from trial_ray.errors import ConfigError, MissingDependencyError
-
-if TYPE_CHECKING:
-    from gymnasium.envs.registration import EnvSpec
 
 
 def _finite(value: Any) -> bool:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TokenBatch
 from trial_ray.objectives.divergences import k3_divergence
 from trial_ray.objectives.losses import bounded_ratio, clamp_saturated, joint_loss
 from trial_ray.objectives.segments import masked_mean
-
-if TYPE_CHECKING:
-    from trial_ray.config.run import RunSettings
 
 Sums = dict[str, tuple[float, float]]
 """The weighted sum and the sum of weights, by name."""

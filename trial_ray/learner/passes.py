@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trial_ray.config.run import RunSettings
 from trial_ray.learner.loss import WeightedMeans, microbatch_loss
 from trial_ray.learner.method import Method
 from trial_ray.learner.rows import TokenBatch, TurnRows
@@ -28,9 +29,6 @@ from trial_ray.learner.update_plan import Microbatch
 from trial_ray.models.module import CausalLMModule
 from trial_ray.models.packing import pack_sequences, split_into_passes
 from trial_ray.models.prefix_tree import PrefixOrder
-
-if TYPE_CHECKING:
-    from trial_ray.config.run import RunSettings
 
 Outputs = dict[str, torch.Tensor]
 """Results of the module's forward pass, each ``[T]`` in row order."""

@@ -12,6 +12,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_envs.core.projection import ACTION_CLOSE, ACTION_OPEN
 from trial_ray.adapters.templates import PromptStyle
+from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.method import Method
@@ -30,7 +31,6 @@ from trial_ray.trajectory import TrajectoryGroup
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from trial_ray.config.run import RunSettings
 
 _BEHAVIOUR = "behaviour_logprobs"
 

@@ -31,7 +31,6 @@ from trial_ray.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from trial_ray.config.run import RunSettings
-    from trial_ray.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 

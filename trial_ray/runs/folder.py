@@ -30,7 +30,7 @@ from trial_ray.files import (
 )
 from trial_ray.rollout.recording import partitions
 from trial_ray.runs.checkpoints import RUN_FILE, RUN_SCHEMA, require_whole
-from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
+from trial_ray.runs.config_record import SettingChange, load_commands, setting_changes, to_record, with_command
 from trial_ray.runs.evaluations import evaluation_file, read_name
 from trial_ray.runs.metrics_file import kept_lines, recorded_iterations
 from trial_ray.runs.terminal import LOG_FILE
@@ -38,7 +38,6 @@ from trial_ray.secrets import contains_secret, redacted
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPOConfig
-    from trial_ray.runs.config_record import SettingChange
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.algorithms.learner_group import PolicyLearnerGroup
 from trial_ray.algorithms.methods import method_of, with_method
 from trial_ray.algorithms.startup import initial_policy
@@ -29,12 +30,11 @@ from trial_ray.runs.checkpoints import list_checkpoints, require_own, require_wh
 from trial_ray.runs.config_record import load_method, load_record
 from trial_ray.runs.experiment import apply_overrides
 from trial_ray.runs.metrics_file import flatten, recorded_metrics
+from trial_ray.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
-    from trial_ray.adapters.adapter import EnvironmentAdapter
     from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.runs.folder import RunFolder
-    from trial_ray.trajectory import TrajectoryGroup
 
 
 METRICS = f"{LEARNER_RESULTS}/default_policy/"

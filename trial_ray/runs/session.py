@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.algorithms.methods import method_of
 from trial_ray.algorithms.placement import with_fewer_learners
 from trial_ray.algorithms.timeline import write_timeline
@@ -58,7 +59,6 @@ from trial_ray.termination import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trial_ray.adapters.registry import EnvironmentEntry
     from trial_ray.algorithms.grpo import GRPO, GRPOConfig
     from trial_ray.evaluation.evaluation_sets import EvaluationSet
     from trial_ray.runs.folder import RunFolder

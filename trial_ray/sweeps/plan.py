@@ -18,7 +18,7 @@ from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError
 from trial_ray.files import finite
 from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
 from trial_ray.runs.config_record import is_json, to_record
-from trial_ray.runs.experiment import apply_overrides, load_experiment, settable_names
+from trial_ray.runs.experiment import Experiment, apply_overrides, load_experiment, settable_names
 from trial_ray.runs.metrics_file import check_metric
 from trial_ray.secrets import redacted
 from trial_ray.sweeps.space import (
@@ -37,7 +37,6 @@ from trial_ray.sweeps.space import (
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPOConfig
-    from trial_ray.runs.experiment import Experiment
 
 NAMES = ("config", "stop", "metric", "mode", "num_samples", "scheduler", "search_alg", "max_concurrent_trials")
 """Names that a sweep file may define, in addition to constants in capitals and names that start with an underscore."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray import tune
 from ray.rllib.utils import unflatten_dict
@@ -20,6 +20,7 @@ from ray.tune.search.repeater import TRIAL_INDEX
 from ray.tune.utils import flatten_dict
 from rich import get_console
 
+from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.sampling import actor_range
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
 from trial_ray.files import checked_content, make_folder, read_json, write_json
@@ -35,9 +36,6 @@ from trial_ray.sweeps.results import DONE, FAILED, UNFINISHED, SweepResult, Tria
 from trial_ray.sweeps.space import draws_values, is_population_based, pauses_trials, search_space, seeds_of
 from trial_ray.termination import GracefulInterrupt
 from trial_ray.trust import require_own_folder, sign_folder
-
-if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo import GRPOConfig
 
 MEMORY = ("memory", "object_store_memory")
 """Ray resources that are measured in bytes; their sum is the memory that was free when the nodes started."""
