@@ -18,6 +18,8 @@ from typing import Any
 
 from trial_ray.errors import CheckpointError, StorageError, TrialRayError, UnwritableError, UserInputError
 
+Json = dict[str, Any]
+"""A JSON object."""
 PACKAGE = Path(__file__).parent
 """Folder of this package, in a clone or an installation."""
 

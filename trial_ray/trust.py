@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_ray.errors import CheckpointError
-from trial_ray.files import cache_root, partial_of, read_json, write_json
+from trial_ray.files import Json, cache_root, partial_of, read_json, write_json
 from trial_ray.secrets import REFERENCE
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ MAX_NAMES = 20
 
 def require_data(
     settings: Mapping[str, Any], known: Iterable[str], defaults: Mapping[str, Any], source: object
-) -> dict[str, Any]:
+) -> Json:
     """Return the settings without values that could name code, files or servers.
 
     A warning lists the dropped values that are not defaults.
@@ -239,7 +239,7 @@ def _without_module(name: str, env_id: str, dropped: list[str]) -> str:
     return registered
 
 
-def _arguments(name: str, arguments: Mapping[str, Any], dropped: list[str]) -> dict[str, Any]:
+def _arguments(name: str, arguments: Mapping[str, Any], dropped: list[str]) -> Json:
     """Return the keyword arguments of an environment, or of each environment by name, that are data."""
     data = {}
     for key, value in arguments.items():

@@ -22,6 +22,7 @@ from trial_ray.adapters.templates import (
     describe_template,
 )
 from trial_ray.errors import ConfigError
+from trial_ray.files import Json
 
 
 class Demonstrator(Protocol):
@@ -119,7 +120,7 @@ class WarmStartSpec:
     interchangeable: Sequence[Sequence[str]] = ()
 
 
-def generated_games(seed: int, number: int) -> dict[str, Any]:
+def generated_games(seed: int, number: int) -> Json:
     """Return the keyword arguments of the split ``generated`` of this package's environments."""
     return {"split": "generated", "num_games": number, "generator_seed": seed}
 
@@ -250,26 +251,34 @@ class EnvironmentAdapter:
             raise self._error("env_id", "the id under which the environment is registered")
         for style, template in self._mapping("templates").items():
             check_template(template, style, self.env_id)
-        if not (isinstance(self.tools, type) and issubclass(self.tools, ToolEpisode)):
-            raise self._error("tools", "a subclass of trial_envs.tool_env.ToolEpisode")
         if self.skills is not None:
             self._check_skills()
-        success = self.success
-        if success is not None and not callable(success) and not (_is_number(success) and math.isfinite(success)):
-            raise self._error("success", "a finite return to reach, or a function of info and the return so far")
-        if self.score is not None and not callable(self.score):
-            raise self._error("score", "a function, or None")
-        if self.max_turns is not None and not (_is_number(self.max_turns, int) and self.max_turns >= 1):
-            raise self._error("max_turns", "at least 1, or None")
-        if not isinstance(self.own_process, bool):
-            raise self._error("own_process", "True or False")
-        if not (_is_number(self.num_seeds, int) and 1 <= self.num_seeds <= MAX_SEEDS):
-            raise self._error("num_seeds", f"1 to {MAX_SEEDS:,}")
-        if not isinstance(self.warm_start, WarmStartSpec):
-            raise self._error("warm_start", "a WarmStartSpec")
-        for name in ("generated", "demonstrator"):
-            if not (getattr(self.warm_start, name) is None or callable(getattr(self.warm_start, name))):
-                raise self._error(f"warm_start.{name}", "a function, or None")
+        success, max_turns = self.success, self.max_turns
+        for name, holds, expected in (
+            (
+                "tools",
+                isinstance(self.tools, type) and issubclass(self.tools, ToolEpisode),
+                "a subclass of trial_envs.tool_env.ToolEpisode",
+            ),
+            (
+                "success",
+                success is None or callable(success) or (_is_number(success) and math.isfinite(success)),
+                "a finite return to reach, or a function of info and the return so far",
+            ),
+            ("max_turns", max_turns is None or (_is_number(max_turns, int) and max_turns >= 1), "at least 1, or None"),
+            ("own_process", isinstance(self.own_process, bool), "True or False"),
+            (
+                "num_seeds",
+                _is_number(self.num_seeds, int) and 1 <= self.num_seeds <= MAX_SEEDS,
+                f"1 to {MAX_SEEDS:,}",
+            ),
+            ("warm_start", isinstance(self.warm_start, WarmStartSpec), "a WarmStartSpec"),
+        ):
+            if not holds:
+                raise self._error(name, expected)
+        for name in ("score", "warm_start.generated", "warm_start.demonstrator"):
+            if not ((function := operator.attrgetter(name)(self)) is None or callable(function)):
+                raise self._error(name, "a function, or None")
         self.check_labels()
         self._check_pickles()
 
@@ -292,7 +301,7 @@ class EnvironmentAdapter:
             classes = ", ".join(ACTION_CLASSES)
             raise self._error("labels.action_patterns", f"pairs of a regular expression and a class out of {classes}")
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Return the fields that determine prompts and rewards, as plain values that are the same in every process."""
         return {
             "env_id": self.env_id,
@@ -305,7 +314,7 @@ class EnvironmentAdapter:
             "max_turns": self.max_turns,
         }
 
-    def describe_labels(self) -> dict[str, Any]:
+    def describe_labels(self) -> Json:
         """Return title and labels for reports, as plain values."""
         return {
             "title": self.name,

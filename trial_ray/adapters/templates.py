@@ -145,18 +145,16 @@ class ConversationTemplate:
     tagged: TaggedTemplate
 
     style: ClassVar[PromptStyle] = "conversation"
+    form: ClassVar[str] = (
+        "In every turn the environment shows the result of your last action and, where it can, the actions that you can "
+        "take. Begin every response with your reasoning about the situation and the goal, enclosed in <think> and "
+        "</think>. Then give exactly one action, enclosed in <action> and </action>."
+    )
 
     def system(self, task: str) -> str:
         """Write the system message."""
-        parts = [self.tagged.role]
-        if task:
-            parts.append(f"Your task: {task}")
-        parts.append(
-            "In every turn the environment shows the result of your last action and, where it can, the actions that you can "
-            "take. Begin every response with your reasoning about the situation and the goal, enclosed in <think> and "
-            "</think>. Then give exactly one action, enclosed in <action> and </action>."
-        )
-        return "\n\n".join(parts)
+        described = [f"Your task: {task}"] if task else []
+        return "\n\n".join([self.tagged.role, *described, self.form])
 
     def render(self, context: PromptContext) -> str:
         """Write the user's message: observation and actions."""
@@ -175,22 +173,15 @@ class ToolTemplate(ConversationTemplate):
     """
 
     style: ClassVar[PromptStyle] = "tools"
+    form: ClassVar[str] = (
+        "Call exactly one tool in every turn. Its result shows what your action led to and, where it can, the actions that "
+        "you can take next."
+    )
 
     @property
     def hidden_actions(self) -> frozenset[str]:
         """Admissible actions that are not offered."""
         return self.tagged.hidden_actions
-
-    def system(self, task: str) -> str:
-        """Write the system message."""
-        parts = [self.tagged.role]
-        if task:
-            parts.append(f"Your task: {task}")
-        parts.append(
-            "Call exactly one tool in every turn. Its result shows what your action led to and, where it can, the actions that "
-            "you can take next."
-        )
-        return "\n\n".join(parts)
 
     def render(self, context: PromptContext) -> str:
         """Write the message: the last steps if the conversation restarts with them, then observation and actions."""

@@ -339,9 +339,13 @@ class GroupSampler:
             wait_s = self._config.sample_timeout_s
 
     def _receive(self, group: StartedGroup, sample: GroupSample) -> bool:
-        """Count the rollouts of a group; return whether enough of them completed."""
+        """Count the rollouts of a group; return whether it need not be played again.
+
+        Enough of its rollouts completed, or the task's first prompt does not fit.
+        """
         self._received.append(sample)
-        group.sample, group.finished = sample, is_final(sample)
+        group.sample = sample
+        group.finished = sample.num_survivors >= MIN_SURVIVORS or sample.too_long is not None
         return group.finished
 
     def _repeated(self, groups: Iterable[StartedGroup], lost: bool) -> list[StartedGroup]:
@@ -368,8 +372,3 @@ class GroupSampler:
             task_id = group.request.task_id
             logger.warning("task %r is dropped: its env runners were lost %d times", task_id, MAX_LOSSES + 1)
         return False
-
-
-def is_final(sample: GroupSample) -> bool:
-    """Return whether a group need not be played again: enough rollouts completed, or the task's first prompt does not fit."""
-    return sample.num_survivors >= MIN_SURVIVORS or sample.too_long is not None

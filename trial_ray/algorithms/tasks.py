@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.files import Json
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.groups import GroupRequest, GroupSample
 
@@ -81,7 +81,7 @@ class TaskSampler:
         """Put requests back; they are drawn again, with their tasks and seeds, before all others."""
         self._returned = [*requests, *self._returned]
 
-    def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> dict[str, Any]:
+    def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> Json:
         """Return the number of tasks drawn from each environment, the seed, and the requests that are to be drawn again.
 
         Args:
@@ -93,7 +93,7 @@ class TaskSampler:
         ]
         return {"seed": self._seed, "drawn": list(self._drawn), "returned": returned}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Json) -> None:
         """Continue from a state of :meth:`get_state`.
 
         Raises:
@@ -158,7 +158,7 @@ class SuccessRateSampler(TaskSampler):
                 metrics[f"tasks/success_rate_p{percent}"] = float(np.percentile(_rates(counts[seen]), percent))
         return metrics
 
-    def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> dict[str, Any]:
+    def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> Json:
         """Return the state of the base class, and the counts of every task that was played."""
         played = [
             {task: counts[place].tolist() for task, place in places.items() if counts[place].any()}
@@ -166,7 +166,7 @@ class SuccessRateSampler(TaskSampler):
         ]
         return {**super().get_state(in_flight), "success_counts": played}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Json) -> None:
         """Continue from a state of :meth:`get_state`; a state of uniform sampling has no counts."""
         super().set_state(state)
         played = state.get("success_counts", [{} for _ in self._places])

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from trial_ray.algorithms.actors import RunActor
 from trial_ray.engines.pool import answers
-from trial_ray.files import write_text
+from trial_ray.files import Json, write_text
 from trial_ray.process import EPISODE, ITERATION, MAX_EVENTS, STEP, Event, ProcessEvents, process_events
 
 SCHEMA = "trial_ray/timeline"
@@ -72,7 +71,7 @@ def write_timeline(file: Path, timeline: Timeline | None) -> None:
     """
     if timeline is None:
         return
-    events: list[dict[str, Any]] = []
+    events: list[Json] = []
     silent, cut = [], {}
     for pid, (name, recorded) in enumerate(timeline.actors.items(), start=1):
         if recorded is None:
@@ -93,7 +92,7 @@ def write_timeline(file: Path, timeline: Timeline | None) -> None:
     write_text(file, json.dumps({**head, "traceEvents": events}, allow_nan=False, separators=(",", ":")))
 
 
-def _actor_events(pid: int, name: str, recorded: ProcessEvents, timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _actor_events(pid: int, name: str, recorded: ProcessEvents, timeline: Timeline) -> Iterator[Json]:
     yield _metadata("process_name", pid, 0, f"{name} ({recorded.host}, process {recorded.pid})")
     tids: dict[str, int] = {}
     for event, thread in _with_threads(recorded.events):
@@ -121,7 +120,7 @@ def _actor_events(pid: int, name: str, recorded: ProcessEvents, timeline: Timeli
     yield from _batch_sizes(pid, steps, timeline)
 
 
-def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterator[Json]:
     """Counter of the requests that an engine computes, and of those that wait in it."""
     for step, following in zip_longest(steps, steps[1:]):
         batch = step.counts["batch"]
@@ -159,7 +158,7 @@ def _with_threads(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
         yield event, threads[event.track] if event.track else event.name
 
 
-def _metadata(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def _metadata(what: str, pid: int, tid: int, name: str) -> Json:
     return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 

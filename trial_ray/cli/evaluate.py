@@ -26,6 +26,7 @@ from trial_ray.cli.console import (
 )
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.evaluation_sets import SEED, SIZES, EvaluationSet, evaluation_set_names
+from trial_ray.files import Json
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 ORACLE = "oracle"
 
 
-def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tuple[GRPOConfig | None, dict[str, Any]]:
+def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tuple[GRPOConfig | None, Json]:
     """Return the recorded config of a model's run at the model's iteration, and labels for tables.
 
     The labels are method, backbone and seed of the run, and the checkpoint's iteration. The result is ``(None, {})`` if the model
@@ -62,7 +63,7 @@ def checkpoint_config(
     split: str | None,
     overrides: list[str],
     adapters: Sequence[EnvironmentAdapter] = (),
-) -> tuple[GRPOConfig, dict[str, Any]]:
+) -> tuple[GRPOConfig, Json]:
     """Return the config for the evaluation of a checkpoint.
 
     If the checkpoint is in a run folder, the config has the settings of the run at the checkpoint's iteration. For
@@ -132,7 +133,7 @@ def checkpoint_config(
 _SIZES = "; ".join(f"{name}: {size or 'all'} tasks" for name, size in SIZES.items())
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> Json:
     try:
         value = json.loads(text)
     except ValueError:
@@ -268,7 +269,7 @@ def evaluate(args: Namespace) -> None:
 
 def _endpoint_player(
     args: Namespace, config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry
-) -> tuple[dict[str, Any], str, Play]:
+) -> tuple[Json, str, Play]:
     """Connect to an endpoint; return the same as :func:`_checkpoint_player`, with a name in place of the checksum."""
     from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
     from trial_ray.evaluation.endpoint_server import connect
@@ -285,7 +286,7 @@ def _endpoint_player(
 
 def _checkpoint_player(
     config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry, policy: str, verbose: bool
-) -> tuple[dict[str, Any], str, Play]:
+) -> tuple[Json, str, Play]:
     """Load a model; return the protocol, the checksum of the weights, and the function that plays the evaluation set."""
     from trial_ray.algorithms.startup import initial_policy
     from trial_ray.engines.requirements import require_engine

@@ -8,15 +8,14 @@ from weakref import proxy
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from trial_ray.engines.request import Request
 from trial_ray.engines.settings import PREFILL_TOKENS, SLACK
 
 
-def sample_tokens(
-    logits: torch.Tensor, temperatures: torch.Tensor, top_ps: torch.Tensor, uniforms: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_tokens(logits: Tensor, temperatures: Tensor, top_ps: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draw the next token of every row of a batch by inverting its cumulative distribution, independently of other rows.
 
     Args:
@@ -44,7 +43,7 @@ def sample_tokens(
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1).float()
 
 
-def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+def _keep_nucleus(logits: Tensor, top_ps: Tensor) -> Tensor:
     """Set every logit outside the nucleus to minus infinity."""
     ordered, index = logits.sort(dim=-1, descending=True)
     probs = torch.softmax(ordered, dim=-1)
@@ -127,7 +126,7 @@ class Batch:
             request.finish_reason = request.finish_reason or "aborted"
         self._drop_finished()
 
-    def _forward(self, cache: DecodingCache, ids: np.ndarray, lengths: list[int]) -> torch.Tensor:
+    def _forward(self, cache: DecodingCache, ids: np.ndarray, lengths: list[int]) -> Tensor:
         """Return logits ``[B, V]`` after the last column of ``ids`` ``[B, n]``; row ``b`` then has ``lengths[b]`` tokens."""
         num_columns = cache.columns.stop - cache.first
         # positions[row, column]: token index, or below 0 for padding.
@@ -154,7 +153,7 @@ class Batch:
                 )
                 self._sample(part, self._model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1])
 
-    def _sample(self, rows: list[Request], logits: torch.Tensor) -> None:
+    def _sample(self, rows: list[Request], logits: Tensor) -> None:
         params = [row.params for row in rows]
         tokens, logprobs = sample_tokens(
             logits,
@@ -234,7 +233,7 @@ class DecodingCache(Cache):
         self.end = 0
         self.rows = self.columns = slice(0, 0)
         self.first = 0
-        self.padding: torch.Tensor | None = None
+        self.padding: Tensor | None = None
         self.room = (0, 0)
         self._max_rows = max_rows
 
@@ -303,19 +302,19 @@ class _Layer(CacheLayerMixin):
     def __init__(self, cache: DecodingCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # It has no types in transformers.
         self._cache = cache
-        self.buffers: list[torch.Tensor] = []
+        self.buffers: list[Tensor] = []
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = self.buffers = [self._buffer(states) for states in (key_states, value_states)]
         self.is_initialized = True
 
-    def _buffer(self, like: torch.Tensor) -> torch.Tensor:
+    def _buffer(self, like: Tensor) -> Tensor:
         rows, columns = self._cache.room
         return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         cache, visible = self._cache, []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import torch
 from ray.actor import ActorHandle
+from torch import Tensor
 
 from trial_ray.engines.weights import Weights, WeightsChecksum, pack_weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("object_store", "ipc", "nccl")
 
-NamedWeights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+NamedWeights = Callable[[], Iterable[tuple[str, Tensor]]]
 """Function that yields names and tensors of a checkpoint in the engines' format, tied tensors once, each time it is called.
 
 If the model is sharded, it gathers one tensor after the other, and every learner has to iterate over it.
@@ -76,7 +77,7 @@ def merge_weights(prepared: Sequence[Weights | None]) -> Weights:
     return replace(first, update={**first.update, "ipc_handles": [dict(ChainMap(*handles)) for handles in tensors]})
 
 
-def contiguous_weights(weights: NamedWeights) -> Iterator[tuple[str, torch.Tensor]]:
+def contiguous_weights(weights: NamedWeights) -> Iterator[tuple[str, Tensor]]:
     """Yield names and tensors, detached and contiguous in memory."""
     for name, tensor in weights():
         yield name, tensor.detach().contiguous()
@@ -107,7 +108,7 @@ class IPCSender(WeightSender):
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
-        self._copies: list[torch.Tensor] = []
+        self._copies: list[Tensor] = []
 
     def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
         """Make the copies and return their IPC handles under the UUID of the GPU."""
@@ -229,7 +230,7 @@ class _Source:
     def metadata(self) -> list[ParamMeta]:
         return self.declared
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return contiguous_weights(self._weights)
 
 
@@ -267,7 +268,7 @@ class _EngineCalls:
         pass
 
 
-def _update(named_tensors: Iterable[tuple[str, torch.Tensor | ParamMeta]]) -> dict[str, Any]:
+def _update(named_tensors: Iterable[tuple[str, Tensor | ParamMeta]]) -> dict[str, Any]:
     """Return the arguments of every backend's ``update_weights`` in vLLM: names, dtypes and shapes of the tensors."""
     names, tensors = zip(*named_tensors, strict=True)
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]

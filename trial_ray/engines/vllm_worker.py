@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -53,7 +54,7 @@ def pack_cpu_experts_again() -> None:
 
     setup = UnquantizedFusedMoEMethod._setup_kernel
 
-    def set_up_and_pack(method: UnquantizedFusedMoEMethod, layer: Any, w13: torch.Tensor, w2: torch.Tensor) -> None:
+    def set_up_and_pack(method: UnquantizedFusedMoEMethod, layer: Any, w13: Tensor, w2: Tensor) -> None:
         kernel = method.moe_kernel
         setup(method, layer, w13, w2)
         if kernel is not None:
@@ -169,8 +170,8 @@ class WeightLoadingExtension:
 
 
 def _checksummed(
-    weights: Iterable[tuple[str, torch.Tensor]], received: WeightsChecksum, device: torch.device
-) -> Iterator[tuple[str, torch.Tensor]]:
+    weights: Iterable[tuple[str, Tensor]], received: WeightsChecksum, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights on ``device`` and add each tensor to the checksum there."""
     for name, tensor in weights:
         tensor = tensor.to(device)

@@ -20,6 +20,7 @@ import numpy as np
 import ray
 import torch
 from ray import ObjectRef
+from torch import Tensor
 
 from trial_ray.errors import WeightSyncError
 
@@ -86,12 +87,12 @@ class WeightsChecksum:
         named_tensors: first tensors to add.
     """
 
-    def __init__(self, named_tensors: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
+    def __init__(self, named_tensors: Iterable[tuple[str, Tensor]] = ()) -> None:
         self._values = self._nonzero = self._arrangement = 0
         for name, tensor in named_tensors:
             self.add(name, tensor)
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
+    def add(self, name: str, tensor: Tensor) -> None:
         """Add one tensor of any shape, dtype and device."""
         flat = tensor.detach().reshape(-1)
         width = flat.element_size()
@@ -121,7 +122,7 @@ class WeightsChecksum:
         return f"{self._arrangement % 2**64:016x}"
 
 
-def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+def weights_checksum(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Return a checksum of a set of tensors that is unchanged by the layout changes of engines.
 
     Every element's bit pattern goes through a 64-bit mixing function that maps 0 to 0; the results are added modulo 2**64 and
@@ -142,7 +143,7 @@ def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def pack_weights(
-    named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, text: TextLogprobs | None = None
+    named_tensors: Iterable[tuple[str, Tensor]], version: int, text: TextLogprobs | None = None
 ) -> Weights:
     """Put weights into the object store; call this function in the learner's process.
 
@@ -169,7 +170,7 @@ def pack_weights(
     return Weights(version, checksum.hexdigest, checksum.arrangement, refs, text=text)
 
 
-def iter_shards(shards: Weights) -> Iterator[dict[str, torch.Tensor]]:
+def iter_shards(shards: Weights) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors shard by shard; they share the object store's memory and must not be written to.
 
     Raises:
@@ -180,13 +181,13 @@ def iter_shards(shards: Weights) -> Iterator[dict[str, torch.Tensor]]:
         yield {name: _to_tensor(*entry) for name, entry in shard.items()}
 
 
-def iter_weights(shards: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+def iter_weights(shards: Weights) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)``; as in :func:`iter_shards`, tensors must only be read (``parameter.copy_(tensor)``)."""
     for shard in iter_shards(shards):
         yield from shard.items()
 
 
-def _mix(bits: torch.Tensor) -> torch.Tensor:
+def _mix(bits: Tensor) -> Tensor:
     """Mix int64 bit patterns (wrapping arithmetic): a bijection that maps 0 to 0 and spreads close values far apart."""
     bits = bits * -0x61C8864680B583EB
     bits ^= (bits >> 31).bitwise_and_(0x1_FFFF_FFFF)
@@ -196,17 +197,17 @@ def _mix(bits: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _places(device: torch.device) -> torch.Tensor:
+def _places(device: torch.device) -> Tensor:
     """Return a multiplier for each place in a chunk, which is odd so that no bit of a value is lost."""
     return _mix(torch.arange(1, _CHUNK_ELEMENTS + 1, device=device)) | 1
 
 
-def _integer_view(tensor: torch.Tensor) -> np.ndarray:
+def _integer_view(tensor: Tensor) -> np.ndarray:
     flat = tensor.contiguous().reshape(-1)
     return flat.view(_BITS[flat.element_size()]).cpu().numpy()
 
 
-def _to_tensor(array: np.ndarray, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+def _to_tensor(array: np.ndarray, dtype: str, shape: tuple[int, ...]) -> Tensor:
     with warnings.catch_warnings():
         # Torch warns that the object store's memory is read-only; readers of this module do not write to it.
         warnings.simplefilter("ignore", UserWarning)

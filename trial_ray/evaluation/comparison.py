@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 from trial_ray.evaluation.statistics import mcnemar_exact, paired_difference_interval
+from trial_ray.files import Json
 
 
 class ComparisonError(UserInputError):
@@ -43,7 +43,7 @@ class PairedComparison:
     p_value: float
     excluded: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return plain values for JSON."""
         return asdict(self)
 
@@ -127,9 +127,7 @@ def require_one_protocol(results: Sequence[EvaluationResult]) -> None:
         require_same_protocol(results[0].protocol, result.protocol, ("in one", "in another"))
 
 
-def require_same_protocol(
-    first: dict[str, Any], second: dict[str, Any], where: tuple[str, str] = ("before", "after")
-) -> None:
+def require_same_protocol(first: Json, second: Json, where: tuple[str, str] = ("before", "after")) -> None:
     """Reject two evaluations with different protocols, because their difference is not only due to the policies.
 
     Args:
@@ -144,7 +142,7 @@ def require_same_protocol(
         raise ComparisonError(f"The evaluations have different protocols: {difference}. Evaluate both in the same way.")
 
 
-def _by_task(result: EvaluationResult) -> dict[str, Any]:
+def _by_task(result: EvaluationResult) -> Json:
     episodes = {}
     for episode in result.episodes:
         if episode.task_id in episodes:

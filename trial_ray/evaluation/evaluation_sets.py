@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trial_ray.errors import UserInputError
-from trial_ray.files import text_digest
+from trial_ray.files import Json, text_digest
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
@@ -55,7 +55,7 @@ class EvaluationSet:
         """SHA-256 (hexadecimal) of the task ids in order, one per line."""
         return text_digest("\n".join(self.task_ids)).hex()
 
-    def protocol(self) -> dict[str, Any]:
+    def protocol(self) -> Json:
         """Return the evaluation set's part of an evaluation protocol."""
         return {
             "env": self.env_id,

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from trial_ray.engines.weights import TEXT_FACTOR, TextLogprobs, own_logprobs, p
 from trial_ray.errors import EnvironmentFaultError, UserInputError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult
-from trial_ray.files import finite
+from trial_ray.files import Json, finite
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tensors import engine_tensors
 from trial_ray.prompts.chat_template import describe_chat_template
@@ -35,7 +34,7 @@ from trial_ray.trajectory import EpisodeResult, Turn
 logger = logging.getLogger(__name__)
 
 
-def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
+def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
     """Return everything except the policy that determines the result of playing ``evaluation_set`` in ``entry``.
 
     Raises:
@@ -47,7 +46,7 @@ def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
     return {**prompt_protocol(config, evaluation_set, entry), CHAT_TEMPLATE: described}
 
 
-def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
+def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
     """Return the protocol for a policy with an unknown chat template."""
     return {
         **oracle_protocol(evaluation_set, entry),
@@ -252,7 +251,7 @@ def evaluate_oracle(
     return EvaluationResult(oracle_protocol(evaluation_set, entry), ordered, policy="walkthrough oracle")
 
 
-def oracle_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
+def oracle_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
     """Return the protocol of the oracle's evaluation on ``evaluation_set``."""
     adapter = entry.describe().get("adapter")
     # The evaluation set states the split, and the same data may be in another folder.

@@ -16,10 +16,10 @@ import numpy as np
 
 from trial_ray.errors import CheckpointError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
-from trial_ray.files import checked_content, finite, read_json, require_file, write_json, writing
+from trial_ray.files import Json, checked_content, finite, read_json, require_file, write_json, writing
 from trial_ray.trajectory import EpisodeResult
 
-_KINDS: dict[str, Any] = {
+_KINDS: Json = {
     "task_id": str,
     "family": str,
     "success": bool,
@@ -72,7 +72,7 @@ class Rate:
         """95 % Wilson interval of :attr:`rate`."""
         return wilson_interval(self.successes, self.episodes)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return plain values for JSON."""
         return {
             "successes": self.successes,
@@ -109,11 +109,11 @@ class EvaluationResult:
         counts: counts of the rollouts that were played in this process; not saved.
     """
 
-    protocol: dict[str, Any]
+    protocol: Json
     episodes: list[EpisodeResult] = field(default_factory=list)
     policy: str = ""
     weights: str = ""
-    labels: dict[str, Any] = field(default_factory=dict)
+    labels: Json = field(default_factory=dict)
     counts: RolloutCounts | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -141,7 +141,7 @@ class EvaluationResult:
         names = sorted({episode.family for episode in self.counted})
         return {name: Rate.of(episode for episode in self.counted if episode.family == name) for name in names}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return plain values for JSON; :meth:`load` ignores the ``summary``."""
         return {
             "schema": SCHEMA,
@@ -214,15 +214,13 @@ def read_episode(value: Any, name: str) -> EpisodeResult:
     return episode
 
 
-def _require_types(value: dict[str, Any], kinds: dict[str, Any]) -> None:
+def _require_types(value: Json, kinds: Json) -> None:
     for name, kind in kinds.items():
         if not isinstance(value[name], kind):
             raise TypeError(f"{name} is {value[name]!r:.100}")
 
 
-def protocol_difference(
-    first: dict[str, Any], second: dict[str, Any], where: tuple[str, str] = ("in one", "in another")
-) -> str:
+def protocol_difference(first: Json, second: Json, where: tuple[str, str] = ("in one", "in another")) -> str:
     """Return the alphabetically first entry that differs between two protocols, with both values; empty if they are equal."""
     for key in sorted((first.keys() | second.keys()) - {UNCONTROLLED}):
         value, other = first.get(key), second.get(key)
@@ -233,7 +231,7 @@ def protocol_difference(
     return ""
 
 
-def _compared_templates(first: dict[str, Any], second: dict[str, Any]) -> tuple[Any, Any]:
+def _compared_templates(first: Json, second: Json) -> tuple[Any, Any]:
     """Return the values by which two chat templates are compared: their output or, if one output is unknown, their arguments."""
     if "digest" not in first or "digest" not in second:
         return {"kwargs": first.get("kwargs")}, {"kwargs": second.get("kwargs")}
@@ -273,10 +271,10 @@ class EpisodeJournal(ExitStack):
         InfrastructureError: another process is writing the partial file.
     """
 
-    def __init__(self, target: Path | None, protocol: dict[str, Any], weights: str) -> None:
+    def __init__(self, target: Path | None, protocol: Json, weights: str) -> None:
         super().__init__()
         self._target = target
-        self._head: dict[str, Any] = {
+        self._head: Json = {
             "schema": JOURNAL_SCHEMA,
             "schema_version": JOURNAL_VERSION,
             "protocol": protocol,
@@ -344,12 +342,12 @@ class EpisodeJournal(ExitStack):
             episode = read_episode(value, f"{path}: the episode in line {number}")
             self.episodes[episode.task_id] = episode
 
-    def _write(self, value: dict[str, Any]) -> None:
+    def _write(self, value: Json) -> None:
         if self._file is not None:
             self._file.write(json.dumps(value, allow_nan=False) + "\n")
             self._file.flush()
 
-    def _require_same(self, path: Path, protocol: dict[str, Any], weights: Any) -> None:
+    def _require_same(self, path: Path, protocol: Json, weights: Any) -> None:
         advice = "Name another file, or delete this one to evaluate again."
         if difference := protocol_difference(protocol, self._head["protocol"], ("there", "here")):
             raise CheckpointError(f"{path} has an evaluation with another protocol: {difference}. {advice}")

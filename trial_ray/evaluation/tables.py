@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from trial_ray.adapters.registry import find_adapter
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult, protocol_difference
 from trial_ray.evaluation.statistics import add_adjusted, bootstrap_mean, mean_interval
-from trial_ray.files import write_text
+from trial_ray.files import Json, write_text
 
 if TYPE_CHECKING:
     import pandas
@@ -47,7 +47,7 @@ class TableEntry:
             TableError: a label is missing or has the wrong type.
         """
         labels = result.labels
-        kinds: dict[str, Any] = {"backbone": str, "method": str, "seed": int | None}
+        kinds: Json = {"backbone": str, "method": str, "seed": int | None}
         if wrong := [name for name, kind in kinds.items() if name not in labels or not isinstance(labels[name], kind)]:
             missing = [name for name in wrong if name not in labels]
             problem = f"lacks the labels {missing}" if missing else f"is labelled with {wrong[0]} {labels[wrong[0]]!r}"
@@ -168,7 +168,7 @@ class ResultTable:
         """
         import pandas
 
-        differences: list[dict[str, Any]] = []
+        differences: list[Json] = []
         for backbone in dict.fromkeys(backbone for backbone, _ in self._rows):
             methods = [method for own, method in self._rows if own == backbone and method != self._reference]
             pairs = [(method, self._reference) for method in methods]
@@ -224,7 +224,7 @@ CAPTION = (
 
 def _require_one_protocol(entries: Sequence[TableEntry]) -> None:
     """Check that evaluations of an environment have the same protocol, except for splits and the chat templates of backbones."""
-    first: dict[tuple[str, ...], dict[str, Any]] = {}
+    first: dict[tuple[str, ...], Json] = {}
     for entry in entries:
         env, split = entry.place
         for key, ignored in (

@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from trial_ray.config.run import RunSettings
 from trial_ray.config.training import Reward, reward_name
@@ -14,13 +15,13 @@ from trial_ray.objectives.advantages import discounted_returns, group_relative_a
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
-def trajectory_ids_of(trajectories: Sequence[Trajectory]) -> torch.Tensor:
+def trajectory_ids_of(trajectories: Sequence[Trajectory]) -> Tensor:
     """Index of the trajectory of each turn, int64 ``[K]``."""
     lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories], dtype=torch.int64)
     return torch.repeat_interleave(torch.arange(len(trajectories)), lengths)
 
 
-def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> torch.Tensor:
+def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> Tensor:
     """Advantage of each turn of all completed rollouts, float64 ``[K]``: Eq. 1, the turn's penalty, and with ``"per_turn"`` its
     own advantage.
 
@@ -56,7 +57,7 @@ def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> 
     return advantages
 
 
-def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> torch.Tensor:
+def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> Tensor:
     """Advantage of each turn's discounted return relative to the same turn of its group's rollouts, float64 ``[K]``.
 
     A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}; turn k is compared with turn k of all rollouts of the group
@@ -74,19 +75,19 @@ def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> t
     return normalised_returns(returns, turn_index_ids(groups), config)
 
 
-def form_penalties(turns: Sequence[Turn], config: RunSettings) -> torch.Tensor:
+def form_penalties(turns: Sequence[Turn], config: RunSettings) -> Tensor:
     """Return the penalty of each turn, float64 ``[K]`` in units of the scaled reward; 0 if the response has the required form."""
     penalties = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
     return torch.tensor(penalties, dtype=torch.float64)
 
 
-def normalised_returns(returns: torch.Tensor, group_ids: torch.Tensor, config: RunSettings) -> torch.Tensor:
+def normalised_returns(returns: Tensor, group_ids: Tensor, config: RunSettings) -> Tensor:
     """Convert returns ``[N]`` to advantages relative to their group, by the config's ``advantage_norm``."""
     by_deviation = config.advantage_norm == "mean_std_norm"
     return group_relative_advantages(returns, group_ids, config.advantage_epsilon, by_deviation=by_deviation)
 
 
-def anchor_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
+def anchor_ids(groups: Iterable[TrajectoryGroup]) -> Tensor:
     """Id of each turn's anchor observation, int64 ``[K]``, over the turns of all completed rollouts in order.
 
     Turns have the same id if their task group and their raw observation are the same.
@@ -94,7 +95,7 @@ def anchor_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
     return _number((group, turn.observation) for group, _, turn in _placed_turns(groups))
 
 
-def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
+def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> Tensor:
     """Id of each turn's group and index in its rollout, int64 ``[K]``, over the turns of all completed rollouts in order."""
     return _number((group, index) for group, index, _ in _placed_turns(groups))
 
@@ -107,12 +108,12 @@ def _placed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int,
                 yield number, index, turn
 
 
-def _number(keys: Iterable[Hashable]) -> torch.Tensor:
+def _number(keys: Iterable[Hashable]) -> Tensor:
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
 
 
-def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: float) -> torch.Tensor:
+def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: float) -> Tensor:
     """Discounted return from each turn of all completed rollouts to the end, float64 ``[K]``, in units of the unscaled reward.
 
     Args:

@@ -12,12 +12,12 @@ import torch
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, ObjectLostError
 from ray.rllib.core.learner.training_data import TrainingData
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 
 from trial_ray.errors import InfrastructureError, UnsupportedError
 from trial_ray.trajectory import TrajectoryGroup
 
-AnyTensor = TypeVar("AnyTensor", bound=torch.Tensor)
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class LearnerExchange:
         self._device = torch.device(device)
 
     @torch.no_grad()
-    def add_up(self, tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup | None = None) -> None:
+    def add_up(self, tensors: Sequence[Tensor], group: distributed.ProcessGroup | None = None) -> None:
         """Replace each tensor by its sum over learners, in place; the sums are bitwise equal on every learner.
 
         Args:
@@ -100,7 +100,7 @@ class GradientSums:
             pending.wait()
         self._sums, self._incomplete = [], []
 
-    def _completed(self, index: int, _: torch.Tensor) -> None:
+    def _completed(self, index: int, _: Tensor) -> None:
         if not self._incomplete:
             return
         self._incomplete[index] -= 1

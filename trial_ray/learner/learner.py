@@ -20,7 +20,7 @@ from ray.rllib.utils.metrics import (
     NUM_MODULE_STEPS_TRAINED_LIFETIME,
 )
 from ray.rllib.utils.torch_utils import clip_gradients
-from torch import nn
+from torch import Tensor, nn
 
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
@@ -206,7 +206,7 @@ class GRPOLearner(TorchLearner):
             self.apply_gradients(self.postprocess_gradients(gradients))
         return loss, applied
 
-    def _exchanged_gradients(self) -> dict[Any, torch.Tensor]:
+    def _exchanged_gradients(self) -> dict[Any, Tensor]:
         """Return the gradients added up over all learners; a learner without work adds zeros."""
         self.gradient_sums.finish()
         # FSDP has already added up the gradients within each copy of the model.
@@ -217,7 +217,7 @@ class GRPOLearner(TorchLearner):
             self.exchange.add_up(parts, sharded.copies_group)
         return {ref: parameter.grad for ref, parameter in self._params.items() if parameter.grad is not None}
 
-    def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
+    def apply_gradients(self, gradients_dict: dict[Any, Tensor]) -> None:
         """Take the optimizer's step with gradients that were checked to be finite."""
         for ref, gradient in gradients_dict.items():
             self._params[ref].grad = gradient
@@ -225,18 +225,18 @@ class GRPOLearner(TorchLearner):
             optimizer.step()
 
     @staticmethod
-    def _get_clip_function() -> Callable[..., torch.Tensor | None]:
+    def _get_clip_function() -> Callable[..., Tensor | None]:
         """Return RLlib's clipping; the norm of sharded gradients is gathered before it is logged."""
 
-        def clip(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+        def clip(*args: Any, **kwargs: Any) -> Tensor | None:
             norm = clip_gradients(*args, **kwargs)
             return None if norm is None else gathered(norm)
 
         return clip
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: RunSettings, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
+        self, *, module_id: str, config: RunSettings, batch: TokenBatch, fwd_out: dict[str, Tensor]
+    ) -> Tensor:
         """Compute the loss of a whole microbatch, shape (), for RLlib's interface; updates use :class:`MicrobatchPasses`."""
         return microbatch_loss(self.method, config, batch, fwd_out, self.iteration)[0]
 
@@ -261,7 +261,7 @@ class GRPOLearner(TorchLearner):
         for name, kind in ((NUM_MODULE_STEPS_TRAINED, "sum"), (NUM_MODULE_STEPS_TRAINED_LIFETIME, "lifetime_sum")):
             self.metrics.log_value((ALL_MODULES, name), num_rows["trained"], reduce=kind)
 
-    def _finite(self, gradients: dict[Any, torch.Tensor]) -> bool:
+    def _finite(self, gradients: dict[Any, Tensor]) -> bool:
         """Return whether all gradients are finite; count and limit the updates that are skipped because they are not.
 
         All learners decide alike: their gradients are the same, or parts of the same.
@@ -381,7 +381,7 @@ class GRPOLearner(TorchLearner):
             state[COMPONENT_OPTIMIZER] = to_arrays(self._optimizer_tensors())
         return state
 
-    def _optimizer_tensors(self) -> dict[str, torch.Tensor]:
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
         return state_tensors(self._named_optimizers, self.policy_module.parameter_names())
 
     def save_to_path(

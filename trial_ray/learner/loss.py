@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError
@@ -50,8 +51,8 @@ def means(sums: Iterable[Sums]) -> dict[str, float]:
 
 
 def microbatch_loss(
-    method: Method[Any], config: RunSettings, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
-) -> tuple[torch.Tensor, Metrics]:
+    method: Method[Any], config: RunSettings, tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int
+) -> tuple[Tensor, Metrics]:
     """Compute the loss of a microbatch, or of a part of it if the loss is a mean over tokens.
 
     L = L_out + clip_b(λ · dense), with b = α · |L_GRPO| (Eq. 8) and
@@ -67,7 +68,11 @@ def microbatch_loss(
     advantages = method.token_advantages(tokens, logprobs.detach(), iteration)
     _require_shape(method, "token_advantages", advantages, logprobs.shape)
     tokens = replace(tokens, advantages=advantages)
-    surrogate = method.surrogate(_importance_weighted(tokens), logprobs, iteration)
+    weighted = tokens
+    if tokens.importance_weights is not None:
+        # A weight w is never negative: replacing Â by w Â multiplies each token's clipped surrogate by w.
+        weighted = replace(tokens, advantages=tokens.importance_weights * advantages)
+    surrogate = method.surrogate(weighted, logprobs, iteration)
     _require_shape(method, "surrogate", surrogate, torch.Size())
     entropy = masked_mean(fwd_out["entropy"], tokens.mask)
     loss = surrogate - config.entropy_coeff * entropy
@@ -99,16 +104,9 @@ def microbatch_loss(
     return joint_loss(loss, surrogate, dense, coefficient, alpha), metrics
 
 
-def _importance_weighted(tokens: TokenBatch) -> TokenBatch:
-    """Replace Â by w Â: since w is never negative, this multiplies each token's clipped surrogate by w."""
-    if tokens.importance_weights is None:
-        return tokens
-    return replace(tokens, advantages=tokens.importance_weights * tokens.advantages)
-
-
 def _require_shape(method: Method[Any], hook: str, value: object, expected: torch.Size) -> None:
-    if not isinstance(value, torch.Tensor) or value.shape != expected:
-        described = f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    if not isinstance(value, Tensor) or value.shape != expected:
+        described = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise MethodError(
             f"{type(method).__name__}.{hook} must return a tensor of shape {list(expected)}, got {described}. "
             "trial_ray/learner/method.py describes each hook."

@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-import torch
+from torch import Tensor
 
 from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError
 from trial_ray.learner.advantages import group_advantages
 from trial_ray.learner.rows import TokenBatch, TurnRows
-from trial_ray.objectives.losses import clipped_losses, clipped_surrogate, sequence_log_ratios, surrogate_mean
+from trial_ray.objectives.losses import clipped_losses, sequence_log_ratios, surrogate_mean
 from trial_ray.objectives.segments import zero_outside
 from trial_ray.trajectory import TrajectoryGroup
 
 Config = TypeVar("Config", bound=RunSettings)
 Hook = TypeVar("Hook", bound=Callable[..., Any])
-Metrics = dict[str, torch.Tensor]
+Metrics = dict[str, Tensor]
 """Scalars by name; the learner logs them under the method's ``name``, averaged over an iteration."""
 
 
@@ -103,7 +103,7 @@ class Method(Generic[Config]):
         """α: in each microbatch, λ · dense is bounded by α · |L_GRPO| (Eq. 8); ``None``: no bound."""
         return None
 
-    def advantages(self, groups: Sequence[TrajectoryGroup]) -> torch.Tensor:
+    def advantages(self, groups: Sequence[TrajectoryGroup]) -> Tensor:
         """Return A of each turn of the groups' completed rollouts in order, float64 ``[K]``, before anything is scored.
 
         The default is the group-relative advantage of the turn's rollout (Eq. 1), minus the penalty for a response without the
@@ -130,7 +130,7 @@ class Method(Generic[Config]):
         return {}
 
     @per_token
-    def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
+    def token_advantages(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
         """Return Â of every token, ``[T]``.
 
         Args:
@@ -141,7 +141,7 @@ class Method(Generic[Config]):
         return tokens.advantages
 
     @per_token
-    def surrogate(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
+    def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
         """L_GRPO of one microbatch, shape (): the mean of the clipped surrogate that ``surrogate_mean`` selects.
 
         A surrogate with another ``ratio_level`` or ``surrogate_mean`` than the defaults always gets whole microbatches.
@@ -153,14 +153,12 @@ class Method(Generic[Config]):
         """
         config = self.config
         clips = (config.clip_low, config.clip_high, config.dual_clip)
-        if _is_token_mean(config) and type(self).log_ratios is Method.log_ratios:
-            return clipped_surrogate(logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask, *clips)
         losses = clipped_losses(self.log_ratios(tokens, logprobs), tokens.advantages, tokens.mask, *clips)
         unit = (tokens.turn_ids, tokens.num_turns)
         return surrogate_mean(losses, tokens.mask, *unit, config.surrogate_mean, config.max_response_tokens)
 
     @per_token
-    def log_ratios(self, tokens: TokenBatch, logprobs: torch.Tensor) -> torch.Tensor:
+    def log_ratios(self, tokens: TokenBatch, logprobs: Tensor) -> Tensor:
         """log π_θ / π_old of every token, ``[T]``, or of its whole response with ``ratio_level="sequence"``."""
         log_ratio = zero_outside(logprobs - tokens.old_logprobs, tokens.mask)
         if self.config.ratio_level == "token":
@@ -169,8 +167,8 @@ class Method(Generic[Config]):
 
     @per_token
     def dense_loss(
-        self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
-    ) -> tuple[torch.Tensor | None, Metrics]:
+        self, tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int
+    ) -> tuple[Tensor | None, Metrics]:
         """Return the dense term before its coefficient, a mean over ``tokens.mask``, shape (); ``None`` without a dense term.
 
         Args:
@@ -195,11 +193,8 @@ class Method(Generic[Config]):
         if self.clamp is not None and math.isfinite(self.clamp) and self.dense_coefficient(iteration) > 0:
             return False
         hooks = (self.token_advantages, self.surrogate, self.log_ratios, self.dense_loss)
-        return _is_token_mean(self.config) and all(getattr(hook, "is_per_token", False) for hook in hooks)
-
-
-def _is_token_mean(config: RunSettings) -> bool:
-    return config.ratio_level == "token" and config.surrogate_mean == "tokens"
+        is_token_mean = self.config.ratio_level == "token" and self.config.surrogate_mean == "tokens"
+        return is_token_mean and all(getattr(hook, "is_per_token", False) for hook in hooks)
 
 
 def linear_decay(initial: float, iterations: int, iteration: int) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from trial_ray.config.run import RunSettings
 from trial_ray.learner.loss import WeightedMeans, microbatch_loss
@@ -28,9 +28,9 @@ from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch
 from trial_ray.models.module import CausalLMModule
 from trial_ray.models.packing import pack_sequences, split_into_passes
-from trial_ray.models.prefix_tree import PrefixOrder
+from trial_ray.models.prefix_tree import Ints, PrefixOrder
 
-Outputs = dict[str, torch.Tensor]
+Outputs = dict[str, Tensor]
 """Results of the module's forward pass, each ``[T]`` in row order."""
 
 
@@ -52,7 +52,7 @@ class Part:
         hindsight_order: the same with the teacher context; ``None`` if the method has no divergence.
     """
 
-    rows: NDArray[np.int64]
+    rows: Ints
     order: PrefixOrder
     hindsight_order: PrefixOrder | None
 
@@ -150,7 +150,7 @@ class MicrobatchPasses:
             self._backward_pass(partial(self._forward, part), part_gradients)
         return loss.item()
 
-    def _backward_loss(self, loss: torch.Tensor, outputs: Outputs) -> float:
+    def _backward_loss(self, loss: Tensor, outputs: Outputs) -> float:
         self._backward_pass(lambda: outputs, _gradients(loss, outputs))
         return loss.item()
 
@@ -176,7 +176,7 @@ class MicrobatchPasses:
         outputs = forward()
         torch.autograd.backward([outputs[name] for name in gradients], [*gradients.values()])
 
-    def _loss(self, rows: NDArray[np.int64], outputs: Outputs, weight: float) -> torch.Tensor:
+    def _loss(self, rows: Ints, outputs: Outputs, weight: float) -> Tensor:
         if not bool(torch.isfinite(outputs["logprobs"]).all()):
             self.broken = True
             # NaN goes through the backward pass like any loss, so that every learner sees it in its gradients and skips the step.
@@ -207,7 +207,7 @@ class MicrobatchPasses:
             yield from self._combined(microbatches[:middle])
             yield from self._combined(microbatches[middle:])
 
-    def _part(self, rows: NDArray[np.int64]) -> Part:
+    def _part(self, rows: Ints) -> Part:
         hindsight = None
         if self._method.divergence is not None:
             hindsight = PrefixOrder(self._table.sequences(rows, hindsight=True))
@@ -229,7 +229,7 @@ class MicrobatchPasses:
         return self._module.forward_train(batch)
 
 
-def _gradients(loss: torch.Tensor, outputs: Outputs) -> Outputs:
+def _gradients(loss: Tensor, outputs: Outputs) -> Outputs:
     """Return the gradients of the loss with respect to the outputs that it depends on; NaN for a loss of NaN."""
     leaves = {name: value for name, value in outputs.items() if value.requires_grad}
     gradients = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)

@@ -6,20 +6,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 from trial_ray.errors import CheckpointError
-from trial_ray.files import checked_content, read_json, write_json
+from trial_ray.files import Json, checked_content, read_json, write_json
 from trial_ray.learner.rows import TurnRows
-from trial_ray.rollout.recording import FLOATS, IDS, new_schema, partition, partitions, read_rows, write_rows
+from trial_ray.rollout.recording import FLOATS, IDS, Folder, new_schema, partition, partitions, read_rows, write_rows
 from trial_ray.trajectory import TrajectoryGroup
 
 TRAINING_SCHEMA_VERSION = 2
@@ -76,7 +74,7 @@ UPDATE_SCHEMA, UPDATE_SCHEMA_VERSION = "trial_ray/update", 1
 
 
 def write_training(
-    folder: str | os.PathLike[str],
+    folder: Folder,
     iteration: int,
     groups: Sequence[TrajectoryGroup],
     rows: TurnRows,
@@ -96,9 +94,7 @@ def write_training(
     return write_rows(folder, iteration, list(_records(groups, rows, indices)), TRAINING_SCHEMA, writer_id)
 
 
-def _records(
-    groups: Sequence[TrajectoryGroup], rows: TurnRows, indices: Sequence[int] | np.ndarray
-) -> Iterator[dict[str, Any]]:
+def _records(groups: Sequence[TrajectoryGroup], rows: TurnRows, indices: Sequence[int] | np.ndarray) -> Iterator[Json]:
     keys = [
         (group.group_id, rollout_index, turn_index)
         for group in groups
@@ -127,7 +123,7 @@ def _to_float32(values: torch.Tensor) -> np.ndarray:
     return values.float().numpy()
 
 
-def read_training(folder: str | os.PathLike[str], iteration: int | None = None) -> pa.Table:
+def read_training(folder: Folder, iteration: int | None = None) -> pa.Table:
     """Read the recorded updates of one or all iterations, one row per turn, with the columns of ``TRAINING_SCHEMA`` and
     ``iteration``.
 
@@ -162,13 +158,13 @@ class UpdateRecord:
     weights_before: str
     weights_after: str
 
-    def write(self, folder: str | os.PathLike[str]) -> Path:
+    def write(self, folder: Folder) -> Path:
         """Write the record below ``folder``, the root of the recording, next to the rows of its iteration."""
         head = {"schema": UPDATE_SCHEMA, "schema_version": UPDATE_SCHEMA_VERSION}
         return write_json(partition(folder, self.iteration) / UPDATE_FILE, head | asdict(self))
 
     @classmethod
-    def read(cls, folder: str | os.PathLike[str], iteration: int) -> UpdateRecord:
+    def read(cls, folder: Folder, iteration: int) -> UpdateRecord:
         """Read a record that :meth:`write` wrote.
 
         Raises:

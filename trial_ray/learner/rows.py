@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError
@@ -41,16 +42,16 @@ class TurnRows:
     """
 
     turns: list[Turn]
-    trajectory_ids: torch.Tensor
-    advantages: torch.Tensor
-    logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    hindsight_logprobs: torch.Tensor | None = None
-    reference_logprobs: torch.Tensor | None = None
-    importance_weights: torch.Tensor | None = None
-    scores: torch.Tensor | None = None
-    weights: torch.Tensor | None = None
-    action_mask: torch.Tensor | None = None
-    mask: torch.Tensor = field(init=False)
+    trajectory_ids: Tensor
+    advantages: Tensor
+    logprobs: Tensor = field(default_factory=lambda: torch.empty(0))
+    hindsight_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+    importance_weights: Tensor | None = None
+    scores: Tensor | None = None
+    weights: Tensor | None = None
+    action_mask: Tensor | None = None
+    mask: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.mask = torch.ones(int(self.lengths.sum()), dtype=torch.bool)
@@ -59,21 +60,21 @@ class TurnRows:
         return len(self.turns)
 
     @cached_property
-    def lengths(self) -> torch.Tensor:
+    def lengths(self) -> Tensor:
         """Number of response tokens of each turn, int64 ``[K]``."""
         return torch.tensor([len(turn.response_ids) for turn in self.turns], dtype=torch.int64)
 
     @cached_property
-    def turn_ids(self) -> torch.Tensor:
+    def turn_ids(self) -> Tensor:
         """Index of the turn of each token, int64 ``[T]``."""
         return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
 
     @cached_property
     def _token_starts(self) -> NDArray[np.int64]:
-        lengths: NDArray[np.int64] = self.lengths.numpy()
+        lengths = self.lengths.numpy()
         return np.cumsum(lengths) - lengths
 
-    def token_positions(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
+    def token_positions(self, rows: Sequence[int] | np.ndarray) -> Tensor:
         """Positions of the tokens of ``rows`` among the T tokens, int64, in the order of ``rows``."""
         starts, lengths = self._token_starts, self.lengths.numpy()
         return torch.from_numpy(
@@ -103,16 +104,16 @@ class TokenBatch:
         action_mask: bool ``[T]``, or ``None``.
     """
 
-    old_logprobs: torch.Tensor
-    advantages: torch.Tensor
-    mask: torch.Tensor
-    turn_ids: torch.Tensor
-    trajectory_ids: torch.Tensor
-    hindsight_logprobs: torch.Tensor | None = None
-    reference_logprobs: torch.Tensor | None = None
-    importance_weights: torch.Tensor | None = None
-    weights: torch.Tensor | None = None
-    action_mask: torch.Tensor | None = None
+    old_logprobs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    turn_ids: Tensor
+    trajectory_ids: Tensor
+    hindsight_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+    importance_weights: Tensor | None = None
+    weights: Tensor | None = None
+    action_mask: Tensor | None = None
 
     @property
     def num_turns(self) -> int:
@@ -125,10 +126,10 @@ class TokenBatch:
         positions, index = table.token_positions(rows), torch.as_tensor(np.asarray(rows, np.int64))
         lengths, dtype = table.lengths[index], table.logprobs.dtype
 
-        def of_tokens(values: torch.Tensor | None) -> Any:
+        def of_tokens(values: Tensor | None) -> Any:
             return None if values is None else values[positions].to(device)
 
-        def of_turns(values: torch.Tensor | None) -> Any:
+        def of_turns(values: Tensor | None) -> Any:
             return None if values is None else torch.repeat_interleave(values[index].to(dtype), lengths).to(device)
 
         return cls(
@@ -154,7 +155,7 @@ def scored_turn(turn: Turn, hindsight: bool = False) -> ScoredSequence:
     return ScoredSequence(np.concatenate((prompt, turn.response_ids)), len(turn.response_ids))
 
 
-def required(values: torch.Tensor | None) -> torch.Tensor:
+def required(values: Tensor | None) -> Tensor:
     """Return an optional field of :class:`TurnRows` or :class:`TokenBatch` that a method requires.
 
     Raises:
@@ -175,7 +176,7 @@ def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
         TrainingDivergedError: a reward is not finite.
     """
     survivors = [trajectory for group in groups for trajectory in group.survivors]
-    advantages: torch.Tensor = config.method_class(config).advantages(groups)
+    advantages: Tensor = config.method_class(config).advantages(groups)
     turns = [turn for trajectory in survivors for turn in trajectory.turns]
     rows = TurnRows(turns, trajectory_ids_of(survivors), advantages)
     if config.mask_truncated:

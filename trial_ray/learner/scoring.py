@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from torch import Tensor
 
 from trial_envs.core.projection import ACTION_CLOSE, ACTION_OPEN
 from trial_ray.adapters.templates import PromptStyle
@@ -131,10 +132,10 @@ class Scoring:
             bounded = (rows.importance_weights >= cap) | (rows.importance_weights == 0)
             self._log("engine/bounded_fraction", bounded.double().mean())
 
-    def _scores(self, rows: TurnRows, share: np.ndarray) -> dict[str, torch.Tensor]:
+    def _scores(self, rows: TurnRows, share: np.ndarray) -> dict[str, Tensor]:
         """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
         module, views = self._module, {"logprobs": rows.sequences(share)}
-        scores: dict[str, torch.Tensor] = {}
+        scores: dict[str, Tensor] = {}
         if self._config.teacher_context is not None:
             hindsight = {"hindsight_logprobs": rows.sequences(share, hindsight=True)}
             if module.teacher is None:  # One model scores both views, which form one tree.
@@ -147,7 +148,7 @@ class Scoring:
                 scores |= self._scored(reference, {"reference_logprobs": views["logprobs"]})
         return scores
 
-    def _scored(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, torch.Tensor]:
+    def _scored(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, Tensor]:
         config = self._config
         scores, packed = score_views(
             lm, views, max_tokens=config.max_tokens_per_forward, temperature=config.temperature
@@ -157,19 +158,17 @@ class Scoring:
             log(self._metrics, f"{LEARNER}scoring/tokens_distinct", packed.num_distinct)
         return scores
 
-    def _sum_over_learners(
-        self, rows: TurnRows, share: np.ndarray, values: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _sum_over_learners(self, rows: TurnRows, share: np.ndarray, values: Tensor, dtype: torch.dtype) -> Tensor:
         """Combine the values that every learner computed for the tokens of its share, ``[T]`` on the CPU."""
         whole = torch.zeros(len(rows.turn_ids), dtype=dtype)
         whole[rows.token_positions(share)] = values.to("cpu", dtype)
         self._exchange.add_up([whole])
         return whole
 
-    def _log(self, name: str, value: torch.Tensor) -> None:
+    def _log(self, name: str, value: Tensor) -> None:
         log(self._metrics, f"{LEARNER}{name}", value.item())
 
-    def _compare_with_engine(self, rows: TurnRows, behaviour: torch.Tensor, version: int | None) -> None:
+    def _compare_with_engine(self, rows: TurnRows, behaviour: Tensor, version: int | None) -> None:
         """Log the differences between the engine's and the learner's log-probabilities; raise if they are of different policies."""
         sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
         staleness = (int(sampled_by.max()) if version is None else version) - sampled_by
@@ -194,7 +193,7 @@ def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
     """Reject fields of the wrong shape, which would assign values to other turns or tokens, and values that are not finite."""
     method_name = type(method).__name__
     for name in ("advantages", "scores", "weights", "mask"):
-        values: torch.Tensor | None = getattr(rows, name)
+        values: Tensor | None = getattr(rows, name)
         size = len(rows.turn_ids) if name == "mask" else len(rows)
         if values is None:
             continue
@@ -209,7 +208,7 @@ def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
             )
 
 
-def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptStyle = "tagged") -> torch.Tensor:
+def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptStyle = "tagged") -> Tensor:
     """Return the mask of the action's tokens in concatenated responses, bool ``[T]``.
 
     In a tagged response (also in a conversation), a token counts if any of its characters is between the first ``<action>`` and

@@ -9,6 +9,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trial_ray.errors import CheckpointError, TrialRayError, first_line
 from trial_ray.models.sharding import local_part
@@ -18,7 +19,7 @@ SHARDS_FOLDER = "optimizer"
 """Folder next to the file with the parts of a sharded state, in the format of ``torch.distributed.checkpoint``."""
 
 Optimizers = Mapping[str, torch.optim.Optimizer]
-Names = Mapping[torch.Tensor, str]
+Names = Mapping[Tensor, str]
 """Names of the parameters, the same on every learner."""
 
 
@@ -45,7 +46,7 @@ def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sha
     torch.save({"optimizers": states, "iteration": iteration, "sharded": sharded}, folder / OPTIMIZER_FILE)
 
 
-def state_tensors(optimizers: Optimizers, names: Names) -> dict[str, torch.Tensor]:
+def state_tensors(optimizers: Optimizers, names: Names) -> dict[str, Tensor]:
     """Return the states' tensors by names of optimizer, parameter and kind."""
     return {
         f"{name}/{names[parameter]}/{key}": tensor
@@ -109,7 +110,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         raise CheckpointError(
             f"{file} was written with sharding={saved_with!r}, but the run has {ours!r}. Set .rl_module(sharding={saved_with!r})."
         )
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     if names is not None:
         tensors = _read_shards(optimizers, names, folder / SHARDS_FOLDER)
         for name, state in states.items():
@@ -128,7 +129,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
     return iteration
 
 
-def _read_shards(optimizers: Optimizers, names: Names, folder: Path) -> dict[str, torch.Tensor]:
+def _read_shards(optimizers: Optimizers, names: Names, folder: Path) -> dict[str, Tensor]:
     """Return the tensors of this learner's part, by :func:`state_tensors`' names; empty if the state has no tensors.
 
     The tensors are read into new memory: if a part cannot be read, the optimizers stay unchanged.

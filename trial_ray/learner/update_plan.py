@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trial_ray.config.run import RunSettings
 from trial_ray.config.training import MicrobatchWeighting
+from trial_ray.models.prefix_tree import Ints
 from trial_ray.trajectory import TrajectoryGroup
 
 MAX_IMBALANCE = 1.15
@@ -34,7 +35,7 @@ class Microbatch:
             eligible.
     """
 
-    rows: NDArray[np.int64]
+    rows: Ints
     learner: int
     weight: float
 
@@ -52,7 +53,7 @@ class UpdatePlan:
         steps: the minibatches in the order of the optimizer's steps, all epochs.
     """
 
-    scoring: tuple[NDArray[np.int64], ...]
+    scoring: tuple[Ints, ...]
     steps: tuple[Minibatch, ...]
 
     def weighted_by(self, eligible: NDArray[np.bool_]) -> UpdatePlan:
@@ -136,7 +137,7 @@ def _weighted(minibatch: Minibatch, eligible: NDArray[np.bool_]) -> Minibatch:
     )
 
 
-def _interleaved(num_rows: int, num_shards: int) -> NDArray[np.int64]:
+def _interleaved(num_rows: int, num_shards: int) -> Ints:
     """Rows ordered by their relative position in their shard: an even cut of them takes the same slice of every shard."""
     rows = np.arange(num_rows)
     bounds = np.arange(num_shards + 1) * num_rows // num_shards
@@ -145,14 +146,12 @@ def _interleaved(num_rows: int, num_shards: int) -> NDArray[np.int64]:
     return np.lexsort((shards, position))
 
 
-def _even_cuts(rows: NDArray[np.int64], max_rows: int) -> list[NDArray[np.int64]]:
+def _even_cuts(rows: Ints, max_rows: int) -> list[Ints]:
     """Cut rows into the fewest consecutive pieces of at most ``max_rows`` rows each, with sizes that differ by at most one."""
     return np.array_split(rows, math.ceil(len(rows) / max_rows)) if len(rows) else []
 
 
-def _assign_to_learners(
-    pieces: Sequence[NDArray[np.int64]], tokens: NDArray[np.int64], owners: NDArray[np.int64], num_learners: int
-) -> list[int]:
+def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_learners: int) -> list[int]:
     """Assign each piece of a minibatch to the learner that scores the middle of the piece, in ascending order.
 
     A learner thus trains about the rows that it scores. If the most loaded learner gets much more than the least possible load, the
@@ -177,7 +176,7 @@ def _assign_to_learners(
     return (np.searchsorted(cuts, np.arange(len(costs)), side="right") - 1).tolist()
 
 
-def _min_capacity(ends: NDArray[np.int64], largest: int, num_learners: int) -> int:
+def _min_capacity(ends: Ints, largest: int, num_learners: int) -> int:
     """Return the smallest capacity with which ``num_learners`` learners suffice, by bisection."""
     lower, upper = max(largest, math.ceil(ends[-1] / num_learners)), int(ends[-1])
     while lower < upper:
@@ -191,12 +190,12 @@ def _min_capacity(ends: NDArray[np.int64], largest: int, num_learners: int) -> i
     return upper
 
 
-def _fill(ends: NDArray[np.int64], cut: int, capacity: int) -> int:
+def _fill(ends: Ints, cut: int, capacity: int) -> int:
     """Return the furthest cut at which a learner that starts at ``cut`` has at most ``capacity``."""
     return int(np.searchsorted(ends, ends[cut] + capacity, side="right")) - 1
 
 
-def _even_shares(trajectory_tokens: Sequence[Sequence[int]], num_learners: int) -> NDArray[np.int64]:
+def _even_shares(trajectory_tokens: Sequence[Sequence[int]], num_learners: int) -> Ints:
     """Return the learner that scores each row: consecutive trajectories, so rollouts with a common prefix stay together."""
     costs = np.array([sum(lengths) for lengths in trajectory_tokens], np.int64)
     middles = np.cumsum(costs) - costs / 2

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, MissingDependencyError, first_line
 from trial_ray.files import PACKAGE, get_or_build
@@ -25,7 +26,7 @@ FILE_BYTES = 512 * 2**20
 """Size in bytes at which a file of weights is closed; no more than one file is in memory at a time."""
 
 
-def write_model(lm: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
+def write_model(lm: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
     """Write ``lm``'s configuration and the given weights to ``folder`` (created), in the format that transformers and vLLM load.
 
     Args:
@@ -71,7 +72,7 @@ def write_generation_config(settings: Mapping[str, Any], folder: Path) -> None:
     (folder / GENERATION_CONFIG).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
-def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
+def load_tensors(parameters: Mapping[str, Tensor], folder: Path) -> None:
     """Copy the tensors in ``folder`` into parameters of the same names, whole or sharded; either all or none are copied.
 
     Raises:
@@ -95,7 +96,7 @@ def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
                 copy_whole(tensors.get_tensor(name), parameters[name])
 
 
-def restore_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+def restore_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """:func:`load_tensors` from a checkpoint, which must contain exactly these tensors, none of a wider dtype.
 
     Raises:
@@ -160,9 +161,9 @@ def tensor_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
     return headers
 
 
-def _parts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+def _parts(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
     """Yield tensors by name, on the CPU, in parts of one file's size."""
-    part: dict[str, torch.Tensor] = {}
+    part: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights:
         part[name] = tensor.detach().to("cpu").contiguous()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trial_ray.errors import ConfigError, first_line
 from trial_ray.models import tree_attention
@@ -127,17 +127,15 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
     )
 
 
-def _own_logprobs(own: PreTrainedModel, rows: Sequence[ScoredSequence]) -> list[torch.Tensor]:
+def _own_logprobs(own: PreTrainedModel, rows: Sequence[ScoredSequence]) -> list[Tensor]:
     """Compute the log-probabilities of each row separately, with the model's own forward pass.
 
     Raises:
         ConfigError: they depend on later tokens, or on the rows scored before.
     """
 
-    def logprobs(row: ScoredSequence) -> torch.Tensor:
-        logs: torch.Tensor = (
-            own(input_ids=torch.from_numpy(row.inputs)[None], use_cache=False).logits[0].log_softmax(-1)
-        )
+    def logprobs(row: ScoredSequence) -> Tensor:
+        logs: Tensor = own(input_ids=torch.from_numpy(row.inputs)[None], use_cache=False).logits[0].log_softmax(-1)
         return logs.gather(-1, torch.from_numpy(row.ids)[1:, None])[:, 0]
 
     forwards = [logprobs(row) for row in rows]
@@ -189,7 +187,7 @@ def pack_rows(lm: PreTrainedModel, rows: Rows, order: PrefixOrder, max_tokens: i
     return pack_padded(order, max_tokens, lm.device, mixed=rows == "padded")
 
 
-def _difference(lm: PreTrainedModel, kind: Rows, rows: Sequence[ScoredSequence], expected: torch.Tensor) -> float:
+def _difference(lm: PreTrainedModel, kind: Rows, rows: Sequence[ScoredSequence], expected: Tensor) -> float:
     logprobs = sequence_logprobs(lm, pack_rows(lm, kind, PrefixOrder(rows), max_tokens=ROW_TOKENS * len(rows)))
     difference = (logprobs - expected).abs().max().item()
     return difference if difference == difference else float("inf")

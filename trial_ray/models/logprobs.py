@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trial_ray.models.prefix_tree import PackedSequences
@@ -33,14 +33,14 @@ class _WideProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, short: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, short: Tensor) -> Tensor:
         """``short [V, H]`` is ``weight`` in the type of the products, converted once for all chunks."""
         hidden = hidden.to(short.dtype)
         ctx.save_for_backward(hidden, short)
         return _wide_product(hidden, short.T)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         """Gradients of ``hidden`` and ``weight``, in their types; ``None`` for the weights of a frozen head."""
         hidden, short = ctx.saved_tensors
         gradient = gradients[0].to(short.dtype)
@@ -48,7 +48,7 @@ class _WideProduct(torch.autograd.Function):
         return gradient @ short, weight_gradient, None
 
 
-def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def _wide_product(left: Tensor, right: Tensor) -> Tensor:
     """Compute ``left @ right`` in float32, of matrices of a shorter type."""
     with torch.autocast(left.device.type, enabled=False):
         if left.device.type == "cuda":
@@ -56,21 +56,21 @@ def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return left.float() @ right.float()
 
 
-def _short_weight(head: Head, device: str) -> torch.Tensor | None:
+def _short_weight(head: Head, device: str) -> Tensor | None:
     """Return the head's matrix in the type of its products; ``None`` if that is float32 or wider."""
     weight = head.weight
-    assert isinstance(weight, torch.Tensor)
+    assert isinstance(weight, Tensor)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     return weight.detach().to(dtype) if dtype in (torch.bfloat16, torch.float16) else None
 
 
-def _logits(hidden: torch.Tensor, head: Head, short: torch.Tensor | None) -> torch.Tensor:
+def _logits(hidden: Tensor, head: Head, short: Tensor | None) -> Tensor:
     """Compute the head's output ``[N, vocabulary]`` in float32 or wider; ``short`` is the result of :func:`_short_weight`."""
     if isinstance(head, TransformingHead):
         return head.logits(hidden, short)
     if short is None:
-        return cast(torch.Tensor, head(hidden))
-    logits: torch.Tensor = _WideProduct.apply(hidden, head.weight, short)  # type: ignore[no-untyped-call]  # torch's
+        return cast(Tensor, head(hidden))
+    logits: Tensor = _WideProduct.apply(hidden, head.weight, short)  # type: ignore[no-untyped-call]  # torch's
     return logits if (bias := getattr(head, "bias", None)) is None else logits + bias
 
 
@@ -86,15 +86,15 @@ class TransformingHead:
         self._layer = lm.get_output_embeddings()
 
     @property
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> Tensor:
         """Weight of the output layer, ``[vocabulary, H]``."""
-        return cast(torch.Tensor, self._layer.weight)
+        return cast(Tensor, self._layer.weight)
 
-    def logits(self, hidden: torch.Tensor, short: torch.Tensor | None) -> torch.Tensor:
+    def logits(self, hidden: Tensor, short: Tensor | None) -> Tensor:
         """Compute the model's logits ``[N, vocabulary]`` of hidden states ``[N, H]``."""
         plain = self._layer.forward
 
-        def product(states: torch.Tensor) -> torch.Tensor:
+        def product(states: Tensor) -> Tensor:
             return plain(states) if short is None else _logits(states[0], self._layer, short)[None]
 
         return _own_logits(self._lm, hidden, product)
@@ -106,7 +106,7 @@ Head = nn.Module | TransformingHead
 class _DecoderOutputs:
     """Outputs of a decoder with only the last hidden states."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
+    def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
 
     def __getitem__(self, index: Any) -> Any:
@@ -117,9 +117,7 @@ class _DecoderOutputs:
             raise AttributeError(name)
 
 
-def _own_logits(
-    lm: PreTrainedModel, hidden: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
+def _own_logits(lm: PreTrainedModel, hidden: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute logits ``[N, vocabulary]`` by the model's code after the decoder, from ``hidden [N, H]`` and the head's product."""
     outputs = _DecoderOutputs(hidden[None])
     # Replace the decoder, and the module around it in models that also read images.
@@ -131,7 +129,7 @@ def _own_logits(
         module.forward = forward
     try:
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-        return cast(torch.Tensor, lm.forward(input_ids=ids, use_cache=False).logits)[0]
+        return cast(Tensor, lm.forward(input_ids=ids, use_cache=False).logits)[0]
     finally:
         for module, original in before.items():
             if original is None:
@@ -144,11 +142,11 @@ def output_head(lm: PreTrainedModel) -> Head:
     """Return the output head that computes logits from last hidden states: only a layer, or the model's own code around it."""
     plain: bool | None = lm.__dict__.get("_plain_head")
     if plain is None:
-        inputs: list[torch.Tensor] = []
+        inputs: list[Tensor] = []
         # Use small and large logits, so that a cap of any size has an effect.
         hidden, logits = torch.linspace(-3.0, 3.0, 8)[:, None], torch.logspace(-3, 6, 8)[:, None]
 
-        def product(states: torch.Tensor) -> torch.Tensor:
+        def product(states: Tensor) -> Tensor:
             inputs.append(states)
             return logits[None]
 
@@ -157,7 +155,7 @@ def output_head(lm: PreTrainedModel) -> Head:
     return cast(nn.Module, lm.get_output_embeddings()) if plain else TransformingHead(lm)
 
 
-def _in_chunks(function: Callable[..., Any], tensors: Sequence[torch.Tensor], chunk_tokens: int) -> Iterator[Any]:
+def _in_chunks(function: Callable[..., Any], tensors: Sequence[Tensor], chunk_tokens: int) -> Iterator[Any]:
     """Yield a function's results for chunks of the tensors' rows; the backward pass recomputes each result."""
     # Call the function once for empty tensors, so that the head's parameters are in the graph.
     for start in range(0, max(1, len(tensors[0])), chunk_tokens):
@@ -169,14 +167,14 @@ def _in_chunks(function: Callable[..., Any], tensors: Sequence[torch.Tensor], ch
 
 
 def gather_logprobs(
-    hidden: torch.Tensor,
+    hidden: Tensor,
     head: Head,
-    targets: torch.Tensor,
+    targets: Tensor,
     *,
     temperature: float = 1.0,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     with_entropy: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """Compute the log-probability of each target token and, if requested, the entropy of its distribution.
 
     Args:
@@ -192,7 +190,7 @@ def gather_logprobs(
     """
     short = _short_weight(head, hidden.device.type)
 
-    def scored(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def scored(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = _logits(hidden, head, short)
         if temperature != 1.0:
             logits = logits / temperature
@@ -208,15 +206,15 @@ def gather_logprobs(
 
 
 def gather_divergence(
-    hidden: torch.Tensor,
+    hidden: Tensor,
     head: Head,
-    teacher_hidden: torch.Tensor,
+    teacher_hidden: Tensor,
     teacher_head: Head,
     *,
     mix: float,
     temperature: float,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
-) -> torch.Tensor:
+) -> Tensor:
     """Compute the generalised Jensen-Shannon divergence between two models' next-token distributions, ``[N]`` in nats.
 
     Args:
@@ -231,7 +229,7 @@ def gather_divergence(
     device = hidden.device.type
     short, teacher_short = _short_weight(head, device), _short_weight(teacher_head, device)
 
-    def divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    def divergence(student: Tensor, teacher: Tensor) -> Tensor:
         with torch.no_grad():
             teacher_logits = _logits(teacher, teacher_head, teacher_short)
         return generalised_jsd(_logits(student, head, short), teacher_logits, mix, temperature)
@@ -239,7 +237,7 @@ def gather_divergence(
     return torch.cat([*_in_chunks(divergence, (hidden, teacher_hidden), chunk_tokens)])
 
 
-def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[torch.Tensor, slice]]:
+def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[Tensor, slice]]:
     """Yield last hidden states of the predicting nodes, pack by pack: ``[n, H]``, and the slice of the U nodes that they belong to.
 
     Only the states of one pack are in memory at a time, unless the caller keeps them.
@@ -259,7 +257,7 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tupl
         yield states, slice(start, stop)
 
 
-def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences, temperature: float = 1.0) -> torch.Tensor:
+def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences, temperature: float = 1.0) -> Tensor:
     """Compute the log-probabilities of the targets of packed sequences under a transformers causal language model.
 
     Args:

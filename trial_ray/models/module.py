@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trial_ray.errors import CheckpointError, ConfigError, UnsupportedError, refusing
@@ -189,11 +189,11 @@ class CausalLMModule(TorchRLModule):
         """Parameters that the optimizer updates: the adapter's, or all (tied parameters once; none of the reference)."""
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
 
-    def parameter_names(self) -> dict[torch.Tensor, str]:
+    def parameter_names(self) -> dict[Tensor, str]:
         """Names of the policy's parameters, the same on every learner."""
         return {parameter: name for name, parameter in self.lm.named_parameters()}
 
-    def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights to send to engines: Hugging Face names, tied weights once, with the adapter merged into them.
 
         Sharded weights are gathered one after the other, so every learner must iterate over all of them.
@@ -226,7 +226,7 @@ class CausalLMModule(TorchRLModule):
             f"CausalLMModule.forward_inference() and forward_exploration() are not supported: {_NO_ACTIONS}."
         )
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         """Score response tokens.
 
         Args:
@@ -276,7 +276,7 @@ class CausalLMModule(TorchRLModule):
         self.finish_passes()
         return scores["text"].float().cpu().numpy()
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Tensors that change in training, by name: the adapter, or all weights and the weights of the stale teacher, if any."""
         if self.adapter is not None:
             return dict(self.adapter.tensors())
@@ -357,7 +357,7 @@ class CausalLMModule(TorchRLModule):
             load_tensors(stored_tensors(self.teacher), Path(path) / TEACHER_FOLDER)
 
 
-def _all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
+def _all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:
     """Return the last hidden states of the predicting nodes of all packs, ``[U, H]``; the backward pass needs all of them."""
     return torch.cat([states for states, _ in hidden_states(lm, packed)])
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trial_ray.models.layout import layout_of, pack_rows
 from trial_ray.models.logprobs import sequence_logprobs
-from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, ScoredSequence
+from trial_ray.models.prefix_tree import Ints, PackedSequences, PrefixOrder, ScoredSequence
 from trial_ray.models.tree_attention import accepts_blocks, block_size
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def pack_sequences(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> 
     return pack_rows(lm, rows, order, _pack_tokens(lm, max_tokens) if rows == "tree" else max_tokens)
 
 
-def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list[NDArray[np.int64]]:
+def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list[Ints]:
     """Divide sequences into forward passes with a gradient; all inputs of a pass stay in memory until its backward pass.
 
     Args:
@@ -50,7 +49,7 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
     if (rows := layout_of(lm).rows) != "tree":
         # A pass gets one pack, so that shorter views of its rows also fit into one pack.
         return [members for members, _ in order.padded_packs(max_tokens, mixed=rows == "padded")]
-    passes: list[NDArray[np.int64]] = []
+    passes: list[Ints] = []
     num_inputs = 0
     for members, size in order.packs(_pack_tokens(lm, max_tokens), block_size(lm)):
         if passes and num_inputs + size <= max_tokens:

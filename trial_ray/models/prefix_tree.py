@@ -20,8 +20,11 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Ids = NDArray[np.integer]
+Ints = NDArray[np.int64]
+"""Indices of sequences, rows or nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,9 @@ class Pack:
         exits: int64 ``[L]`` of a tree, one past the last descendant of each node; ``None``: the model's own attention.
     """
 
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor | None = None
-    exits: torch.Tensor | None = None
+    input_ids: Tensor
+    position_ids: Tensor | None = None
+    exits: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,9 @@ class PackedSequences:
     """
 
     packs: tuple[Pack, ...]
-    nodes: torch.Tensor
-    targets: torch.Tensor
-    tokens: torch.Tensor
+    nodes: Tensor
+    targets: Tensor
+    tokens: Tensor
     num_tokens: int
     num_distinct: int
 
@@ -132,7 +135,7 @@ class PrefixOrder:
             stop = int(begins[stop])
         return ranges[::-1]
 
-    def packs(self, max_tokens: int, multiple_of: int = 1) -> list[tuple[NDArray[np.int64], int]]:
+    def packs(self, max_tokens: int, multiple_of: int = 1) -> list[tuple[Ints, int]]:
         """Return the sequence indices of each range of :meth:`cuts`, and the number of its inputs, filled up to a multiple."""
         sizes = [
             (start, stop, int(self.lengths[start:stop].sum() - self.shared[start + 1 : stop].sum()))
@@ -140,7 +143,7 @@ class PrefixOrder:
         ]
         return [(self.order[start:stop], size + -size % multiple_of) for start, stop, size in sizes]
 
-    def padded_packs(self, max_tokens: int, *, mixed: bool = True) -> list[tuple[NDArray[np.int64], int]]:
+    def padded_packs(self, max_tokens: int, *, mixed: bool = True) -> list[tuple[Ints, int]]:
         """Return packs of sequences of similar length, the longest first: their indices and the width of the padded rows.
 
         A pack has at most ``max_tokens`` inputs, padding included; a longer sequence gets a separate pack. Without ``mixed``, all
@@ -202,8 +205,8 @@ def pack_padded(
 
 
 def _tree(
-    order: PrefixOrder, start: int, stop: int, nodes: list[NDArray[np.int64]], offset: int, multiple_of: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    order: PrefixOrder, start: int, stop: int, nodes: list[Ints], offset: int, multiple_of: int
+) -> tuple[Ints, Ints, Ints]:
     """Build one tree: ids and depths ``[1, L]`` and exits ``[L]``, int64; ``nodes`` receives its sequences' predicting nodes."""
     shared = order.shared[start:stop].copy()
     shared[0] = 0
@@ -229,7 +232,7 @@ def _tree(
 
 
 def _finish(
-    packs: Sequence[Pack], order: PrefixOrder, nodes: Sequence[NDArray[np.int64]], device: torch.device | str
+    packs: Sequence[Pack], order: PrefixOrder, nodes: Sequence[Ints], device: torch.device | str
 ) -> PackedSequences:
     """Find the distinct pairs of node and target; rollouts that sampled the same response share them."""
     empty = np.empty(0, np.int64)

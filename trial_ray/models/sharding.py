@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import ray
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from trial_ray.errors import ConfigError
@@ -53,7 +53,7 @@ class ShardedModels:
         self._mesh = mesh["part"]
         self._models: list[PreTrainedModel] = []
         self._calls: list[Callable[..., Any]] = []
-        self._empty_outputs: list[torch.Tensor] = []
+        self._empty_outputs: list[Tensor] = []
 
     def shard(self, lm: PreTrainedModel, compute_dtype: torch.dtype | None) -> None:
         """Keep only this learner's part of the weights, and move it to the device.
@@ -98,7 +98,7 @@ class ShardedModels:
 
         decoder.forward = forward
 
-    def before_backward(self) -> torch.Tensor:
+    def before_backward(self) -> Tensor:
         """Wait until no learner of the copy has a forward pass to make before its next backward pass.
 
         Returns:
@@ -136,12 +136,12 @@ class ShardedModels:
             if with_gradient:
                 self._empty_outputs.append(lm.get_output_embeddings()(hidden).sum())
 
-    def _pop_empty_outputs(self) -> torch.Tensor:
+    def _pop_empty_outputs(self) -> Tensor:
         outputs, self._empty_outputs = self._empty_outputs, []
         return 0.0 * sum(outputs, torch.zeros((), device=self._device))
 
 
-def _copies(size: int | None) -> torch.Tensor:
+def _copies(size: int | None) -> Tensor:
     """Ranks of the learners by copy, ``[copies, size]``; learners of one node are next to each other."""
     nodes: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(nodes, ray.util.get_node_ip_address())
@@ -177,19 +177,19 @@ def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
     return layers
 
 
-def _is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+def _is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """Return whether a tensor is a ``DTensor``, by its method: configs import this, and importing the class takes half a second."""
     return hasattr(tensor, "full_tensor")
 
 
-def gathered(tensor: torch.Tensor) -> torch.Tensor:
+def gathered(tensor: Tensor) -> Tensor:
     """Return the whole tensor; a sharded tensor is gathered from all learners, so every learner must call this."""
     tensor = tensor.detach()
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
 @torch.no_grad()
-def copy_whole(whole: torch.Tensor, into: torch.Tensor) -> None:
+def copy_whole(whole: Tensor, into: Tensor) -> None:
     """Copy a whole tensor into a tensor that may be sharded; learners do not communicate."""
     if _is_sharded(into):
         from torch.distributed.tensor import distribute_tensor
@@ -199,6 +199,6 @@ def copy_whole(whole: torch.Tensor, into: torch.Tensor) -> None:
     into.copy_(whole)
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """Return this learner's part of a tensor, sharing its memory; the whole tensor if it is not sharded."""
     return tensor.to_local() if _is_sharded(tensor) else tensor

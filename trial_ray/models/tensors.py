@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trial_ray.errors import CheckpointError
 from trial_ray.models.sharding import copy_whole, gathered
 
 
-def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters, tied parameters once, and the buffers that are stored with them, by name.
 
     Such buffers are part of the policy: mixtures of experts use one to choose among experts.
@@ -34,8 +34,8 @@ def kept_in_float32(model: nn.Module) -> set[str]:
 
 
 def engine_tensors(
-    model: nn.Module, dtype: torch.dtype | None, tensors: Iterable[tuple[str, torch.Tensor]] | None = None
-) -> Iterator[tuple[str, torch.Tensor]]:
+    model: nn.Module, dtype: torch.dtype | None, tensors: Iterable[tuple[str, Tensor]] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Yield names and tensors for engines: parameters in ``dtype``, but buffers and tensors of :func:`kept_in_float32` in float32.
 
     If the corrections for the choice of experts were rounded to bfloat16, other experts would be chosen.
@@ -54,7 +54,7 @@ def engine_tensors(
         yield name, tensor
 
 
-def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """Copy tensors to arrays on the CPU; bfloat16, which numpy lacks, becomes float32.
 
     Sharded tensors are gathered one after the other, so every learner must call this.
@@ -66,7 +66,7 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def require_fitting(arrays: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+def require_fitting(arrays: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Reject arrays, or tensors, with other names or shapes than ``tensors``.
 
     Raises:
@@ -85,7 +85,7 @@ def require_fitting(arrays: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
             )
 
 
-def from_arrays(arrays: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+def from_arrays(arrays: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Copy arrays, or tensors, into the tensors of the same names, whole or sharded; either all or none are copied.
 
     Raises:
@@ -94,4 +94,4 @@ def from_arrays(arrays: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
     require_fitting(arrays, tensors)
     for name, tensor in tensors.items():
         array = arrays[name]
-        copy_whole(array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array)), tensor)
+        copy_whole(array if isinstance(array, Tensor) else torch.from_numpy(np.array(array)), tensor)

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -42,14 +43,14 @@ def block_size(lm: PreTrainedModel) -> int:
     return FLEX_BLOCK if lm.device.type == "cuda" else SDPA_BLOCK
 
 
-def tree_mask(exits: torch.Tensor) -> torch.Tensor:
+def tree_mask(exits: Tensor) -> Tensor:
     """Return which node sees which, bool ``[1, 1, L, L]`` (query, key), from ``exits [L]``."""
     nodes = torch.arange(len(exits), device=exits.device)
     visible = (nodes[None] <= nodes[:, None]) & (nodes[:, None] < exits[None])
     return visible[None, None]
 
 
-def tree_block_mask(exits: torch.Tensor) -> BlockMask:
+def tree_block_mask(exits: Tensor) -> BlockMask:
     """Return the same as a block mask, computed only from the nodes' exits; L is a multiple of :data:`FLEX_BLOCK`.
 
     The exits of a block's keys determine which blocks of queries see some of the keys, and which see all; nothing of size L x L
@@ -63,7 +64,7 @@ def tree_block_mask(exits: torch.Tensor) -> BlockMask:
     partial = before & ~full & (blocks.amax(1)[None] > starts[:, None])
     partial |= starts[None] == starts[:, None]
 
-    def visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < exits[key])
 
     return BlockMask.from_kv_blocks(
@@ -71,7 +72,7 @@ def tree_block_mask(exits: torch.Tensor) -> BlockMask:
     )
 
 
-def tree_blocks(exits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def tree_blocks(exits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the keys that each block of :data:`SDPA_BLOCK` queries needs, and which of them each query sees.
 
     Args:
@@ -99,7 +100,7 @@ def tree_blocks(exits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat((keys, queries), 1), torch.cat((ancestors_visible, own_visible), 2)[:, None]
 
 
-def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torch.Tensor | BlockMask]:
+def attention_inputs(lm: PreTrainedModel, exits: Tensor) -> dict[str, Tensor | BlockMask]:
     """Return the keyword arguments for the decoder of a model that supports trees, to compute a tree."""
     blocks = accepts_blocks(lm)
     if blocks and exits.is_cuda and len(exits) >= MIN_FLEX_TOKENS:
@@ -121,7 +122,7 @@ def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torc
     return {"attention_mask": _added_mask(visible, lm.dtype, torch.finfo(lm.dtype).min)}
 
 
-def _added_mask(visible: torch.Tensor, dtype: torch.dtype, hidden: float) -> torch.Tensor:
+def _added_mask(visible: Tensor, dtype: torch.dtype, hidden: float) -> Tensor:
     """Return the bias on attention scores: 0 where a key is visible, ``hidden`` elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)
 
@@ -139,16 +140,16 @@ def register() -> str:
 
 def _attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | BlockMask | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | BlockMask | None,
     scaling: float | None = None,
-    tree_keys: torch.Tensor | None = None,
+    tree_keys: Tensor | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Compute attention with the signature of transformers' attention functions; returns ``[B, L, heads, head size]``."""
-    if tree_keys is not None and isinstance(attention_mask, torch.Tensor):
+    if tree_keys is not None and isinstance(attention_mask, Tensor):
         return _block_attention(query, key, value, attention_mask, scaling, tree_keys), None
     if not isinstance(attention_mask, BlockMask):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -162,9 +163,7 @@ def _attention(
     return attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
 
 
-def flex_attention_in_blocks(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: float | None
-) -> torch.Tensor:
+def flex_attention_in_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
     """Compute FlexAttention of a pack filled up to whole blocks; inputs and output are ``[1, heads, L, head size]``."""
     # If the compiler knows that blocks are whole, the kernel skips its comparisons with the length. The compiler has a symbol for
     # each of these lengths and loses facts about symbols that it merges, so divisibility is checked last.
@@ -179,20 +178,20 @@ def flex_attention_in_blocks(
 
 
 def _block_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
     scaling: float | None,
-    keys: torch.Tensor,
-) -> torch.Tensor:
+    keys: Tensor,
+) -> Tensor:
     """Compute attention of each block of queries to its own keys, ``[1, L, heads, head size]``.
 
     ``mask`` is added to the scores, ``[Q, 1, query heads of a key head x block, K]``.
     """
     (num_blocks, width), num_heads, num_key_heads = keys.shape, query.shape[1], key.shape[1]
 
-    def by_block(values: torch.Tensor) -> torch.Tensor:
+    def by_block(values: Tensor) -> Tensor:
         rows = values[0].transpose(0, 1).flatten(1).index_select(0, keys.flatten())
         return rows.view(num_blocks, width, num_key_heads, -1).transpose(1, 2)
 
@@ -200,7 +199,7 @@ def _block_attention(
     group = num_heads // num_key_heads
     queries = query[0].unflatten(1, (num_blocks, -1)).transpose(0, 1)  # [Q, heads, block, head size]
     queries = queries.unflatten(1, (num_key_heads, group)).flatten(2, 3)
-    output: torch.Tensor = scaled_dot_product_attention(
+    output: Tensor = scaled_dot_product_attention(
         queries, by_block(key), by_block(value), attn_mask=mask.to(query.dtype), scale=scaling
     )
     output = output.unflatten(2, (group, -1)).flatten(1, 2)
@@ -208,12 +207,12 @@ def _block_attention(
 
 
 @cache
-def _compiled_flex_attention() -> Callable[..., torch.Tensor]:
+def _compiled_flex_attention() -> Callable[..., Tensor]:
     # With dynamic shapes, the function is compiled once for all lengths.
     return torch.compile(flex_attention_in_blocks, dynamic=True)
 
 
-def _indices(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of chosen key blocks of each query block, ``[1, 1, Q]``, and key blocks, chosen first, ``[1, 1, Q, K]``."""
     counts = blocks.sum(1, dtype=torch.int32)
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)

@@ -6,13 +6,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 from trial_ray.adapters.adapter import ACTION_CLASSES
 from trial_ray.evaluation.results import protocol_difference
 from trial_ray.evaluation.statistics import bootstrap_curve
+from trial_ray.files import Json
 from trial_ray.metrics import ENV_RUNNERS, EVALUATION, EVALUATION_SUCCESS, LEARNER
 from trial_ray.reports.groups import RunGroup, run_label
 from trial_ray.runs.reader import RecordedRun
@@ -183,7 +183,7 @@ def curve(metrics: Sequence[Mapping[str, float]], key: str) -> dict[int, float]:
     return {int(line["iteration"]): line[key] for line in metrics if key in line}
 
 
-def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
+def curve_chart(key: str, groups: Sequence[RunGroup]) -> Json | None:
     """Return the chart of one metric, or ``None`` if no run logged it.
 
     Args:
@@ -208,7 +208,7 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     return {**asdict(spec), "warm_up": warm_up, "series": series, "step": step, "iterations": shown, "image": ""}
 
 
-def _series(key: str, index: int, group: RunGroup) -> dict[str, Any] | None:
+def _series(key: str, index: int, group: RunGroup) -> Json | None:
     curves = [(run, points) for run in group.runs if (points := _points(key, run))]
     if not curves:
         return None
@@ -254,13 +254,13 @@ def _have_one_protocol(runs: Sequence[RecordedRun]) -> bool:
 # -- allocation over turns -----------------------------------------------------------------------------------------------
 
 
-def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, dict[str, Any]]:
+def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, Json]:
     """Return the mean weight of every action class over trajectories, with the standard error over their class means.
 
     A trajectory without an action of some class is not counted for this class. With a single trajectory, the error is unknown
     (``None``).
     """
-    cells: dict[str, dict[str, Any]] = {}
+    cells: dict[str, Json] = {}
     for name in ACTION_CLASSES:
         weights = (
             [turn.turn_weight for turn in played.turns if turn.action_class == name and turn.turn_weight is not None]
@@ -273,12 +273,12 @@ def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, dict[st
     return cells
 
 
-def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
+def class_chart(groups: Sequence[RunGroup]) -> Json | None:
     """Return Figure 3 (b): mean turn weight of every action class, with its standard error over trajectories.
 
     The trajectories of all runs of a group are weighted equally.
     """
-    series: list[dict[str, Any]] = []
+    series: list[Json] = []
     runs: list[RecordedRun] = []
     for index, group in enumerate(groups):
         recorded = [run for run in group.runs if run.allocation]
@@ -299,7 +299,7 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     }
 
 
-def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
+def profile_chart(groups: Sequence[RunGroup]) -> Json | None:
     """Return Figure 3 (a): the turn weights of one trajectory, from the first run that recorded turn weights."""
     run = next((run for group in groups for run in group.runs if run.allocation), None)
     if run is None:
@@ -327,9 +327,9 @@ def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
     return max(trajectories, key=rank)
 
 
-def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
+def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[Json]]:
     """Return every chart that has data, by section of the page."""
-    charts: dict[str, list[dict[str, Any]]] = {}
+    charts: dict[str, list[Json]] = {}
     for key, spec in CURVES.items():
         if chart := curve_chart(key, groups):
             charts.setdefault(spec.section, []).append(chart)

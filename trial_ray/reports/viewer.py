@@ -17,7 +17,7 @@ from rich.text import Text
 
 from trial_ray.adapters.adapter import ACTION_CLASSES
 from trial_ray.errors import UserInputError
-from trial_ray.files import partial_of, visible, write_folder
+from trial_ray.files import Json, partial_of, visible, write_folder
 from trial_ray.reports import ASSETS, render
 from trial_ray.runs.reader import RecordedRun
 from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn, TokenTexts
@@ -180,7 +180,7 @@ class _Chunk:
         """Return the index of a line."""
         return self._indices.setdefault(line, len(self._indices))
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> Json:
         """Return the chunk as values for JSON."""
         return {"lines": list(self._indices), "trajectories": self.trajectories}
 
@@ -191,7 +191,7 @@ def _texts(recorded: RecordedTurn, tokens: TokenTexts | None, chunk: _Chunk) -> 
     return [chunk.add(part) for part in (turn.observation, turn.action, response, turn.outcome)]
 
 
-def _details(recorded: RecordedTrajectory, tokens: TokenTexts | None, chunk: _Chunk) -> dict[str, Any]:
+def _details(recorded: RecordedTrajectory, tokens: TokenTexts | None, chunk: _Chunk) -> Json:
     return {
         "error": visible(recorded.trajectory.error or ""),
         "solution": [visible(action) for action in recorded.trajectory.solution],
@@ -199,7 +199,7 @@ def _details(recorded: RecordedTrajectory, tokens: TokenTexts | None, chunk: _Ch
     }
 
 
-def _numbers(recorded: RecordedTurn) -> dict[str, Any]:
+def _numbers(recorded: RecordedTurn) -> Json:
     turn = recorded.turn
     trained = ("advantage", "turn_score", "turn_weight", "gap", "learner_logprobs")
     return {
@@ -213,7 +213,7 @@ def _numbers(recorded: RecordedTurn) -> dict[str, Any]:
     }
 
 
-def _prompts(recorded: RecordedTurn, tokens: TokenTexts | None, chunk: _Chunk) -> dict[str, Any]:
+def _prompts(recorded: RecordedTurn, tokens: TokenTexts | None, chunk: _Chunk) -> Json:
     if tokens is None:
         return {"opened": "", "prompt": None, "evidence": None, "tokens": None}
     turn, opened = recorded.turn, tokens.opened(recorded.turn)

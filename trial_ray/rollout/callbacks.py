@@ -144,6 +144,9 @@ def hooks_of(callbacks: Iterable[Any], config: Any, names: Iterable[str]) -> dic
     return hooks
 
 
+Indices = int | slice | Sequence[int] | None
+
+
 @dataclass(slots=True, eq=False)
 class TextEpisode(Trajectory):
     """Episode that callbacks receive: its trajectory so far, with RLlib's names for episodes as well.
@@ -239,25 +242,25 @@ class TextEpisode(Trajectory):
         """Return the undiscounted sum of the rewards so far."""
         return self.episode_return
 
-    def get_observations(self, indices: int | slice | Sequence[int] | None = None) -> Any:
+    def get_observations(self, indices: Indices = None) -> Any:
         """Return the observations, the reset's first (one more than turns): all, a slice, or by index."""
         observations = [turn.observation for turn in self.turns]
         return _at(observations if self.now is None else [*observations, self.now.observation], indices)
 
-    def get_actions(self, indices: int | slice | Sequence[int] | None = None) -> Any:
+    def get_actions(self, indices: Indices = None) -> Any:
         """Return the actions sent to the environment; ``indices`` as in :meth:`get_observations`."""
         return _at([turn.action for turn in self.turns], indices)
 
-    def get_rewards(self, indices: int | slice | Sequence[int] | None = None) -> Any:
+    def get_rewards(self, indices: Indices = None) -> Any:
         """Return the environment's rewards; ``indices`` as in :meth:`get_observations`."""
         return _at([turn.reward for turn in self.turns], indices)
 
-    def get_infos(self, indices: int | slice | Sequence[int] | None = None) -> Any:
+    def get_infos(self, indices: Indices = None) -> Any:
         """Return the environment's ``info``, the reset's first; ``indices`` as in :meth:`get_observations`."""
         return _at(self.infos, indices)
 
 
-def _at(values: list[Any], indices: int | slice | Sequence[int] | None) -> Any:
+def _at(values: list[Any], indices: Indices) -> Any:
     if indices is None:
         return values
     return values[indices] if isinstance(indices, int | slice) else [values[index] for index in indices]

@@ -19,9 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trial_ray.errors import UserInputError, first_line
-from trial_ray.files import escaped, partial_of, unescaped
+from trial_ray.files import Json, escaped, partial_of, unescaped
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
+Folder = str | os.PathLike[str]
+"""Folder with a subfolder for each iteration."""
 VERSION_KEY = b"trial_ray.schema_version"
 """Key of the schema version in a file's metadata."""
 
@@ -43,7 +45,7 @@ def new_schema(columns: Iterable[tuple[str, pa.DataType, str]], version: int) ->
     return pa.schema(fields, metadata={VERSION_KEY: str(version).encode()})
 
 
-def partition(folder: str | os.PathLike[str], iteration: int) -> Path:
+def partition(folder: Folder, iteration: int) -> Path:
     """Return the folder of one iteration's files in ``folder``.
 
     Raises:
@@ -54,7 +56,7 @@ def partition(folder: str | os.PathLike[str], iteration: int) -> Path:
     return Path(folder).expanduser() / f"iteration={iteration:05d}"
 
 
-def partitions(folder: str | os.PathLike[str]) -> dict[int, Path]:
+def partitions(folder: Folder) -> dict[int, Path]:
     """Return the iteration folders in ``folder`` by iteration, in ascending order; folders with other names are ignored."""
     matches = (
         (re.fullmatch(r"iteration=([0-9]{1,9})", path.name), path)
@@ -63,9 +65,7 @@ def partitions(folder: str | os.PathLike[str]) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
-def write_rows(
-    folder: str | os.PathLike[str], iteration: int, rows: Sequence[dict[str, Any]], schema: pa.Schema, writer_id: str
-) -> Path:
+def write_rows(folder: Folder, iteration: int, rows: Sequence[Json], schema: pa.Schema, writer_id: str) -> Path:
     """Write rows of one iteration to one new file, and return its path.
 
     Args:
@@ -106,9 +106,7 @@ def _repeating(schema: pa.Schema) -> list[str]:
     ]
 
 
-def read_rows(
-    folder: str | os.PathLike[str], iteration: int | None, schema: pa.Schema, content: str, advice: str
-) -> pa.Table:
+def read_rows(folder: Folder, iteration: int | None, schema: pa.Schema, content: str, advice: str) -> pa.Table:
     """Read rows of one iteration, or of all, with the columns of ``schema`` and ``iteration``.
 
     Rows are in the order of iterations and of file names, and within a file as written.
@@ -213,9 +211,7 @@ SCHEMA = new_schema((*_TRAJECTORY_COLUMNS, _TURN_INDEX, *_TURN_COLUMNS), SCHEMA_
 """Columns of a file, each with its description; ``iteration`` comes from the folder's name."""
 
 
-def write_groups(
-    folder: str | os.PathLike[str], iteration: int, groups: Sequence[TrajectoryGroup], writer_id: str
-) -> Path:
+def write_groups(folder: Folder, iteration: int, groups: Sequence[TrajectoryGroup], writer_id: str) -> Path:
     """Write the groups of one iteration to one new file, and return its path.
 
     Args:
@@ -230,7 +226,7 @@ def write_groups(
     return write_rows(folder, iteration, list(_rows(groups)), SCHEMA, writer_id)
 
 
-def _rows(groups: Sequence[TrajectoryGroup]) -> Iterator[dict[str, Any]]:
+def _rows(groups: Sequence[TrajectoryGroup]) -> Iterator[Json]:
     for group in groups:
         for rollout_index, trajectory in enumerate(group.trajectories):
             row = {"group_id": group.group_id, "rollout_index": rollout_index}
@@ -252,7 +248,7 @@ def _restored(value: Any) -> Any:
     return unescaped(value) if isinstance(value, str) else value
 
 
-def read_turns(folder: str | os.PathLike[str], iteration: int | None = None) -> pa.Table:
+def read_turns(folder: Folder, iteration: int | None = None) -> pa.Table:
     """Read every recorded turn (of one iteration, or of all) as a table with the columns of ``SCHEMA`` and ``iteration``.
 
     Rows are in the order of iterations; the rows of a trajectory are consecutive, turn by turn. Texts are as they are
@@ -265,7 +261,7 @@ def read_turns(folder: str | os.PathLike[str], iteration: int | None = None) -> 
     return table.filter(pc.is_valid(table["turn_index"]))
 
 
-def read_trajectories(folder: str | os.PathLike[str], iteration: int | None = None) -> list[Trajectory]:
+def read_trajectories(folder: Folder, iteration: int | None = None) -> list[Trajectory]:
     """Read every recorded trajectory (of one iteration, or of all), also if it failed before its first turn.
 
     Raises:
@@ -274,12 +270,12 @@ def read_trajectories(folder: str | os.PathLike[str], iteration: int | None = No
     return [trajectory for group in read_iteration(folder, iteration) for trajectory in group.trajectories]
 
 
-def read_iteration(folder: str | os.PathLike[str], iteration: int | None) -> list[TrajectoryGroup]:
+def read_iteration(folder: Folder, iteration: int | None) -> list[TrajectoryGroup]:
     """Read the groups of one iteration, or of all (``None``), as recorded; errors as in :func:`read_turns`."""
     return list(_groups(_read(folder, iteration)).values())
 
 
-def read_groups(folder: str | os.PathLike[str], group_ids: Sequence[str], iteration: int) -> list[TrajectoryGroup]:
+def read_groups(folder: Folder, group_ids: Sequence[str], iteration: int) -> list[TrajectoryGroup]:
     """Read the groups of an update, in the order of ``group_ids``.
 
     Args:
@@ -319,13 +315,13 @@ def _groups(table: pa.Table) -> dict[str, TrajectoryGroup]:
     return groups
 
 
-def _turn(row: dict[str, Any]) -> Turn:
+def _turn(row: Json) -> Turn:
     values = {name: _restored(row[name]) for name, _, _ in _TURN_COLUMNS}
     for name, kind in (("prompt_ids", np.int32), ("response_ids", np.int32), ("logprobs", np.float32)):
         values[name] = np.array(values[name], kind)
     return Turn(**values)
 
 
-def _read(folder: str | os.PathLike[str], iteration: int | None) -> pa.Table:
+def _read(folder: Folder, iteration: int | None) -> pa.Table:
     advice = "Record some by training with a trajectories folder, or name the folder with 'iteration=...' folders."
     return read_rows(folder, iteration, SCHEMA, "trajectories", advice)

@@ -9,10 +9,10 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from trial_ray.errors import CheckpointError
 from trial_ray.files import (
+    Json,
     checked_content,
     nearest_folder,
     partial_of,
@@ -96,7 +96,7 @@ def require_own(checkpoint: Path) -> None:
     )
 
 
-def _manifest(checkpoint: Path) -> dict[str, Any] | None:
+def _manifest(checkpoint: Path) -> Json | None:
     """Return the checked content of the manifest; ``None`` if it is missing."""
     path = checkpoint / MANIFEST
     if not path.is_file():
@@ -126,7 +126,7 @@ def _foreign(checkpoint: Path, listed: set[str]) -> str:
     return ""
 
 
-def _canonical(files: dict[str, Any]) -> bytes:
+def _canonical(files: Json) -> bytes:
     return json.dumps(files, sort_keys=True).encode()
 
 

@@ -20,7 +20,7 @@ from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
 from trial_ray.config.training import RECORDED_FUNCTION, reward_name
 from trial_ray.errors import CheckpointError
-from trial_ray.files import checked_content, finite, read_json
+from trial_ray.files import Json, checked_content, finite, read_json
 from trial_ray.runs.experiment import settable_names
 from trial_ray.secrets import redacted, without_secrets
 from trial_ray.trust import RLLIB, is_signed, require_data, signature
@@ -39,7 +39,7 @@ INFINITE = "inf"
 _IN_CHECKPOINT = re.compile(r"([^/]+)/checkpoints/([0-9]+)(?:/|$)")
 
 
-def to_record(config: GRPOConfig) -> dict[str, Any]:
+def to_record(config: GRPOConfig) -> Json:
     """Return the JSON record of ``config``, without secrets.
 
     ``settings`` has every setting that JSON can represent, and ``other`` the ``repr`` of the rest. Paths are recorded as strings.
@@ -48,7 +48,7 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
     ``environments`` has the data that determines each environment's tasks and prompts, and its names in reports; the code of a
     user's adapter is in the file that defines it.
     """
-    settings: dict[str, Any] = {}
+    settings: Json = {}
     other: dict[str, str] = {}
     names, decisive = settable_names(vars(config)), _decisive(type(config))
     for name, value in sorted(vars(config).items()):
@@ -156,7 +156,7 @@ def from_record(
     return config
 
 
-def _require_adapter(environment: dict[str, Any], adapters: Sequence[EnvironmentAdapter]) -> None:
+def _require_adapter(environment: Json, adapters: Sequence[EnvironmentAdapter]) -> None:
     if "adapter" not in environment:
         return
     env_id, recorded = environment["env_id"], environment["adapter"]
@@ -201,7 +201,7 @@ def load_method(path: Path) -> str:
         return str(read_json(path)["method"])
 
 
-def load_commands(path: Path) -> list[dict[str, Any]]:
+def load_commands(path: Path) -> list[Json]:
     """Read the records of all commands that made a run's iterations, from its ``resolved_config.json``.
 
     Each has ``method``, ``settings`` and ``environments``. Raises as :func:`load_record`.
@@ -210,19 +210,14 @@ def load_commands(path: Path) -> list[dict[str, Any]]:
         return [_whole(command) for command in commands_in_force(read_json(path))]
 
 
-def _whole(command: Mapping[str, Any]) -> dict[str, Any]:
+def _whole(command: Mapping[str, Any]) -> Json:
     settings, environments = {**command.get("settings", {})}, list(command.get("environments", ()))
     return {**command, "method": str(command.get("method", "")), "settings": settings, "environments": environments}
 
 
-def run_labels(config: GRPOConfig) -> dict[str, Any]:
+def run_labels(config: GRPOConfig) -> Json:
     """Return method, backbone and seed of a run, as used in tables and figures."""
-    return {"method": method_of(config), "backbone": backbone_of(config), "seed": config.seed}
-
-
-def backbone_of(config: GRPOConfig) -> str:
-    """Return the name of a run's initial policy."""
-    return backbone_of_settings({"warm_start": config.warm_start, "model_path": config.model_path})
+    return {"method": method_of(config), "backbone": backbone_of_settings(vars(config)), "seed": config.seed}
 
 
 def backbone_of_settings(settings: Mapping[str, Any]) -> str:
@@ -301,7 +296,7 @@ def command_of(commands: Sequence[Record], iteration: int | None) -> Record:
     return (made or commands[:1])[-1]
 
 
-def with_command(before: Record | None, record: Record, *, again: bool) -> dict[str, Any]:
+def with_command(before: Record | None, record: Record, *, again: bool) -> Json:
     """Return the content of ``resolved_config.json`` with one more command.
 
     Args:
@@ -363,7 +358,7 @@ def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:
     ]
 
 
-def _compared(command: Record) -> dict[str, Any]:
+def _compared(command: Record) -> Json:
     settings = {name: value for name, value in command["settings"].items() if name not in RECORDING_SETTINGS}
     return {"method": command["method"], "environments": command.get("environments"), **settings}
 

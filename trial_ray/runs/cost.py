@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_ray.errors import CheckpointError, LearnerError, first_line
-from trial_ray.files import checked_content, read_json, set_aside, write_json
+from trial_ray.files import Json, checked_content, read_json, set_aside, write_json
 from trial_ray.metrics import LEARNER
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class CostMeter:
         self._hardware: LearnerHardware | None = None
         self._iterations = 0
         self.began = False
-        self.actors: dict[str, dict[str, Any] | None] = {}
+        self.actors: dict[str, Json | None] = {}
 
     def started(self, hardware: LearnerHardware | None) -> None:
         """Count the time up to now as the start; without ``hardware``, utilisation is not measured."""
@@ -164,7 +164,7 @@ class CostMeter:
                 self._counts[name] += metrics[key]
         self.write()
 
-    def write(self) -> dict[str, Any]:
+    def write(self) -> Json:
         """Write the current ``cost.json``, and return its content."""
         wall = time.monotonic() - self._start
         part = {
@@ -181,7 +181,7 @@ class CostMeter:
         return card
 
 
-def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def total_cost(parts: Sequence[Mapping[str, Any]]) -> Json:
     """Return the totals of a run from its parts; values that were not measured are ``None``."""
     wall = sum(part["wall_seconds"] for part in parts)
     seconds = {phase: sum(part["seconds"].get(phase, 0.0) for part in parts) for phase in PHASES}
@@ -314,7 +314,7 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
     return numerator / denominator if numerator is not None and denominator else None
 
 
-def read_parts(file: Path) -> list[dict[str, Any]]:
+def read_parts(file: Path) -> list[Json]:
     """Read the parts of a run's ``cost.json``, one per command; empty if the file is missing.
 
     Raises:
@@ -324,7 +324,7 @@ def read_parts(file: Path) -> list[dict[str, Any]]:
         return []
     card = read_json(file, SCHEMA, SCHEMA_VERSION)
     with checked_content(file):
-        parts: list[dict[str, Any]] = card["parts"]
+        parts: list[Json] = card["parts"]
         json.dumps(total := total_cost(parts), allow_nan=False)
         cost_sections(total)
     return parts

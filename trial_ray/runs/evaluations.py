@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, PairedComparison, paired_comparison, require_same_protocol
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import set_aside
+from trial_ray.files import Json, set_aside
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
@@ -79,7 +79,7 @@ class RunEvaluations:
     folder: Path
     run: str
     labels: Mapping[str, Any]
-    protocol: Callable[[EvaluationSet, EnvironmentEntry], dict[str, Any]]
+    protocol: Callable[[EvaluationSet, EnvironmentEntry], Json]
     play: Callable[[EvaluationSet, EnvironmentEntry], EvaluationResult]
     print_line: Callable[[str], None]
 
@@ -126,7 +126,7 @@ class RunEvaluations:
         self._print_result(path, result)
         return result
 
-    def _load_or_set_aside(self, path: Path, protocol: dict[str, Any]) -> EvaluationResult | None:
+    def _load_or_set_aside(self, path: Path, protocol: Json) -> EvaluationResult | None:
         """Return the evaluation in a file, ``None`` if missing; a damaged file or a file with another protocol is renamed."""
         if not path.exists():
             return None

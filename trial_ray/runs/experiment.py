@@ -28,7 +28,7 @@ from trial_ray.config.declare import (
     plain_types_of,
 )
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.files import examples_folder
+from trial_ray.files import Json, examples_folder
 from trial_ray.trust import ENGINE
 from trial_ray.user_files import run_user_file
 
@@ -52,7 +52,7 @@ class Experiment:
     path: Path
     config: GRPOConfig
     stop: dict[str, float]
-    names: dict[str, Any] = field(default_factory=dict)
+    names: Json = field(default_factory=dict)
 
 
 def experiment_file(name: str) -> Path:
@@ -165,7 +165,7 @@ def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settin
         ConfigError: as for :func:`apply_overrides`, or the dataclass itself rejects a value.
     """
     hints = typing.get_type_hints(type(settings))
-    changes: dict[str, Any] = {}
+    changes: Json = {}
     for name, path, text in _assignments(assignments):
         if name not in hints:
             raise unknown_key(name, hints)
@@ -256,7 +256,7 @@ def _parts_of(value: Any) -> Iterator[Any]:
         yield from _parts_of(part)
 
 
-def _set_nested(values: Any, name: str, path: list[str], text: str, known: Collection[str]) -> dict[str, Any]:
+def _set_nested(values: Any, name: str, path: list[str], text: str, known: Collection[str]) -> Json:
     if not isinstance(values, dict):
         raise ConfigError(f"{name} is not a dict ({values!r}), so {'.'.join([name, *path])} cannot be set.")
     key, *rest = path

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.errors import CheckpointError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import (
+    Json,
     checked_content,
     nearest_folder,
     read_json,
@@ -285,9 +286,9 @@ class RunFolder:
         """Record that a checkpoint of an iteration was written, regardless of its later location."""
         self._write_run(saved_iteration=iteration)
 
-    def note_chat_template(self, described: dict[str, Any]) -> dict[str, Any] | None:
+    def note_chat_template(self, described: Json) -> Json | None:
         """Record the description of the policy's chat template; return the previous record, if any."""
-        before: dict[str, Any] | None = self._run().get("chat_template")
+        before: Json | None = self._run().get("chat_template")
         self._write_run(chat_template=described)
         return before
 
@@ -340,7 +341,7 @@ class RunFolder:
             raise CheckpointError(f"{self.path / RUN_FILE} does not contain {name!r}.")
         return str(run[name])
 
-    def _run(self) -> dict[str, Any]:
+    def _run(self) -> Json:
         return read_json(self.path / RUN_FILE, RUN_SCHEMA, SCHEMA_VERSION)
 
     def _write_run(self, **changes: Any) -> None:
@@ -384,7 +385,7 @@ def _copy_experiment(file: Path, target: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def _environment() -> dict[str, Any]:
+def _environment() -> Json:
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),

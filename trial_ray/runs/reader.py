@@ -13,7 +13,7 @@ from trial_ray.adapters.registry import find_adapter
 from trial_ray.algorithms.methods import method_title
 from trial_ray.errors import TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import checked_content, nearest_folder, read_json
+from trial_ray.files import Json, checked_content, nearest_folder, read_json
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.runs.checkpoints import RUN_FILE, find_tokenizer
 from trial_ray.runs.config_record import SettingChange, backbone_of_settings, command_of, load_commands, setting_changes
@@ -172,7 +172,7 @@ class RecordedRun:
     # -- values derived from the parts --------------------------------------------------------------------------------------
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """Settings of the config, with the values that its sweep chose."""
         return {**self.config.settings, **self.parameters}
 

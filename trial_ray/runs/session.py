@@ -28,7 +28,7 @@ from trial_ray.errors import (
 )
 from trial_ray.evaluation.comparison import PairedComparison
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import storage_error, write_json
+from trial_ray.files import Json, storage_error, write_json
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_EVERY,
     CHECKPOINTS_KEPT,
@@ -104,7 +104,7 @@ class TrainingSession:
         self.after: dict[str, EvaluationResult] = {}
         self.comparisons: dict[str, PairedComparison | str] = {}
         self.checkpoint: Path | None = None
-        self.card: dict[str, Any] = {}
+        self.card: Json = {}
         total = self.stop.get("training_iteration")
         self.total = int(total) if total else None
 
@@ -345,10 +345,10 @@ class TrainingSession:
         self.checkpoint = saved[-1]
         return self.folder.is_complete(self.config, saved[-1])
 
-    def _train_once(self, algorithm: GRPO) -> dict[str, Any]:
+    def _train_once(self, algorithm: GRPO) -> Json:
         try:
             with self.watchdog.watching():
-                result: dict[str, Any] = algorithm.train()
+                result: Json = algorithm.train()
         except Exception as error:
             cause = root_cause(error)
             if isinstance(cause, TrainingDivergedError) and not isinstance(cause, PolicyBrokenError):

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from trial_ray.errors import TrialRayError, UserInputError, first_line
-from trial_ray.files import cache_root, content_key, partial_of
+from trial_ray.files import Json, cache_root, content_key, partial_of
 from trial_ray.runs.checkpoints import ADAPTER_INSIDE_CHECKPOINT, CHECKPOINT_MARK, MODEL_INSIDE_CHECKPOINT, RUN_FILE
 from trial_ray.secrets import is_secret_name
 
@@ -103,7 +103,7 @@ class Storage:
         """Return the path of a file of this folder in the file system."""
         return f"{self.root}/{name}"
 
-    def files(self) -> dict[str, Any]:
+    def files(self) -> Json:
         """Return the ``pyarrow.fs.FileInfo`` of the files in this folder by name.
 
         Raises:

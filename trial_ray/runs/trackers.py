@@ -25,7 +25,7 @@ from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, EVALUATION_SUC
 from trial_ray.secrets import without_secrets
 
 if TYPE_CHECKING:
-    from ray.util.metrics import Counter, Gauge
+    pass
 
 GAUGES = {
     "trial_iteration": "training_iteration",
@@ -69,24 +69,19 @@ class RayTracker:
 
     def __init__(self, run: str, group: str | None = None) -> None:
         self._tags = {"run": run, "group": group or ""}
-        self._gauges: dict[str, Gauge] = {}
-        self._counters: dict[str, Counter] = {}
+        self._metrics: dict[str, Any] = {}
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Set the gauges and increment the counters; Ray exports them within some seconds."""
         from ray.util.metrics import Counter, Gauge
 
         # Create metrics on first use: trackers are built before ray.init().
-        for name, key in GAUGES.items():
-            if key in metrics:
-                if name not in self._gauges:
-                    self._gauges[name] = Gauge(name, key, TAGS).set_default_tags(self._tags)
-                self._gauges[name].set(metrics[key])
-        for name, key in COUNTERS.items():
-            if (count := metrics.get(key, 0)) > 0:
-                if name not in self._counters:
-                    self._counters[name] = Counter(name, key, TAGS).set_default_tags(self._tags)
-                self._counters[name].inc(count)
+        for name, key in {**GAUGES, **COUNTERS}.items():
+            kind = Gauge if name in GAUGES else Counter
+            if key in metrics and (kind is Gauge or metrics[key] > 0):
+                if name not in self._metrics:
+                    self._metrics[name] = kind(name, key, TAGS).set_default_tags(self._tags)
+                (self._metrics[name].set if kind is Gauge else self._metrics[name].inc)(metrics[key])
 
     def close(self, state: str) -> None:
         """Do nothing, because no state is kept."""

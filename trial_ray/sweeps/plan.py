@@ -15,7 +15,7 @@ from trial_envs.core.extras import install_command
 from trial_ray.algorithms.config import plain
 from trial_ray.config.declare import did_you_mean
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
-from trial_ray.files import finite
+from trial_ray.files import Json, finite
 from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
 from trial_ray.runs.config_record import is_json, to_record
 from trial_ray.runs.experiment import Experiment, apply_overrides, load_experiment, settable_names
@@ -74,8 +74,8 @@ class SweepPlan:
     configs: tuple[GRPOConfig, ...]
     param_space: Any
     num_trials: int
-    parameters: Callable[[Any], dict[str, Any]]
-    description: dict[str, Any]
+    parameters: Callable[[Any], Json]
+    description: Json
     stop: dict[str, float]
     metric: str
     mode: str
@@ -114,7 +114,7 @@ def load_plan(file: Path, iterations: int | None = None, overrides: list[str] | 
     config = apply_overrides(experiment.config, overrides or [])
     scheduler, search_alg = names.get("scheduler"), names.get("search_alg")
     _check_mutations(file, scheduler, config)
-    spaces: dict[str, Any] = dict(search_space(vars(config)))
+    spaces: Json = dict(search_space(vars(config)))
     spaces |= {path: spaces.get(path) for path in mutated_settings(scheduler)}
     if not spaces:
         raise UserInputError(f"{file} searches over nothing: give a setting tune.grid_search([...]), or use train.")
@@ -173,7 +173,7 @@ def _param_space(config: GRPOConfig, seeds: Sequence[int]) -> GRPOConfig:
     return config
 
 
-def _chosen_values(paths: Sequence[str], result: Any) -> dict[str, Any]:
+def _chosen_values(paths: Sequence[str], result: Any) -> Json:
     """Return the values of a trial by dotted path; empty if the trial never started."""
     return {path: reduce(getitem, path.split("."), result.config) for path in paths if result.config}
 
@@ -181,7 +181,7 @@ def _chosen_values(paths: Sequence[str], result: Any) -> dict[str, Any]:
 # -- description -------------------------------------------------------------------------------------------------------
 
 
-def _description(config: GRPOConfig, spaces: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
+def _description(config: GRPOConfig, spaces: Mapping[str, Any], search: Mapping[str, Any]) -> Json:
     record = to_record(config)
     settings = {f"config.{name}": value for name, value in record["settings"].items()}
     return finite({"method": record["method"], **settings, **spaces, **search}, default=_as_json)

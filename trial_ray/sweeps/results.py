@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trial_ray.errors import CheckpointError
 from trial_ray.evaluation.statistics import differ, half_width
-from trial_ray.files import checked_content, finite, read_json, write_json, write_text
+from trial_ray.files import Json, checked_content, finite, read_json, write_json, write_text
 from trial_ray.sweeps.space import SEED
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class TrialRecord:
     """
 
     name: str
-    parameters: dict[str, Any]
+    parameters: Json
     status: str
     iterations: int
     metric: float | None
@@ -218,7 +218,7 @@ class SweepResult:
             return cls(record["metric"], record["mode"], trials, record["repeats"], record["not_started"])
 
 
-def _read_trial(record: dict[str, Any]) -> TrialRecord:
+def _read_trial(record: Json) -> TrialRecord:
     metric = record["metric"]
     return TrialRecord(**{**record, "metric": None if metric is None else float(metric)})
 

@@ -23,7 +23,7 @@ from rich import get_console
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.sampling import actor_range
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
-from trial_ray.files import checked_content, make_folder, read_json, write_json
+from trial_ray.files import Json, checked_content, make_folder, read_json, write_json
 from trial_ray.planning.fit import Machine, make_plan
 from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.ray_internals import stop_of_tune
@@ -127,7 +127,7 @@ class Capacity:
 
 
 def _reserved(config: GRPOConfig) -> dict[str, float]:
-    bundles: list[dict[str, Any]] = config.algo_class.default_resource_request(config).bundles
+    bundles: list[Json] = config.algo_class.default_resource_request(config).bundles
     total: Counter[str] = Counter()
     for bundle in bundles:
         total.update(bundle)
@@ -336,7 +336,7 @@ def recorded_options(folder: Path) -> tuple[int | None, list[str]]:
     return definition["iterations"], definition["overrides"]
 
 
-def _definition(folder: Path) -> dict[str, Any]:
+def _definition(folder: Path) -> Json:
     path = folder / DEFINITION
     if not path.exists():
         raise CheckpointError(f"{folder} has no sweep to continue.")
@@ -370,7 +370,7 @@ class EverySeed(Repeater):
         super().__init__(searcher, repeat=max(1, len(seeds)), set_index=True)
         self.seeds = list(seeds)
 
-    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
+    def set_search_properties(self, metric: str | None, mode: str | None, config: Json, **spec: Any) -> bool:
         """Pass the metric, the mode and the search space to the searcher."""
         return bool(
             super().set_search_properties(metric, mode, unflatten_dict(dict(search_space(config)), "."), **spec)
@@ -401,7 +401,7 @@ def _record(result: Any, plan: SweepPlan, interrupted: bool) -> TrialRecord:
     )
 
 
-def _last_value(result: Any, metrics: dict[str, Any], metric: str) -> float | None:
+def _last_value(result: Any, metrics: Json, metric: str) -> float | None:
     """Return the metric of the last iteration that reported it; evaluation sets are not played in every iteration.
 
     A non-finite value counts as reported, so a diverged trial does not keep an earlier value.

@@ -17,7 +17,7 @@ from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.tables import ResultTable, TableEntry
-from trial_ray.files import examples_folder
+from trial_ray.files import Json, examples_folder
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.ray_internals import trial_folder
 from trial_ray.runs.checkpoints import RUN_FILE
@@ -194,7 +194,7 @@ class PlannedRun:
         return re.sub(r'[/()<>:"\\|?*]', "_", name)
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Json:
         """Parameters of the run in the sweep's tables."""
         return {name: getattr(self, name) for name in ("environment", "backbone", "method", "seed")}
 

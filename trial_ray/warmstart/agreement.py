@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -18,6 +17,7 @@ from scipy.stats import rankdata
 from trial_ray.adapters.adapter import Demonstrator, begin, plan
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import EnvironmentEntry
+from trial_ray.files import Json
 from trial_ray.learner.rows import scored_turn
 from trial_ray.models.packing import score_views
 from trial_ray.objectives.allocation import hindsight_gap
@@ -68,7 +68,7 @@ class Agreement:
     trajectories: list[Trajectory]
 
     @cached_property
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Json:
         """Number and mean hindsight log-ratio of turns by kind, and areas under the curve with 95 % intervals, for JSON."""
         return {
             "games": len(self.trajectories),
@@ -82,7 +82,7 @@ class Agreement:
             "auc_routine": _auc_interval(self.turns, "decisive"),
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return the figures and all turns, for JSON."""
         return {**self.figures, "of_turns": [asdict(turn) for turn in self.turns]}
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
@@ -47,7 +48,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's may compute and return a loss
         """Update all matrices that have a gradient."""
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
+            by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
             for matrix in group["params"]:
                 if matrix.grad is not None:
                     state = self.state[matrix]
@@ -65,7 +66,7 @@ class Muon(torch.optim.Optimizer):
                     matrix.add_(step if rows <= columns else step.T, alpha=-rate)
 
 
-def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
+def orthogonalized(matrices: Tensor) -> Tensor:
     """Return matrices with all singular values close to 1, approximately ``U Vᵀ`` of ``U S Vᵀ``, by Newton-Schulz iterations.
 
     Args:
@@ -152,9 +153,9 @@ class Batch(NamedTuple):
         prompt: bool ``[B, L]``, mask of the prompt tokens.
     """
 
-    ids: torch.Tensor
-    response: torch.Tensor
-    prompt: torch.Tensor
+    ids: Tensor
+    response: Tensor
+    prompt: Tensor
 
 
 def collate(examples: Sequence[Example]) -> Batch:
@@ -179,7 +180,7 @@ def batches(
                 yield collate([renamer.apply(examples[index], generator) for index in groups[group]])
 
 
-def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> tuple[Tensor, Tensor]:
     """Return the mean negative log-likelihood of response tokens plus ``prompt_weight`` times the mean over prompt tokens.
 
     Returns:
@@ -218,7 +219,7 @@ def conversation_batches(
 
 def shared_prefix_loss(
     model: PreTrainedModel, examples: Sequence[Example], prompt_weight: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return the loss of :func:`cloning_loss`, in which shared prefixes are computed once.
 
     Returns:
@@ -276,7 +277,7 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
         for optimizer in optimizers
     ]
     generator = np.random.default_rng([settings.seed, 2])
-    losses: Iterator[Callable[[], tuple[torch.Tensor, torch.Tensor]]]
+    losses: Iterator[Callable[[], tuple[Tensor, Tensor]]]
     if isinstance(policy.builder, ToolConversationBuilder):
         groups = conversation_batches(examples, settings.batch_size, renamer, generator)
         losses = (partial(shared_prefix_loss, model, group, settings.prompt_weight) for group in groups)

@@ -24,6 +24,7 @@ from trial_ray.adapters.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import TrainingDivergedError
 from trial_ray.files import (
     PACKAGE,
+    Json,
     content_key,
     files_digest,
     finite,
@@ -259,7 +260,7 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
     write_json(folder / RECORD, record)
 
 
-def _evaluated(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> dict[str, Any]:
+def _evaluated(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> Json:
     """Return the record in ``folder``; if it has no evaluation yet, evaluate the model and add the results."""
     record = read_json(folder / RECORD)
     if "agreement" in record:

@@ -7,6 +7,7 @@ sampled response; ``"sampled"`` uses only the sampled tokens, with c_t = δ_t (a
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.declare import setting
@@ -33,14 +34,12 @@ class SelfDistillation(Method["OPSDConfig"]):
         return Divergence(config.jsd_mix, config.jsd_temperature) if config.divergence == "jsd" else None
 
     @per_token
-    def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
+    def token_advantages(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
         """Return 0 for every token."""
         return torch.zeros_like(tokens.advantages)
 
     @per_token
-    def dense_loss(
-        self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
-    ) -> tuple[torch.Tensor, Metrics]:
+    def dense_loss(self, tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int) -> tuple[Tensor, Metrics]:
         """Return the divergence as a token mean."""
         if self.divergence:
             dense = masked_mean(fwd_out["divergence"], tokens.mask)

@@ -10,6 +10,7 @@ import statistics
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trial_ray.algorithms.grpo import GRPO, GRPOConfig
 from trial_ray.config.declare import setting
@@ -80,9 +81,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
             self.state["returns_fallen"] = fallen = fallen + 1
         return {name: torch.tensor(value) for name, value in {"returns_fallen": fallen, **found}.items()}
 
-    def allocate(
-        self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
-    ) -> torch.Tensor:
+    def allocate(self, scores: Tensor, counts: Tensor, trajectory_ids: Tensor, iteration: int) -> Tensor:
         """Return turn weights ``[K]`` from turn scores ``[K]``: Eq. 6, or one of the controlled study's profiles."""
         if self.config.profile == "uniform":
             return uniform_weights(scores, counts, trajectory_ids)
@@ -102,9 +101,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         return self.config.hindsight_coeff if iteration >= self.config.hindsight_start_iteration else 0.0
 
     @per_token
-    def dense_loss(
-        self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
-    ) -> tuple[torch.Tensor, Metrics]:
+    def dense_loss(self, tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int) -> tuple[Tensor, Metrics]:
         """Return L_dense (Eq. 7) with the hindsight log-ratio Δ^θ of the current policy."""
         logprobs = fwd_out["logprobs"]
         gap = hindsight_gap(required(tokens.hindsight_logprobs), logprobs, self.config.gap_clip)
