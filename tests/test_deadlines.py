@@ -34,7 +34,7 @@ ALLOWED = {
     ("algorithms/learner_group.py", "ask", "result.get"): "RLlib's result of a call that has ended",
     ("algorithms/rllib_settings.py", "build_learner_group", "LEARNERS_PLACED.get"): "a context variable",
     ("engines/actor.py", "_work", "self._calls.get"): "an idle engine's thread waits for work, or for the shutdown",
-    ("engines/request.py", "write", "self._idle.wait"): "inside asyncio.wait_for",
+    ("engines/protocol.py", "write", "self._idle.wait"): "inside asyncio.wait_for",
     (
         "core/forks.py",
         "_acquire_all",

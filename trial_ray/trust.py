@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_ray.errors import CheckpointError
-from trial_ray.files import Json, cache_root, partial_of, read_json, write_json
+from trial_ray.files import Json, Record, cache_root, partial_of, read_json, write_json
 from trial_ray.secrets import REFERENCE
 
 logger = logging.getLogger(__name__)
@@ -179,9 +179,7 @@ MAX_NAMES = 20
 """Maximum number of dropped settings that a warning names."""
 
 
-def require_data(
-    settings: Mapping[str, Any], known: Iterable[str], defaults: Mapping[str, Any], source: object
-) -> Json:
+def require_data(settings: Record, known: Iterable[str], defaults: Record, source: object) -> Json:
     """Return the settings without values that could name code, files or servers.
 
     A warning lists the dropped values that are not defaults.
@@ -239,7 +237,7 @@ def _without_module(name: str, env_id: str, dropped: list[str]) -> str:
     return registered
 
 
-def _arguments(name: str, arguments: Mapping[str, Any], dropped: list[str]) -> Json:
+def _arguments(name: str, arguments: Record, dropped: list[str]) -> Json:
     """Return the keyword arguments of an environment, or of each environment by name, that are data."""
     data = {}
     for key, value in arguments.items():

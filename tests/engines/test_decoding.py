@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from trial_ray.engines.decoding import Batch, by_length, sample_tokens
-from trial_ray.engines.protocol import SamplingParams
-from trial_ray.engines.request import Request
+from trial_ray.engines.protocol import Request, SamplingParams
 from trial_ray.engines.settings import MAX_ROWS
 from trial_ray.engines.transformers import (
     JOINING_SHARE,

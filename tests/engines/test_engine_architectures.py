@@ -7,8 +7,7 @@ import pytest
 from architectures import VOCABULARY, random_model, save_model
 
 from trial_ray.engines.decoding import Batch
-from trial_ray.engines.protocol import SamplingParams
-from trial_ray.engines.request import Request
+from trial_ray.engines.protocol import Request, SamplingParams
 from trial_ray.engines.transformers import TransformersEngine, try_cache
 from trial_ray.engines.weights import own_logprobs
 from trial_ray.errors import ConfigError

@@ -23,7 +23,7 @@ from trial_ray.cli import main
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation import endpoint as endpoints
 from trial_ray.evaluation.comparison import paired_comparison
-from trial_ray.evaluation.endpoint_server import connect
+from trial_ray.evaluation.endpoint import connect
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 from trial_ray.models.loading import load_tokenizer
 

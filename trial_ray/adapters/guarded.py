@@ -18,14 +18,12 @@ import numpy as np
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError
-from trial_ray.objectives import equal_up_to_rounding
+from trial_ray.objectives import ROUNDING, equal_up_to_rounding
 
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-ROUNDING = 1e-6
-"""Tolerance outside of [0, 1] for scores that are sums of parts."""
 MAX_CHARACTERS = 2_000_000
 """Maximum length of an environment's answer, all of its texts together; a longer prompt would stop the other episodes for
 seconds."""

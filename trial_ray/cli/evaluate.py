@@ -271,8 +271,7 @@ def _endpoint_player(
     args: Namespace, config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry
 ) -> tuple[Json, str, Play]:
     """Connect to an endpoint; return the same as :func:`_checkpoint_player`, with a name in place of the checksum."""
-    from trial_ray.evaluation.endpoint import ChatEndpoint, endpoint_protocol, evaluate_endpoint
-    from trial_ray.evaluation.endpoint_server import connect
+    from trial_ray.evaluation.endpoint import ChatEndpoint, connect, endpoint_protocol, evaluate_endpoint
 
     config.check_evaluation()
     endpoint = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)

@@ -2,11 +2,10 @@
 
 In reading order:
 
-- ``protocol``: requests and responses.
+- ``protocol``: requests and responses, their state inside an engine, and the lock that keeps responses and weight updates apart.
 - ``client``: routes requests to engines, and to another engine if one fails.
 - ``link``: request batching, with the client's and the engine's end of the connection.
 - ``actor``: base class of the engine actors.
-- ``request``: state of a request inside an engine, and the lock that keeps responses and weight updates apart.
 - ``transformers``: engine actor around a transformers model, and an engine for a model of this process.
 - ``decoding``: sampling, batches and key-value cache of the transformers engines.
 - ``vllm``: engine actor around vLLM.

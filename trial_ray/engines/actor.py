@@ -19,8 +19,15 @@ from typing import Any
 import numpy as np
 
 from trial_ray.engines.link import AnswerQueue, AnswerQueues, SentRequest
-from trial_ray.engines.protocol import EnginePart, InvalidRequestError, check_request
-from trial_ray.engines.request import EngineUsage, Request, WeightLock, overflow_error
+from trial_ray.engines.protocol import (
+    EnginePart,
+    EngineUsage,
+    InvalidRequestError,
+    Request,
+    WeightLock,
+    check_request,
+    overflow_error,
+)
 from trial_ray.engines.weights import TextLogprobs, Weights, require_agreement
 from trial_ray.errors import CannotServeError, EngineError, WeightSyncError
 from trial_ray.process import (

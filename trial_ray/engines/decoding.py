@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from trial_ray.engines.request import Request
+from trial_ray.engines.protocol import Request
 from trial_ray.engines.settings import PREFILL_TOKENS, SLACK
 
 

@@ -19,8 +19,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RaySystemError
 
-from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.engines.request import Request
+from trial_ray.engines.protocol import Request, Response, SamplingParams
 from trial_ray.errors import EngineError, root_cause
 
 SentRequest = tuple[int, np.ndarray, SamplingParams]

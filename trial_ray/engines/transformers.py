@@ -20,11 +20,11 @@ from trial_ray.engines.protocol import (
     LOW_PRECISION_GAP,
     EnginePart,
     InvalidRequestError,
+    Request,
     Response,
     SamplingParams,
     check_request,
 )
-from trial_ray.engines.request import Request
 from trial_ray.engines.settings import MAX_ROWS, MEMORY_SHARE, SLACK, check_positions, engine_dtype
 from trial_ray.engines.weights import Weights, WeightsChecksum, iter_weights, own_logprobs
 from trial_ray.errors import ConfigError, EngineError

@@ -18,8 +18,7 @@ import torch
 from safetensors.torch import save
 
 from trial_ray.engines.actor import DRAIN_TIMEOUT_S, EngineActor
-from trial_ray.engines.protocol import EnginePart
-from trial_ray.engines.request import Request
+from trial_ray.engines.protocol import EnginePart, Request
 from trial_ray.engines.settings import (
     GPU_MEMORY_UTILIZATION,
     LOG_LEVEL,

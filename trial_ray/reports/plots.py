@@ -12,7 +12,7 @@ from typing import Any
 from trial_envs.core.extras import install_command
 from trial_ray.adapters.adapter import ACTION_CLASSES
 from trial_ray.errors import MissingDependencyError, UserInputError
-from trial_ray.files import visible, writing
+from trial_ray.files import Record, visible, writing
 from trial_ray.metrics import EVALUATION_SUCCESS, PROFILE_STD, TURN_SCORE
 from trial_ray.reports.charts import CURVES, class_chart, curve_chart, profile_chart
 from trial_ray.reports.groups import RunGroup, recorded_iterations
@@ -172,7 +172,7 @@ def _short(text: str, max_length: int = 34) -> str:
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
-def plot_agreement(data: Mapping[str, Any], path: Path) -> None:
+def plot_agreement(data: Record, path: Path) -> None:
     """Plot how well the signed hindsight log-ratio separates planned turns from wasted turns.
 
     Args:

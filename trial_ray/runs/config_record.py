@@ -20,7 +20,7 @@ from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
 from trial_ray.config.training import RECORDED_FUNCTION, reward_name
 from trial_ray.errors import CheckpointError
-from trial_ray.files import Json, checked_content, finite, read_json
+from trial_ray.files import Json, Record, checked_content, finite, read_json
 from trial_ray.runs.experiment import settable_names
 from trial_ray.secrets import redacted, without_secrets
 from trial_ray.trust import RLLIB, is_signed, require_data, signature
@@ -210,7 +210,7 @@ def load_commands(path: Path) -> list[Json]:
         return [_whole(command) for command in commands_in_force(read_json(path))]
 
 
-def _whole(command: Mapping[str, Any]) -> Json:
+def _whole(command: Record) -> Json:
     settings, environments = {**command.get("settings", {})}, list(command.get("environments", ()))
     return {**command, "method": str(command.get("method", "")), "settings": settings, "environments": environments}
 
@@ -220,7 +220,7 @@ def run_labels(config: GRPOConfig) -> Json:
     return {"method": method_of(config), "backbone": backbone_of_settings(vars(config)), "seed": config.seed}
 
 
-def backbone_of_settings(settings: Mapping[str, Any]) -> str:
+def backbone_of_settings(settings: Record) -> str:
     """Return the name of the initial policy from recorded settings."""
     warm_start = settings.get("warm_start")
     if warm_start is not None:
@@ -245,9 +245,6 @@ def is_json(value: Any) -> bool:
 
 
 # -- the commands that made a run ----------------------------------------------------------------------------------------
-
-Record = Mapping[str, Any]
-"""Record of a command's config (:func:`to_record`), with the keys that the module's docstring lists."""
 
 
 def all_commands(newest: Record) -> list[Record]:

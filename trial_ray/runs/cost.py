@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_ray.errors import CheckpointError, LearnerError, first_line
-from trial_ray.files import Json, checked_content, read_json, set_aside, write_json
+from trial_ray.files import Json, Record, checked_content, read_json, set_aside, write_json
 from trial_ray.metrics import LEARNER
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class CostMeter:
         return card
 
 
-def total_cost(parts: Sequence[Mapping[str, Any]]) -> Json:
+def total_cost(parts: Sequence[Record]) -> Json:
     """Return the totals of a run from its parts; values that were not measured are ``None``."""
     wall = sum(part["wall_seconds"] for part in parts)
     seconds = {phase: sum(part["seconds"].get(phase, 0.0) for part in parts) for phase in PHASES}
@@ -229,7 +229,7 @@ def total_cost(parts: Sequence[Mapping[str, Any]]) -> Json:
     }
 
 
-def cost_sections(card: Mapping[str, Any]) -> list[list[tuple[str, str, str]]]:
+def cost_sections(card: Record) -> list[list[tuple[str, str, str]]]:
     """Format the cost as three sections (time, rates, memory) of rows: label, value and share of the time."""
     rates, busy = card["tokens_per_second"], card["busy_shares"]
     measured = (
@@ -249,7 +249,7 @@ def cost_sections(card: Mapping[str, Any]) -> list[list[tuple[str, str, str]]]:
     ]
 
 
-def cost_table(card: Mapping[str, Any]) -> Table:
+def cost_table(card: Record) -> Table:
     """Format the cost as a table for the terminal."""
     from rich.table import Table
 
@@ -274,7 +274,7 @@ def _memory(peak: Mapping[str, int | None]) -> str:
     return text if device is None else f"{text}, GPU {device / 2**30:.2f} GiB"
 
 
-def _utilisation(parts: Sequence[Mapping[str, Any]]) -> float | None:
+def _utilisation(parts: Sequence[Record]) -> float | None:
     """Return FLOPs of the passes relative to the devices' matrix products in the same time (without attention)."""
     done = possible = 0.0
     for part in parts:
@@ -289,13 +289,13 @@ def _utilisation(parts: Sequence[Mapping[str, Any]]) -> float | None:
     return float(done / possible) if possible else None
 
 
-def _peaks(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int | None]]:
-    reports: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+def _peaks(parts: Sequence[Record]) -> dict[str, dict[str, int | None]]:
+    reports: defaultdict[str, list[Record]] = defaultdict(list)
     for part in parts:
         for name, report in part["actors"].items():
             reports[name].append(report or {})
 
-    def peak(measured: Sequence[Mapping[str, Any]], kind: str) -> int | None:
+    def peak(measured: Sequence[Record], kind: str) -> int | None:
         return max((report[kind] for report in measured if report.get(kind) is not None), default=None)
 
     return {

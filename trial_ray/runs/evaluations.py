@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, PairedComparison, paired_comparison, require_same_protocol
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import Json, set_aside
+from trial_ray.files import Json, Record, set_aside
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
@@ -78,7 +78,7 @@ class RunEvaluations:
 
     folder: Path
     run: str
-    labels: Mapping[str, Any]
+    labels: Record
     protocol: Callable[[EvaluationSet, EnvironmentEntry], Json]
     play: Callable[[EvaluationSet, EnvironmentEntry], EvaluationResult]
     print_line: Callable[[str], None]

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from trial_ray.config.declare import (
     plain_types_of,
 )
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.files import Json, examples_folder
+from trial_ray.files import Json, Record, examples_folder
 from trial_ray.trust import ENGINE
 from trial_ray.user_files import run_user_file
 
@@ -177,7 +177,7 @@ def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settin
     return dataclasses.replace(settings, **changes)
 
 
-def settable_names(settings: Mapping[str, Any]) -> list[str]:
+def settable_names(settings: Record) -> list[str]:
     """Return the names of the settings that a value from the command line can replace."""
     return [name for name, value in settings.items() if not name.startswith("_") and type(value) in PLAIN_TYPES]
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_names, method_of
 from trial_ray.errors import ConfigError
-from trial_ray.files import checked_content, read_lines
+from trial_ray.files import Record, checked_content, read_lines
 from trial_ray.metrics import EVALUATION, METRICS, table_key
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPOConfig
 
 
-def flatten(result: Mapping[str, Any]) -> dict[str, float]:
+def flatten(result: Record) -> dict[str, float]:
     """Return the finite numbers of a nested result under ``/``-joined keys; other values are omitted."""
     flat: dict[str, float] = {}
     for name, value in _leaves(result):
@@ -31,7 +31,7 @@ def flatten(result: Mapping[str, Any]) -> dict[str, float]:
     return flat
 
 
-def _leaves(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(result: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a nested result, except strings and the config, under ``/``-joined keys."""
     for key, value in result.items():
         if isinstance(value, Mapping):
@@ -124,7 +124,7 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
         raise ConfigError(f"{role} is {name!r}, which is not logged. Did you mean {_either(nearest)}?")
 
 
-def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
+def check_reported(name: str, role: str, result: Record) -> None:
     """Reject a name that is missing in a trial's first result, except names of evaluation metrics, which may come later.
 
     Args:

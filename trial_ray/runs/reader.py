@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.registry import find_adapter
 from trial_ray.algorithms.methods import method_title
 from trial_ray.errors import TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import Json, checked_content, nearest_folder, read_json
+from trial_ray.files import Json, Record, checked_content, nearest_folder, read_json
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.runs.checkpoints import RUN_FILE, find_tokenizer
 from trial_ray.runs.config_record import SettingChange, backbone_of_settings, command_of, load_commands, setting_changes
@@ -54,7 +54,7 @@ class RunConfig:
 
     method: str = ""
     backbone: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Record = field(default_factory=dict)
     changes: Sequence[SettingChange] = ()
     environments: Mapping[str, EnvironmentAdapter] = field(default_factory=dict)
     max_staleness: int = 0
@@ -82,16 +82,16 @@ class RecordedRun:
         self,
         path: Path,
         title: str = "",
-        row: Mapping[str, Any] | None = None,
+        row: Record | None = None,
         adapters: Sequence[EnvironmentAdapter] = (),
     ) -> None:
         self.path = path
         self._folder = RunFolder(path)
         self.name = title or path.name
-        self._row: Mapping[str, Any] = row or {}
+        self._row: Record = row or {}
         self._adapters = adapters
         self._reasons: dict[str, list[str]] = {}
-        self.parameters: Mapping[str, Any] = dict(self._row.get("parameters") or {})
+        self.parameters: Record = dict(self._row.get("parameters") or {})
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class RecordedRun:
         return self._read("config", CONFIG_FILE, self._config_of) or RunConfig()
 
     @cached_property
-    def about(self) -> Mapping[str, Any]:
+    def about(self) -> Record:
         """Content of ``run.json``: state, versions, machine, times."""
         about = self._read("about", RUN_FILE, read_json) or {}
         if (state := str(about.get("state", ""))) in UNFINISHED:
@@ -262,7 +262,7 @@ class RecordedRun:
             versions={name: ", then ".join(dict.fromkeys(used)) for name, used in versions.items()},
         )
 
-    def _adapter_of(self, described: Mapping[str, Any]) -> EnvironmentAdapter:
+    def _adapter_of(self, described: Record) -> EnvironmentAdapter:
         """Return the user's adapter, or an adapter from the run's record, or the package's."""
         env_id, labels = str(described["env_id"]), described.get("labels")
         if labels and not any(adapter.env_id == env_id for adapter in self._adapters):

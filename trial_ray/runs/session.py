@@ -28,7 +28,7 @@ from trial_ray.errors import (
 )
 from trial_ray.evaluation.comparison import PairedComparison
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import Json, storage_error, write_json
+from trial_ray.files import Json, Record, storage_error, write_json
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_EVERY,
     CHECKPOINTS_KEPT,
@@ -376,7 +376,7 @@ class TrainingSession:
         self._print(f"state saved aside: {target}; rename it to {target.stem} to continue from it anyway")
 
     def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
-        def shown(values: Mapping[str, Any]) -> Any:
+        def shown(values: Record) -> Any:
             """Return the value of the only evaluation set, or ``None``; for a mixture, values by environment."""
             return dict(values) if several else next(iter(values.values()), None)
 

@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from trial_ray.errors import TrialRayError, UserInputError, first_line
-from trial_ray.files import Json, cache_root, content_key, partial_of
+from trial_ray.files import Json, Record, cache_root, content_key, partial_of
 from trial_ray.runs.checkpoints import ADAPTER_INSIDE_CHECKPOINT, CHECKPOINT_MARK, MODEL_INSIDE_CHECKPOINT, RUN_FILE
 from trial_ray.secrets import is_secret_name
 
@@ -231,7 +231,7 @@ def whole_checkpoints(files: Iterable[str]) -> list[str]:
     return sorted((name for name in names if name.isdecimal()), key=int)
 
 
-def download(storage: Storage, folder: Path, files: Mapping[str, Any]) -> None:
+def download(storage: Storage, folder: Path, files: Record) -> None:
     """Copy the files that ``folder`` does not have with the same size and time; each file appears complete or not at all."""
 
     def copy(name: str) -> None:

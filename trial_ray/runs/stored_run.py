@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import groupby
@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trial_ray.errors import CheckpointError, StorageError, UserInputError, first_line
-from trial_ray.files import partial_of, read_json, require_new_folder, set_aside, write_folder
+from trial_ray.files import Record, partial_of, read_json, require_new_folder, set_aside, write_folder
 from trial_ray.runs.checkpoints import RUN_FILE
 from trial_ray.runs.locks import LOCK_FILE, folder_lock
 from trial_ray.runs.storage import COPIES, Stamp, Storage, download, is_mark, stamp_of, whole_checkpoints
@@ -103,7 +103,7 @@ class _StoredRun:
             write_folder(self._folder, lambda partial: download(self._storage, partial, files))
             self._copied = _files_of(self._folder)
 
-    def _continues(self, there: Mapping[str, Any]) -> bool:
+    def _continues(self, there: Record) -> bool:
         """Return True if this machine has the run, with no fewer iterations than the storage."""
         if not (self._folder / RUN_FILE).is_file():
             return False

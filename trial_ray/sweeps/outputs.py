@@ -14,7 +14,7 @@ import numpy as np
 
 from trial_ray.algorithms.config import plain
 from trial_ray.errors import ConfigError, first_line
-from trial_ray.files import content_key, examples_folder, write_text
+from trial_ray.files import Record, content_key, examples_folder, write_text
 from trial_ray.reports.plots import drawing, picture_files
 from trial_ray.runs.config_record import is_json
 from trial_ray.runs.experiment import experiment_file
@@ -65,7 +65,7 @@ def _best(plan: SweepPlan, result: SweepResult, folder: Path) -> Iterator[str]:
     yield f"best: {chosen}{incomplete}; trial-ray train {folder / BEST}"
 
 
-def write_best(plan: SweepPlan, parameters: Mapping[str, Any], summary: str, path: Path) -> None:
+def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) -> None:
     """Write an experiment file with the sweep file's config at one point, and the sweep's overrides and ``stop``.
 
     The written file reads the sweep file again, and refuses it if it defines another sweep by then.

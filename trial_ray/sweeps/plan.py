@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from trial_envs.core.extras import install_command
 from trial_ray.algorithms.config import plain
 from trial_ray.config.declare import did_you_mean
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
-from trial_ray.files import Json, finite
+from trial_ray.files import Json, Record, finite
 from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
 from trial_ray.runs.config_record import is_json, to_record
 from trial_ray.runs.experiment import Experiment, apply_overrides, load_experiment, settable_names
@@ -81,7 +81,7 @@ class SweepPlan:
     mode: str
     repeats: int
     config: GRPOConfig
-    spaces: Mapping[str, Any]
+    spaces: Record
     num_samples: int = 1
     scheduler: Any = None
     search_alg: Any = None
@@ -181,7 +181,7 @@ def _chosen_values(paths: Sequence[str], result: Any) -> Json:
 # -- description -------------------------------------------------------------------------------------------------------
 
 
-def _description(config: GRPOConfig, spaces: Mapping[str, Any], search: Mapping[str, Any]) -> Json:
+def _description(config: GRPOConfig, spaces: Record, search: Record) -> Json:
     record = to_record(config)
     settings = {f"config.{name}": value for name, value in record["settings"].items()}
     return finite({"method": record["method"], **settings, **spaces, **search}, default=_as_json)
@@ -216,7 +216,7 @@ def _load(file: Path) -> Experiment:
         raise
 
 
-def _check_names(file: Path, names: Mapping[str, Any]) -> None:
+def _check_names(file: Path, names: Record) -> None:
     for name, value in names.items():
         helper = name.startswith("_") or name.isupper() or isinstance(value, type | ModuleType) or callable(value)
         if name not in NAMES and not helper:
@@ -241,7 +241,7 @@ def _check_mutations(file: Path, scheduler: Any, config: GRPOConfig) -> None:
             raise ConfigError(f"{file}: hyperparam_mutations names {name!r}, which is not a setting.{hint}")
 
 
-def _count(file: Path, names: Mapping[str, Any], name: str, default: int | None) -> Any:
+def _count(file: Path, names: Record, name: str, default: int | None) -> Any:
     value = names.get(name, default)
     if value is not None and (type(value) is not int or value < 1):
         raise ConfigError(f"{file} defines {name} = {value!r}; expected a whole number of at least 1.")
@@ -295,7 +295,7 @@ def _check_kind(file: Path, name: str, value: Any, kind: Any, example: str) -> N
         )
 
 
-def _check_searcher(searcher: Any, spaces: Mapping[str, Any]) -> None:
+def _check_searcher(searcher: Any, spaces: Record) -> None:
     """Check that the searcher supports the search space; only the seed may be a grid."""
     from ray.rllib.utils import unflatten_dict
 

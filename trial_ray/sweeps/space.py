@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.config.declare import is_search
 from trial_ray.errors import ConfigError, first_line
+from trial_ray.files import Record
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPOConfig
@@ -17,7 +18,7 @@ SEED = "seed"
 """Name of the setting that results are aggregated over."""
 
 
-def search_space(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def search_space(settings: Record) -> Iterator[tuple[str, Any]]:
     """Yield each value that Tune chooses: its dotted path, as in ``--set``, and its grid or distribution.
 
     Raises:
@@ -50,23 +51,23 @@ def is_grid(space: Any) -> bool:
     return isinstance(space, dict)
 
 
-def seeds_of(spaces: Mapping[str, Any]) -> list[int]:
+def seeds_of(spaces: Record) -> list[int]:
     """Return the seeds of a search with a grid of seeds; else an empty list."""
     space = spaces.get(SEED)
     return list(space["grid_search"]) if isinstance(space, dict) else []
 
 
-def draws_values(spaces: Mapping[str, Any]) -> bool:
+def draws_values(spaces: Record) -> bool:
     """Return True if Tune draws a value from a distribution."""
     return any(not is_grid(space) for space in spaces.values() if space is not None)
 
 
-def grid_size(spaces: Mapping[str, Any]) -> int:
+def grid_size(spaces: Record) -> int:
     """Return the number of points of the grid; 1 if all values are drawn from distributions."""
     return math.prod(len(space["grid_search"]) for space in spaces.values() if is_grid(space))
 
 
-def covering_points(spaces: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def covering_points(spaces: Record) -> Iterator[dict[str, Any]]:
     """Yield points that together contain every value of the grid, but not every combination of values.
 
     Args:
@@ -96,7 +97,7 @@ def _draw(path: str, space: Any) -> Any:
         ) from error
 
 
-def at_point(config: GRPOConfig, point: Mapping[str, Any]) -> GRPOConfig:
+def at_point(config: GRPOConfig, point: Record) -> GRPOConfig:
     """Return a copy of ``config`` with the values of one point, by dotted path."""
     chosen: GRPOConfig = config.copy(copy_frozen=False)
     for path, value in point.items():
@@ -134,7 +135,7 @@ def mutated_settings(scheduler: Any) -> Iterator[str]:
         yield from _leaves(scheduler._hyperparam_mutations)
 
 
-def _leaves(settings: Mapping[str, Any]) -> Iterator[str]:
+def _leaves(settings: Record) -> Iterator[str]:
     for name, value in settings.items():
         if isinstance(value, dict) and value:
             yield from (f"{name}.{path}" for path in _leaves(value))

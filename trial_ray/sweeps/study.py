@@ -17,7 +17,7 @@ from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.tables import ResultTable, TableEntry
-from trial_ray.files import Json, examples_folder
+from trial_ray.files import Json, Record, examples_folder
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.ray_internals import trial_folder
 from trial_ray.runs.checkpoints import RUN_FILE
@@ -74,7 +74,7 @@ class Scale:
     controlled_backbone: str
     iterations: int
     seeds: int
-    method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    method_settings: Mapping[str, Record] = field(default_factory=dict)
     method_seeds: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -155,7 +155,7 @@ class FinalEvaluation:
 
     splits: tuple[EvaluationSplit, ...]
     iterations: int
-    labels: Mapping[str, Any]
+    labels: Record
 
     def __call__(self, *, algorithm: GRPO, **_: Any) -> None:
         """Evaluate after the last iteration."""
