@@ -110,7 +110,7 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
     from trial_ray.learner.passes import MicrobatchPasses
     from trial_ray.learner.rows import group_turn_rows
     from trial_ray.learner.update_plan import plan_rows
-    from trial_ray.models import packing, tree_attention
+    from trial_ray.models import layout, tree_attention
     from trial_ray.models.prefix_tree import PrefixOrder
     from trial_ray.prompts.teacher_context import add_teacher_contexts
 
@@ -137,7 +137,7 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
         "accepts_blocks": lambda lm: True,
         "block_size": lambda lm: 128,
     }
-    with mock.patch.multiple(packing, **cuda):
+    with mock.patch.multiple(layout, **cuda):
         for step in plan.steps:
             for learner in range(len(plan.scoring)):
                 own = [microbatch for microbatch in step if microbatch.learner == learner]

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trial_ray.learner.rows import scored_turn
 from trial_ray.learner.update_plan import plan_update
 from trial_ray.models.folders import prepare_smollm2
-from trial_ray.models.packing import score_views
+from trial_ray.models.layout import score_views
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 

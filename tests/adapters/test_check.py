@@ -8,9 +8,8 @@ from riddle_env import Curt, RiddleEnv
 from user_env import entry_of, registered
 
 from trial_ray.adapters import EnvironmentAdapter
-from trial_ray.adapters.check import check_environment
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.startup import list_tasks
+from trial_ray.algorithms.startup import check_environment, list_tasks
 from trial_ray.errors import ConfigError
 
 

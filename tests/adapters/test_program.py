@@ -23,9 +23,9 @@ from trial_envs.local_endpoint import local_endpoint
 from trial_envs.program import ProgramEnv, tool_program
 from trial_envs.tool_env import ToolEpisode
 from trial_ray.adapters import EnvironmentAdapter, EnvironmentEntry, program_adapter
-from trial_ray.adapters.check import check_environment
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.adapters.templates import PromptContext, TaggedTemplate
+from trial_ray.algorithms.startup import check_environment
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
 

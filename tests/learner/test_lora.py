@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.rows import scored_turn
+from trial_ray.models.layout import score_views
 from trial_ray.models.loading import load_causal_lm
-from trial_ray.models.packing import score_views
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, export_model
 
 TRAINING = {"lr": 1e-2, "ref_kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8, "lora_rank": 4}

@@ -11,7 +11,7 @@ from synthetic_groups import synthetic_groups
 from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.learner.recording import UpdateRecord, read_training
 from trial_ray.learner.rows import group_turn_rows
-from trial_ray.models.packing import score_views
+from trial_ray.models.layout import score_views
 from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.rollout.recording import read_turns, write_groups
 from trial_ray.trajectory import Trajectory

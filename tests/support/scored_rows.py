@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trial_ray.learner.rows import scored_turn
-from trial_ray.models.packing import score_views
+from trial_ray.models.layout import score_views
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.trajectory import TeacherContext, Turn
 

@@ -9,7 +9,6 @@ In reading order:
 - ``registry``: the environments of a run: specs, adapters, keyword arguments and tasks.
 - ``guarded``: an instance of an environment whose answers are validated.
 - ``processes``: an instance of an environment in a separate process.
-- ``check``: the check of an environment before a run.
 """
 
 from trial_ray.adapters.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec

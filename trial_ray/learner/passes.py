@@ -26,8 +26,8 @@ from trial_ray.learner.loss import WeightedMeans, microbatch_loss
 from trial_ray.learner.method import Method
 from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch
+from trial_ray.models.layout import pack_sequences, split_into_passes
 from trial_ray.models.module import CausalLMModule
-from trial_ray.models.packing import pack_sequences, split_into_passes
 from trial_ray.models.prefix_tree import Ints, PrefixOrder
 
 Outputs = dict[str, Tensor]

@@ -20,9 +20,9 @@ from trial_ray.learner.method import Method
 from trial_ray.learner.rows import TurnRows, group_turn_rows
 from trial_ray.learner.update_plan import UpdatePlan, plan_rows
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
+from trial_ray.models.layout import score_views
 from trial_ray.models.model_shape import special_token_ids
 from trial_ray.models.module import CausalLMModule
-from trial_ray.models.packing import score_views
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.objectives.importance import effective_sample_size, importance_weights

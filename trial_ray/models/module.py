@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from trial_ray.errors import CheckpointError, ConfigError, UnsupportedError, refusing
 from trial_ray.models.folders import load_tensors, require_same_config, restore_tensors, write_model
+from trial_ray.models.layout import score_views
 from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
 from trial_ray.models.logprobs import gather_divergence, gather_logprobs, hidden_states, output_head
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
-from trial_ray.models.packing import score_views
 from trial_ray.models.prefix_tree import PackedSequences, ScoredSequence
 from trial_ray.models.sharding import ShardedModels, decoder_layers, gathered
 from trial_ray.models.tensors import engine_tensors, from_arrays, stored_tensors, to_arrays

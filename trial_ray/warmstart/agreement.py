@@ -19,7 +19,7 @@ from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.files import Json
 from trial_ray.learner.rows import scored_turn
-from trial_ray.models.packing import score_views
+from trial_ray.models.layout import score_views
 from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.process import run_outside_event_loop
 from trial_ray.rollout.episode import History, Player, derive_seed

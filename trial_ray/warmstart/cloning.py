@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
+from trial_ray.models.layout import pack_sequences
 from trial_ray.models.logprobs import sequence_logprobs
-from trial_ray.models.packing import pack_sequences
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
 from trial_ray.process import advance
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder

@@ -61,7 +61,7 @@ CODE = (
     "models/model_shape.py",
     "engines/decoding.py",
     "engines/transformers.py",
-    "models/packing.py",
+    "models/layout.py",
     "objectives/allocation.py",
     "prompts/*.py",
     "rollout/episode.py",
