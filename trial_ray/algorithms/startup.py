@@ -6,7 +6,7 @@ import logging
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -207,7 +207,7 @@ def resolved(config: Config, folder: Path | None) -> Config:
         if folder is not None and getattr(config, name):
             setattr(resolved_config, name, str(folder / getattr(config, name)))
     resolved_config.freeze()
-    return cast(Config, resolved_config)
+    return resolved_config
 
 
 def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
+from types import NoneType
 from typing import Any, TypeVar
 
 from trial_ray.errors import ConfigError
@@ -39,7 +40,6 @@ NAMES_ELSEWHERE = {
 """Name of each setting, by its name in TRL or verl (docs/methods.md)."""
 
 
-NoneType = type(None)
 PLAIN_TYPES = frozenset({bool, int, float, str, list, tuple, dict, NoneType})
 """Types of values that can be given on a command line or in a JSON file."""
 
@@ -351,6 +351,11 @@ def is_search(value: Any) -> bool:
     if isinstance(value, dict):
         return value.keys() == {"grid_search"}
     return any((base.__module__, base.__name__) == _SEARCHED for base in type(value).__mro__)
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a value is a finite number, and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _is_infinite(value: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from trial_envs.core.extras import install_command
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.guarded import REWARD_NAME
 from trial_ray.adapters.registry import EnvironmentEntry, make_entries
-from trial_ray.config.declare import RLlibSettings, is_search
+from trial_ray.config.declare import RLlibSettings, is_finite, is_search
 from trial_ray.config.sampling import (
     EngineSettings,
     PolicySettings,
@@ -39,10 +38,6 @@ from trial_ray.engines.settings import NO_SLEEP
 from trial_ray.errors import ConfigError, MissingDependencyError
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _rates(lr: Any) -> list[Any]:
     """Return the learning rates of a number or of RLlib's schedule, pairs of a number of steps and a rate."""
     return [pair[-1] for pair in lr] if isinstance(lr, list | tuple) else [lr]
@@ -51,17 +46,17 @@ def _rates(lr: Any) -> list[Any]:
 VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "lr": (
         "a finite number of at least 0, or a schedule of such",
-        lambda lr: all(_finite(rate) and rate >= 0 for rate in _rates(lr)),
+        lambda lr: all(is_finite(rate) and rate >= 0 for rate in _rates(lr)),
     ),
-    "grad_clip": ("a finite number above 0, or None", lambda clip: clip is None or (_finite(clip) and clip > 0)),
+    "grad_clip": ("a finite number above 0, or None", lambda clip: clip is None or (is_finite(clip) and clip > 0)),
     "grad_clip_by": ("'value', 'norm' or 'global_norm'", lambda kind: kind in ("value", "norm", "global_norm")),
     "adam_betas": (
         "two numbers in [0, 1)",
-        lambda betas: len(betas) == 2 and all(_finite(b) and 0 <= b < 1 for b in betas),
+        lambda betas: len(betas) == 2 and all(is_finite(b) and 0 <= b < 1 for b in betas),
     ),
-    "reward_weights": ("finite numbers by name", lambda weights: all(map(_finite, weights.values()))),
+    "reward_weights": ("finite numbers by name", lambda weights: all(map(is_finite, weights.values()))),
     "num_learners": ("a whole number of at least 0", lambda number: is_whole(number) and number >= 0),
-    "sample_timeout_s": ("a finite number of seconds above 0", lambda seconds: _finite(seconds) and seconds > 0),
+    "sample_timeout_s": ("a finite number of seconds above 0", lambda seconds: is_finite(seconds) and seconds > 0),
 }
 """Values of settings that are RLlib's, or of several parts, with a description. A negative rate or clip would reverse
 the steps."""

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -289,7 +289,7 @@ def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: i
         elif type(value) is int and value >= min_width:
             setattr(text, name, value // factor)
     text.vocab_size, text.num_hidden_layers = vocabulary, count
-    for name in cast("dict[str, Any]", small.sub_configs):
+    for name in small.sub_configs:
         part: Any = getattr(small, name, None)
         if part is not text and hasattr(part, "num_hidden_layers"):  # This part is for images or sounds.
             part.num_hidden_layers = 1

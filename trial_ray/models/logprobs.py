@@ -7,7 +7,7 @@ time, and the backward pass recomputes each chunk's logits instead of storing th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ def _logits(hidden: Tensor, head: Head, short: Tensor | None) -> Tensor:
     if isinstance(head, TransformingHead):
         return head.logits(hidden, short)
     if short is None:
-        return cast(Tensor, head(hidden))
+        return head(hidden)
     logits: Tensor = _WideProduct.apply(hidden, head.weight, short)  # type: ignore[no-untyped-call]  # torch's
     return logits if (bias := getattr(head, "bias", None)) is None else logits + bias
 
@@ -88,7 +88,7 @@ class TransformingHead:
     @property
     def weight(self) -> Tensor:
         """Weight of the output layer, ``[vocabulary, H]``."""
-        return cast(Tensor, self._layer.weight)
+        return self._layer.weight
 
     def logits(self, hidden: Tensor, short: Tensor | None) -> Tensor:
         """Compute the model's logits ``[N, vocabulary]`` of hidden states ``[N, H]``."""
@@ -129,7 +129,7 @@ def _own_logits(lm: PreTrainedModel, hidden: Tensor, product: Callable[[Tensor],
         module.forward = forward
     try:
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-        return cast(Tensor, lm.forward(input_ids=ids, use_cache=False).logits)[0]
+        return lm.forward(input_ids=ids, use_cache=False).logits[0]
     finally:
         for module, original in before.items():
             if original is None:
@@ -152,7 +152,7 @@ def output_head(lm: PreTrainedModel) -> Head:
 
         outputs = _own_logits(lm, hidden, product)
         plain = lm.__dict__["_plain_head"] = torch.equal(outputs, logits) and torch.equal(inputs[0], hidden[None])
-    return cast(nn.Module, lm.get_output_embeddings()) if plain else TransformingHead(lm)
+    return lm.get_output_embeddings() if plain else TransformingHead(lm)
 
 
 def _in_chunks(function: Callable[..., Any], tensors: Sequence[Tensor], chunk_tokens: int) -> Iterator[Any]:

@@ -327,8 +327,7 @@ class RunnerCallbacks:
     def pop_logged(self, in_evaluation: bool) -> dict[str, Any]:
         """Return and forget the metrics that callbacks have logged, as ``MetricsLogger.aggregate`` expects them."""
         with self._lock:
-            logged: dict[str, Any] = self._loggers[in_evaluation].reduce()
-        return logged
+            return self._loggers[in_evaluation].reduce()
 
 
 def _name(callback: Callable[..., None], hook: str) -> str:

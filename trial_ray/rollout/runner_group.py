@@ -64,10 +64,9 @@ class TextEnvRunnerGroup(RestartableGroup):
             InfrastructureError: no env runner has started; the message has the cause.
         """
         try:
-            spaces: dict[str, Any] = super().get_spaces()
+            return super().get_spaces()
         except IndexError as error:
             raise InfrastructureError(f"No env runner could start: {_cause(self)}") from error
-        return spaces
 
     def foreach_env_runner(self, func: Any, **options: Any) -> list[Any]:
         """Call a function, or a method by name, on env runners, as in RLlib; return the results of the live env runners.

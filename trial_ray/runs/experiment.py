@@ -16,12 +16,14 @@ import typing
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.config.declare import (
     PLAIN_TYPES,
     did_you_mean,
     fields_of,
+    is_finite,
     is_search,
     may_be_infinite,
     plain_types,
@@ -94,10 +96,7 @@ def load_experiment(path: Path | str) -> Experiment:
         raise UserInputError(
             f"{path} must define `config`, a GRPOConfig or a config derived from it, got {type(config).__name__}."
         )
-    if not isinstance(stop, dict) or not all(
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-        for value in stop.values()
-    ):
+    if not isinstance(stop, dict) or not all(map(is_finite, stop.values())):
         raise ConfigError(
             f'{path} must define `stop` as a dict of finite numbers, such as {{"training_iteration": 20}}.'
         )
@@ -110,7 +109,6 @@ def reached(stop: dict[str, float], metrics: dict[str, float]) -> bool:
 
 
 Settings = typing.TypeVar("Settings", bound="DataclassInstance")
-NoneType = type(None)
 WORDS = {"true": True, "false": False, "none": None, "null": None}
 """Constants of JSON and Python; names match in any case."""
 NOT_FINITE = frozenset({"inf", "infinity", "nan"})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trial_ray.algorithms.config import plain
+from trial_ray.config.declare import is_finite
 from trial_ray.errors import ConfigError, first_line
 from trial_ray.files import Record, content_key, examples_folder, write_text
 from trial_ray.reports.plots import drawing, picture_files
@@ -154,7 +155,7 @@ def plot_map(points: pandas.DataFrame, metric: str, path: Path) -> list[Path]:
     """
     points = points[points["mean"].notna()]
     settings = points.drop(columns=[*POINT_COLUMNS])
-    numeric = [name for name in settings if settings[name].map(_is_number).all() and settings[name].nunique() > 1]
+    numeric = [name for name in settings if settings[name].map(is_finite).all() and settings[name].nunique() > 1]
     if len(numeric) < 2:
         return []
     across, down = [*filter(numeric.__contains__, SYMBOLS), *(name for name in numeric if name not in SYMBOLS)][:2]
@@ -184,7 +185,3 @@ def _draw_cells(axis: Any, means: pandas.DataFrame, half_widths: pandas.DataFram
     axis.set_xticks(range(len(means.columns)), [f"{value:g}" for value in means.columns])
     axis.set_yticks(range(len(means)), [f"{value:g}" for value in means.index])
     return image
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
