@@ -19,6 +19,7 @@ import trial_ray
 from trial_ray.cli.console import FAILED, command, output, show, table
 from trial_ray.cli.data import describe_games, describe_shop
 from trial_ray.errors import ClusterError
+from trial_ray.files import CACHE_VARIABLE, cache_root
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -128,8 +129,6 @@ def machine_checks() -> Iterator[Check]:
     """Run all checks of this machine, in display order."""
     import psutil
     from huggingface_hub.constants import HF_HUB_CACHE
-
-    from trial_ray.files import CACHE_VARIABLE, cache_root
 
     memory = psutil.virtual_memory()
     yield Check(

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.algorithms.methods import new_config, with_method
 from trial_ray.cli.console import (
     ENV_ADAPTER,
     SET,
@@ -25,8 +26,10 @@ from trial_ray.cli.console import (
     table,
 )
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.evaluation_sets import SEED, SIZES, EvaluationSet, evaluation_set_names
-from trial_ray.files import Json
+from trial_ray.evaluation.evaluation_sets import SEED, SIZES, EvaluationSet, choose_evaluation_set, evaluation_set_names
+from trial_ray.files import Json, finite, make_folder, write_json
+from trial_ray.runs.checkpoints import checkpoint_iteration, find_model, find_run_folder
+from trial_ray.runs.experiment import apply_overrides, override_dataclass
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
@@ -46,7 +49,6 @@ def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tupl
     The labels are method, backbone and seed of the run, and the checkpoint's iteration. The result is ``(None, {})`` if the model
     is not in a run folder.
     """
-    from trial_ray.runs.checkpoints import checkpoint_iteration, find_run_folder
     from trial_ray.runs.config_record import load_method, load_record, run_labels
 
     if (run_folder := find_run_folder(model)) is None:
@@ -84,9 +86,6 @@ def checkpoint_config(
             ``None``, but the checkpoint is not in a run with an evaluation set for ``env``.
     """
     from trial_ray.adapters.registry import find_spec
-    from trial_ray.algorithms.methods import new_config, with_method
-    from trial_ray.runs.checkpoints import find_model
-    from trial_ray.runs.experiment import apply_overrides
 
     env = env and find_spec(env).id  # An id such as MODULE:ID imports MODULE, which a run's record may not do.
     model = None if checkpoint == ORACLE else find_model(checkpoint)
@@ -228,7 +227,6 @@ of `trial-ray warmstart` plays with the settings that made it; --set changes fie
 def evaluate(args: Namespace) -> None:
     """Play the episodes that are not in the result file yet, save them, and print the table."""
     from trial_ray.adapters.registry import load_adapters
-    from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
     from trial_ray.evaluation.player import evaluate_oracle, oracle_protocol
     from trial_ray.evaluation.results import EpisodeJournal
 
@@ -333,10 +331,7 @@ def measure_hindsight(args: Namespace) -> None:
     """Measure whether a model's hindsight log-ratio separates wasted from planned actions, print the result and save it."""
     from trial_ray.adapters.registry import load_adapters, make_entries
     from trial_ray.algorithms.startup import warm_start_settings
-    from trial_ray.files import finite, make_folder, write_json
     from trial_ray.reports.plots import plot_agreement
-    from trial_ray.runs.checkpoints import find_model
-    from trial_ray.runs.experiment import override_dataclass
     from trial_ray.warmstart.agreement import measure_agreement
     from trial_ray.warmstart.policy import recorded_settings
 

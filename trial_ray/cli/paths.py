@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from trial_ray.cli import console
 from trial_ray.cli.console import command, flag, option, output, positive, readable, show, table
 from trial_ray.errors import UserInputError
+from trial_ray.files import visible
+from trial_ray.runs.checkpoints import export_model
 from trial_ray.runs.terminal import say
 
 if TYPE_CHECKING:
@@ -76,7 +78,6 @@ The page needs no server and no network. The records are Parquet for pandas, Duc
 def inspect(args: Namespace) -> None:
     """Write a page with the recorded trajectories of a run, or print them."""
     from trial_ray.adapters.registry import load_adapters
-    from trial_ray.files import visible
     from trial_ray.runs.reader import open_run
 
     folders, text = args.run_folders, args.text
@@ -106,7 +107,6 @@ def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], open_pa
     """Write the page and print its path; return notes about missing data."""
     from rich.progress import Progress
 
-    from trial_ray.files import visible
     from trial_ray.reports.viewer import write_viewer
 
     with Progress(console=console.errors(), transient=True, disable=not sys.stderr.isatty()) as progress:
@@ -150,7 +150,6 @@ adapter, for peft.
 )
 def export(args: Namespace) -> None:
     """Copy the Hugging Face model out of a checkpoint."""
-    from trial_ray.runs.checkpoints import export_model
 
     target = export_model(args.checkpoint, args.folder, adapter=args.adapter)
     show(f"{'adapter' if args.adapter else 'model'}: {target}")

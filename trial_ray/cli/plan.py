@@ -7,7 +7,9 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from trial_ray.cli.console import ENV_ADAPTER, FAILED, FILE, SET, command, option, output, positive, show, table
+from trial_ray.cli.train import resolve_config
 from trial_ray.errors import ConfigError
+from trial_ray.runs.experiment import load_experiment
 
 if TYPE_CHECKING:
     from trial_ray.planning.fit import Machine, Plan
@@ -35,10 +37,8 @@ with its memory, and the exit code is 1. docs/scaling.md explains the prediction
 )
 def plan(args: Namespace) -> int | None:
     """Predict memory and step time, and print them."""
-    from trial_ray.cli.train import resolve_config
     from trial_ray.planning.fit import make_plan, nearest_fit
     from trial_ray.planning.memory import PlanRequest
-    from trial_ray.runs.experiment import load_experiment
 
     if args.gpu_memory is not None and not args.gpu_memory > 0:
         raise ConfigError(f"--gpu-memory is {args.gpu_memory:g}, expected a number of GiB above 0.")

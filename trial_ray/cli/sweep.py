@@ -16,6 +16,7 @@ from trial_ray.cli.console import command, flag, one_of, option, positive, table
 from trial_ray.cli.train import default_folder
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.runs.experiment import experiment_file
+from trial_ray.runs.terminal import LOG_FILE, library_log
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -180,7 +181,6 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
     from trial_ray.algorithms.startup import require_inputs
     from trial_ray.runs.folder import interrupts_noted
     from trial_ray.runs.ray_session import ray_session
-    from trial_ray.runs.terminal import LOG_FILE, library_log
     from trial_ray.sweeps.run import Capacity
 
     plan, folder, console = sweep.plan, sweep.folder, terminal.output()
@@ -204,7 +204,6 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
 @contextmanager
 def remove_logs_unless_begun(sweep: Sweep) -> Iterator[None]:
     """Remove the logs of a sweep that fails before it begins, so that the same command finds the folder empty."""
-    from trial_ray.runs.terminal import LOG_FILE
 
     try:
         yield

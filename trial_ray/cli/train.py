@@ -11,10 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trial_ray.algorithms.methods import method_of, with_method
 from trial_ray.cli import console as terminal
 from trial_ray.cli.console import ENV_ADAPTER, SET, command, folder_or_uri, one_of, option, positive, show
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
+from trial_ray.runs.experiment import apply_overrides, load_experiment, override_dataclass
+from trial_ray.runs.terminal import library_log, print_overview, say, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,12 +76,10 @@ Ctrl-C finishes the current iteration, saves a checkpoint and exits with 130; Ct
 )
 def train(args: Namespace) -> int:
     """Train the experiment of a file, with an evaluation before and after."""
-    from trial_ray.runs.experiment import load_experiment
     from trial_ray.runs.folder import RunFolder, interrupts_noted
     from trial_ray.runs.locks import require_free_folder
     from trial_ray.runs.metrics_file import check_metric
     from trial_ray.runs.stored_run import local_folder, stored_run
-    from trial_ray.runs.terminal import say, waiting
     from trial_ray.runs.trackers import require_trackers
 
     require_trackers(args.log_to)
@@ -129,7 +130,6 @@ def _train(
     from trial_ray.reports.page import leave_report
     from trial_ray.runs.ray_session import ray_session
     from trial_ray.runs.session import TrainingSession
-    from trial_ray.runs.terminal import library_log, print_overview
 
     log = None if args.verbose else folder.library_log
     print_overview(console, config, stop, folder.path, log)
@@ -156,8 +156,6 @@ def resolve_config(
 ) -> GRPOConfig:
     """Return a copy of the file's config with the chosen method, the overrides, the seed and the adapters."""
     from trial_ray.adapters.registry import load_adapters
-    from trial_ray.algorithms.methods import with_method
-    from trial_ray.runs.experiment import apply_overrides
     from trial_ray.sweeps.space import search_space
 
     if method is not None:
@@ -188,7 +186,6 @@ def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
     Raises:
         CheckpointError: ``path`` is not a run folder, or the run was trained with another method.
     """
-    from trial_ray.algorithms.methods import method_of
     from trial_ray.runs.config_record import load_method
     from trial_ray.runs.folder import RunFolder
 
@@ -219,7 +216,6 @@ trial_ray.warmstart.WarmStartSettings.
 def warmstart(args: Namespace) -> None:
     """Train a causal LM by cloning an expert, as the initial policy for reinforcement learning."""
     from trial_ray.adapters.registry import load_adapters
-    from trial_ray.runs.experiment import override_dataclass
     from trial_ray.warmstart import WarmStartSettings, warm_start
 
     settings = override_dataclass(WarmStartSettings(model_path=args.model, seed=args.seed), args.overrides)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_of, method_title
+from trial_ray.files import visible
 from trial_ray.metrics import COLUMNS, ENV_RUNNERS
 
 if TYPE_CHECKING:
@@ -272,8 +273,6 @@ class _ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         from rich.markup import escape
-
-        from trial_ray.files import visible
 
         self._console.print(
             f"[yellow]warning:[/] {escape(visible(record.getMessage()))}", highlight=False, soft_wrap=True

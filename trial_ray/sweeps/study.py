@@ -20,6 +20,7 @@ from trial_ray.evaluation.tables import ResultTable, TableEntry
 from trial_ray.files import Json, Record, examples_folder
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.ray_internals import trial_folder
+from trial_ray.reports.plots import write_figures
 from trial_ray.runs.checkpoints import RUN_FILE
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.evaluations import set_file
@@ -327,7 +328,6 @@ def _write_tables(plan: StudyPlan, folder: Path) -> Iterator[str]:
 
 def _write_figures(plan: StudyPlan, folder: Path) -> Iterator[str]:
     from trial_ray.reports.page import load_groups
-    from trial_ray.reports.plots import write_figures
 
     places: dict[tuple[str, str], list[Path]] = {}
     for name, run in plan.runs.items():
