@@ -20,6 +20,8 @@ from trial_ray.errors import CheckpointError, StorageError, TrialRayError, Unwri
 
 Json = dict[str, Any]
 """A JSON object."""
+Numbers = dict[str, float]
+"""Numbers by name, such as the metrics of an iteration."""
 Record = Mapping[str, Any]
 """A JSON object, or settings, to be read."""
 PACKAGE = Path(__file__).parent

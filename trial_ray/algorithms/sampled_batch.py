@@ -13,6 +13,7 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES_LIFETIME,
 )
 
+from trial_ray.files import Numbers
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 
 MIN_SURVIVORS = 2
@@ -55,7 +56,7 @@ class SampledBatch:
     rows_carried_in: int = 0
     on_policy: bool = False
     counts: dict[int, RolloutCounts] = field(default_factory=dict)
-    task_metrics: dict[str, float] = field(default_factory=dict)
+    task_metrics: Numbers = field(default_factory=dict)
 
     @property
     def reason(self) -> str:
@@ -67,7 +68,7 @@ class SampledBatch:
             "completed"
         )
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Numbers:
         """Return counts of groups and of turn rows, by their keys in a result."""
         ended = {
             "given_to_learners": sum(sample.num_rows for sample in self.kept),
@@ -76,7 +77,7 @@ class SampledBatch:
             "stale": self.stale_rows,
             "in_flight": self.rows_in_flight,
         }
-        counts: dict[str, float] = {
+        counts: Numbers = {
             "groups/num_trained": len(self.kept),
             "groups/num_dropped": len(self.dropped),
             "groups/num_too_long": sum(sample.too_long is not None for sample in self.dropped),

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.files import Json
+from trial_ray.files import Json, Numbers
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.groups import GroupRequest, GroupSample
 
@@ -73,7 +73,7 @@ class TaskSampler:
     def note(self, sample: GroupSample) -> None:
         """Record the result of a group that enters an update or is dropped."""
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Numbers:
         """Return metrics of the tasks, by their keys in a result."""
         return {}
 
@@ -142,7 +142,7 @@ class SuccessRateSampler(TaskSampler):
             counts = self._counts[sample.request.environment]
             counts[place] = DECAY * counts[place] + (sum(ended), len(ended) - sum(ended))
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Numbers:
         """Return the fraction of tasks played, the spread of the probabilities, and percentiles of played tasks' success rates."""
         shares = [
             self._shares[number] * self._chances(number) for number in range(len(self._shares)) if self._shares[number]

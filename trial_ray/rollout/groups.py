@@ -24,6 +24,7 @@ from ray.rllib.utils.metrics import (
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, TrainingDivergedError
+from trial_ray.files import Numbers
 from trial_ray.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 
 NamedReward = tuple[float, int]
@@ -117,9 +118,9 @@ class RolloutCounts:
         }
         return RolloutCounts(**numbers, rewards=_merged_rewards((self.rewards, other.rewards)))
 
-    def episode_metrics(self) -> dict[str, float]:
+    def episode_metrics(self) -> Numbers:
         """Return metrics over rollouts, by their names under ``env_runners/``; means are omitted without rollouts."""
-        counts: dict[str, float] = {NUM_EPISODES: self.episodes}
+        counts: Numbers = {NUM_EPISODES: self.episodes}
         if not self.episodes:
             return counts
         return counts | {
@@ -135,13 +136,13 @@ class RolloutCounts:
             **{f"rewards/{name}_mean": total / rollouts for name, (total, rollouts) in self.rewards.items()},
         }
 
-    def evaluation_metrics(self) -> dict[str, float]:
+    def evaluation_metrics(self) -> Numbers:
         """Return the metrics of an evaluation set, by their names under ``evaluation/env_runners/``."""
         return {**self.episode_metrics(), NUM_ENV_STEPS_SAMPLED: self.turns}
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Numbers:
         """Return all metrics, by their names under ``env_runners/``; rates are omitted if nothing was counted."""
-        counts: dict[str, float] = {
+        counts: Numbers = {
             "num_failed_episodes": self.failed,
             NUM_ENV_STEPS_SAMPLED: self.turns,
             "num_prompt_tokens": self.prompt_tokens,

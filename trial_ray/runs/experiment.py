@@ -30,7 +30,7 @@ from trial_ray.config.declare import (
     plain_types_of,
 )
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.files import Json, Record, examples_folder
+from trial_ray.files import Json, Numbers, Record, examples_folder
 from trial_ray.trust import ENGINE
 from trial_ray.user_files import run_user_file
 
@@ -53,7 +53,7 @@ class Experiment:
 
     path: Path
     config: GRPOConfig
-    stop: dict[str, float]
+    stop: Numbers
     names: Json = field(default_factory=dict)
 
 
@@ -103,7 +103,7 @@ def load_experiment(path: Path | str) -> Experiment:
     return Experiment(path, config, stop, names)
 
 
-def reached(stop: dict[str, float], metrics: dict[str, float]) -> bool:
+def reached(stop: Numbers, metrics: Numbers) -> bool:
     """Return True if a stop criterion is met; a metric that is not reported yet meets none."""
     return any(name in metrics and metrics[name] >= value for name, value in stop.items())
 

@@ -20,6 +20,7 @@ from trial_ray.errors import CheckpointError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import (
     Json,
+    Numbers,
     checked_content,
     nearest_folder,
     read_json,
@@ -163,7 +164,7 @@ class RunFolder:
             self._logged = max(recorded_iterations(self.metrics), default=0)
         return self._logged
 
-    def log(self, iteration: int, metrics: dict[str, float]) -> None:
+    def log(self, iteration: int, metrics: Numbers) -> None:
         """Write an iteration's metrics, replacing the metrics of this and later iterations.
 
         A trial that continues from a checkpoint repeats these iterations.

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_names, method_of
 from trial_ray.errors import ConfigError
-from trial_ray.files import Record, checked_content, read_lines
+from trial_ray.files import Numbers, Record, checked_content, read_lines
 from trial_ray.metrics import EVALUATION, METRICS, table_key
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPOConfig
 
 
-def flatten(result: Record) -> dict[str, float]:
+def flatten(result: Record) -> Numbers:
     """Return the finite numbers of a nested result under ``/``-joined keys; other values are omitted."""
-    flat: dict[str, float] = {}
+    flat: Numbers = {}
     for name, value in _leaves(result):
         try:
             number = float(value)
@@ -46,7 +46,7 @@ def kept_lines(file: Path, iteration: int) -> list[str]:
     return [line + "\n" for number, line, _ in _parse(read_lines(file)) if number <= iteration]
 
 
-def recorded_metrics(file: Path, iteration: int) -> dict[str, float]:
+def recorded_metrics(file: Path, iteration: int) -> Numbers:
     """Return an iteration's metrics from a ``metrics.jsonl``; empty if the file or the iteration is missing."""
     return {number: metrics for number, _, metrics in _read(file)}.get(iteration, {})
 
@@ -60,7 +60,7 @@ MAX_MAGNITUDE = 1e150
 """Maximum magnitude of a read value, so that means and intervals of values are finite."""
 
 
-def read_metrics(file: Path) -> tuple[list[dict[str, float]], int]:
+def read_metrics(file: Path) -> tuple[list[Numbers], int]:
     """Return the iterations of a ``metrics.jsonl`` in order, and the number of unreadable lines (truncated by a kill, for example).
 
     If an iteration occurs twice, the later line is used. Values that are not numbers, or exceed :data:`MAX_MAGNITUDE`, are omitted.
@@ -82,11 +82,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_MAGNITUDE
 
 
-def _read(file: Path) -> Iterator[tuple[int, str, dict[str, float]]]:
+def _read(file: Path) -> Iterator[tuple[int, str, Numbers]]:
     return _parse(read_lines(file) if file.is_file() else [])
 
 
-def _parse(lines: Sequence[str]) -> Iterator[tuple[int, str, dict[str, float]]]:
+def _parse(lines: Sequence[str]) -> Iterator[tuple[int, str, Numbers]]:
     """Yield iteration, text and values of every line that can be parsed."""
     for line in lines:
         try:

@@ -20,6 +20,7 @@ from trial_ray.algorithms.methods import method_of, with_method
 from trial_ray.algorithms.startup import initial_policy
 from trial_ray.engines.transfer import merge_weights
 from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.files import Numbers
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.models.loading import load_tokenizer
@@ -56,8 +57,8 @@ class ReplayedUpdate:
 
     record: UpdateRecord
     weights: str
-    metrics: dict[str, float]
-    recorded_metrics: dict[str, float]
+    metrics: Numbers
+    recorded_metrics: Numbers
 
     @property
     def same_weights(self) -> bool:
@@ -260,7 +261,7 @@ def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Pa
         )
 
 
-def _of_update(metrics: dict[str, float]) -> dict[str, float]:
+def _of_update(metrics: Numbers) -> Numbers:
     return {
         name.removeprefix(METRICS): value
         for name, value in metrics.items()

@@ -28,7 +28,7 @@ from trial_ray.errors import (
 )
 from trial_ray.evaluation.comparison import PairedComparison
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import Json, Record, storage_error, write_json
+from trial_ray.files import Json, Numbers, Record, storage_error, write_json
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_EVERY,
     CHECKPOINTS_KEPT,
@@ -83,11 +83,11 @@ class TrainingSession:
     """
 
     config: GRPOConfig
-    stop: dict[str, float]
+    stop: Numbers
     folder: RunFolder
     console: Console
     resume: bool = False
-    on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None
+    on_iteration: Callable[[Numbers], None] = lambda metrics: None
     on_checkpoint: Callable[[], None] = lambda: None
     checkpoint_every: int = CHECKPOINT_EVERY
     checkpoints_kept: int = CHECKPOINTS_KEPT

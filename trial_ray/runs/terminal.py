@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_of, method_title
-from trial_ray.files import visible
+from trial_ray.files import Numbers, visible
 from trial_ray.metrics import COLUMNS, ENV_RUNNERS
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _where() -> str:
     return f"this machine: {cores} cores, {psutil.virtual_memory().total / 1e9:.0f} GB of memory"
 
 
-def describe(metrics: dict[str, float]) -> str:
+def describe(metrics: Numbers) -> str:
     """Format the metrics of one iteration that have a column, in one line; metrics that a method does not log are omitted."""
     columns = [(metrics[key], *column) for key, column in COLUMNS.items() if key in metrics]
     return "  ".join(f"{heading} {form.format(value)}" for value, heading, form in columns)
@@ -189,7 +189,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def iteration(self, number: int, metrics: dict[str, float]) -> None:
+    def iteration(self, number: int, metrics: Numbers) -> None:
         """Show a finished iteration."""
         now = time.monotonic()
         total, left = "", ""

@@ -15,7 +15,7 @@ from trial_envs.core.extras import install_command
 from trial_ray.algorithms.config import plain
 from trial_ray.config.declare import did_you_mean
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
-from trial_ray.files import Json, Record, finite
+from trial_ray.files import Json, Numbers, Record, finite
 from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
 from trial_ray.runs.config_record import is_json, to_record
 from trial_ray.runs.experiment import Experiment, apply_overrides, load_experiment, settable_names
@@ -76,7 +76,7 @@ class SweepPlan:
     num_trials: int
     parameters: Callable[[Any], Json]
     description: Json
-    stop: dict[str, float]
+    stop: Numbers
     metric: str
     mode: str
     repeats: int

@@ -23,7 +23,7 @@ from rich import get_console
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.sampling import actor_range
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
-from trial_ray.files import Json, checked_content, make_folder, read_json, write_json
+from trial_ray.files import Json, Numbers, checked_content, make_folder, read_json, write_json
 from trial_ray.planning.fit import Machine, make_plan
 from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.ray_internals import stop_of_tune
@@ -54,8 +54,8 @@ class Capacity:
         bytes_offered: memory of the cluster's nodes.
     """
 
-    needs: dict[str, float]
-    offered: dict[str, float]
+    needs: Numbers
+    offered: Numbers
     bytes_needed: float | None
     bytes_offered: float
 
@@ -67,7 +67,7 @@ class Capacity:
             configs: configs that together contain every value of the search (:attr:`SweepPlan.configs`).
             cluster: resources as returned by ``ray.cluster_resources()``.
         """
-        needs: dict[str, float] = {}
+        needs: Numbers = {}
         bytes_needed: float | None = 0.0
         for config in configs:
             reserved = _reserved(config)
@@ -126,7 +126,7 @@ class Capacity:
         )
 
 
-def _reserved(config: GRPOConfig) -> dict[str, float]:
+def _reserved(config: GRPOConfig) -> Numbers:
     bundles: list[Json] = config.algo_class.default_resource_request(config).bundles
     total: Counter[str] = Counter()
     for bundle in bundles:

@@ -17,7 +17,7 @@ from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.tables import ResultTable, TableEntry
-from trial_ray.files import Json, Record, examples_folder
+from trial_ray.files import Json, Numbers, Record, examples_folder
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.ray_internals import trial_folder
 from trial_ray.reports.plots import write_figures
@@ -248,7 +248,7 @@ def plan_study(
     named_configs = [(run_name, recorded_config(run.config).to_dict()) for run_name, run in runs.items()]
     records = {run_name: to_record(run.config) for run_name, run in runs.items()}
     described = {run_name: {"method": record["method"], **record["settings"]} for run_name, record in records.items()}
-    stop: dict[str, float] = {"training_iteration": steps}
+    stop: Numbers = {"training_iteration": steps}
     sweep = SweepPlan(
         path=scale_file(scale),
         configs=tuple(run.config for run in planned),

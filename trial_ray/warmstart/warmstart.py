@@ -25,6 +25,7 @@ from trial_ray.errors import TrainingDivergedError
 from trial_ray.files import (
     PACKAGE,
     Json,
+    Numbers,
     content_key,
     files_digest,
     finite,
@@ -126,7 +127,7 @@ class WarmStartResult:
     interval: tuple[float, float]
     invalid_share: float
     steps: int
-    curve: list[dict[str, float]]
+    curve: list[Numbers]
     cached: bool
     seconds: float
 
@@ -286,14 +287,14 @@ def _evaluated(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Pat
     return record
 
 
-def _clone(policy: Policy, examples: list[Example], bars: WarmStartProgress) -> tuple[int, list[dict[str, float]]]:
+def _clone(policy: Policy, examples: list[Example], bars: WarmStartProgress) -> tuple[int, list[Numbers]]:
     """Update until a check reaches the target; return the number of updates and the curve of the checks.
 
     Raises:
         TrainingDivergedError: the loss, or the weights at a check, are not finite.
     """
     settings, started, success = policy.settings, time.perf_counter(), ""
-    curve: list[dict[str, float]] = []
+    curve: list[Numbers] = []
     accuracies: list[float] = []
     with HeldOutGames(policy, CHECKED) as games:
         for step, (loss, right) in zip(range(1, settings.max_steps + 1), updates(policy, examples), strict=False):
