@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from user_env import registered
 
 from trial_ray.algorithms.actors import ENGINE, ENV_RUNNER, LEARNER
-from trial_ray.engines.fault_log import FAULTS
+from trial_ray.engines.pool import FAULTS
 from trial_ray.errors import UnsupportedError
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]

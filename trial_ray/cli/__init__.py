@@ -1,7 +1,8 @@
 """The ``trial-ray`` command. ``main`` is in this module; each other module has one or several commands:
 
 - ``console``: output, error messages, exit codes, and how a command is declared
-- ``train``, ``evaluate``, ``plan``, ``data``, ``doctor``: the commands of these names; ``train`` also has ``warmstart``
+- ``train``, ``evaluate``, ``plan``, ``doctor``: the commands of these names; ``train`` also has ``warmstart``, ``doctor`` also
+  has ``data``
 - ``paths``: the commands that read a run folder: ``report``, ``inspect``, ``export`` and ``replay``
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 import shtab
 
 from trial_ray import __version__
-from trial_ray.cli import console, data, doctor, evaluate, paths, plan, sweep, train
+from trial_ray.cli import console, doctor, evaluate, paths, plan, sweep, train
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.runs.storage import StoredCopy
 from trial_ray.termination import termination_as_interrupt
@@ -36,7 +37,7 @@ COMMANDS = {
     "replay": paths.replay,
     "warmstart": train.warmstart,
     "export": paths.export,
-    "data": data.data,
+    "data": doctor.data,
     "plan": plan.plan,
     "doctor": doctor.doctor,
 }

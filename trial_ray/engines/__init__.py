@@ -12,8 +12,7 @@ In reading order:
 - ``vllm_worker``: the part of the vLLM engine that runs in vLLM's workers.
 - ``weights``: weights on their way to the engines, and the checks that the right ones arrived.
 - ``transfer``: the learner's side of weight transfer: object store, CUDA IPC, NCCL.
-- ``pool``: starts, synchronises, monitors and replaces the engines of a run.
-- ``fault_log``: log of the engines and env runners that were lost.
+- ``pool``: starts, synchronises, monitors and replaces the engines of a run, and logs lost actors.
 - ``settings``: default values and checks of an engine's arguments.
 - ``requirements``: checks before any actor starts.
 """

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import ray
@@ -18,7 +18,6 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trial_ray.engines.fault_log import FaultLog
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.requirements import require_engine_arguments
 from trial_ray.engines.settings import LOG_LEVEL
@@ -26,6 +25,47 @@ from trial_ray.engines.weights import Weights
 from trial_ray.errors import CannotServeError, ConfigError, EngineError, WeightSyncError, first_line
 from trial_ray.process import read_progress
 from trial_ray.ray_internals import actor_id
+
+FAULTS = "faults"
+"""Key of the line in the result of an iteration, present if something was replaced."""
+MAX_LOSSES_SHOWN = 3
+"""Maximum number of losses listed in a line; of further losses only the number is given."""
+
+
+class FaultLog:
+    """Losses since the last line.
+
+    Attributes:
+        losses: reasons why actors were lost, one line each, the earliest first.
+        played_again: number of rollout groups, or episodes of an evaluation set, that were started again.
+        seconds: time that the driver waited for replacements.
+    """
+
+    def __init__(self) -> None:
+        self.losses: list[str] = []
+        self.played_again = 0
+        self.seconds = 0.0
+
+    def note(self, loss: str) -> None:
+        """Record the loss of an actor, with the first line of the reason."""
+        self.losses.append(loss.splitlines()[0].rstrip("."))
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Add the time inside the context to the time spent waiting for replacements."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds += time.monotonic() - began
+
+    def pop_line(self) -> str:
+        """Return the line, empty if nothing was lost, and start a new one."""
+        losses, cost = self.losses, f"played again: {self.played_again}, waited {self.seconds:.1f} s"
+        self.losses, self.played_again, self.seconds = [], 0, 0.0
+        more = [f"and {len(losses) - MAX_LOSSES_SHOWN} more"] if len(losses) > MAX_LOSSES_SHOWN else []
+        return f"replaced: {'; '.join(losses[:MAX_LOSSES_SHOWN] + more)} ({cost})" if losses else ""
+
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from ray.tune.stopper import Stopper
 from rich import get_console
 
 from trial_ray.algorithms.grpo import GRPOConfig
-from trial_ray.engines.fault_log import FAULTS
+from trial_ray.engines.pool import FAULTS
 from trial_ray.ray_internals import checkpoints_of
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import reached
