@@ -54,7 +54,7 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=210150 \
+  trial_ray=209810 \
   tests=236840 \
   benchmarks=27300 \
   words=34010
