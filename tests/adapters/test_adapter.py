@@ -13,21 +13,14 @@ from user_env import registered
 from trial_ray.adapters import EnvironmentAdapter, ReportLabels, WarmStartSpec
 from trial_ray.adapters.adapter import SolutionReader, begin
 from trial_ray.adapters.external import GEM, REASONING_GYM, TEXTARENA, AnswerReader
-from trial_ray.adapters.registry import PACKAGED
-from trial_ray.adapters.templates import GENERIC, PlainTemplate
+from trial_ray.adapters.registry import find_adapter
+from trial_ray.adapters.templates import PlainTemplate
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import new_config
 from trial_ray.errors import ConfigError
 
 ENV_ID = RiddleEnv.ENV_ID
 OWN = EnvironmentAdapter(ENV_ID, templates={"plain": Curt()}, skills={"words": "spell it", "": "think first"})
-
-
-class NoTask(Curt):
-    """Shows everything but the task."""
-
-    def render(self, context):
-        return context.observation
 
 
 class TaskLessSystem(Curt):
@@ -68,6 +61,7 @@ def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
         ({"skills": {"words": "spell it"}}, 'general advice in skills under the key ""'),
         ({"success": float("nan")}, "success = nan, expected a finite return"),
         ({"score": 1.0}, "score = 1.0, expected a function"),
+        ({"tools": "act"}, "tools = 'act', expected a subclass"),
         ({"max_turns": 0}, "max_turns = 0, expected at least 1, or None"),
         (
             {"labels": ReportLabels(action_patterns=[("take", "stealing")])},
@@ -87,7 +81,7 @@ def test_an_unusable_adapter_is_refused_with_its_field(fields, told):
 
 def test_a_config_checks_its_adapters():
     with pytest.raises(ConfigError, match="drops the task"):
-        config_of(adapter=EnvironmentAdapter(ENV_ID, templates={"plain": NoTask()})).validate()
+        config_of(adapter=EnvironmentAdapter(ENV_ID, templates={"plain": FirstTask()})).validate()
     with pytest.raises(ConfigError, match="adapter is for 'mine/Other-v0', but the run plays mine/Riddle-v0"):
         config_of(adapter=EnvironmentAdapter("mine/Other-v0")).validate()
     with pytest.raises(ConfigError, match="adapter is 'mine', expected an EnvironmentAdapter"):
@@ -102,10 +96,9 @@ def test_the_skill_context_needs_advice():
 
 
 def test_defaults_of_the_adapter_replace_defaults_of_the_config():
-    assert GRPOConfig().environment("trial/WebShop-v0").max_prompt_tokens == 4096
+    assert GRPOConfig(algo_class=SimpleNamespace).build_algo(env="trial/WebShop-v0").config.max_prompt_tokens == 4096
     chosen = GRPOConfig().env_runners(max_prompt_tokens=300).environment("trial/WebShop-v0")
     assert chosen.max_prompt_tokens == 300
-    assert GRPOConfig(algo_class=SimpleNamespace).build_algo(env="trial/WebShop-v0").config.max_prompt_tokens == 4096
     own = EnvironmentAdapter(ENV_ID, defaults={"prompt_style": "plain", "lr": 0.5})
     config = GRPOConfig().environment(ENV_ID, adapter=own)
     assert (config.prompt_style, config.lr) == ("plain", 0.5)
@@ -113,25 +106,12 @@ def test_defaults_of_the_adapter_replace_defaults_of_the_config():
         GRPOConfig().environment(ENV_ID, adapter=EnvironmentAdapter(ENV_ID, defaults={"prompt_stile": "plain"}))
 
 
-def test_generic_templates_keep_the_case_of_actions():
-    for style in ("tagged", "plain", "conversation"):
-        response = "Open Red Door" if style == "plain" else "<think>so</think><action>Open Red Door</action>"
-        assert GENERIC[style].project(response).action == "Open Red Door"
-
-
-def test_further_keywords_of_a_mixture_are_refused():
-    config = GRPOConfig().environment(environments=[(ENV_ID, {}, 1.0), ("trial/TextWorld-v0", {}, 0.5)])
-    config.rl_module(model_path="some/model").validate()
-    with pytest.raises(ConfigError, match="each with its own keyword arguments"):
-        config.copy(copy_frozen=False).environment(env_config={"split": "test"}).validate()
-    with pytest.raises(ConfigError, match="environments has 'mine'"):
-        config.environment(environments=["mine"])
-
-
-@pytest.mark.parametrize("adapter", [GEM, REASONING_GYM, TEXTARENA], ids=lambda adapter: adapter.env_id)
-def test_the_adapters_can_be_used(adapter):
+@pytest.mark.parametrize(
+    "adapter", [GEM, REASONING_GYM, TEXTARENA, EnvironmentAdapter(ENV_ID)], ids=lambda each: each.name
+)
+def test_the_adapters_keep_the_case_of_actions(adapter):
     adapter.check()
-    assert PACKAGED[adapter.env_id] is adapter
+    assert find_adapter(adapter.env_id) == adapter
     response = "<think>It is Bob.</think><action>[Bob]</action>"
     for style in ("tagged", "conversation"):
         assert adapter.template(style).project(response).action == "[Bob]"

@@ -50,13 +50,6 @@ class ServedEnv(RiddleEnv):
     max_instances = 8
 
 
-class ListInfoEnv(RiddleEnv):
-    """Gives a list in place of an info."""
-
-    def reset(self, **arguments):
-        return super().reset(**arguments)[0], []
-
-
 @pytest.mark.parametrize(
     ("entry", "needs", "told"),
     [
@@ -72,9 +65,7 @@ class ListInfoEnv(RiddleEnv):
             "ForgetfulTemplate of mine/Riddle-v0 drops the task: for the task 'guess the word'",
         ),
         (entry_of(ShortStepEnv), {}, r"mine/Riddle-v0, task '\d+', turn 1: step\(\) returned .*expected 5 values"),
-        (entry_of(ListInfoEnv), {}, r"mine/Riddle-v0, task '\d+', reset: info \[\] .*expected a dict"),
     ],
-    ids=["key", "solution", "template", "step", "info"],
 )
 def test_a_missing_requirement_of_a_run_is_named(entry, needs, told):
     with pytest.raises(ConfigError, match=told):

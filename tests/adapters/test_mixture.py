@@ -12,11 +12,12 @@ from user_env import registered
 
 from trial_ray.adapters import EnvironmentAdapter
 from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.startup import list_tasks
 from trial_ray.errors import ConfigError
 from trial_ray.rollout.recording import read_trajectories
 from trial_ray.runs.experiment import apply_overrides
 
-RIDDLE, COUNTING, REWARDING = "Riddle-v0", "Counting-v0", "Rewarding-v0"
+RIDDLE, REWARDING = "Riddle-v0", "Rewarding-v0"
 
 
 class RewardingEnv(CountingEnv):
@@ -30,42 +31,33 @@ class RewardingEnv(CountingEnv):
         return observation, len(action) / 10, terminated, truncated, info
 
 
-def config_of(model_path, *weights, folder=None, **training) -> GRPOConfig:
+def config_of(model_path, *weights, folder=None) -> GRPOConfig:
     """Return the config of a run with riddles and another environment."""
-    classes = (RiddleEnv, {"words": ("red", "green")}), (RewardingEnv if "reward" in training else CountingEnv, {})
+    classes = ((RiddleEnv, {"words": ("red", "green")}), (RewardingEnv, {}))
     environments = [(made.ENV_ID, config, weight) for (made, config), weight in zip(classes, weights, strict=True)]
     return (
         with_small_actors(GRPOConfig())
         .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
         .rl_module(model_path=model_path)
-        .training(minibatch_rows=32, microbatch_rows=8, ref_kl_coeff=0.0, **training)
-        .env_runners(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain")
+        .training(reward="per_turn", group_size=2, tasks_per_iteration=4)
+        .training(minibatch_rows=32, microbatch_rows=8, ref_kl_coeff=0.0)
+        .env_runners(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain", environment_processes=True)
         .engines(engine_kwargs={"max_model_len": 508})
-        .evaluation(evaluation_num_tasks=3)
+        .evaluation(evaluation_num_tasks=3, evaluation_split={RIDDLE: "test", REWARDING: "train"})
+        .evaluation(evaluation_env_config={RIDDLE: {"words": ("blue",)}})
         .recording(trajectories_folder=folder and str(folder))
     )
 
 
-def mixture_of(model_path, folder) -> GRPOConfig:
-    return config_of(model_path, 3, 1, folder=folder, group_size=2, tasks_per_iteration=4).evaluation(
-        evaluation_split={RIDDLE: "test", COUNTING: "train"}, evaluation_env_config={RIDDLE: {"words": ("blue",)}}
-    )
-
-
-def rewarding_of(model_path, weight=0.0, folder=None) -> GRPOConfig:
-    config = config_of(model_path, weight, 1.0, folder=folder, reward="per_turn", group_size=4, tasks_per_iteration=2)
-    return config.env_runners(environment_processes=True).evaluation(evaluation_split="test")
-
-
 @pytest.mark.actors
-@registered(RiddleEnv, CountingEnv)
+@registered(RiddleEnv, RewardingEnv)
 def test_a_run_counts_and_evaluates_every_environment(algorithm_of, model_path, tmp_path):
-    algo = algorithm_of(mixture_of(model_path, tmp_path / "trajectories"))
+    algo = algorithm_of(config_of(model_path, 3, 1, folder=tmp_path / "trajectories"))
     result = algo.train()
     played = result["env_runners"]
-    assert [played[name]["num_episodes"] for name in (RIDDLE, COUNTING)] == [6, 2]
-    # Any three actions win Counting; a riddle ends after two guesses.
-    assert (played[COUNTING]["success_rate"], played[COUNTING]["episode_len_mean"]) == (1.0, 3.0)
+    assert [played[name]["num_episodes"] for name in (RIDDLE, REWARDING)] == [6, 2]
+    # Any three actions win Rewarding; a riddle ends after two guesses.
+    assert (played[REWARDING]["success_rate"], played[REWARDING]["episode_len_mean"]) == (1.0, 3.0)
     assert played[RIDDLE]["episode_len_mean"] <= 2
     expected = (2 * 1.0 + 6 * played[RIDDLE]["success_rate"]) / 8
     assert played["success_rate"] == pytest.approx(expected)
@@ -73,64 +65,48 @@ def test_a_run_counts_and_evaluates_every_environment(algorithm_of, model_path, 
     _check_evaluations(algo)
     path = algo.save_to_path(str(tmp_path / "checkpoint"))
     trajectories = read_trajectories(tmp_path / "trajectories")
-    assert Counter(trajectory.environment for trajectory in trajectories) == {RIDDLE: 6, COUNTING: 2}
-    assert {trajectory.family for trajectory in trajectories if trajectory.environment == COUNTING} == {"counting"}
+    assert Counter(trajectory.environment for trajectory in trajectories) == {RIDDLE: 6, REWARDING: 2}
+    rewarded = [trajectory for trajectory in trajectories if trajectory.environment == REWARDING]
+    assert {trajectory.family for trajectory in rewarded} == {"counting"}
+    length = sum(trajectory.episode_return for trajectory in rewarded) / 2
+    means = {"length_mean": pytest.approx(length), "turn_mean": sum(range(TURNS + 1)), "end_mean": 1.0}
+    assert played[REWARDING]["rewards"] == played["rewards"] == means
     algo.restore_from_path(path)
     assert algo.tasks.get_state()["drawn"] == [3, 1]
-    assert algo.train()["env_runners"][COUNTING]["num_episodes"] == 2
+    assert algo.train()["env_runners"][REWARDING]["num_episodes"] == 2
 
 
 def _check_evaluations(algo) -> None:
     results = algo.evaluate_sets()
-    assert list(results) == [RIDDLE, COUNTING]
+    assert list(results) == [RIDDLE, REWARDING]
     for name, result in results.items():
         evaluation_set, entry = algo.evaluation_sets[name]
         assert [episode.task_id for episode in result.episodes] == list(evaluation_set.task_ids)
         assert (len(evaluation_set), entry.name, result.protocol["split"]) == (3, name, entry.split)
-    assert [results[name].protocol["max_turns"] for name in (RIDDLE, COUNTING)] == [2, 50]
+    assert [results[name].protocol["max_turns"] for name in (RIDDLE, REWARDING)] == [2, 50]
     rates = algo.evaluate()["env_runners"]
     assert rates["success_rate"] == (rates[RIDDLE]["success_rate"] + 1) / 2
 
 
-@pytest.mark.actors
-@registered(RewardingEnv, RiddleEnv)
-def test_an_environment_of_weight_0_is_evaluated_and_not_trained(algorithm_of, model_path, tmp_path):
-    algo = algorithm_of(rewarding_of(model_path, folder=tmp_path / "trajectories"))
-    result = algo.train()
-    played = read_trajectories(tmp_path / "trajectories")
-    assert {trajectory.environment for trajectory in played} == {REWARDING}
-    assert (len(played), algo.tasks.get_state()["drawn"]) == (8, [0, 2])
-    metrics = result["env_runners"]
-    returns = [trajectory.episode_return for trajectory in played]
-    assert metrics["rewards"]["length_mean"] == pytest.approx(sum(returns) / 8)
-    assert metrics["rewards"]["turn_mean"] == sum(range(TURNS + 1))
-    assert metrics["rewards"]["end_mean"] == metrics["success_rate"] == 1.0
-    assert metrics[REWARDING]["rewards"] == metrics["rewards"]
-    assert RIDDLE not in metrics
-    # All rollouts succeeded, so only the rewards of turns differ.
-    assert result["groups"]["zero_variance_fraction"] == 0.0
-    rates = algo.evaluate()["env_runners"]
-    assert [rates[name]["num_episodes"] for name in (RIDDLE, REWARDING)] == [3, 3]
-
-
 @registered(RewardingEnv, RiddleEnv)
 def test_a_weight_of_0_needs_an_evaluation_set():
-    config = rewarding_of("some/model")
+    config = config_of("some/model", 0.0, 1.0)
     config.validate()
+    assert {request.environment for request in list_tasks(config)[0].draw(4, 2)} == {1}
     for split in (None, {REWARDING: "test"}):
         with pytest.raises(ConfigError, match="Riddle-v0 has weight 0"):
-            config.copy(copy_frozen=False).evaluation(evaluation_split=split).validate()
+            config.copy(copy_frozen=False).evaluation(evaluation_split=split, evaluation_env_config={}).validate()
     with pytest.raises(ConfigError, match=r"-1.0"):
-        rewarding_of("some/model", -1.0).validate()
+        config_of("some/model", -1.0, 1.0).validate()
 
 
-@registered(RiddleEnv, CountingEnv)
-def test_evaluation_sets_are_of_environments_of_the_run(tmp_path):
-    config = mixture_of("some/model", tmp_path)
-    riddle, counting = config.evaluation_entries()
-    assert (dict(riddle.config), counting.split) == ({"words": ("blue",), "split": "test"}, "train")
-    config.evaluation(evaluation_split={COUNTING: "test"}, evaluation_env_config={})
-    assert [entry.name for entry in config.evaluation_entries()] == [COUNTING]
+@registered(RiddleEnv, RewardingEnv)
+def test_evaluation_sets_are_of_environments_of_the_run():
+    config = config_of("some/model", 3, 1)
+    riddle, rewarding = config.evaluation_entries()
+    assert (dict(riddle.config), rewarding.split) == ({"words": ("blue",), "split": "test"}, "train")
+    config.evaluation(evaluation_split={REWARDING: "test"}, evaluation_env_config={})
+    assert [entry.name for entry in config.evaluation_entries()] == [REWARDING]
     with pytest.raises(ConfigError, match="'Chess-v0'"):
         config.evaluation(evaluation_split={"Chess-v0": "test"}).evaluation_entries()
 
@@ -145,5 +121,7 @@ def test_environments_replace_earlier_ones_with_their_arguments():
     config.environment("trial/WebShop-v0").validate()
     assert (config.env, config.env_config) == ("trial/WebShop-v0", {})
     config.environment(environments=[first, other]).env_config = {"num_games": 3}
-    with pytest.raises(ConfigError, match="env_config"):
+    with pytest.raises(ConfigError, match="each with its own keyword arguments"):
         config.validate()
+    with pytest.raises(ConfigError, match="environments has 'mine'"):
+        config.environment(environments=["mine"])

@@ -7,13 +7,12 @@ import json
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from ray import cloudpickle
-from snippets import snippets
 from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig
@@ -79,36 +78,6 @@ def test_a_replay_does_not_need_the_reward_function():
         Trajectory("task", "", 0).outcome_reward(config.reward)
 
 
-@pytest.fixture
-def judge(monkeypatch):
-    """An endpoint that answers 7, and what it was asked."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Judge)
-    server.asked = []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    for name, value in (("URL", f"http://127.0.0.1:{server.server_port}/v1"), ("MODEL", "wise"), ("KEY", "none")):
-        monkeypatch.setenv(f"JUDGE_{name}", value)
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-class _Judge(BaseHTTPRequestHandler):
-    def do_POST(self):
-        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        message = {"role": "assistant", "content": "7"}
-        answer = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_):
-        pass
-
-
 def rated(config) -> SimpleNamespace:
     turns = [SimpleNamespace(observation=f"room {number}", response_ids=[5] * 5) for number in range(2)]
     episode = SimpleNamespace(
@@ -118,23 +87,22 @@ def rated(config) -> SimpleNamespace:
     return episode
 
 
-def test_the_examples_penalise_length_and_ask_a_judge(judge, monkeypatch):
-    assert rated(load_experiment(EXAMPLE).config).function_reward == pytest.approx(1 + 0.5 * 0.7)
-    (asked,) = judge.asked
-    assert asked["model"] == "wise"
-    assert "Task: fetch a mug\nroom 0\n> go north\nroom 1\n> take mug\n" in asked["messages"][0]["content"]
-    monkeypatch.delenv("JUDGE_URL")
+def test_the_examples_penalise_length_and_ask_a_judge(monkeypatch):
     episode = rated(load_experiment(EXAMPLE).config)
     assert episode.function_reward == pytest.approx(1 - 0.01 * 10)
     assert episode.rewards == pytest.approx({"solved": 1.0, "length": -10.0, "concise": 0.9})
+    for name in ("URL", "MODEL", "KEY"):
+        monkeypatch.setenv(f"JUDGE_{name}", name)
+    monkeypatch.setattr("openai.AsyncOpenAI", judge := MagicMock())
+    create = judge.return_value.__aenter__.return_value.chat.completions.create = AsyncMock()
+    create.return_value = SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content="7"))])
+    assert rated(load_experiment(EXAMPLE).config).function_reward == pytest.approx(1 + 0.5 * 0.7)
+    asked = create.call_args.kwargs
+    assert asked["model"] == "MODEL"
+    assert "Task: fetch a mug\nroom 0\n> go north\nroom 1\n> take mug\n" in asked["messages"][0]["content"]
 
 
 def test_a_part_named_like_a_reward_of_the_environment_is_refused():
     episode = SimpleNamespace(rewards={"form": 7.0}, environment="e", task_id="0")
     with pytest.raises(RewardError, match="the environment has another reward named form"):
         asyncio.run(RewardFunction.of(config_of(lambda _: {"form": 1.5})).rate(episode))
-
-
-def test_the_page_shows_the_functions_of_the_example():
-    (shown,) = snippets("environments.md", "rewards")
-    assert shown in EXAMPLE.read_text(encoding="utf-8")

@@ -35,12 +35,6 @@ def call(env, command):
     raise AssertionError(f"no tool for {command!r}")
 
 
-def tools(env):
-    """Return the methods that TRL's trainer offers to the model."""
-    methods = inspect.getmembers(type(env), predicate=inspect.isfunction)
-    return {name: getattr(env, name) for name, _ in methods if name[0] != "_" and name not in ("reset", "get_reward")}
-
-
 def test_every_family_is_won_by_tool_calls(tmp_path):
     env = ALFWorldToolEnv(**ALFWORLD | {"families": FAMILIES, "difficulty": "official"})
     env._env = Recording(env._env, tmp_path / "episodes.jsonl")
@@ -66,16 +60,6 @@ def test_the_first_message_has_the_task_once():
     assert with_task("A kitchen. Boil water.", info) == "A kitchen. Boil water."
 
 
-def test_every_admissible_command_has_a_tool():
-    env = ALFWorldToolEnv(**ALFWORLD)
-    for task in range(20):
-        shown = env.reset(task=task)
-        for command in env._env.unwrapped.walkthrough:
-            for offered in shown.split("Actions: ")[1].split(", "):
-                assert any(re.fullmatch(pattern, offered) for pattern, _ in COMMANDS), offered
-            shown = call(env, command)
-
-
 def test_a_purchase_is_made_by_tool_calls():
     env = WebShopToolEnv(**SHOP)
     for task in range(5):
@@ -88,23 +72,20 @@ def test_a_purchase_is_made_by_tool_calls():
 @pytest.mark.parametrize(
     ("env", "names"),
     [
-        (
-            ALFWorldToolEnv(**ALFWORLD),
-            "clean close cool examine go_to heat inventory look move open slice take use",
-        ),
-        (WebShopToolEnv(**SHOP), "click search"),
+        (ALFWorldToolEnv, "clean close cool examine go_to heat inventory look move open slice take use"),
+        (WebShopToolEnv, "click search"),
     ],
-    ids=["ALFWorld", "WebShop"],
 )
 def test_the_schemas_describe_every_argument(env, names):
-    offered = tools(env)
+    """TRL's trainer offers the public methods to the model, except these two."""
+    methods = dict(inspect.getmembers(env, predicate=inspect.isfunction))
+    offered = {name: each for name, each in methods.items() if name[0] != "_" and name not in ("reset", "get_reward")}
     assert " ".join(sorted(offered)) == names
     for name, tool in offered.items():
         schema = get_json_schema(tool)["function"]
-        assert schema["name"] == name
+        assert (schema["name"], schema["return"]["type"]) == (name, "string")
         assert schema["description"]
-        assert schema["return"] == {"type": "string", "description": schema["return"]["description"]}
-        arguments = list(inspect.signature(tool).parameters)
+        arguments = [argument for argument in inspect.signature(tool).parameters if argument != "self"]
         assert schema["parameters"].get("required", []) == arguments
         for argument in arguments:
             assert schema["parameters"]["properties"][argument]["type"] == "string"

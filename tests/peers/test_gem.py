@@ -37,17 +37,5 @@ def test_an_episode_is_that_of_the_plain_environment(gem, env_id, settings, task
     env.close()
 
 
-@pytest.mark.parametrize("async_mode", [False, True])
-def test_a_vector_of_environments_steps(gem, async_mode):
-    env_id, settings = "trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny"}
-    envs = gem.make_vec([env_id, env_id], async_mode=async_mode, seed=3, **settings)
-    _, infos = envs.reset()
-    plain = gymnasium.make(env_id, **settings)
-    assert [info["task_id"] for info in infos] == [plain.reset(seed=3 + i)[1]["task_id"] for i in range(2)]
-    _, rewards, terminations, truncations, infos = envs.step([tagged("look"), "nothing"])
-    assert [info["invalid_action"] for info in infos] == [False, True]
-    assert not any([*rewards, *terminations, *truncations])
-
-
 def test_the_example_of_the_page_runs(gem, capsys):
     assert run_example("peers-gem", capsys).endswith("True 1.0\n")

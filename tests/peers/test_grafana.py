@@ -16,12 +16,8 @@ DASHBOARD = json.loads((ROOT / "cluster" / "grafana.json").read_text(encoding="u
 def test_grafanas_types_have_every_field_of_the_dashboard():
     models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
-    read = models.Dashboard.from_json(DASHBOARD)
-    written = json.loads(encoder.JSONEncoder().encode(read))
-    assert lost(DASHBOARD, written) == []
-    misspelled = json.loads(json.dumps(DASHBOARD).replace('"gridPos"', '"gridpos"'))
-    again = json.loads(encoder.JSONEncoder().encode(models.Dashboard.from_json(misspelled)))
-    assert lost(misspelled, again)
+    written = encoder.JSONEncoder().encode(models.Dashboard.from_json(DASHBOARD))
+    assert lost(DASHBOARD, json.loads(written)) == []
 
 
 def lost(before: Any, after: Any, path: str = "") -> list[str]:

@@ -51,9 +51,6 @@ class Server:
         self._server = self._made(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
 
-    def require_permissions(self) -> None:
-        self.post("moto-api/reset-auth", b"0")
-
     def post(self, path: str, data: bytes, method: str = "POST") -> None:
         address = f"http://127.0.0.1:{self.port}/{path}"
         with urlopen(Request(address, data, {"Content-Type": "text/plain"}, method=method), timeout=60):
@@ -108,34 +105,28 @@ def test_a_run_on_s3_is_trained_resumed_and_read(server, tmp_path, monkeypatch, 
     assert not any(secret in path.read_bytes() for path in local.rglob("*") if path.is_file() for secret in SECRETS)
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
-    for arguments, words in (
-        (["train", str(file), "--resume", uri, "--iterations", "3", "--trust"], "continuing after iteration 2"),
-        (["report", uri], "report.html"),
-        (["inspect", uri, "--text", "--iteration", "3"], "iteration 3"),
-        (["replay", uri, "--iteration", "3", "--trust"], "the same weights, bit for bit"),
-        (["evaluate", uri, "--split", "generated", "--tasks", "2"], "first try"),
-        (["export", f"{uri.replace('?', '/checkpoints/000003?')}", str(tmp_path / "agent")], "model: "),
+    for arguments in (
+        ["train", str(file), "--resume", uri, "--iterations", "3", "--trust"],
+        ["report", uri],
+        ["inspect", uri, "--text", "--iteration", "3"],
+        ["replay", uri, "--iteration", "3", "--trust"],
+        ["evaluate", uri, "--split", "generated", "--tasks", "2"],
+        ["export", f"{uri.replace('?', '/checkpoints/000003?')}", str(tmp_path / "agent")],
     ):
         assert cli.main(arguments) == 0, arguments
-        assert words in re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "000003" in whole_checkpoints(storage.files())
     assert (tmp_path / "agent" / "model.safetensors").exists()
 
 
 SECRETS = (b"AKIAIOSFODNN7EXAMPLE", b"wJalrXUtnFEMI")
 
 
-def test_an_unusable_bucket_is_reported_before_a_run_starts(server, tmp_path, capsys):
+def test_an_unusable_bucket_is_reported_before_a_run_starts(server, tmp_path):
     file = tmp_path / "experiment.py"
     file.write_text(EXPERIMENT.format(model=str(save_nano_model(tmp_path / "nano"))))
-    missing = server.uri("nowhere/run")
-    for option, words in (("--out", "cannot be used: "), ("--resume", "is not a run folder")):
-        assert cli.main(["train", str(file), option, missing]) == 2
-        assert f"{missing} {words}" in re.sub(r"\s+", " ", capsys.readouterr().err)
-    server.require_permissions()
+    for option in ("--out", "--resume"):
+        assert cli.main(["train", str(file), option, server.uri("nowhere/run")]) == 2
+    server.post("moto-api/reset-auth", b"0")
     with pytest.raises(UserInputError, match=r"cannot be used: .*(ACCESS_DENIED|INVALID_ACCESS_KEY)"):
         StoredCopy(server.uri("runs/first"), 0).fetch()
-    server.stop()
-    with pytest.raises(UserInputError, match="cannot be used: "):
-        StoredCopy(server.uri("runs/first"), 0).fetch()
-    server.start()
     assert not list((tmp_path / "cache").rglob("run.json"))

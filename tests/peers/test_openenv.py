@@ -48,10 +48,6 @@ def connect(served):
     assert until(lambda: not served.sessions()), "a session that was closed left its process"
 
 
-def test_the_server_states_its_number_of_sessions(served):
-    assert gymnasium.make("trial_envs:trial/OpenEnv-v0", url=served.url).unwrapped.max_instances == SESSIONS
-
-
 def until(condition, within_s: float = END_SECONDS) -> bool:
     deadline = time.monotonic() + within_s
     while not condition():
@@ -97,46 +93,31 @@ def test_parallel_sessions_answer_as_the_plain_environment(served, connect):
         turns = list(pool.map(play_both, clients, range(SESSIONS)))
     assert min(turns) > TURNS
     assert len(served.sessions()) == SESSIONS
+    assert gymnasium.make("trial/OpenEnv-v0", url=served.url).unwrapped.max_instances == SESSIONS
+    for wrong, cause in (({"task": "unheard of"}, "UnknownTaskError"), ({"level": 3}, r"reset\(\) got \['level'\]")):
+        with pytest.raises(RuntimeError, match=cause):
+            clients[0].reset(**wrong)
+    clients[0].reset(task=0)
+    for wrong in ({"speed": 9}, {"action": "x" * 10_001}):
+        with pytest.raises(RuntimeError, match="VALIDATION_ERROR"):
+            clients[0].step({"action": "look", **wrong})
+    assert not clients[0].step({"action": "look"}).done
 
 
-@pytest.mark.parametrize(
-    ("request_", "cause"),
-    [
-        (lambda client: client.step({"action": "look"}), "No episode is running"),
-        (lambda client: client.reset(task="unheard of"), "UnknownTaskError"),
-        (lambda client: client.reset(seed="a"), "Seed must be a python integer"),
-        (lambda client: client.reset(level=3), r"reset\(\) got \['level'\]"),
-        (lambda client: client.step({"action": 5}), "VALIDATION_ERROR"),
-        (lambda client: client.step({"action": "look", "speed": 9}), "VALIDATION_ERROR"),
-        (lambda client: client.step({"action": "x" * 10_001}), "VALIDATION_ERROR"),
-    ],
-)
-def test_a_session_continues_after_a_wrong_request(request_, cause, connect):
-    client = connect()
-    with pytest.raises(RuntimeError, match=cause):
-        request_(client)
-    client.reset(task=0)
-    assert not client.step({"action": "look"}).done
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_nothing_is_left_of_a_server_that_ends(number):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_nothing_is_left_of_a_server_that_ends(number, code):
     server = Served("--max-sessions=4", "--idle-timeout=1")
-    clients = [GenericEnvClient(base_url=server.url).sync().connect() for _ in range(3)]
-    for client in clients:
+    with GenericEnvClient(base_url=server.url).sync() as client:
         client.reset(task=0)
-    hangs = sorted(server.sessions())[0]
-    assert len(server.sessions()) == 3
-    if number is signal.SIGTERM:  # idle sessions end first
-        assert until(lambda: not server.sessions())
-        with pytest.raises(RuntimeError, match="The session was closed"):
-            clients[0].reset(task=0)
-    else:
-        psutil.Process(hangs).suspend()
-    assert server.stop(number) == []
-    assert server.process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
-    for client in clients:
-        client.close()
+        (session,) = server.sessions()
+        if number is signal.SIGTERM:  # idle sessions end first
+            assert until(lambda: not server.sessions())
+            with pytest.raises(RuntimeError, match="The session was closed"):
+                client.reset(task=0)
+        else:
+            psutil.Process(session).suspend()
+        assert server.stop(number) == []
+    assert server.process.returncode == code
 
 
 def test_the_example_of_the_page_runs(served, capsys):

@@ -34,20 +34,15 @@ def make(url: str, **settings):
 
 
 def answering(*steps):
-    """Return a handler that answers a reset, and answers steps with these messages in turn, and then with the last message."""
-    count = 0
+    """Return a handler that answers a reset, and steps with these messages in turn."""
+    answers = iter(steps)
 
     async def answer(connection, message):
-        nonlocal count
         if message["type"] == "reset":
             await connection.send(observation(text="start"))
         elif message["type"] == "step":
-            step = steps[min(count, len(steps) - 1)]
-            count += 1
-            if callable(step):
-                await step(connection)
-            else:
-                await connection.send(step)
+            step = next(answers)
+            await (step(connection) if callable(step) else connection.send(step))
 
     return answer
 
@@ -61,25 +56,18 @@ async def hang_up(connection):
 
 
 def test_a_served_environment_answers_as_the_plain_one():
-    server = Served()
-    env, here = make(server.url, timeout_s=30.0), gymnasium.make("trial/ALFWorld-v0", **GAMES).unwrapped
+    server = Served("--set=max_turns=20")
+    env, here = make(server.url, timeout_s=30.0), gymnasium.make("trial/ALFWorld-v0", max_turns=20, **GAMES).unwrapped
     assert env.tasks("test")[0] == "1000000"
-    for _ in range(2):
+    for solved in (True, False):
         text, info = env.reset(options={"task": "7"})
         text_here, info_here = here.reset(seed=7)
-        assert text == text_here
-        assert info == info_here | {"task_id": "7"}
-        for action in here.walkthrough:
+        assert (text, info) == (text_here, info_here | {"task_id": "7"})
+        for action in here.walkthrough if solved else ["look"] * 20:
             answer, answer_here = env.step(action), here.step(action)
             assert answer[:4] == answer_here[:4]
             assert answer[4] == answer_here[4] | {"task_id": "7"}
-        assert answer[4]["won"]
-    short = Served("--set=max_turns=2")
-    cut = make(short.url, timeout_s=30.0)
-    cut.reset(seed=0)
-    assert [cut.step("look")[2:4] for _ in range(2)] == [(False, False), (False, True)]
-    assert short.stop(signal.SIGTERM) == []
-    cut.close()
+        assert (answer[4]["won"], *answer[2:4]) == (solved, solved, not solved)
     named = env.reset(options={"task": info_here["task_id"]})[1]
     assert named == here.reset(options={"task": info_here["task_id"]})[1]
     copied = copy.deepcopy(env)  # in a session of its own
@@ -87,7 +75,6 @@ def test_a_served_environment_answers_as_the_plain_one():
     copied.close()
     with pytest.raises(RemoteEnvError, match="UnknownTaskError"):
         env.reset(options={"task": "unheard of"})
-    env.reset(seed=0)
     env.close()
     assert server.stop(signal.SIGTERM) == []
 
@@ -97,7 +84,6 @@ def test_a_served_environment_answers_as_the_plain_one():
     [
         (silence, ServerTimeoutError, "no answer within 2 s"),
         (hang_up, ServerConnectionError, "step"),
-        ("<html><body>Bad gateway</body></html>", ServerAnswerError, "expected an answer of OpenEnv as JSON"),
         ("[" * 100_000, ServerAnswerError, "expected an answer of OpenEnv as JSON"),
         ('{"type": "error", "data": {"message": "broken", "code": "X"}}', RemoteEnvError, "broken"),
         (json.dumps({"data": {"observation": "text"}}), ServerAnswerError, "observation is 'text'"),
@@ -105,10 +91,8 @@ def test_a_served_environment_answers_as_the_plain_one():
         (observation(reward=float("nan"), text="x"), ServerAnswerError, "reward is nan"),
         (observation(done="yes", text="x"), ServerAnswerError, "done is 'yes'"),
         (observation(text="x", won="yes"), ServerAnswerError, "won is 'yes'"),
-        (observation(text="x", admissible_actions=[1]), ServerAnswerError, "expected a list of texts"),
-        (observation(text="x", score="high"), ServerAnswerError, "score is 'high'"),
     ],
-    ids=range(12),
+    ids=range(9),
 )
 def test_a_fault_of_the_server_ends_one_episode(step, error, cause):
     good = observation(1.0, True, text="end")
@@ -125,23 +109,3 @@ def test_a_fault_of_the_server_ends_one_episode(step, error, cause):
         assert (info["won"], info["score"], info["family"], info["task"]) == (True, 1.0, "openenv", "")
         env.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "trial-envs-openenv"]
-
-
-def test_a_restarted_server_does_not_continue_the_episode():
-    sent = []
-
-    async def answer(connection, message):
-        sent.append(message["type"])
-        await connection.send(observation(text="x"))
-
-    with misbehaving(answer) as url:
-        env = make(url)
-        env.reset(seed=0)
-        loop = env._connection._loop
-        asyncio.run_coroutine_threadsafe(env._connection._client._ws.close(), loop).result(TIMEOUT_S)
-        with pytest.raises(ServerConnectionError):
-            env.step("look")
-        assert "step" not in sent
-        env.reset(seed=0)
-        assert env.step("look")[0] == "x"
-        env.close()

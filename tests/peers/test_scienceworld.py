@@ -1,4 +1,4 @@
-"""``trial/ScienceWorld-v0``: the simulator's own answers and splits, rewards of turns, and a training iteration with them."""
+"""``trial/ScienceWorld-v0``: the simulator's own answers and splits and rewards of turns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def simulator():
     simulator.close()
 
 
-@pytest.mark.parametrize("task", ["find-living-thing", "boil", "chemistry-mix"])
+@pytest.mark.parametrize("task", ["find-living-thing", "boil"])
 def test_answers_and_scores_are_those_of_the_simulator(simulator, task):
     simulator.load(task, 4, "easy", generateGoldPath=True)
     shown, state = simulator.reset()
@@ -39,15 +39,8 @@ def test_answers_and_scores_are_those_of_the_simulator(simulator, task):
         rewards.append(reward)
         if done:  # some solutions continue after the goal
             break
-    assert (info["won"], terminated, sum(rewards)) == (True, True, pytest.approx(1.0))
+    assert (info["won"], sum(rewards)) == (True, pytest.approx(1.0))
     assert sum(reward > 0 for reward in rewards) > 2
-    # The solution may differ from the one above: the simulator draws parts of some solutions at every reset.
-    env.reset(options={"task": f"{task}/4"})
-    for action in list(env.unwrapped.walkthrough):
-        *_, terminated, truncated, info = env.step(action)
-        if terminated:
-            break
-    assert (info["won"], terminated, truncated) == (True, True, False)
     env.close()
 
 
@@ -74,24 +67,3 @@ def test_splits_are_its_own(simulator):
 def test_what_cannot_be_made_is_refused(settings, error, cause):
     with pytest.raises(error, match=cause):
         make(ENV_ID, settings).reset(seed=0)
-
-
-def test_a_run_trains_on_the_rewards_of_its_turns(ray_session, model_path):
-    from tiny_run import with_small_actors
-
-    from trial_ray.algorithms import GRPOConfig
-
-    config = (
-        with_small_actors(GRPOConfig())
-        .environment(ENV_ID, env_config={**SETTINGS, "max_turns": 3})
-        .rl_module(model_path=model_path)
-        .training(group_size=2, tasks_per_iteration=4, minibatch_rows=8, microbatch_rows=4, reward="per_turn")
-        .env_runners(max_prompt_tokens=1024, max_response_tokens=8, prompt_style="plain")
-    )
-    algo = config.build_algo()
-    try:
-        results = algo.train()
-    finally:
-        algo.stop()
-    assert results["env_runners"]["num_episodes"] == 8
-    assert results["rows"]["given_to_learners"] == results["env_runners"]["num_env_steps_sampled"]

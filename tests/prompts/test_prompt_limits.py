@@ -69,6 +69,7 @@ class Rater:
 
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_the_prompt_limit_keeps_success_and_score(turns):
+    """A prompt that is too long is reported only if it is the first of its task."""
     by_turns, by_prompt = (
         asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, ends), watch=Rater()))
         for ends in ("gives up", "is too long")
@@ -76,29 +77,25 @@ def test_the_prompt_limit_keeps_success_and_score(turns):
     assert (by_turns.ended, by_prompt.ended) == ("turn_limit", "prompt_limit")
     assert (by_prompt.score, by_prompt.success) == (by_turns.score, by_turns.success) == (turns / 4, turns > 2)
     assert by_prompt.error == f"Ladder-v0, task '7', turn {turns + 1}: the prompt has 99 tokens"
+    group = TrajectoryGroup("7", [by_prompt, by_prompt])
+    sample = GroupSample.from_group(GroupRequest(0, "7", 2, 0), group, GRPOConfig())
+    assert (sample.too_long, sample.num_survivors) == (None if turns else by_prompt.error, 2 * (turns > 0))
 
 
-@pytest.mark.parametrize("builder", [PromptBuilder, ConversationBuilder])
-def test_the_error_contains_the_length_that_fits(builder):
-    template = GENERIC["plain" if builder is PromptBuilder else "conversation"]
-    shown = StepResult("a room", "find the pencil", "", ["look"] * 40, won=False, score=0.0)
+@pytest.mark.parametrize(("kind", "style"), [(PromptBuilder, "plain"), (ConversationBuilder, "conversation")])
+def test_the_error_contains_the_length_that_fits(kind, style):
+    def write(limit, observation="a room", task="find the pencil"):
+        shown = StepResult(observation, task, "", ["look"] * 40, won=False, score=0.0)
+        kind(chat_tokenizer("tiny"), GENERIC[style], limit).write(shown, ())
+
     with pytest.raises(PromptTooLongError, match=r"max_prompt_tokens=30; raise it") as raised:
-        builder(chat_tokenizer("tiny"), template, 30).write(shown, ())
+        write(30)
     length = int(re.search(r"alone make (\d+) tokens", str(raised.value))[1])
-    builder(chat_tokenizer("tiny"), template, length).write(shown, ())
+    write(length)
     with pytest.raises(PromptTooLongError, match=f"alone make {length} tokens"):
-        builder(chat_tokenizer("tiny"), template, length - 1).write(shown, ())
-    endless = StepResult("a room \ud800\x00 " * 9_999, "find the pencil " * 9_999, "", [], won=False, score=0.0)
+        write(length - 1)
     with pytest.raises(PromptTooLongError, match="alone make more than 30 tokens"):
-        builder(chat_tokenizer("tiny"), template, 30).write(endless, ())
-
-
-@pytest.mark.parametrize(("turns", "told"), [(0, "Ladder-v0, task '7', turn 1: the prompt has 99 tokens"), (1, None)])
-def test_only_a_too_long_first_prompt_is_reported(turns, told):
-    played = asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, "is too long")))
-    request = GroupRequest(0, "7", 2, 0)
-    sample = GroupSample.from_group(request, TrajectoryGroup("7", [played, played]), GRPOConfig())
-    assert (sample.too_long, sample.num_survivors) == (told, 2 * turns)
+        write(30, "a room \ud800\x00 " * 9_999, "find the pencil " * 9_999)
 
 
 def config_of(model_path, **limits):

@@ -52,35 +52,30 @@ def test_chat_template_kwargs_reach_the_chat_template():
         assert message(writer, writer.write(shown("You arrive."), ())).endswith("assistant\n<think>\n\n</think>\n\n")
 
 
-def test_the_first_turn_shows_observation_and_task_once():
+def test_a_turn_shows_task_observation_actions_and_its_last_records():
     build = builder()
-    text = message(build, build.build(**FIRST))
+    first, later = (message(build, build.build(**shown)) for shown in (FIRST, LATER))
     for part in (
         FIRST["observation"],
         "go to bed 1\ngo to desk 1\nlook",
         "<think> and </think>",
         "<action> and </action>",
+        "put some pencil on desk",
     ):
-        assert text.count(part) == 1
-    assert text.count("put some pencil on desk") == 1
-    assert "help" not in text
-
-
-def test_a_later_turn_has_task_step_and_the_last_records_in_order():
-    build = builder()
-    text = message(build, build.build(**LATER))
-    assert "put some pencil on desk." in text
-    assert "Steps taken so far: 3." in text
-    assert "This is step 4." in text
-    assert "Welcome" not in text
+        assert first.count(part) == 1
+    assert "help" not in first
+    assert "Welcome" not in later
     order = [
+        "put some pencil on desk.",
+        "Steps taken so far: 3.",
         "[step 2] The environment showed: OLD",
         "go to bed 1",
         "[step 3]",
         "Nothing happens.",
+        "This is step 4.",
         "You arrive at desk 1.",
     ]
-    positions = [text.index(piece) for piece in order]
+    positions = [later.index(piece) for piece in order]
     assert positions == sorted(positions)
     for window, seen in ((0, 0), (3, 3), (9, 3)):
         build = builder(window=window)
@@ -107,14 +102,10 @@ def test_the_end_of_a_response_without_tags_is_its_action(adapter, tail):
 @pytest.mark.parametrize("style", ["tagged", "plain"])
 def test_history_is_dropped_before_the_middle_of_the_observation(style):
     words = [f"w{i}x" for i in range(60)]
-    arguments = {
-        **LATER,
-        "history": [("first " * 80, "go to bed 1"), ("second " * 80, "go to desk 1")],
-        "observation": " ".join(words),
-    }
-    full = len(builder(style=style).build(**arguments).ids)
+    history = [("first " * 80, "go to bed 1"), ("second " * 80, "go to desk 1")]
+    arguments = {**LATER, "history": history, "observation": " ".join(words)}
     seen = []
-    for limit in range(full, 0, -7):
+    for limit in range(len(builder(style=style).build(**arguments).ids), 0, -7):
         build = builder(style=style, limit=limit)
         try:
             prompt = build.build(**arguments)
@@ -123,20 +114,16 @@ def test_history_is_dropped_before_the_middle_of_the_observation(style):
         text = message(build, prompt)
         assert len(prompt.ids) <= limit
         assert "put some pencil on desk" in text
-        dropped = 2 - ("first first" in text) - ("second second" in text)
-        assert (CUT_MARK.strip() in text) == (prompt.cut == "observation")
-        if prompt.cut == "observation":
-            assert " ".join(words[20:40]) not in text
-        else:
-            assert " ".join(words) in text
-        seen.append((dropped, CUT_MARK.strip() in text, prompt.cut))
-    assert sorted(set(seen)) == list(dict.fromkeys(seen))
-    assert set(seen) == {
+        assert (" ".join(words if prompt.cut != "observation" else words[20:40]) in text) == (
+            prompt.cut != "observation"
+        )
+        seen.append((2 - ("first first" in text) - ("second second" in text), CUT_MARK.strip() in text, prompt.cut))
+    assert list(dict.fromkeys(seen)) == [
         (0, False, "none"),
         (1, False, "history"),
         (2, False, "history"),
         (2, True, "observation"),
-    }
+    ]
 
 
 LOOP = (
@@ -188,13 +175,9 @@ def test_ids_outside_the_vocabulary_are_spelled():
     ("reasoning", "rest"), [("look around</think>", "\n\nopen drawer"), ("look around", ""), ("</think>", "go")]
 )
 def test_reasoning_tokens_are_counted(prompt, reasoning, rest):
-    tokenizer = chat_tokenizer("qwen3")
-
     def ids(text):
-        return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+        return np.array(chat_tokenizer("qwen3").encode(text, add_special_tokens=False), np.int32)
 
-    opened = "" if prompt.endswith("\n") else "<think>"
-    response = np.concatenate([ids(opened + reasoning), ids(rest)])
-    texts = ResponseTexts(tokenizer)
-    assert texts.reasoning_tokens(ids(prompt), 1, response) == len(ids(opened + reasoning))
+    texts, reasoned = ResponseTexts(chat_tokenizer("qwen3")), ids(reasoning if "<" in prompt else "<think>" + reasoning)
+    assert texts.reasoning_tokens(ids(prompt), 1, np.concatenate([reasoned, ids(rest)])) == len(reasoned)
     assert texts.reasoning_tokens(ids("Hello."), 1, ids("open </think>")) == 0

@@ -13,22 +13,22 @@ import pytest
 from chat_tokenizers import OWN, published_templates, published_tokenizer
 from prompt_games import DATE, SWITCHES, TASK, add_turn, controls, letters, message, rendered, shown, turn_of, writer_of
 
-from trial_envs.core.projection import project_action, with_opening
+from trial_envs.core.projection import Projection, project_action, with_opening
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.errors import ChatTemplateError
 from trial_ray.prompts.chat_template import TemplateOptions, split_conversation
 from trial_ray.trajectory import Turn
 
 OPENED = "<think>\n"
-TEXTUAL = ["llava_next"]
-"""Templates that close messages with text alone: [/INST] is no token of its own."""
+TEXTUAL = "llava_next"
+"""Template that closes messages with text alone: [/INST] is no token of its own."""
 
 
 def switches(name: str) -> list[str]:
     return list(SWITCHES) if "enable_thinking" in published_tokenizer(name).chat_template else ["default"]
 
 
-NAMES = [*(name for name in published_templates() if name not in TEXTUAL), *OWN]
+NAMES = [*(name for name in published_templates() if name != TEXTUAL), *OWN]
 CASES = [(name, switch) for name in NAMES for switch in switches(name)]
 # The third item is the number of closing tokens that the policy sampled itself; cohere2 closes a response with two tokens.
 CLOSED = [(name, switch, 1 + (name == "cohere2")) for name, switch in CASES] + [(name, "default", 0) for name in NAMES]
@@ -112,12 +112,12 @@ def test_a_conversation_grows_and_reads_as_the_template_writes_it(name, switch, 
             assert turn.prompt_ids[: len(before)].tolist() == before
     # Over the limit, the conversation restarts with the ids of the last turns.
     build = writer_of(tokenizer, "conversation", switch, len(played[2].prompt_ids) - 1, 1)
-    again = build.write(results[2], played[:2])
     first, second, third = (message(build, result, step) for step, result in enumerate(results, 1))
-    text = tokenizer.decode(again.ids)
+    again = build.write(results[2], played[:2])
+    text, head, tail = (tokenizer.decode(ids) for ids in (again.ids, played[0].prompt_ids, played[2].prompt_ids))
     assert again.cut == "history"
-    assert text.startswith(tokenizer.decode(played[0].prompt_ids).partition(first)[0])
-    assert text.endswith(second + tokenizer.decode(played[2].prompt_ids).partition(second)[2])
+    assert text.startswith(head.partition(first)[0])
+    assert text.endswith(second + tail.partition(second)[2])
     assert (text.count(TASK), "desk 1." in text, text.count(third)) == (1, False, 1)
     restarted = build.write(results[2], [*played[:1], turn_of(build, again, results[1], played[1].response_ids)])
     assert tokenizer.decode(restarted.ids).count(TASK) == 1
@@ -151,22 +151,17 @@ def test_reasoning_that_the_prompt_opened_belongs_to_the_response(name, switch, 
     opened = tokenizer.decode(prompt.ids).endswith(OPENED)
 
     def read(text: str):
-        ids = np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
-        written = build.responses.text(prompt.ids, prompt.insert_at, ids)
-        assert written == (OPENED if opened else "") + text
-        return build.template.project(written)
+        return build.read(prompt, np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32))
 
     assert read("so</think><action>Look</action>").valid == opened
     if opened:  # other libraries see the response without its prompt
         for text in ("so</think><action>Look</action>", "so <action>look</action>", "</think><action>look</action> 好"):
             assert project_action(with_opening(text)) == read(text)
-    assert read("<think>so</think><action>Look</action>").valid
-    assert read("so</think><action>Look</action>").action == "look"
+    assert read("<think>so</think><action>Look</action>") == Projection("look", True)
     assert not read("so <action>look</action>").valid
 
 
 @pytest.mark.parametrize("style", ["tagged", "conversation"])
-@pytest.mark.parametrize("name", TEXTUAL)
-def test_a_template_that_closes_messages_with_text_is_refused(name, style):
+def test_a_template_that_closes_messages_with_text_is_refused(style):
     with pytest.raises(ChatTemplateError, match=r"user's message .*' \[/INST\]'"):
-        writer_of(published_tokenizer(name), style)
+        writer_of(published_tokenizer(TEXTUAL), style)

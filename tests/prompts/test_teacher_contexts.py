@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from chat_tokenizers import MODELS, chat_tokenizer
+from chat_tokenizers import chat_tokenizer
+from prompt_games import shown as result
+from prompt_games import writer_of
 from synthetic_groups import synthetic_groups
 
 from trial_ray.adapters import alfworld
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError
 from trial_ray.learner.rows import TurnRows
-from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.teacher_context import (
     OUTCOME,
     TeacherText,
@@ -57,13 +58,9 @@ def shown(view, outcome=OUTCOME_OF_TURN, solution=SOLUTION, skills=alfworld.SKIL
         ("peer", "{message}\n\nThe actions of another attempt at this task, which succeeded:\n{text}\n{opening}"),
     ],
 )
-@pytest.mark.parametrize("model", ["qwen3", "tiny"])
-def test_every_view_has_its_methods_lead_and_place(model, view, expected):
-    tokenizer = chat_tokenizer(model)
-    builder = PromptBuilder(tokenizer, alfworld.ADAPTER.template("tagged"), max_prompt_tokens=4096)
-    prompt = builder.build(
-        task="put a mug", observation="You see a mug.", admissible_actions=["look"], history=[], step=1
-    )
+def test_every_view_has_its_methods_lead_and_place(view, expected):
+    tokenizer = chat_tokenizer("qwen3")
+    prompt = writer_of(tokenizer).write(result("You see a mug."), ())
     turn = Turn(prompt.ids, np.array([1], np.int32), insert_at=prompt.insert_at, outcome=OUTCOME_OF_TURN)
     group = TrajectoryGroup("1", [won(turn)])
     if view == "peer":
@@ -99,46 +96,41 @@ def test_what_says_what_a_view_is_survives_a_cut(view):
         encode_teacher_text(found, tokenizer, least)
 
 
-@pytest.mark.parametrize("view", ["feedback", "peer"])
-def test_nothing_to_show_adds_nothing_to_the_prompt(view):
-    assert encode_teacher_text(shown(view, " \n", peer=()), chat_tokenizer("qwen3")).tolist() == []
-
-
 def test_a_failed_rollout_is_shown_the_first_that_succeeded():
     (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=4)
     lost, broken, first, second = group.trajectories
     for place, trajectory in enumerate(group.trajectories):
         trajectory.success = place > 0
-        trajectory.turns = [replace(turn, action=f"{place}.{index}") for index, turn in enumerate(trajectory.turns)]
+        trajectory.turns = [Turn(action=f"{place}.{index}") for index in range(2)]
     broken.ended = "failed"
-    assert group.peer_actions(lost) == tuple(f"2.{index}" for index in range(len(first.turns)))
-    assert group.peer_actions(first) == group.peer_actions(second) == ()
+    assert [group.peer_actions(each) for each in (lost, first, second)] == [("2.0", "2.1"), (), ()]
     first.success = second.success = False
     assert group.peer_actions(lost) == ()
 
 
-def test_the_solution_view_lists_the_actions_and_needs_some():
-    assert shown("solution").text == "go to desk 1, take mug 1 from desk 1"
-    with pytest.raises(ConfigError, match=r"`walkthrough`.*trial/ALFWorld-v0 has none"):
-        shown("solution", solution=())
-
-
 def test_only_a_terminal_turn_carries_its_consequence():
-    ongoing = outcome_text("You pick up the apple 1.\n", terminal=False, success=False)
-    assert ongoing == TeacherText("You pick up the apple 1.")
-    won = outcome_text("You move it.", terminal=True, success=True).text
-    lost = outcome_text("You move it.", terminal=True, success=False).text
-    assert won == "You move it.\nThe episode ended: the task succeeded."
-    assert lost == "You move it.\nThe episode ended: the task failed."
-    assert outcome_text("", terminal=True, success=True).text == "The episode ended: the task succeeded."
     assert shown("feedback").text == OUTCOME_OF_TURN, "the answer alone"
+    assert outcome_text("You pick it up.\n", terminal=False, success=False) == TeacherText("You pick it up.")
+    for outcome, success, expected in (
+        ("You move it.", True, "You move it.\nThe episode ended: the task succeeded."),
+        ("You move it.", False, "You move it.\nThe episode ended: the task failed."),
+        ("", True, "The episode ended: the task succeeded."),
+    ):
+        assert outcome_text(outcome, terminal=True, success=success).text == expected
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_special_tokens_in_an_outcome_stay_text(model):
-    tokenizer = chat_tokenizer(model)
-    specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    view = outcome_text(" ".join(specials), terminal=False, success=False)
+def test_special_tokens_in_an_outcome_stay_text():
+    tokenizer = chat_tokenizer("qwen3")
+    view = outcome_text(" ".join(tokenizer.all_special_tokens), terminal=False, success=False)
     ids = encode_teacher_text(view, tokenizer)
     assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
     assert tokenizer.decode(ids) == OUTCOME.lead + view.text
+
+
+def test_a_view_with_nothing_to_show_is_empty_or_refused():
+    assert shown("solution").text == "go to desk 1, take mug 1 from desk 1"
+    for view in ("feedback", "peer"):
+        assert encode_teacher_text(shown(view, " \n", peer=()), chat_tokenizer("qwen3")).tolist() == []
+    for view, lack in (("solution", "walkthrough"), ("skill", "advice")):
+        with pytest.raises(ConfigError, match=rf"{lack}.*trial/ALFWorld-v0 has none"):
+            shown(view, solution=(), skills=None)

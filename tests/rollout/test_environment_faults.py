@@ -35,15 +35,6 @@ def play(env: GuardedEnv, generate=None):
     return asyncio.run(play_episode(env, "two", player))
 
 
-def test_environment_that_keeps_the_contract_plays_to_its_end():
-    env = guarded()
-    trajectory = play(env)
-    assert (trajectory.ended, trajectory.success, trajectory.score) == ("terminated", True, 1.0)
-    assert (len(trajectory.turns), trajectory.episode_return, trajectory.family) == (TURNS, 1.0, "counting")
-    assert trajectory.solution == ("count",) * TURNS
-    assert not env.faulty
-
-
 @pytest.mark.parametrize(
     ("fault", "where", "told"),
     [
@@ -81,17 +72,22 @@ def test_environment_fault_fails_the_rollout_and_names_its_place(fault, where, t
     assert env.faulty
 
 
-def test_numpy_scalars_become_pythons():
-    class NumpyEnv(CountingEnv):
-        def step(self, action):
-            observation, reward, terminated, truncated, info = super().step(action)
-            info |= {"won": np.bool_(info["won"]), "score": np.float32(info["score"])}
-            return observation, np.float32(reward), np.bool_(terminated), np.bool_(truncated), info
+class NumpyEnv(CountingEnv):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        info |= {"won": np.bool_(info["won"]), "score": np.float32(info["score"])}
+        return observation, np.float32(reward), np.bool_(terminated), np.bool_(truncated), info
 
-    trajectory = play(GuardedEnv(entry_of(NumpyEnv)))
-    assert (trajectory.ended, trajectory.success, trajectory.score) == ("terminated", True, 1.0)
-    assert type(trajectory.success) is bool
-    assert type(trajectory.turns[-1].reward) is float
+
+@pytest.mark.parametrize("env_class", [CountingEnv, NumpyEnv])
+def test_environment_that_keeps_the_contract_plays_to_its_end(env_class):
+    env = GuardedEnv(entry_of(env_class))
+    trajectory = play(env)
+    assert (trajectory.ended, trajectory.score, type(trajectory.turns[-1].reward)) == ("terminated", 1.0, float)
+    assert trajectory.success is True
+    assert (len(trajectory.turns), trajectory.episode_return, trajectory.family) == (TURNS, 1.0, "counting")
+    assert trajectory.solution == ("count",) * TURNS
+    assert not env.faulty
 
 
 def test_error_outside_the_environment_is_raised():
@@ -155,6 +151,5 @@ def test_infinite_return_is_a_fault():
 
 def test_tasks_default_to_seeds():
     env = GuardedEnv(entry_of(RiddleEnv))
-    shown = {env.reset(str(task), seed=task % 3).observation for task in range(30)}
-    assert len(shown) == 4
+    assert len({env.reset(str(task), seed=0).observation for task in range(30)}) == 4
     assert env.reset("5", seed=0) == env.reset("5", seed=1)

@@ -132,8 +132,7 @@ def test_command_measures_a_model_and_writes_its_turns(untrained, tmp_path):
     written = json.loads(file.read_text())
     assert (written["games"], written["won"], written["auc_wasted"], len(written["of_turns"])) == (3, 0, None, 12)
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert evaluate("--json", file) == 2
-    for refused in (["--tasks", "quick"], ["--split", "train"], ["--env", "no/Such-v0"]):
+    for refused in (["--json", file], ["--tasks", "quick"], ["--split", "train"], ["--env", "no/Such-v0"]):
         assert evaluate(*refused) == 2
     assert evaluate(model="oracle") == evaluate(model=tmp_path / "absent") == 2
     assert cli.main(["evaluate", str(folder), "--demonstrator", "0.5"]) == 2

@@ -6,34 +6,22 @@ import json
 from dataclasses import replace
 
 import pytest
+import test_warmstart as nano
 from faulty_env import CountingEnv
 from riddle_env import Curt, RiddleEnv, Solver
 from user_env import entry_of, registered
 
 from trial_ray.adapters import EnvironmentAdapter, WarmStartSpec
 from trial_ray.adapters.guarded import GuardedEnv
-from trial_ray.adapters.registry import make_entries
 from trial_ray.errors import ConfigError
 from trial_ray.files import CACHE_VARIABLE
-from trial_ray.warmstart import WarmStartSettings, warm_start
+from trial_ray.warmstart import warm_start
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.demonstrations import collect
 from trial_ray.warmstart.policy import load_policy
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, EVALUATED, task_set
 
-SETTINGS = WarmStartSettings(
-    env=RiddleEnv.ENV_ID,
-    env_config={},
-    size="nano",
-    games=6,
-    episodes_per_game=2,
-    action_noise=0.0,
-    max_steps=4,
-    check_every=2,
-    check_games=3,
-    evaluation_games=5,
-    threads=1,
-)
+SETTINGS = replace(nano.SETTINGS, env=RiddleEnv.ENV_ID, env_config={}, episodes_per_game=2, action_noise=0.0)
 OWN = {"templates": {"plain": Curt()}, "max_turns": 4}
 
 
@@ -83,27 +71,23 @@ class LongWordsEnv(RiddleEnv):
         super().__init__(words)
 
 
-@pytest.mark.parametrize("env_class", [RiddleEnv, LongWordsEnv])
-def test_any_other_action_is_never_the_planned_one(env_class):
-    words = ("red", "green", "blue") if env_class is RiddleEnv else ("a 1", "a 2", "b 1")
-    entry = entry_of(env_class, {"words": words}, **OWN, warm_start=WarmStartSpec(demonstrator=Solver))
+def test_any_other_action_is_never_the_planned_one():
+    entry = entry_of(LongWordsEnv, **OWN, warm_start=WarmStartSpec(demonstrator=Solver))
     for setting in ("suboptimal_probability", "action_noise"):
         turns, _ = turns_of(entry, **{setting: 1.0, "games": 20})
         assert len(turns) > 100
         assert not any(turn.planned for turn in turns)
 
 
-@pytest.mark.parametrize("fields", [{"warm_start": WarmStartSpec(demonstrator=Solver)}, {}], ids=["scripted", "random"])
 @registered(RiddleEnv)
-def test_model_is_made_and_cached_by_the_adapter(fields, tmp_path, monkeypatch):
+def test_model_is_made_and_cached_by_the_adapter(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(module, "MIN_RESPONSE_ACCURACY", 0.0)
-    adapter = EnvironmentAdapter(RiddleEnv.ENV_ID, **OWN, **fields)
+    adapter = EnvironmentAdapter(RiddleEnv.ENV_ID, **OWN)
     first = warm_start(SETTINGS, [adapter], progress=False)
     assert (first.cached, first.episodes, first.steps) == (False, 5, 4)
     assert json.loads((first.path / module.RECORD).read_text())["examples"] >= 2 * SETTINGS.games
     assert warm_start(SETTINGS, [adapter], progress=False).cached
-    assert not warm_start(SETTINGS, [replace(adapter, max_turns=2)], progress=False).cached
 
 
 class ListingEnv(CountingEnv):
@@ -113,14 +97,9 @@ class ListingEnv(CountingEnv):
         return [f"{split}/{number}" for number in range(20)]
 
 
-def home_entry():
-    (entry,) = make_entries([("trial/ALFWorld-v0", {"difficulty": "tiny"}, 1.0)])
-    return entry
-
-
 @pytest.mark.parametrize("seed", [0, 963, 1_000_003])
 @pytest.mark.parametrize(
-    "entry", [home_entry(), entry_of(RiddleEnv), entry_of(ListingEnv)], ids=["generated", "seeds", "split"]
+    "entry", [nano.HOME, entry_of(RiddleEnv), entry_of(ListingEnv)], ids=["generated", "seeds", "split"]
 )
 def test_no_task_serves_two_purposes(entry, seed):
     settings = replace(SETTINGS, generator_seed=seed)

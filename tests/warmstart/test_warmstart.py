@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat
@@ -46,7 +45,7 @@ from trial_ray.warmstart.cloning import (
 )
 from trial_ray.warmstart.demonstrations import collect, encode_response, to_examples
 from trial_ray.warmstart.policy import HeldOutGames, Policy, load_policy, set_threads
-from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, task_set
+from trial_ray.warmstart.settings import CHECKED
 
 SETTINGS = WarmStartSettings(
     env_config={"difficulty": "tiny", "max_turns": 8},
@@ -123,21 +122,6 @@ def context_of(demonstration, tokenizer) -> str:
 # -- demonstrations ----------------------------------------------------------------------------------------------------
 
 
-def test_demonstrator_does_not_know_where_objects_are(tokenizer, policy):
-    """A player with that knowledge would go straight to the object; the explorer looks elsewhere first in many games."""
-    undisturbed = policy(games=40, episodes_per_game=1, action_noise=0.0)
-    (entry, tasks), opening = task_set(undisturbed.settings, HOME, DEMONSTRATED), {}
-    with closing(entry.make()) as env:
-        for task in tasks:
-            env.reset(options={"task": task})
-            opening[task] = env.unwrapped.walkthrough[0]
-    first = {}
-    for demonstration in collect(undisturbed):
-        first.setdefault(demonstration.task_id, text_of(demonstration.ordinary, tokenizer))
-    assert len(first) == 40
-    assert sum(first[task] == opening[task] for task in opening) < 30
-
-
 def test_noise_is_executed_but_never_imitated(tokenizer, policy):
     noisy = collect(policy(action_noise=1.0, games=3))
     for demonstration in noisy:
@@ -151,9 +135,8 @@ def test_noise_is_executed_but_never_imitated(tokenizer, policy):
 
 
 def test_hindsight_examples_show_the_outcome_and_answer_with_the_plan(tokenizer, policy):
-    settings = replace(SETTINGS, suboptimal_probability=0.4, hindsight_fraction=0.5)
     demonstrations = collect(policy(suboptimal_probability=0.4))
-    examples = to_examples(demonstrations, settings)
+    examples = to_examples(demonstrations, replace(SETTINGS, hindsight_fraction=0.5))
     assert len(examples) == 2 * len(demonstrations)
     assert all(example is each.ordinary for example, each in zip(examples, demonstrations, strict=False))
     by_example = {id(each.hindsight): each for each in demonstrations}
@@ -170,25 +153,28 @@ def test_tool_demonstrations_are_calls_of_the_actions(policy, monkeypatch):
     """Later prompts contain the calls of executed actions, half of which are noise; shared prefixes are computed once."""
     tokenizer, settings = published_tokenizer("qwen3"), {"action_noise": 0.5, "max_prompt_tokens": 100_000}
     writer = ToolConversationBuilder(tokenizer, ADAPTER.template("tools"), ADAPTER.tools, 100_000)
-    pupil = replace(policy(**settings, games=2, prompt_weight=0.0), tokenizer=tokenizer, builder=writer)
+    pupil = replace(
+        policy(**settings, games=2, prompt_weight=0.0),
+        tokenizer=tokenizer,
+        builder=writer,
+        model=build_tiny_model(tokenizer, "nano"),
+    )
     examples = [demonstration.ordinary for demonstration in collect(pupil)]
-    responses, disturbed = [], 0
-    for example, following in zip(examples, [*examples[1:], None], strict=True):
+    verbs, disturbed = set(), 0
+    for example, following in zip(examples, [*examples[1:], examples[0]], strict=True):
         ids, response = example.prompt_ids, example.response_ids
         prompt = Prompt(ids, int(np.flatnonzero(ids == tokenizer.eos_token_id)[-1]), "none")
-        responses.append(writer.read(prompt, response))
-        assert response[-1] == tokenizer.eos_token_id
-        if following is not None and len(following.prompt_ids) > len(ids):
+        read = writer.read(prompt, response)
+        assert (read.valid, response[-1]) == (True, tokenizer.eos_token_id)
+        verbs.add(read.action.split()[0])
+        if len(following.prompt_ids) > len(ids):
             assert following.prompt_ids[: len(ids)].tolist() == ids.tolist()
             disturbed += following.prompt_ids[len(ids) :][: len(response)].tolist() != response.tolist()
-    assert all(response.valid for response in responses)
-    assert {response.action.split()[0] for response in responses} >= {"go", "take"}
+    assert verbs >= {"go", "take"}
     assert 0 < disturbed < len(examples)
     monkeypatch.delattr(cloning, "cloning_loss")
     monkeypatch.setattr(cloning, "WARMUP", 1)
-    losses = [
-        loss for loss, _ in islice(updates(replace(pupil, model=build_tiny_model(tokenizer, "nano")), examples[:6]), 6)
-    ]
+    losses = [loss for loss, _ in islice(updates(pupil, examples[:6]), 6)]
     assert losses[-1] < 0.9 * losses[0]
     with pytest.raises(ConfigError):
         writer.encode_action(prompt, "help")
@@ -211,20 +197,17 @@ def test_response_continues_the_text_that_the_prompt_opened(special):
 # -- cloning -----------------------------------------------------------------------------------------------------------
 
 
-def ids_of(length: int) -> np.ndarray:
-    return np.arange(300, 300 + length, dtype=np.int32)
-
-
 @pytest.mark.parametrize("prompt_weight", [0.0, 0.3])
 def test_padding_and_shared_prefixes_do_not_change_the_loss(prompt_weight, tokenizer):
     """The loss of a ragged batch is the token-weighted mean over its rows, each of which is computed alone."""
     model = build_tiny_model(tokenizer, "nano")
-    rows = [Example(ids_of(4), ids_of(2)), Example(ids_of(9), ids_of(3)), Example(ids_of(6), ids_of(5))]
-    rows.append(Example(np.concatenate((rows[1].prompt_ids, rows[1].response_ids, ids_of(2))), ids_of(4)))
+    ids = np.arange(300, 320, dtype=np.int32)
+    rows = [Example(ids[:prompt], ids[:response]) for prompt, response in ((4, 2), (9, 3), (6, 5))]
+    rows.append(Example(np.concatenate((ids[:9], ids[:3], ids[:2])), ids[:4]))
     prompts, responses = [], []
     for row in rows:
-        ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
-        nll = cross_entropy(model(ids).logits[0, :-1].double(), ids[0, 1:].long(), reduction="none")
+        tokens = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+        nll = cross_entropy(model(tokens).logits[0, :-1].double(), tokens[0, 1:].long(), reduction="none")
         prompts.append(nll[: len(row.prompt_ids) - 1])
         responses.append(nll[len(row.prompt_ids) - 1 :])
     expected = torch.cat(responses).mean() + prompt_weight * torch.cat(prompts).mean()
@@ -237,11 +220,11 @@ def test_conversation_batches_have_every_decision_once_an_epoch():
     # Turn by turn, so that the decisions of a conversation are far from each other.
     examples = [Example(ids[:end], ids[end : end + 1]) for end in range(2, 8) for ids in conversations]
     epoch: list[tuple] = []
-    for batch in conversation_batches(examples, 6, Renamer({}, (), 0.0), np.random.default_rng(0)):
+    drawn = conversation_batches(examples, 6, Renamer({}, (), 0.0), np.random.default_rng(0))
+    while len(epoch) < len(examples):
+        batch = next(drawn)
         epoch += [(*example.prompt_ids, *example.response_ids) for example in batch]
         assert len({int(example.prompt_ids[0]) for example in batch}) <= 2
-        if len(epoch) >= len(examples):
-            break
     assert len(set(epoch)) == len(epoch) == len(examples)
 
 
@@ -261,18 +244,17 @@ def test_cloning_learns_a_handful_of_games(optimizer, compute_dtype, policy, mon
 
 
 def test_renaming_exchanges_names_alike_in_prompt_and_response(tokenizer):
-    prompt, response = (
-        np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
-        for text in ("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1", "take mug 1 from desk 1")
-    )
+    def ids(text):
+        return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
     table = Renamer(tokenizer, ADAPTER.warm_start.interchangeable, 1.0).table(np.random.default_rng(0))
-    renamed = tokenizer.decode(table[prompt])
-    words = renamed.split()
-    assert (words[2], words[4]) != ("mug", "shelf")
-    assert words[:2] == ["put", "some"]
-    assert words[7] == words[4]
-    assert renamed.endswith(tokenizer.decode(table[response]))
-    assert f"take {words[2]} 1 from " in tokenizer.decode(table[response])
+    renamed = tokenizer.decode(table[ids("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1")])
+    put, some, mug, _, shelf, _, _, again, *_ = renamed.split()
+    assert (put, some, again) == ("put", "some", shelf)
+    assert (mug, shelf) != ("mug", "shelf")
+    response = tokenizer.decode(table[ids("take mug 1 from desk 1")])
+    assert response.startswith(f"take {mug} 1 from ")
+    assert renamed.endswith(response)
     assert sorted(table.tolist()) == list(range(len(tokenizer)))
 
 
@@ -341,18 +323,16 @@ def test_diverged_model_is_not_kept(weights_diverge, demonstrated, own_cache, mo
 
 
 def test_same_settings_return_the_cached_model(first, own_cache, tmp_path, monkeypatch):
-    assert not first.cached
-    assert first.episodes == SETTINGS.evaluation_games
+    assert (first.cached, first.episodes) == (False, SETTINGS.evaluation_games)
     assert first.interval[0] <= first.success_rate <= first.interval[1]
     assert [point["step"] for point in first.curve] == [2, 4]
     assert json.loads((first.path / module.RECORD).read_text())["settings"]["games"] == SETTINGS.games
     assert json.loads((first.path / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
     shutil.copytree(first.path.parents[1], own_cache)
     second = warm_start(SETTINGS, out=tmp_path / "copy", progress=False)
-    assert second.cached
-    assert second.success_rate == first.success_rate
+    assert (second.cached, second.success_rate) == (True, first.success_rate)
     for name in ("model.safetensors", "tokenizer.json", "generation_config.json"):
-        assert (tmp_path / "copy" / name).read_bytes() == (first.path / name).read_bytes()
+        assert (second.path / name).read_bytes() == (first.path / name).read_bytes()
     for taken in ("copy", "copy/config.json"):
         with pytest.raises(UserInputError):
             warm_start(SETTINGS, out=tmp_path / taken, progress=False)
@@ -365,12 +345,10 @@ def test_same_settings_return_the_cached_model(first, own_cache, tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
         warm_start(SETTINGS, out=tmp_path / "cut", progress=False)
     assert {path.name for path in tmp_path.iterdir()} == {"copy", "cache"}
-    onward = warm_start(replace(SETTINGS, model_path=str(first.path), max_steps=2), progress=False)
-    assert not onward.cached
-    assert len(list((own_cache / "warmstart").iterdir())) == 2
+    assert not warm_start(replace(SETTINGS, model_path=str(first.path), max_steps=2), progress=False).cached
 
 
-def test_complete_demonstrations_of_an_interrupted_warm_start_are_kept(first, own_cache, monkeypatch):
+def test_what_an_interrupted_warm_start_has_completed_is_kept(first, own_cache, monkeypatch):
     played, cloned = [], []
 
     def interrupting(events, number):
@@ -378,45 +356,35 @@ def test_complete_demonstrations_of_an_interrupted_warm_start_are_kept(first, ow
         if len(events) == number:
             raise KeyboardInterrupt
 
-    def collect_until(number):
-        return lambda policy, on_game: collect(policy, lambda: interrupting(played, number))
-
     def interrupted_updates(*args):
         for update in updates(*args):
             interrupting(cloned, 2)
             yield update
 
-    monkeypatch.setattr(module, "collect", collect_until(SETTINGS.games))
-    with pytest.raises(KeyboardInterrupt):
-        warm_start(SETTINGS, progress=False)
-    assert [path for path in own_cache.rglob("*") if path.is_file()] == []
-    monkeypatch.setattr(module, "collect", collect_until(None))
-    monkeypatch.setattr(module, "updates", interrupted_updates)
-    with pytest.raises(KeyboardInterrupt):
-        warm_start(SETTINGS, progress=False)
-    assert list((own_cache / "warmstart").iterdir()) == []
-    assert len(list((own_cache / "demonstrations").iterdir())) == 1
-    continued = warm_start(SETTINGS, progress=False)
-    assert not continued.cached
-    assert len(played) == 2 * SETTINGS.games  # the last warm start plays none
-    assert (continued.path / "model.safetensors").read_bytes() == (first.path / "model.safetensors").read_bytes()
-
-
-def test_failed_evaluation_costs_no_cloning(demonstrated, monkeypatch):
-    demonstrated(SETTINGS)
-
     def fail(*arguments):
         raise EnvironmentFaultError("the power is gone")
 
+    def require_stop(error):
+        with pytest.raises(error):
+            warm_start(SETTINGS, progress=False)
+
+    monkeypatch.setattr(
+        module, "collect", lambda policy, on_game: collect(policy, lambda: interrupting(played, SETTINGS.games))
+    )
+    require_stop(KeyboardInterrupt)
+    assert [path for path in own_cache.rglob("*") if path.is_file()] == []
+    monkeypatch.setattr(module, "updates", interrupted_updates)
+    require_stop(KeyboardInterrupt)
+    assert [len(list((own_cache / kind).iterdir())) for kind in ("warmstart", "demonstrations")] == [0, 1]
     with monkeypatch.context() as patched:
         patched.setattr("trial_ray.warmstart.agreement.compare_with_expert", fail)
-        with pytest.raises(EnvironmentFaultError):
-            warm_start(SETTINGS, progress=False)
+        require_stop(EnvironmentFaultError)
+        assert len(played) == 2 * SETTINGS.games
     monkeypatch.setattr(module, "_clone", fail)
     result = warm_start(SETTINGS, progress=False)
     assert (result.cached, result.steps, result.episodes) == (True, 4, SETTINGS.evaluation_games)
-    record = json.loads((result.path / module.RECORD).read_text())
-    assert record["agreement"]["games"] == SETTINGS.evaluation_games
+    assert json.loads((result.path / module.RECORD).read_text())["agreement"]["games"] == SETTINGS.evaluation_games
+    assert (result.path / "model.safetensors").read_bytes() == (first.path / "model.safetensors").read_bytes()
     monkeypatch.setattr("trial_ray.warmstart.agreement.compare_with_expert", fail)
     assert warm_start(SETTINGS, progress=False).seconds == result.seconds
 
@@ -428,31 +396,29 @@ def test_first_of_two_builders_wins(own_cache):
         (own_cache / "warmstart" / "key" / "model").write_text("first")
 
     path, cached = get_or_build("warmstart", "key", build)
-    assert (path / "model").read_text() == "first"
-    assert not cached
-    assert [entry.name for entry in path.parent.iterdir()] == ["key"]
+    assert ((path / "model").read_text(), cached) == ("first", False)
+    assert [*path.parent.iterdir()] == [path]
 
 
 def test_cache_key_covers_settings_adapter_and_code():
-    settings = {"seed": 1, "hindsight_fraction": 0.5, "env_config": {"data": Path("games")}, "optimizer": "adamw"}
-    experts = [partial(GameAgent, opening) for opening in ("[", "<")]
-    specs = [{"vocabulary": ("mug",)}, {"interchangeable": ()}, *({"demonstrator": expert} for expert in experts)]
-    adapters = [{"max_turns": 3}, {"templates": {}}]
-    adapters += [{"warm_start": replace(ADAPTER.warm_start, **spec)} for spec in specs]
-    keys = [module.cache_key(SETTINGS, HOME)]
-    keys += [module.cache_key(replace(SETTINGS, **{name: value}), HOME) for name, value in settings.items()]
-    keys += [module.cache_key(SETTINGS, replace(HOME, adapter=replace(ADAPTER, **changes))) for changes in adapters]
-    assert len({*keys}) == len(keys)
+    def key(settings=SETTINGS, spec=HOME.spec, **changes):
+        return module.cache_key(settings, replace(HOME, spec=spec, adapter=replace(ADAPTER, **changes)))
 
     def registered(hint):
         def hinted() -> str:
             return hint
 
-        kwargs = {"hinted": hinted, "hint": hint}
-        return module.cache_key(SETTINGS, replace(HOME, spec=replace(HOME.spec, kwargs=kwargs)))
+        return key(spec=replace(HOME.spec, kwargs={"hinted": hinted, "hint": hint}))
 
+    settings = {"seed": 1, "hindsight_fraction": 0.5, "env_config": {"data": Path("games")}, "optimizer": "adamw"}
+    specs = [{"vocabulary": ("mug",)}, {"interchangeable": ()}]
+    specs += [{"demonstrator": partial(GameAgent, opening)} for opening in ("[", "<")]
+    keys = [key(), key(max_turns=3), key(templates={}), registered("a"), registered("b")]
+    keys += [key(replace(SETTINGS, **{name: value})) for name, value in settings.items()]
+    keys += [key(warm_start=replace(ADAPTER.warm_start, **spec)) for spec in specs]
+    assert len({*keys}) == len(keys)
     # A function counts by name and file, not by its address, which differs in each process.
-    assert registered("a") == registered("a") != registered("b")
+    assert registered("a") in keys
     assert [pattern for pattern in module.CODE if not any(PACKAGE.glob(pattern))] == []
 
 

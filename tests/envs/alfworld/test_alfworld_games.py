@@ -84,12 +84,11 @@ def test_a_broken_packed_release_leaves_no_index(tmp_path, damage):
     assert list((tmp_path / "cache" / "trial_envs").iterdir()) == []
 
 
-def test_games_in_the_default_folder_are_found(tree, tmp_path):
+@pytest.mark.parametrize("inside", ["", "json_2.1.1"])
+def test_games_in_the_default_folder_are_found(tree, tmp_path, inside):
     default = tmp_path / "home/.cache/alfworld"
-    for folder in (default, default / "json_2.1.1"):
-        shutil.rmtree(default, ignore_errors=True)
-        shutil.copytree(tree[0], folder)
-        assert find_data(None) == default
+    shutil.copytree(tree[0], default / inside)
+    assert find_data(None) == default
 
 
 def test_without_data_and_split_games_are_generated(tmp_path, monkeypatch):

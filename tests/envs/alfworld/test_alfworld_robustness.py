@@ -1,8 +1,6 @@
 """Vector environments, forks, copies and bad input: typed errors or "Nothing happens.", never a crash of the process."""
 
-import copy
 import gc
-import pickle
 
 import gymnasium
 import pytest
@@ -16,7 +14,6 @@ from trial_envs.alfworld.library import LIBRARIES
 from trial_envs.errors import (
     CorruptGameError,
     EpisodeOverError,
-    UnknownOptionError,
     UnknownTaskError,
 )
 
@@ -30,21 +27,19 @@ def env():
     env.close()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_vector_environments_reset_by_seed_and_task(env, mode):
-    envs = gymnasium.make_vec("trial/ALFWorld-v0", num_envs=2, vectorization_mode=mode, max_turns=2, **TINY)
+def test_vector_environments_reset_by_seed_and_task(env):
+    envs = gymnasium.make_vec("trial/ALFWorld-v0", num_envs=2, vectorization_mode="async", max_turns=2, **TINY)
     observations, infos = envs.reset(seed=5)
     alone = [env.reset(seed=seed) for seed in (5, 6)]
     assert observations == tuple(observation for observation, _ in alone)
     assert list(infos["task_id"]) == [info["task_id"] for _, info in alone]
-    observations, infos = envs.reset(options={"task": env.tasks()[3]})
+    observations, _ = envs.reset(options={"task": env.tasks()[3]})
     assert observations == (env.reset(options={"task": 3})[0],) * 2
-    observations, _, _, truncations, infos = envs.step(("look", "fly"))
+    observations, *_, infos = envs.step(("look", "fly"))
     assert observations == (env.step("look")[0], "Nothing happens.")
     assert list(infos["invalid_action"]) == [False, True]
-    *_, truncations, _ = envs.step(("look", "look"))
-    assert list(truncations) == [True, True]
-    observations, *_, infos = envs.step(("ignored", "ignored"))  # the next episode starts automatically
+    assert list(envs.step(("look", "look"))[3]) == [True, True]
+    observations, *_ = envs.step(("ignored", "ignored"))  # the next episode starts automatically
     assert all("Your task is to: " in observation for observation in observations)
     envs.close()
 
@@ -65,8 +60,6 @@ def test_unknown_tasks_of_every_source(env, tmp_path, task):
         with pytest.raises(UnknownTaskError) as caught:
             source.reset(options={"task": task})
         assert len(str(caught.value)) < 1000
-        with pytest.raises(UnknownOptionError):
-            source.reset(options={"tasks": "0"})
         with pytest.raises(EpisodeOverError):
             source.step("look")
         source.reset(seed=0)
@@ -100,20 +93,6 @@ def test_no_damage_of_a_game_ends_the_process(part, old, new):
         start(damaged)
     assert start(game.text).admissible_commands
     engine.close()
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_a_copy_continues_in_the_original_state(duplicate):
-    env = gymnasium.make("trial/ALFWorld-v0", **TINY)
-    env.reset(seed=2)
-    first, *rest = env.unwrapped.walkthrough
-    env.step(first)
-    other = duplicate(env)
-    assert rest
-    assert [other.step(command) for command in rest] == [env.step(command) for command in rest]
-    assert other.spec == env.spec
-    other.close()
-    env.close()
 
 
 def test_a_collected_environment_returns_its_library():

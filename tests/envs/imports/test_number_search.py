@@ -20,8 +20,7 @@ def guesses(task: str, hidden: int, form: str) -> list[int]:
         observation = "The target number is higher." if hidden > made[-1] else "The target number is lower."
 
 
-@pytest.mark.parametrize(("least", "most"), [(1, 20), (7, 7), (3, 52)])
-@pytest.mark.parametrize("form", ["[{}]", "\\boxed{{{}}}"])
+@pytest.mark.parametrize(("least", "most", "form"), [(1, 20, "[{}]"), (7, 7, "[{}]"), (3, 52, "\\boxed{{{}}}")])
 def test_the_range_is_halved(least, most, form):
     task = f"You have to guess the number between {least} and {most} within 10 turns."
     assert NumberSearch.plays(task)

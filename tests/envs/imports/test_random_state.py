@@ -1,7 +1,7 @@
 """Environments that draw from the global generators do not influence each other or the process."""
 
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -18,30 +18,24 @@ def expected(seed: int, number: int) -> list[tuple[float, float]]:
 
 
 def test_alternating_states_continue_where_they_were():
-    states, seeds = [RandomState(), RandomState()], [3, 2**32 - 1]
+    states = {seed: RandomState() for seed in (3, 2**32 - 1)}
     random.seed(11), np.random.seed(11)
-    seen: list[list[tuple[float, float]]] = [[], []]
-    outside = []
+    seen: dict[int, list[tuple[float, float]]] = {3: [], 2**32 - 1: [], 11: []}
     for turn in range(4):
-        for index, state in enumerate(states):
-            with state.active(None if turn else seeds[index]):
-                seen[index].append(drawn())
-            outside.append(drawn())
-    assert seen == [expected(seed, 4) for seed in seeds]
-    assert outside == expected(11, 8)
+        for seed, state in states.items():
+            with state.active(None if turn else seed):
+                seen[seed].append(drawn())
+            seen[11].append(drawn())
+    assert seen == {seed: expected(seed, len(values)) for seed, values in seen.items()}
 
 
 def test_threads_take_turns():
-    states, seen = [RandomState() for _ in range(4)], [[] for _ in range(4)]
-
-    def play(index: int) -> None:
+    def play(seed: int) -> list[tuple[float, float]]:
+        state, seen = RandomState(), []
         for turn in range(50):
-            with states[index].active(None if turn else index):
-                seen[index].append(drawn())
+            with state.active(None if turn else seed):
+                seen.append(drawn())
+        return seen
 
-    threads = [threading.Thread(target=play, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert seen == [expected(index, 50) for index in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(play, range(4))) == [expected(seed, 50) for seed in range(4)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 
 import gymnasium
 import psutil
@@ -40,13 +39,8 @@ def playing(started: SessionProcesses) -> tuple[SessionProcess, int]:
     return process, (children(started) - before).pop()
 
 
-def until_gone(pids: list[int], within_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while any(map(psutil.pid_exists, pids)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+def until_gone(pids: list[int]) -> bool:
+    return psutil.wait_procs([each for each in psutil.process_iter() if each.pid in pids], timeout=20)[1] == []
 
 
 def test_a_process_answers_as_the_environment_does(started):

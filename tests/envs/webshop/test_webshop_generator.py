@@ -5,8 +5,6 @@ import pickle
 import pytest
 from text_games import play_expert, win
 
-from trial_envs.alfworld.env import ALFWorldEnv
-from trial_envs.errors import GeneratorSettingError
 from trial_envs.webshop import shop_set
 from trial_envs.webshop.assortment import KINDS
 from trial_envs.webshop.env import WebShopEnv
@@ -56,15 +54,6 @@ def test_goals_are_divided_among_shops_in_a_fixed_way(own_cache, monkeypatch):
     for task in [*played, "6"]:
         assert (again.reset(options={"task": task})[1]["task"], again.catalogue.folder) == played[task]
     assert again._shops._open.cache_info().currsize == 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [(WebShopEnv, {"num_shops": 0}), (WebShopEnv, {"num_games": 0}), (ALFWorldEnv, {"num_games": 0})],
-)
-def test_a_number_below_1_is_refused(kind, settings):
-    with pytest.raises(GeneratorSettingError, match="from 1, got 0"):
-        kind("generated", **settings)
 
 
 def test_the_forgetful_explorer_acts_within_its_options_and_wins(own_cache):
