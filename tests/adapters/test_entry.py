@@ -38,35 +38,20 @@ class AnythingEnv(RiddleEnv):
         self.settings = settings
 
 
-def test_the_split_is_only_passed_to_environments_that_accept_it():
-    entry = entry_of(RiddleEnv, {"split": "test", "words": ("red",)})
-    assert entry.make().unwrapped.words == ("red",)
-    assert entry.split == "test"
-    assert entry_of(AnythingEnv, {"split": "test"}).make().unwrapped.settings == {"split": "test"}
-    assert entry_of(RiddleEnv).split == "train"
-
-
 class ListingEnv(RiddleEnv):
-    """Has a list of tasks for one split, and takes no ``split``."""
+    """Has a list of tasks for one split, whose tasks are no texts, and takes no ``split``."""
 
     ENV_ID = "test/Listing-v0"
 
-    def tasks(self, split: str) -> list[str]:
+    def tasks(self, split: str) -> range:
         if split != "train":
             raise UnknownSplitError(f"there is no {split}; expected train.")
-        return ["first"]
-
-
-class NumberedEnv(RiddleEnv):
-    """Has numbers as tasks."""
-
-    def tasks(self, split: str) -> range:
         return range(3)
 
 
 def test_tasks_that_are_no_texts_are_refused():
     with pytest.raises(ConfigError, match=r"tasks\('train'\) has 0 \(int\); expected strings"):
-        entry_of(NumberedEnv).tasks()
+        entry_of(ListingEnv).tasks()
 
 
 @pytest.mark.parametrize(
@@ -84,11 +69,15 @@ def test_an_unknown_split_names_the_settings_that_choose_it(entry, found):
         entry().tasks()
 
 
-def test_an_unknown_keyword_names_the_nearest_keyword():
+def test_an_unknown_keyword_names_the_nearest_and_the_split_may_be_unknown():
+    entry = entry_of(RiddleEnv, {"split": "test", "words": ("red",)})
+    assert (entry.split, entry.make().unwrapped.words) == ("test", ("red",))
+    assert entry_of(RiddleEnv).split == "train"
     with pytest.raises(ConfigError, match=r"Unknown setting 'env_config.wrods'. Did you mean 'env_config.words'\?"):
         entry_of(RiddleEnv, {"wrods": ()}).make()
+    anything = {"split": "test", "wrods": 1}
     assert keyword_arguments(entry_of(AnythingEnv).spec) is None
-    assert entry_of(AnythingEnv, {"wrods": 1}).make().unwrapped.settings == {"wrods": 1}
+    assert entry_of(AnythingEnv, anything).make().unwrapped.settings == anything
 
 
 def test_tasks_are_listed_by_the_environment_or_seeds():

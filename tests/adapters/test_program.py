@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import re
-import sys
 import threading
 
 import gymnasium
@@ -108,49 +106,9 @@ def require_same_turns(turns, expected):
         assert (turn.insert_at, turn.reward) == (other.insert_at, other.reward)
 
 
-AGENT = """
-import json, os, sys, urllib.request
-
-
-def post(key=os.environ["OPENAI_API_KEY"], path="/chat/completions", **fields):
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(fields).encode())
-    request.add_header("Authorization", f"Bearer {key}")
-    try:
-        return json.load(urllib.request.urlopen(request))
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)["error"]["message"]
-
-
-prompts, messages = json.load(sys.stdin), []
-assert post(key="other")[0] == 401
-assert post(path="/embeddings") == (400, "/v1/embeddings: the policy answers chat.completions.create only")
-assert "temperature" in post(messages=[], temperature=0.5)[1]
-for prompt in prompts:
-    messages += prompt
-    messages.append(post(model="policy", messages=messages)["choices"][0]["message"])
-"""
-
-
-async def play_elsewhere(task, chat):
-    """The game, played by an agent in another process, which has only the address and the key."""
-    contexts = [
-        PromptContext(TASK, said, (), (), step) for step, said in enumerate(["which number?", "higher", "lower"], 1)
-    ]
-    prompts = [[{"role": "user", "content": TEMPLATE.render(context)}] for context in contexts]
-    prompts[0].insert(0, {"role": "system", "content": TEMPLATE.system(TASK)})
-    async with local_endpoint(chat) as variables:
-        agent = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", AGENT, stdin=asyncio.subprocess.PIPE, env={**os.environ, **variables}
-        )
-        await agent.communicate(json.dumps(prompts).encode())
-    assert agent.returncode == 0
-    return {"reward": 1.0, "outcome": "found", "rewards": {"steps": 3}}
-
-
-@pytest.mark.parametrize("run", [play, play_elsewhere])
-def test_a_program_has_the_turns_of_an_environment_with_its_messages(run):
+def test_a_program_has_the_turns_of_an_environment_with_its_messages():
     adapter = EnvironmentAdapter("test/Numbers-v0", templates={"conversation": TEMPLATE})
-    expected, played = episode(entry(NumberEnv, adapter)), episode(program(run))
+    expected, played = episode(entry(NumberEnv, adapter)), episode(program(play))
     assert expected.ended == played.ended == "terminated"
     assert len(played.turns) == 3
     require_same_turns(played.turns, expected.turns)
@@ -158,18 +116,18 @@ def test_a_program_has_the_turns_of_an_environment_with_its_messages(run):
     assert (played.success, played.score, played.rewards) == (True, 1.0, {"steps": 3.0})
 
 
-def test_an_agent_elsewhere_gets_status_503_when_its_episode_ends():
+def test_an_agent_elsewhere_needs_the_key_and_gets_status_503_at_the_end():
     """The request that waits gets it, and a later one on the same connection, which a closed listener does not end."""
-    statuses, agents = [], []
+    answers, agents = [], []
 
     def agent(variables):
         connection = http.client.HTTPConnection(variables["OPENAI_BASE_URL"].split("/")[2], timeout=60)
-        for _ in range(3):
-            headers = {"Authorization": f"Bearer {variables['OPENAI_API_KEY']}"}
-            connection.request("POST", "/v1/chat/completions", json.dumps({"messages": [SYSTEM, USER]}), headers)
+        key, path = variables["OPENAI_API_KEY"], "chat/completions"
+        for token, asked in (("other", path), (key, "embeddings"), (key, path), (key, path), (key, path)):
+            body = json.dumps({"messages": [SYSTEM, USER]})
+            connection.request("POST", f"/v1/{asked}", body, {"Authorization": f"Bearer {token}"})
             with connection.getresponse() as answer:
-                answer.read()
-            statuses.append(answer.status)
+                answers.append((answer.status, json.load(answer)))
 
     async def waits(task, chat):
         async with local_endpoint(chat) as variables:
@@ -182,7 +140,9 @@ def test_an_agent_elsewhere_gets_status_503_when_its_episode_ends():
     assert not env.step("x")[2]
     env.close()
     agents[0].join(60)
-    assert statuses == [200, 503, 503]
+    assert [status for status, _ in answers] == [401, 400, 200, 503, 503]
+    assert "chat.completions.create only" in answers[1][1]["error"]["message"]
+    assert answers[2][1]["choices"][0]["message"]["content"] == "x"
 
 
 def requests(*conversations, **settings):
@@ -223,6 +183,7 @@ IMAGE = {"role": "system", "content": [{"type": "image_url", "image_url": {"url"
     [
         (requests([SYSTEM, USER], [SYSTEM, USER, OTHER_WORDS, USER]), "one message of the user"),
         (requests([], stream=True), "stream or n"),
+        (requests([], temperature=0.1), "temperature"),
         (requests([USER]), "['user']"),
         (requests([IMAGE]), "image_url"),
         (lambda task, chat: asyncio.sleep(0, 1.0), "first call"),

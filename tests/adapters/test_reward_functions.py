@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
-from ray import cloudpickle
-from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError, RewardError
@@ -23,25 +19,11 @@ from trial_ray.runs.experiment import load_experiment
 from trial_ray.trajectory import Trajectory
 
 EXAMPLE = Path(__file__).parents[2] / "tuned_examples" / "reward_functions.py"
-LOAD = "import pickle, sys; print(pickle.load(sys.stdin.buffer)([1, 2]))"
 
 
 def config_of(reward):
     config = GRPOConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"})
     return config.rl_module(model_path="some/model").training(reward=reward)
-
-
-def test_a_function_of_an_experiment_file_is_sent_by_value(tmp_path):
-    (tmp_path / "beside_rewards.py").write_text("def double(values):\n    return 2 * len(values)\n")
-    file = tmp_path / "experiment.py"
-    file.write_text(
-        "from beside_rewards import double\nfrom trial_ray import GRPOConfig\nBASE = 100\n"
-        "def mine(episode):\n    return BASE + double(episode)\n"
-        "config = GRPOConfig().training(reward=mine)\n"
-    )
-    sent = cloudpickle.dumps(load_experiment(file).config.reward)
-    received = subprocess.run([sys.executable, "-c", LOAD], input=sent, capture_output=True, check=True, cwd="/")
-    assert received.stdout.decode().strip() == "104"
 
 
 def test_unusable_rewards_are_refused():
@@ -70,12 +52,11 @@ def test_a_replay_does_not_need_the_reward_function():
     config = from_record(after)
     config.validate()
     assert RewardFunction.of(config) is None
-    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=2)
-    for number, trajectory in enumerate(group.trajectories):
-        trajectory.function_reward = float(number)
-    assert [trajectory.outcome_reward(config.reward) for trajectory in group.trajectories] == [0.0, 1.0]
+    rated = Trajectory("task", "", 0)
     with pytest.raises(ConfigError, match=r"reward is function brief, which was not called.*reward=FUNCTION"):
-        Trajectory("task", "", 0).outcome_reward(config.reward)
+        rated.outcome_reward(config.reward)
+    rated.function_reward = 0.5
+    assert rated.outcome_reward(config.reward) == 0.5
 
 
 def rated(config) -> SimpleNamespace:

@@ -82,36 +82,23 @@ def test_an_adapter_file_defines_an_adapter_and_runs_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "told"),
+    ("name", "text", "error", "told"),
     [
-        (None, ConfigError, r"no file .*mine\.py; give the path of a Python file that defines ADAPTER"),
-        ("ADAPTER = 'mine'", ConfigError, r"mine\.py must define ADAPTER.*got 'mine'"),
-        (ADAPTER.format(fields="max_turns=0"), ConfigError, "adapter of mine/Words-v0 has max_turns = 0"),
-        ("x = 1\nADAPTER = unknown", UserInputError, r"mine\.py, line 2: NameError"),
-        ("x = (", UserInputError, r"mine\.py, line 1: SyntaxError"),
+        ("mine.py", None, ConfigError, r"no file .*mine\.py; give the path of a Python file that defines ADAPTER"),
+        ("mine.py", "ADAPTER = 'mine'", ConfigError, r"mine\.py must define ADAPTER.*got 'mine'"),
+        ("mine.py", ADAPTER.format(fields="max_turns=0"), ConfigError, "adapter of mine/Words-v0 has max_turns = 0"),
+        ("mine.py", "x = 1\nADAPTER = unknown", UserInputError, r"mine\.py, line 2: NameError"),
+        ("mine.py", "x = (", UserInputError, r"mine\.py, line 1: SyntaxError"),
+        ("run.json", "{}", ConfigError, r"run\.json is not a Python file"),
     ],
 )
-def test_a_file_without_a_usable_adapter_is_refused(text, error, told, tmp_path):
-    file = tmp_path / "mine.py"
+def test_a_file_without_a_usable_adapter_is_refused(name, text, error, told, tmp_path):
+    file = tmp_path / name
     if text is not None:
         file.write_text(text)
     for _ in range(2):  # nothing of the file is kept
         with pytest.raises(error, match=told):
             load_adapters([file])
-
-
-def test_a_file_that_is_not_python_is_no_adapter(tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"run\.json is not a Python file"):
-        load_adapters([tmp_path / "run.json"])
-
-
-def test_a_refused_setting_names_file_and_line(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("from trial_ray import GRPOConfig\n\nconfig = GRPOConfig().training(grop_size=8)\n")
-    with pytest.raises(ConfigError, match="group_size") as caught:
-        load_experiment(file)
-    assert caught.value.__notes__ == [f"in {file}, line 3"]
 
 
 @pytest.mark.actors

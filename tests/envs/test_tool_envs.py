@@ -41,11 +41,9 @@ def test_every_family_is_won_by_tool_calls(tmp_path):
     for task in range(len(FAMILIES)):
         first = env.reset(task=task, prompt=[])
         assert first.count("Your task is to: ") == 1
-        assert "inventory" in first.split("Actions: ")[1].split(", ")
-        assert "help" not in first.split("Actions: ")[1].split(", ")
+        assert {"inventory", "help"} & {*first.split("Actions: ")[1].split(", ")} == {"inventory"}
         walkthrough = env._env.unwrapped.walkthrough
-        for command in walkthrough:
-            answer = call(env, command)
+        answer = [call(env, command) for command in walkthrough][-1]
         assert answer.endswith("The episode is over.")
         assert env.get_reward() == 1.0
         assert env.look() == "The episode is over."

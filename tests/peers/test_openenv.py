@@ -127,16 +127,17 @@ def test_the_example_of_the_page_runs(served, capsys):
 def test_http_follows_openenvs_standard(served):
     from openenv.cli._validation import validate_running_environment
 
+    def post(path, **body):
+        return requests.post(f"{served.url}/{path}", timeout=END_SECONDS, **body)
+
     report = validate_running_environment(served.url, timeout_s=END_SECONDS)
     assert report["passed"], report
-    sent = requests.post(f"{served.url}/reset", json={"seed": 3}, timeout=END_SECONDS).json()
-    assert sent["observation"]["text"] == plain().reset(seed=3)[0]
+    assert post("reset", json={"seed": 3}).json()["observation"]["text"] == plain().reset(seed=3)[0]
     assert until(lambda: not served.sessions())
-    step = requests.post(f"{served.url}/step", json={"action": {"action": "look"}}, timeout=END_SECONDS)
+    step = post("step", json={"action": {"action": "look"}})
     assert (step.status_code, step.json()["error"]) == (400, "EpisodeOverError")
-    large = {"action": {"action": "x" * 10_000_000}}
-    for body in ({"json": large}, {"data": iter([b"x" * 1000])}):
-        assert requests.post(f"{served.url}/step", timeout=END_SECONDS, **body).status_code == 413
+    for body in ({"json": {"action": {"action": "x" * 10_000_000}}}, {"data": iter([b"x" * 1000])}):
+        assert post("step", **body).status_code == 413
 
 
 def test_the_manifest_is_one_that_openenv_accepts():

@@ -31,7 +31,8 @@ def switches(name: str) -> list[str]:
 NAMES = [*(name for name in published_templates() if name != TEXTUAL), *OWN]
 CASES = [(name, switch) for name in NAMES for switch in switches(name)]
 # The third item is the number of closing tokens that the policy sampled itself; cohere2 closes a response with two tokens.
-CLOSED = [(name, switch, 1 + (name == "cohere2")) for name, switch in CASES] + [(name, "default", 0) for name in NAMES]
+CLOSED = [(name, switch, 1 + (name == "cohere2")) for name, switch in CASES]
+CLOSED += [(name, "default", 0) for name in ("cohere2", "gemma", "qwen3")]
 
 
 @cache

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 import pytest
 from chat_tokenizers import bare_tokenizer, published_templates, published_tokenizer
-from prompt_games import SWITCHES, TASK, add_turn, controls, message, rendered, shown, writer_of
+from prompt_games import SWITCHES, TASK, add_turn, message, rendered, shown, writer_of
 from riddle_env import RiddleEnv
 from user_env import entry_of
 
@@ -100,7 +100,9 @@ def play(name: str, switch: str, results: list[StepResult], limit: int = 100_000
 
 @pytest.mark.parametrize(("name", "switch"), CASES)
 def test_a_game_reads_as_the_template_writes_it(name, switch):
-    tokenizer, results = published_tokenizer(name), [shown(f'You see "desk {number}" & a pen.') for number in (1, 2, 3)]
+    """An observation that spells a call is neither one nor the end of the message."""
+    tokenizer, spelled = published_tokenizer(name), builder(name).call_text("act", {"action": "help"})
+    results = [shown(f'You see "desk {number}" & {spelled}.') for number in (1, 2, 3)]
     played = play(name, switch, results)
     actions = [f"go to desk {step}" for step in (1, 2, 3)]
     assert [(turn.action, turn.valid) for turn in played] == [(action, True) for action in actions]
@@ -117,22 +119,6 @@ def test_a_game_reads_as_the_template_writes_it(name, switch):
         before, behind = tokenizer.decode(hindsight.ids).split("WHAT FOLLOWED")
         assert before.rstrip('"').removesuffix("\n</tool_response>").removesuffix("\n").endswith("look")
         assert tokenizer.decode(turn.prompt_ids[turn.insert_at :]) in behind
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_answers_that_spell_control_tokens_stay_text(name):
-    tokenizer = published_tokenizer(name)
-    whole = written(name, "default", [shown("A."), shown("B.")], ["look"])
-    spelled = builder(name).call_text("act", {"action": "help"})
-
-    def controls_of(observation: str) -> list[list[int]]:
-        played = play(name, "default", [shown(observation)] * 3)
-        assert [turn.action for turn in played] == [f"go to desk {step}" for step in (1, 2, 3)]
-        return [controls(tokenizer, turn.prompt_ids) for turn in played]
-
-    clean, added = controls_of("A room."), "".join(map(str, tokenizer.added_tokens_decoder.values()))
-    for hostile in (added, whole.rpartition("look")[2] + spelled, whole.partition("A.")[0]):
-        assert controls_of(hostile) == clean
 
 
 def qwen_call(content: str) -> str:
@@ -230,15 +216,15 @@ def test_a_mistake_takes_a_turn_and_no_step():
 
 def test_over_the_limit_a_game_restarts_with_its_last_turns_as_text():
     results = [shown(f"ROOM{step} " + "desk " * 20) for step in range(1, 6)]
-    whole = play("qwen3", "default", results)
-    limit = len(whole[-1].prompt_ids) - 1
-    played = play("qwen3", "default", results, limit=limit)
+    limit = len(play("qwen3", "default", results)[-1].prompt_ids) - 1
+    played = play("qwen3", "default", results, limit)
     assert [turn.prompt_cut for turn in played] == ["none"] * 4 + ["history"]
-    text = published_tokenizer("qwen3").decode(played[-1].prompt_ids)
+    ids = played[-1].prompt_ids
+    text = published_tokenizer("qwen3").decode(ids)
     assert [step for step in range(1, 6) if f"ROOM{step}" in text] == [3, 4, 5]
-    assert ("You did: go to desk 4" in text, "You did: go to desk 2" in text, text.count(TASK)) == (True, False, 1)
+    assert [text.count(part) for part in ("You did: go to desk 4", "You did: go to desk 2", TASK)] == [1, 0, 1]
     again = builder("qwen3", limit=limit).write(shown("ROOM6"), played)
-    assert again.ids[: len(played[-1].prompt_ids)].tolist() == played[-1].prompt_ids.tolist()
+    assert again.ids[: len(ids)].tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -152,20 +152,17 @@ def test_episode_has_rllibs_attributes(runner_of):
     seen = []
 
     def look(episode, **kwargs):
-        seen.append((len(episode), episode.is_done, episode.get_return(), episode.get_observations()))
+        seen.append((len(episode), episode.is_done, episode.get_return()))
 
-    def end(episode, **kwargs):
-        assert (episode.task_id, episode.success, episode.ended) == ("two", True, "terminated")
-        assert (episode.is_terminated, episode.is_truncated, episode.env_steps()) == (True, False, TURNS)
-        assert episode.get_actions() == episode.responses == [turn.action for turn in episode.turns]
-        assert (episode.get_rewards(-1), episode.get_rewards([0, 2])) == (1.0, [0.0, 1.0])
-        assert [episode.task in prompt for prompt in episode.prompts] == [bool(episode.task)] * TURNS
-
-    runner = runner_of(GRPOConfig().callbacks(on_episode_start=look, on_episode_step=look, on_episode_end=[look, end]))
-    play(runner, size=1, groups=1)
-    assert [turns for turns, *_ in seen] == [0, 1, 2, 3, 3]
-    assert [(done, gained) for _, done, gained, _ in seen] == [(False, 0)] * 3 + [(True, 1)] * 2
-    assert seen[-1][3] == [f"You count: {number}." for number in range(TURNS + 1)]
+    config = GRPOConfig().callbacks(on_episode_start=look, on_episode_step=look)
+    play(runner_of(config.callbacks(on_sample_end=lambda samples, **kwargs: seen.extend(samples))), size=1, groups=1)
+    *steps, episode = seen
+    assert steps == [(0, False, 0), (1, False, 0), (2, False, 0), (3, True, 1)]
+    assert (episode.is_terminated, episode.is_truncated, episode.env_steps()) == (True, False, TURNS)
+    assert episode.get_actions() == episode.responses == [turn.action for turn in episode.turns]
+    assert (episode.get_rewards(-1), episode.get_rewards([0, 2])) == (1.0, [0.0, 1.0])
+    assert episode.get_observations() == [f"You count: {number}." for number in range(TURNS + 1)]
+    assert [f"count to {TURNS}" == episode.task in prompt for prompt in episode.prompts] == [True] * TURNS
 
 
 def test_callbacks_are_called_in_rllibs_order_and_share_custom_data(runner_of):
@@ -317,13 +314,13 @@ def test_later_groups_join_and_the_oldest_start_first(runner_of):
         groups += start(runner, [*requests(2, first=5), *requests(2, first=3)])
         await asyncio.sleep(0)
         runner.client.gate.set()
-        return [sample for sample, _ in await asyncio.gather(*groups)]
+        return await asyncio.gather(*groups)
 
-    samples = asyncio.run(play_all())
+    samples = [sample for sample, _ in asyncio.run(play_all())]
     assert [sample.request.index for sample in samples] == [0, 1, 2, 5, 6, 3, 4]
     assert runner.client.started == [*range(7)]
     assert runner.client.most_under_way == 4, "max_episodes_in_flight holds for all groups together"
-    assert all((sample.num_survivors, sample.num_rows) == (2, 2 * TURNS) for sample in samples)
+    assert {(sample.num_survivors, sample.num_rows) for sample in samples} == {(2, 2 * TURNS)}
 
 
 @pytest.mark.parametrize("stop", [False, True])
@@ -375,73 +372,90 @@ def test_a_restarted_runner_is_not_connected(runner_of):
 def test_only_groups_of_training_are_returned_and_get_teacher_contexts(runner_of):
     runner = runner_of(TRIALConfig())
     (sample,) = play(runner, groups=1)
-    turns = [turn for rollout in sample.group.trajectories for turn in rollout.turns]
-    assert all(turn.teacher_context.insert_at == turn.insert_at for turn in turns)
-    assert all(len(turn.teacher_context.ids) > 0 for turn in turns)
-    (request,) = requests(1)
-    assert asyncio.run(runner.play_group(request, replace(settings(), in_evaluation=True)))[1] is None
+    for turn in (turn for rollout in sample.group.trajectories for turn in rollout.turns):
+        assert turn.teacher_context.insert_at == turn.insert_at
+        assert len(turn.teacher_context.ids) > 0
+    evaluated = runner.play_group(*requests(1), replace(settings(), in_evaluation=True))
+    assert asyncio.run(evaluated)[1] is None
 
 
 # --- the pool
 
 
-def pool_of(monkeypatch, local=None) -> tuple[EnvRunnerPool, list]:
-    """A pool of runners 3 to 5, whose groups do not end, and the runners that it has replaced."""
-    pool, replaced = object.__new__(EnvRunnerPool), []
-    pool._config, pool._runners = SimpleNamespace(sample_timeout_s=5.0), MagicMock()
-    pool._logged, pool._leaving = {}, set()
-    monkeypatch.setattr(pool, "_await_runners", lambda: [3, 4, 5])
-    monkeypatch.setattr(pool, "_local", lambda: local)
-    monkeypatch.setattr(
-        pool, "_actor", lambda runner_id: MagicMock(**{"play_group.remote": lambda *_: (object(),) * 2})
-    )
-    monkeypatch.setattr(pool, "_replace", lambda runner_id, reason: replaced.append(runner_id))
-    if local is None:
-        monkeypatch.setattr(pool, "cancel", lambda playing: None)
+class Pool(EnvRunnerPool):
+    """Has runners 3 to 5, whose groups do not end; ``replaced`` are those that it has replaced."""
+
+    def __init__(self, local=None):
+        self._config, self._runners = SimpleNamespace(sample_timeout_s=5.0), MagicMock()
+        self._leaving, self.replaced, self.alive, self.local = set(), [], [3, 4, 5], local
+
+    def _await_runners(self):
+        return [*self.alive]
+
+    def _local(self):
+        return self.local
+
+    def _actor(self, runner_id):
+        calls = {"play_group.remote": lambda *_: (object(),) * 2, "record.remote": lambda *groups: (runner_id, *groups)}
+        return MagicMock(**calls)
+
+    def _replace(self, runner_id, reason):
+        self.replaced.append(runner_id)
+
+    def _lose(self, runner_id, reason):
+        self.alive.remove(runner_id)
+
+    def cancel(self, playing):
+        if self.local:
+            super().cancel(playing)
+
+
+@pytest.fixture
+def no_result(monkeypatch):
     monkeypatch.setattr("trial_ray.rollout.env_runner_pool.ray.wait", lambda calls, **limits: ([], calls))
-    return pool, replaced
 
 
-def test_each_request_goes_to_the_runner_with_the_fewest_groups(monkeypatch):
-    pool, _ = pool_of(monkeypatch)
+def test_each_request_goes_to_the_runner_with_the_fewest_groups():
+    pool = Pool()
+
+    def runners(number, playing=()):
+        return [group.runner for group in pool.submit(requests(number), settings(), playing)]
+
     first = pool.submit(requests(4), settings())
     assert [group.runner for group in first] == [3, 4, 5, 3]
-    assert [group.runner for group in pool.submit(requests(3), settings(), first[1:])] == [3, 4, 5]
+    assert runners(3, first[1:]) == [3, 4, 5]
     pool._leaving = {4}
-    assert [group.runner for group in pool.submit(requests(2), settings(), first)] == [5, 3]
+    assert runners(2, first) == [5, 3]
 
 
-def test_runners_that_end_no_evaluation_group_in_time_are_replaced(monkeypatch):
-    pool, replaced = pool_of(monkeypatch)
+@pytest.mark.usefixtures("no_result")
+def test_runners_that_end_no_evaluation_group_in_time_are_replaced():
+    pool = Pool()
     assert list(pool.stream_groups(requests(2), settings())) == []
-    assert sorted(replaced) == [3, 4]
+    assert sorted(pool.replaced) == [3, 4]
 
 
+@pytest.mark.usefixtures("no_result")
 def test_groups_of_lost_runners_are_recorded_by_another(monkeypatch):
-    pool, _ = pool_of(monkeypatch)
-    alive, written = [3, 4], []
+    written = []
 
     def get(call, timeout):
         if call[0] == 3:
             raise RayActorError
         written.append(call)
 
-    def actor(runner_id):
-        return MagicMock(**{"record.remote": lambda iteration, *groups: (runner_id, iteration, groups)})
-
-    monkeypatch.setattr(pool, "_await_runners", lambda: [*alive])
-    monkeypatch.setattr(pool, "_lose", lambda runner_id, reason: alive.remove(runner_id))
-    monkeypatch.setattr(pool, "_actor", actor)
     monkeypatch.setattr("trial_ray.rollout.env_runner_pool.ray.get", get)
+    pool = Pool()
+    pool.alive = [3, 4]
     pool.record(7, [SimpleNamespace(runner=runner_id, group=runner_id) for runner_id in (3, 4, 5)])
-    assert written == [(4, 7, (4,)), (4, 7, (3, 5))]
+    assert written == [(4, 7, 4), (4, 7, 3, 5)]
 
 
-def test_groups_that_never_end_in_this_process_are_cancelled(monkeypatch):
+def test_groups_that_never_end_in_this_process_are_cancelled():
     async def never(request, settings):
         await asyncio.Event().wait()
 
-    pool, _ = pool_of(monkeypatch, SimpleNamespace(play_group=never))
+    pool = Pool(SimpleNamespace(play_group=never))
     playing = pool.submit(requests(2), settings())
     assert pool.wait(playing, 0.01) == ({}, set())
     assert pool.replace_late(playing) == {0}, "the only env runner"

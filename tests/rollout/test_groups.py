@@ -11,7 +11,9 @@ import torch
 from synthetic_groups import synthetic_groups
 
 from trial_ray import GiGPOConfig, GRPOConfig
+from trial_ray.errors import TrainingDivergedError
 from trial_ray.learner.method import Method
+from trial_ray.learner.rows import group_turn_rows
 from trial_ray.rollout.groups import GroupRequest, GroupSample
 from trial_ray.trajectory import TrajectoryGroup
 
@@ -23,8 +25,8 @@ def sample_of(group: TrajectoryGroup, config: GRPOConfig) -> GroupSample:
 def group_of(lengths=(2, 2, 2), success: bool = False, **changed) -> TrajectoryGroup:
     """Rollouts that all earned the same, of turns that are alike."""
     (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=len(lengths))
+    turn = dataclasses.replace(group.trajectories[0].turns[0], valid=True, **changed)
     for trajectory, length in zip(group.trajectories, lengths, strict=True):
-        turn = dataclasses.replace(trajectory.turns[0], valid=True, **changed)
         trajectory.turns, trajectory.success, trajectory.score = [turn] * length, success, 0.25
     return group
 
@@ -38,45 +40,6 @@ def test_variance_is_that_of_the_chosen_reward(reward, differing):
     first.turns = [dataclasses.replace(first.turns[0], reward=float(differing == "return"))]
     counts = (reward, "success", "return") if reward == "per_turn" else (reward,)
     assert sample_of(group, GRPOConfig().training(reward=reward)).zero_variance == (differing not in counts)
-
-
-SAME = {
-    "they cancel": ((0.1, 0.1, 0.1, -0.1, -0.1, -0.1), (0.1, -0.1, 0.1, -0.1, 0.1, -0.1)),
-    "float32": (map(float, np.float32([0.1, 0.2, 0.4])), map(float, np.float32([0.7]))),
-}
-
-
-@pytest.mark.parametrize("rewards", SAME.values(), ids=list(SAME))
-@pytest.mark.parametrize("statistics", ["trajectories", "rows"])
-def test_rewards_that_sum_up_to_the_same_make_no_variance(rewards, statistics):
-    group = group_of((1, 1))
-    for trajectory, own in zip(group.trajectories, map(list, rewards), strict=True):
-        trajectory.turns = [dataclasses.replace(trajectory.turns[0], reward=reward) for reward in own]
-    config = GRPOConfig().training(reward="return", advantage_statistics=statistics)
-    assert sample_of(group, config).zero_variance
-
-
-@pytest.mark.parametrize("statistics", ["trajectories", "rows"])
-@pytest.mark.parametrize("scale", [1.0, 1e6])
-def test_a_penalty_makes_a_variance_while_it_is_more_than_rounding(statistics, scale):
-    """A group in which all rollouts failed and one response was malformed has a gradient: minus the penalty."""
-    group = group_of(success=True)
-    first = group.trajectories[0]
-    first.turns = [dataclasses.replace(first.turns[0], valid=False), *first.turns[1:]]
-    config = GRPOConfig().training(advantage_statistics=statistics, reward_scale=scale, invalid_action_penalty=0.1)
-    lost_in_rounding = statistics == "rows" and scale == 1e6
-    assert sample_of(group, config).zero_variance == lost_in_rounding
-    assert sample_of(group, config.training(invalid_action_penalty=0.0)).zero_variance
-
-
-@pytest.mark.parametrize(
-    ("lengths", "coefficient", "expected"), [((1, 2, 3), 1.0, False), ((1, 2, 3), 0.0, True), ((2, 2, 2), 1.0, False)]
-)
-def test_equal_outcomes_have_variance_if_the_method_compares_steps(lengths, coefficient, expected):
-    """A step that is nearer to the success returns more; all observations are the same here."""
-    group = group_of(lengths, success=True)
-    assert sample_of(group, GiGPOConfig().training(step_coeff=coefficient)).zero_variance is expected
-    assert sample_of(group, GRPOConfig()).zero_variance
 
 
 class LongestFirst(Method):
@@ -107,10 +70,20 @@ def test_failed_rollouts_do_not_make_a_variance(config):
     assert sample_of(group, config).zero_variance
 
 
-def test_a_reward_that_is_not_finite_is_left_to_the_learner():
-    group = group_of()
+@pytest.mark.parametrize("reward", ["score", "per_turn"])
+def test_a_reward_that_is_not_finite_is_left_to_the_learner(reward):
+    group, config = group_of(reward=1e308), GRPOConfig().training(reward=reward, reward_scale=1e10)
     group.trajectories[0].score = math.inf
-    assert not sample_of(group, GRPOConfig().training(reward="score")).zero_variance
+    assert not sample_of(group, config).zero_variance
+    with pytest.raises(TrainingDivergedError):
+        group_turn_rows([group], config)
+
+
+def test_truncated_responses_can_be_masked_in_the_loss():
+    group = group_of((1, 2))
+    group.trajectories[0].turns[0] = dataclasses.replace(group.trajectories[0].turns[0], finish_reason="length")
+    rows = group_turn_rows([group], GRPOConfig().training(mask_truncated=True))
+    assert rows.mask.tolist() == [turn > 0 for turn in rows.turn_ids.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -125,10 +98,8 @@ def test_return_is_the_sum_of_the_rewards(rewards, expected):
 @pytest.mark.parametrize("part", [{"observation": "Elsewhere."}, {"prompt_ids": np.array([3, 5], np.int32)}, {}])
 def test_rollouts_of_a_group_begin_alike(part):
     group = group_of()
-    start = dataclasses.replace(group.trajectories[0].turns[0], observation="Here.")
-    for trajectory in group.trajectories:
-        trajectory.turns[0] = start
-    group.trajectories[1].turns[0] = dataclasses.replace(start, **part)
+    other = group.trajectories[1]
+    other.turns[0] = dataclasses.replace(other.turns[0], **part)
     assert sample_of(group, GRPOConfig()).starts_differ == bool(part)
-    group.trajectories[1].ended = "failed"
+    other.ended = "failed"
     assert not group.starts_differ

@@ -20,7 +20,6 @@ from trial_ray.models.tiny import build_tokenizer
 QWEN_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-MODELS = ("qwen2.5", "qwen3", "smollm2", "tiny")
 # How templates spell control tokens: <|name|>, <|name>, <name|>, with full-width bars, and a few without any.
 CONTROL = re.compile(
     r"<[|｜][^<>|｜{}%\s]+[|｜]?>|<[a-z_]+\|>|<(?:start|end)_of_[a-z]+>|\[gMASK\]|<sop>|</s>|</?think>|/nothink|</?tool_(?:call|response)>"

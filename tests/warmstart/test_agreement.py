@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,11 +12,8 @@ import torch
 from test_warmstart import ADAPTER, HOME, SETTINGS
 
 from trial_ray import cli
-from trial_ray.adapters.guarded import GuardedEnv
-from trial_ray.adapters.registry import make_entries
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.prompts.single_turn import PromptBuilder
-from trial_ray.rollout.episode import play_episode
 from trial_ray.trajectory import Turn
 from trial_ray.warmstart import agreement as module
 from trial_ray.warmstart.agreement import auc, compare_with_expert, mean_gaps, measure_agreement
@@ -59,38 +55,26 @@ def test_gaps_are_mean_differences_of_the_two_views(untrained):
     assert mean_gaps(untrained, trajectories) == pytest.approx(expected, abs=1e-5)
 
 
-def scripted(entry):
-    """Games whose player gives an idle command before each command of the solution."""
+def test_decisive_and_wasted_turns_have_different_gaps(untrained, monkeypatch):
+    """The scorer confirms the actions of solutions; the player gives an idle command before each command of the solution."""
 
-    def play(watch):
-        trajectories = []
-        for task in entry.tasks():
-            env = GuardedEnv(entry)
+    def scripted(env):
+        async def act(result, history, step):
+            action = "inventory" if step % 2 else env.walkthrough()[(step - 1) // 2]
+            ids = np.array([5, 6, 7], np.int32)
+            return Turn(action=action, prompt_ids=ids, insert_at=2, response_ids=ids)
 
-            async def act(result, history, step, env=env):
-                action = "inventory" if step % 2 else env.walkthrough()[(step - 1) // 2]
-                ids = np.array([5, 6, 7], np.int32)
-                return Turn(action=action, prompt_ids=ids, insert_at=2, response_ids=ids)
+        return SimpleNamespace(act=act)
 
-            trajectories.append(asyncio.run(play_episode(env, task, watch(task, SimpleNamespace(act=act), env))))
-            env.close()
-        return trajectories
+    def gaps(policy, trajectories):
+        return [1.0 - 2 * (turn.action == "inventory") for trajectory in trajectories for turn in trajectory.turns]
 
-    return SimpleNamespace(play=play)
-
-
-def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
-    """The scorer confirms the actions of solutions and no others."""
-    (entry,) = make_entries([(SETTINGS.env, {"difficulty": "tiny", "max_turns": 12}, 1.0)])
-    entry = entry.with_config(split="generated", num_games=4, generator_seed=3)
-    monkeypatch.setattr(
-        module,
-        "mean_gaps",
-        lambda policy, trajectories: [
-            -1.0 if turn.action == "inventory" else 1.0 for trajectory in trajectories for turn in trajectory.turns
-        ],
-    )
-    agreement = compare_with_expert(Policy(SETTINGS, entry, None, None, None), scripted(entry))
+    monkeypatch.setattr(module, "mean_gaps", gaps)
+    settings = replace(SETTINGS, evaluation_games=4)
+    policy = replace(untrained, settings=settings, entry=HOME.with_config(max_turns=12))
+    with HeldOutGames(policy, EVALUATED) as games:
+        wrapped = SimpleNamespace(play=lambda wrap: games.play(lambda task, _, env: wrap(task, scripted(env), env)))
+        agreement = compare_with_expert(policy, wrapped)
     figures = agreement.figures
     assert figures["won"] == figures["games"] == 4
     assert figures["decisive"]["turns"] == figures["routine"]["turns"] == figures["turns"] / 2

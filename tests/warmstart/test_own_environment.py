@@ -103,10 +103,9 @@ class ListingEnv(CountingEnv):
 )
 def test_no_task_serves_two_purposes(entry, seed):
     settings = replace(SETTINGS, generator_seed=seed)
-    needs = {DEMONSTRATED: settings.games, CHECKED: settings.check_games, EVALUATED: settings.evaluation_games}
-    sets = [task_set(settings, entry, purpose) for purpose, number in needs.items()]
-    assert [len(tasks) for _, tasks in sets] == list(needs.values())
-    assert len({task for _, tasks in sets for task in tasks}) == sum(needs.values())
+    sets = [task_set(settings, entry, purpose) for purpose in (DEMONSTRATED, CHECKED, EVALUATED)]
+    assert [len(tasks) for _, tasks in sets] == [settings.games, settings.check_games, settings.evaluation_games]
+    assert len({task for _, tasks in sets for task in tasks}) == 14
     for played, tasks in sets:
         GuardedEnv(played).reset(tasks[0], seed=0)
     assert sets[0] != task_set(replace(settings, generator_seed=seed + 7), entry, DEMONSTRATED)

@@ -1,9 +1,6 @@
 """The engine repeats recordings of the stock engine, also in several threads."""
 
-import os
 import random
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -61,23 +58,6 @@ def test_recorded_episodes_of_the_stock_engine_are_repeated(origin):
         assert info["family"] == episode["family"]
     for env in environments.values():
         env.close()
-
-
-def test_playing_leaves_the_process_and_its_folders_unchanged(tmp_path):
-    for name in ("home", "temporary"):
-        (tmp_path / name).mkdir()
-    code = (
-        "import os, sys; before = sys.argv, list(sys.argv), sys.stdout, dict(os.environ);"
-        "from trial_envs.alfworld.env import ALFWorldEnv;"
-        "env = ALFWorldEnv('generated', difficulty='tiny'); env.reset(seed=0); env.step('look'); env.close();"
-        "assert before == (sys.argv, ['-c', 'argument'], sys.stdout, dict(os.environ))"
-    )
-    surroundings = os.environ | {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
-    surroundings.pop("ALFWORLD_DATA", None)
-    command = [sys.executable, "-c", code, "argument"]
-    done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True, env=surroundings)
-    assert (done.stdout, done.stderr) == ("", "")
-    assert [*(tmp_path / "home").iterdir(), *(tmp_path / "temporary").iterdir()] == []
 
 
 def play(task_id: str, engine: AlfredEngine) -> list:

@@ -1,12 +1,11 @@
 """Generated ALFWorld games: a pure function of the id, winnable in all six families, of the size of their level."""
 
-import json
 from collections import Counter
 
 import pytest
 
-from trial_envs.alfworld.engine import AlfredEngine, GameText
-from trial_envs.alfworld.export import check_solution, write_games
+from trial_envs.alfworld.engine import AlfredEngine
+from trial_envs.alfworld.export import check_solution
 from trial_envs.alfworld.families import FAMILIES, parse_name
 from trial_envs.alfworld.generator import generate, task_ids
 from trial_envs.errors import CorruptGameError, GeneratorSettingError
@@ -48,15 +47,3 @@ def test_unknown_settings_are_refused():
     for wrong in ({"difficulty": "hard"}, {"families": ("juggle",)}, {"families": ()}, {"seed": True}, {"count": 0}):
         with pytest.raises(GeneratorSettingError, match=r"[Ee]xpected"):
             task_ids(**({"difficulty": "tiny", "seed": 0, "count": 3} | wrong))
-
-
-def test_written_games_have_the_official_layout(tmp_path):
-    ids = write_games(tmp_path / "games", n=3, seed=4, difficulty="tiny")
-    for task_id in ids:
-        folder = tmp_path / "games" / "json_2.1.1" / "train" / task_id
-        content = json.loads((folder / "game.tw-pddl").read_text())
-        game = generate(task_id)
-        text = GameText(content["pddl_domain"], content["pddl_problem"], content["grammar"])
-        assert text == game.text
-        assert tuple(content["walkthrough"]) == game.walkthrough
-        assert json.loads((folder / "traj_data.json").read_text())["task_type"] == game.family

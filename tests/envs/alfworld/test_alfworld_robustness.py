@@ -44,15 +44,6 @@ def test_vector_environments_reset_by_seed_and_task(env):
     envs.close()
 
 
-@pytest.mark.parametrize("action", ["\ud800", "go to " * 200_000])
-def test_any_text_is_answered_and_changes_nothing(env, action):
-    _, before = env.reset(seed=0)
-    observation, reward, terminated, truncated, info = env.step(action)
-    assert (observation, reward, terminated, truncated) == ("Nothing happens.", 0.0, False, False)
-    assert info == before | {"invalid_action": True}
-    assert not env.step("look")[-1]["invalid_action"]
-
-
 @pytest.mark.parametrize("task", ["x" * 1_000_000, "../.."])
 def test_unknown_tasks_of_every_source(env, tmp_path, task):
     write_games(tmp_path / "tree", n=1, seed=0, difficulty="tiny")

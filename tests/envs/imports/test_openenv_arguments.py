@@ -45,15 +45,11 @@ def test_the_servers_number_of_sessions_is_read(answer, stated):
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *_):
-            pass
-
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for scheme in ("http", "ws"):
             env = gymnasium.make("trial/OpenEnv-v0", url=f"{scheme}://127.0.0.1:{server.server_port}")
             assert env.unwrapped.max_instances == stated
-            env.close()
         server.shutdown()
     assert gymnasium.make("trial/OpenEnv-v0", url="http://127.0.0.1:9").unwrapped.max_instances is None
 

@@ -1,7 +1,6 @@
 """Environments that draw from the global generators do not influence each other or the process."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -27,15 +26,3 @@ def test_alternating_states_continue_where_they_were():
                 seen[seed].append(drawn())
             seen[11].append(drawn())
     assert seen == {seed: expected(seed, len(values)) for seed, values in seen.items()}
-
-
-def test_threads_take_turns():
-    def play(seed: int) -> list[tuple[float, float]]:
-        state, seen = RandomState(), []
-        for turn in range(50):
-            with state.active(None if turn else seed):
-                seen.append(drawn())
-        return seen
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(play, range(4))) == [expected(seed, 50) for seed in range(4)]

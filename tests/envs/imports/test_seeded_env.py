@@ -35,13 +35,12 @@ class DiceEnv(SeededEnv):
 
 
 def sums(env: DiceEnv, task: str) -> list[str]:
-    return [env.reset(options={"task": task})[0], env.step("throw")[0], env.step("throw")[0]]
+    return [env.reset(options={"task": task})[0], *(env.step("throw")[0] for _ in range(2))]
 
 
 def expected(seed: int) -> list[str]:
     generator = random.Random(seed)
-    thrown = [generator.randint(1, 6) + generator.randint(1, 6) for _ in range(3)]
-    return [str(sum(thrown[:count])) for count in (1, 2, 3)]
+    return [*map(str, itertools.accumulate(generator.randint(1, 6) + generator.randint(1, 6) for _ in range(3)))]
 
 
 def test_a_task_is_a_name_and_a_seed():

@@ -21,9 +21,8 @@ GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 64}
 @pytest.fixture
 def started():
     made = SessionProcesses(ENV_ID, GAMES, 2)
-    family = [made._forks._server.pid]
     yield made
-    family += children(made) if made._forks._server.poll() is None else []
+    family = [made._forks._server.pid, *children(made)]
     made.close()
     assert until_gone(family)
 
@@ -46,49 +45,40 @@ def until_gone(pids: list[int]) -> bool:
 def test_a_process_answers_as_the_environment_does(started):
     env = gymnasium.make(ENV_ID, disable_env_checker=True, **GAMES)
     text, info = env.reset(seed=4)
+    expected = [{"text": text, **info, "reward": None, "done": False, "truncated": False}] * 2
+    for action in env.unwrapped.walkthrough:
+        text, reward, done, truncated, told = env.step(action)
+        expected.append({"text": text, **told, "reward": reward, "done": done, "truncated": truncated})
     process = started.start()
 
     async def play() -> list[dict]:
         reset = await process.ask("reset", 4, None)
-        with pytest.raises(RemoteEnvError, match="UnknownTaskError"):
-            await process.ask("reset", None, "unheard of")
-        with pytest.raises(RemoteEnvError, match="EpisodeOverError"):
-            await process.ask("step", "look")
-        named = await process.ask("reset", None, reset["task_id"])
+        for request, cause in ((("reset", None, "unheard of"), "UnknownTask"), (("step", "look"), "EpisodeOver")):
+            with pytest.raises(RemoteEnvError, match=f"{cause}Error"):
+                await process.ask(*request)
+        named = await process.ask("reset", None, info["task_id"])
         return [reset, named, *[await process.ask("step", action) for action in env.unwrapped.walkthrough]]
 
-    reset, named, *steps = asyncio.run(play())
-    assert reset == named == {"text": text, **info, "reward": None, "done": False, "truncated": False}
-    for action, answer in zip(env.unwrapped.walkthrough, steps, strict=True):
-        text, reward, terminated, truncated, info = env.step(action)
-        assert answer == {"text": text, **info, "reward": reward, "done": terminated, "truncated": truncated}
-    assert steps[-1]["won"]
+    assert asyncio.run(play()) == expected
+    assert expected[-1]["won"]
     env.close()
 
 
-def test_a_hanging_process_is_abandoned_and_counts_for_the_limit(started, monkeypatch):
-    process, pid = playing(started)
-    started.start()
+def test_a_process_that_hangs_or_died_is_abandoned_and_counts_for_the_limit(started, monkeypatch):
+    (hanging, first), (dead, second) = playing(started), playing(started)
+    psutil.Process(second).kill()
+    with pytest.raises(SessionProcessError, match="The session's process ended"):
+        asyncio.run(dead.ask("reset", 0, None))
     monkeypatch.setattr(processes, "STEP_SECONDS", 0.5)
-    psutil.Process(pid).suspend()
+    psutil.Process(first).suspend()
     with pytest.raises(SessionProcessError, match=r"no answer within 0\.5 s"):
-        asyncio.run(process.ask("reset", 0, None))
+        asyncio.run(hanging.ask("reset", 0, None))
     with pytest.raises(SessionProcessError, match="2 sessions"):
         started.start()
-    started.end(process)
-    started.end(process)  # a second call has no effect
-    assert until_gone([pid])
+    for _ in range(2):  # a second call has no effect
+        started.end(hanging)
+    assert until_gone([first])
     started.start()
-
-
-def test_processes_die_with_their_program_and_a_new_one_is_started(started):
-    process, pid = playing(started)
-    psutil.Process(started._forks._server.pid).kill()
-    assert until_gone([pid])
-    with pytest.raises(SessionProcessError, match="The session's process ended"):
-        asyncio.run(process.ask("reset", 0, None))
-    started._forks._server.wait(20)
-    assert asyncio.run(started.start().ask("reset", 0, None))["done"] is False
 
 
 def test_without_openenv_the_command_names_the_extra(monkeypatch):

@@ -14,11 +14,12 @@ from trial_envs.webshop.reward import option_matches
 
 
 def test_a_shop_is_a_function_of_its_setting():
-    setting = ShopSetting(50, 10, 3)
-    assert list(generate_products(setting)) == list(generate_products(setting))
-    assert list(generate_products(setting)) != list(generate_products(ShopSetting(50, 10, 4)))
-    longer = list(generate_products(ShopSetting(80, 10, 3)))
-    assert longer[:50] == list(generate_products(setting))
+    shop, again, other, longer = (
+        list(generate_products(ShopSetting(products, 10, seed)))
+        for products, seed in ((50, 3), (50, 3), (50, 4), (80, 3))
+    )
+    assert shop == again == longer[:50]
+    assert shop != other
 
 
 def test_every_option_value_matches_itself_and_has_its_own_label():
@@ -45,9 +46,7 @@ def test_every_goal_is_won_by_its_walkthrough(own_cache, seed, products, difficu
 def test_goals_are_divided_among_shops_in_a_fixed_way(own_cache, monkeypatch):
     env = WebShopEnv("generated", num_games=10, difficulty="tiny", num_shops=4)
     assert list(env.tasks()) == [str(number) for number in range(10)]
-    played = {}
-    for task in env.tasks():
-        played[task] = win(env, task)[4]["task"], env.catalogue.folder
+    played = {task: (win(env, task)[4]["task"], env.catalogue.folder) for task in env.tasks()}
     assert len({folder for _, folder in played.values()}) == 4
     monkeypatch.setattr(shop_set, "MAX_OPEN", 2)  # a process has a limited number of memory mappings
     again = pickle.loads(pickle.dumps(env))

@@ -35,18 +35,17 @@ def test_the_packed_set_is_recognised_by_its_digests():
 
 
 def test_human_goals_are_built_on_request(tmp_path):
+    told = {"instruction": "a bright lamp", "instruction_attributes": ["bright"], "instruction_options": ["green"]}
     asin = PRODUCTS[1]["asin"]
-    human = {
-        asin: [{"instruction": "a bright lamp", "instruction_attributes": ["bright"], "instruction_options": ["green"]}]
-    }
-    folder = write_source(tmp_path / "source", items_human_ins=human)
+    folder = write_source(tmp_path / "source", items_human_ins={asin: [told]})
     shop = open_catalogue(prepare(folder, tmp_path / "index", human_goals=True, tagger=tag))
     assert shop.num_goals == 1
     goal = shop.goal(0)
     assert (goal.asin, goal.attributes, goal.wanted, goal.weight) == (asin, ("bright",), ("green",), 1)
     assert goal.instruction.startswith("a bright lamp, and price lower than ")
+    (folder / "items_human_ins.json").unlink()
     with pytest.raises(MissingDataError, match=r"lacks items_human_ins\.json, which human_goals=True needs"):
-        prepare(write_source(tmp_path / "other"), tmp_path / "index", human_goals=True, tagger=tag)
+        prepare(folder, tmp_path / "index", human_goals=True, tagger=tag)
     assert open_catalogue(tmp_path / "index").num_goals == 1
 
 
@@ -89,13 +88,13 @@ def test_damaged_sources_are_refused_and_leave_nothing_behind(tmp_path, products
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-@pytest.mark.parametrize("name", ["items_shuffle.json.xz", "items_shuffle.json"])
-def test_a_truncated_file_is_refused(tmp_path, name):
+@pytest.mark.parametrize("pack", [lzma.compress, bytes])
+def test_a_truncated_file_is_refused(tmp_path, pack):
     folder = write_source(tmp_path / "source")
-    content = (folder / "items_shuffle.json").read_bytes()
+    content = pack((folder / "items_shuffle.json").read_bytes())
     (folder / "items_shuffle.json").unlink()
-    packed = lzma.compress(content) if name.endswith("xz") else content
-    (folder / name).write_bytes(packed[: len(packed) // 2])
+    name = "items_shuffle.json" if pack is bytes else "items_shuffle.json.xz"
+    (folder / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(CorruptCatalogueError, match=name):
         prepare(folder, tmp_path / "index", tagger=tag)
 

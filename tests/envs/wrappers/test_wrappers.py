@@ -59,12 +59,13 @@ def test_actions_keep_their_case_if_the_environment_needs_it(monkeypatch):
 
 
 def test_wrong_settings_are_refused_when_the_wrapper_is_made():
-    with pytest.raises(ValueError, match="size is 0"):
-        HistoryWindow(EchoEnv(), size=0)
-    with pytest.raises(TypeError, match="Expected Text spaces"):
-        HistoryWindow(gymnasium.make("CartPole-v1"))
-    with pytest.raises(ValueError, match="style"):
-        ActionProjection(EchoEnv(), style="xml")
+    for wrong, error in (
+        (lambda: HistoryWindow(EchoEnv(), size=0), ValueError),
+        (lambda: HistoryWindow(gymnasium.make("CartPole-v1")), TypeError),
+        (lambda: ActionProjection(EchoEnv(), style="xml"), ValueError),
+    ):
+        with pytest.raises(error):
+            wrong()
 
 
 @pytest.mark.usefixtures("registered")
