@@ -112,15 +112,15 @@ def test_evaluation_sets_are_of_environments_of_the_run():
 
 
 def test_environments_replace_earlier_ones_with_their_arguments():
-    first, other = ("trial/ALFWorld-v0", {"difficulty": "tiny"}, 1.0), ("trial/WebShop-v0", {}, 1.0)
-    config = GRPOConfig().environment(first[0], env_config={"split": "generated"}).rl_module(model_path="m")
-    config.environment(environments=[first, other]).validate()
-    config.environment(environments=[(first[0], {"num_games": 8}, 1.0), other]).validate()
+    first, shop = "trial/ALFWorld-v0", ("trial/WebShop-v0", {}, 1.0)
+    config = GRPOConfig().environment(first, env_config={"split": "generated"}).rl_module(model_path="m")
+    config.environment(environments=[(first, {"difficulty": "tiny"}, 1.0), shop]).validate()
+    config.environment(environments=[(first, {"num_games": 8}, 1.0), shop]).validate()
     assert config.env_config == {"num_games": 8}
-    apply_overrides(config, ["environments=[('trial/ALFWorld-v0', {'num_games': 9}, 1.0)]"]).validate()
-    config.environment("trial/WebShop-v0").validate()
-    assert (config.env, config.env_config) == ("trial/WebShop-v0", {})
-    config.environment(environments=[first, other]).env_config = {"num_games": 3}
+    apply_overrides(config, [f"environments=[('{first}', {{'num_games': 9}}, 1.0)]"]).validate()
+    config.environment(shop[0]).validate()
+    assert (config.env, config.env_config) == (shop[0], {})
+    config.environment(environments=[(first, {}, 1.0), shop]).env_config = {"num_games": 3}
     with pytest.raises(ConfigError, match="each with its own keyword arguments"):
         config.validate()
     with pytest.raises(ConfigError, match="environments has 'mine'"):

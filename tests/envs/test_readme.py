@@ -1,4 +1,4 @@
-"""The tables of ``envs/README.md`` list the registered environments and the arguments of their constructors."""
+"""The tables of ``envs/README.md`` list the arguments of the constructors."""
 
 import importlib
 import inspect
@@ -19,8 +19,3 @@ def test_the_documented_arguments_are_those_of_the_constructor(name):
     section = README.split(f"\n## `{NAMESPACE}/{name}`\n", 1)[1].split("\n## ", 1)[0]
     rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \| .+ \|$", section, re.M)
     assert rows == [(each, repr(value.default).replace("'", '"')) for each, value in [*parameters.items()][1:]]
-
-
-def test_the_documented_ids_are_the_registered_ones():
-    table = README.split("| id | games | extra |\n", 1)[1].split("\n\n", 1)[0]
-    assert set(re.findall(r"^\| `(.+?)` \|", table, re.M)) == {f"{NAMESPACE}/{name}" for name in ENTRY_POINTS}

@@ -1,50 +1,20 @@
-"""Conversations over the limit, answers without a step, and stop tokens; test_published_templates compares the written text."""
+"""Conversations over the limit, their texts, and stop tokens; test_published_templates compares the written text."""
 
 from __future__ import annotations
-
-import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from chat_tokenizers import chat_tokenizer
 from prompt_games import TASK, add_turn, letters, message, shown, writer_of
-from riddle_env import RiddleEnv
-from user_env import entry_of
 
 from trial_ray.adapters import alfworld, external, webshop
-from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.errors import ChatTemplateError
-from trial_ray.rollout.episode import play_episode
 
 QWEN = chat_tokenizer("qwen3")
 
 
-class RestartingEnv(RiddleEnv):
-    """Every step starts another conversation."""
-
-    ENV_ID = "mine/Restarting-v0"
-
-    def step(self, action):
-        return "the next room", 0.0, False, False, {"task": TASK, "won": False, "past_turns": 0}
-
-
 def response(step: int) -> list[int]:
     return [*letters(QWEN, f"<action>{step}</action>"), QWEN.eos_token_id]
-
-
-def test_a_response_without_an_action_stays_in_the_new_conversation():
-    """The second response has no action and is answered without a step."""
-    build = writer_of(QWEN, "conversation")
-
-    class Player:
-        async def act(self, result, history, step):
-            turn = add_turn(build, list(history), result, response(step))
-            return replace(turn, outcome="Say one action." if step == 2 else "") if step < 4 else None
-
-    trajectory = asyncio.run(play_episode(GuardedEnv(entry_of(RestartingEnv)), "7", Player()))
-    third = QWEN.decode(trajectory.turns[2].prompt_ids)
-    assert [text in third for text in ("<action>1", "<action>2", "Say one action.")] == [False, True, True]
 
 
 @pytest.mark.parametrize(("window", "kept"), [(0, 0), (2, 2), (50, 5)])
@@ -67,20 +37,17 @@ def test_a_conversation_over_the_limit_restarts_with_its_last_ids(window, kept):
     assert np.array_equal(whole[-1].prompt_ids[-len(tail) :], tail)
 
 
-@pytest.mark.parametrize(
-    "adapter", [alfworld.ADAPTER, webshop.ADAPTER, external.TEXTWORLD], ids=lambda adapter: adapter.name
-)
+@pytest.mark.parametrize("adapter", [alfworld.ADAPTER, webshop.ADAPTER, external.TEXTWORLD], ids=lambda each: each.name)
 def test_a_conversation_shows_the_texts_of_the_tagged_template(adapter):
     conversation, tagged = (writer_of(QWEN, style, adapter=adapter) for style in ("conversation", "tagged"))
     result = shown("Instruction: [SEP] a lamp [SEP] You see a desk 1.", ["go to desk 1", "help", "look"])
     template, text = conversation.template, message(conversation, result, 3)
-    system = template.system(TASK)
-    assert system.startswith(tagged.template.role)
-    assert f"Your task: {TASK}" in system
+    assert template.system(TASK).startswith(tagged.template.role)
+    assert f"Your task: {TASK}" in template.system(TASK)
     assert text in message(tagged, result, 3)
     assert ("help" in text) == (adapter is not alfworld.ADAPTER)
-    assert template.project("x" * 99) == tagged.template.project("x" * 99)
-    assert template.project("<think>so</think><action>look</action>").valid
+    for response in ("x" * 99, "<think>so</think><action>look</action>"):
+        assert template.project(response) == tagged.template.project(response)
 
 
 def test_a_model_must_stop_at_the_templates_end_of_a_response():

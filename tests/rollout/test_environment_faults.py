@@ -100,10 +100,10 @@ def test_error_outside_the_environment_is_raised():
     assert not env.faulty
 
 
-def guessed(told=(), required=(), action="red", words=("red",), **adapter):
-    """Results of ``reset`` and ``action`` in a game of one turn, whose ``info`` has only the keys ``told``."""
-    env = GuardedEnv(entry_of(RiddleEnv, {"told": told, "words": words}, **adapter), required)
-    return env.reset("7", seed=0), env.step(action)
+def guessed(told=(), **adapter):
+    """Results of ``reset`` and ``step`` in a game of one turn, whose ``info`` has only the keys ``told``."""
+    env = GuardedEnv(entry_of(RiddleEnv, {"told": told, "words": ("red",)}, **adapter))
+    return env.reset("7", seed=0), env.step("red")
 
 
 def test_adapter_supplies_what_info_lacks():

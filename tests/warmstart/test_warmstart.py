@@ -183,13 +183,12 @@ def test_tool_demonstrations_are_calls_of_the_actions(policy, monkeypatch):
 @pytest.mark.parametrize("special", [False, True], ids=["ordinary", "special"])
 def test_response_continues_the_text_that_the_prompt_opened(special):
     tokenizer = published_tokenizer("qwen3_5_think", special)
-    template = ADAPTER.template("tagged")
-    build = PromptBuilder(tokenizer, template, 4096)
-    prompt = build.build(task="look", observation="A room.", admissible_actions=["look"], history=[], step=1)
-    ids = encode_response(tokenizer, "look", "tagged", build.responses.opened(prompt.ids, prompt.insert_at))
+    writer = PromptBuilder(tokenizer, ADAPTER.template("tagged"), 4096)
+    prompt = writer.build(task="look", observation="A room.", admissible_actions=["look"], history=[], step=1)
+    ids = encode_response(tokenizer, "look", "tagged", writer.responses.opened(prompt.ids, prompt.insert_at))
     assert tokenizer.decode(ids) == "\n</think>\n<action>look</action><|im_end|>"
     assert ids[1] == tokenizer.convert_tokens_to_ids("</think>")
-    assert template.project(build.responses.text(prompt.ids, prompt.insert_at, ids)).valid
+    assert writer.read(prompt, ids).valid
 
 
 # -- cloning -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from text_games import play_expert
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.families import FAMILIES
 from trial_envs.alfworld.oracle import ExplorerOracle, ForgetfulExplorer, ParsedTask, read_task
-from trial_envs.errors import ClosedEnvError
 
 
 @pytest.mark.parametrize(("level", "games", "turns"), [("tiny", 30, 8), ("small", 18, 12), ("medium", 18, 20)])
@@ -53,22 +52,3 @@ def test_the_forgetful_explorer_wins_and_plans_by_the_current_state():
 )
 def test_task_sentences_are_read(sentence, errand):
     assert read_task(sentence) == errand
-
-
-@pytest.fixture
-def env():
-    made = ALFWorldEnv("generated", difficulty="medium", num_games=12, families=FAMILIES)
-    yield made
-    made.close()
-
-
-def test_the_solution_is_counted_down(env):
-    with pytest.raises(ClosedEnvError, match="No game is running"):
-        env.commands_to_win()
-    for task_id in env.tasks():
-        env.reset(options={"task": task_id})
-        remaining = [env.commands_to_win()]
-        for command in env.walkthrough:
-            env.step(command)
-            remaining.append(env.commands_to_win())
-        assert remaining == list(range(len(env.walkthrough), -1, -1))

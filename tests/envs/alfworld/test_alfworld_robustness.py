@@ -1,7 +1,5 @@
 """Vector environments, forks, copies and bad input: typed errors or "Nothing happens.", never a crash of the process."""
 
-import gc
-
 import gymnasium
 import pytest
 
@@ -10,7 +8,6 @@ from trial_envs.alfworld.engine import AlfredEngine, GameText
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.export import write_games
 from trial_envs.alfworld.generator import generate, task_ids
-from trial_envs.alfworld.library import LIBRARIES
 from trial_envs.errors import (
     CorruptGameError,
     EpisodeOverError,
@@ -84,13 +81,3 @@ def test_no_damage_of_a_game_ends_the_process(part, old, new):
         start(damaged)
     assert start(game.text).admissible_commands
     engine.close()
-
-
-def test_a_collected_environment_returns_its_library():
-    gc.collect()
-    env = ALFWorldEnv(**TINY)
-    env.reset(seed=0)
-    free = len(LIBRARIES._free)
-    del env
-    gc.collect()
-    assert len(LIBRARIES._free) == free + 1
