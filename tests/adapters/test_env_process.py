@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_engines import passes
-from faulty_env import TURNS, CountingEnv
+from faulty_env import CountingEnv
 from riddle_env import RiddleEnv
 from user_env import entry_of
 
@@ -97,15 +97,6 @@ def test_a_process_answers_what_the_environment_does(make, processes):
     finally:
         there.close()
     assert (there.name, there.max_turns) == (here.name, here.max_turns)
-
-
-def test_a_process_is_kept_for_the_next_episode_and_event_loop(make):
-    env = make()
-    first = play(env)
-    pid = newest(env)
-    assert (first.ended, first.success, first.solution) == ("terminated", True, ("count",) * TURNS)
-    assert [turn.outcome for turn in play(env).turns] == [turn.outcome for turn in first.turns]
-    assert newest(env) == pid
 
 
 @pytest.mark.parametrize(

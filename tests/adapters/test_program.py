@@ -264,6 +264,11 @@ def summarises(num_before, tools):
 )
 def test_a_restarted_conversation_has_the_prompts_of_a_new_one(style, made, before, answers):
     expected = episode(made(summarises(0, style == "tools")), answers, style)
+    if style == "tools":  # the mistake takes a turn, and no step of the environment
+        mistake, following, _ = expected.turns
+        assert (mistake.valid, mistake.invalid_action, following.invalid_action) == (False, True, False)
+        assert mistake.outcome == following.observation
+        assert mistake.outcome.startswith("There is no tool 'leave'")
     played = episode(made(summarises(len(before), style == "tools")), [*before, *answers], style)
     assert (expected.success, played.success) == (True, True)
     again = played.turns[len(before) :]

@@ -1,38 +1,22 @@
 """Tools make the commands of their environments, and their schemas describe all arguments."""
 
-import inspect
-import re
-
 import pytest
-from transformers.utils import get_json_schema
 
 from trial_envs.alfworld.families import FAMILIES
 from trial_envs.alfworld.tool_env import ALFWorldToolEnv
 from trial_envs.chat import user_message, with_task
 from trial_envs.webshop.tool_env import WebShopToolEnv
 from trial_envs.wrappers import Recording, read_episodes
+from trial_ray.prompts.tool_calls import ToolSet
 
-COMMANDS = [
-    (r"go to (.+)", "go_to"),
-    (r"take (.+) from (.+)", "take"),
-    (r"move (.+) to (.+)", "move"),
-    (r"(open|close|use|examine) (.+)", None),
-    (r"(heat|cool|clean|slice) (.+) with (.+)", None),
-    (r"(look|inventory)", None),
-    (r"search\[(.+)\]", "search"),
-    (r"click\[(.+)\]", "click"),
-]
 ALFWORLD = {"split": "generated", "difficulty": "tiny", "num_games": 60}
 SHOP = {"split": "generated", "difficulty": "tiny", "num_games": 10}
 
 
 def call(env, command):
     """Call the tool of a command with the command's arguments."""
-    for pattern, name in COMMANDS:
-        if match := re.fullmatch(pattern, command):
-            groups = match.groups()
-            return getattr(env, name or groups[0])(*groups if name else groups[1:])
-    raise AssertionError(f"no tool for {command!r}")
+    name, arguments = ToolSet(type(env)).call_of(command)
+    return getattr(env, name)(**arguments)
 
 
 def test_every_family_is_won_by_tool_calls(tmp_path):
@@ -74,14 +58,10 @@ def test_a_purchase_is_made_by_tool_calls():
         (WebShopToolEnv, "click search"),
     ],
 )
-def test_the_schemas_describe_every_argument(env, names):
-    """TRL's trainer offers the public methods to the model, except these two; a schema needs all descriptions."""
-    methods = dict(inspect.getmembers(env, predicate=inspect.isfunction))
-    offered = {name: each for name, each in methods.items() if name[0] != "_" and name not in ("reset", "get_reward")}
-    assert " ".join(sorted(offered)) == names
-    for name, tool in offered.items():
-        schema = get_json_schema(tool)["function"]
-        assert (schema["name"], schema["return"]["type"]) == (name, "string")
-        arguments = dict.fromkeys([*inspect.signature(tool).parameters][1:], "string")
-        assert {name: each["type"] for name, each in schema["parameters"]["properties"].items()} == arguments
-        assert schema["parameters"].get("required", []) == [*arguments]
+def test_the_arguments_of_every_tool_are_texts(env, names):
+    tools = ToolSet(env)
+    assert tools.names == names.split()
+    for schema in tools.schemas:
+        parameters = schema["function"]["parameters"]
+        assert {each["type"] for each in parameters["properties"].values()} <= {"string"}
+        assert parameters.get("required", []) == [*parameters["properties"]]

@@ -10,9 +10,8 @@ import pytest
 from nano_model import save_nano_model
 
 from trial_ray import cli
-from trial_ray.errors import UserInputError
 from trial_ray.files import CACHE_VARIABLE
-from trial_ray.runs.storage import Storage, StoredCopy, whole_checkpoints
+from trial_ray.runs.storage import Storage, whole_checkpoints
 from trial_ray.runs.stored_run import _StoredRun
 
 pytestmark = pytest.mark.peers
@@ -119,14 +118,3 @@ def test_a_run_on_s3_is_trained_resumed_and_read(server, tmp_path, monkeypatch, 
 
 
 SECRETS = (b"AKIAIOSFODNN7EXAMPLE", b"wJalrXUtnFEMI")
-
-
-def test_an_unusable_bucket_is_reported_before_a_run_starts(server, tmp_path):
-    file = tmp_path / "experiment.py"
-    file.write_text(EXPERIMENT.format(model=str(save_nano_model(tmp_path / "nano"))))
-    for option in ("--out", "--resume"):
-        assert cli.main(["train", str(file), option, server.uri("nowhere/run")]) == 2
-    server.post("moto-api/reset-auth", b"0")
-    with pytest.raises(UserInputError, match=r"cannot be used: .*(ACCESS_DENIED|INVALID_ACCESS_KEY)"):
-        StoredCopy(server.uri("runs/first"), 0).fetch()
-    assert not list((tmp_path / "cache").rglob("run.json"))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import gymnasium
 import psutil
@@ -104,20 +101,17 @@ def test_parallel_sessions_answer_as_the_plain_environment(served, connect):
     assert not clients[0].step({"action": "look"}).done
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_nothing_is_left_of_a_server_that_ends(number, code):
+def test_idle_sessions_end_and_nothing_is_left_of_a_killed_server():
     server = Served("--max-sessions=4", "--idle-timeout=1")
     with GenericEnvClient(base_url=server.url).sync() as client:
         client.reset(task=0)
-        (session,) = server.sessions()
-        if number is signal.SIGTERM:  # idle sessions end first
-            assert until(lambda: not server.sessions())
-            with pytest.raises(RuntimeError, match="The session was closed"):
-                client.reset(task=0)
-        else:
-            psutil.Process(session).suspend()
-        assert server.stop(number) == []
-    assert server.process.returncode == code
+        assert until(lambda: not server.sessions())
+        with pytest.raises(RuntimeError, match="The session was closed"):
+            client.reset(task=0)
+    with GenericEnvClient(base_url=server.url).sync() as client:
+        client.reset(task=0)
+        psutil.Process(*server.sessions()).suspend()
+        assert server.stop(signal.SIGKILL) == []
 
 
 def test_the_example_of_the_page_runs(served, capsys):
@@ -138,10 +132,3 @@ def test_http_follows_openenvs_standard(served):
     assert (step.status_code, step.json()["error"]) == (400, "EpisodeOverError")
     for body in ({"json": {"action": {"action": "x" * 10_000_000}}}, {"data": iter([b"x" * 1000])}):
         assert post("step", **body).status_code == 413
-
-
-def test_the_manifest_is_one_that_openenv_accepts():
-    folder = Path(trial_envs.__file__).parent / "openenv"
-    command = [sys.executable, "-m", "openenv.cli", "validate", str(folder), "--level", "static", "--skip-build"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert "Verdict: PASS" in done.stdout, done.stdout + done.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from seeded_games import make
 
-from trial_envs.errors import GeneratorSettingError, UnknownSplitError
-
 pytestmark = pytest.mark.peers
 
 ENV_ID = "trial/ScienceWorld-v0"
@@ -54,16 +52,3 @@ def test_splits_are_its_own(simulator):
     env.tasks("test")
     assert env.step("look around")[1] == 0.0
     env.close()
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "cause"),
-    [
-        ({"task": "boil water"}, GeneratorSettingError, "no task 'boil water'; expected one of boil"),
-        ({"simplifications": "lights"}, GeneratorSettingError, r"simplifications \['lights'\]"),
-        ({"split": "generated"}, UnknownSplitError, "no split 'generated'"),
-    ],
-)
-def test_what_cannot_be_made_is_refused(settings, error, cause):
-    with pytest.raises(error, match=cause):
-        make(ENV_ID, settings).reset(seed=0)

@@ -6,6 +6,7 @@ The expected text is what ``apply_chat_template`` writes for whole conversations
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import numpy as np
@@ -57,34 +58,32 @@ def folded(name: str) -> bool:
     return split_conversation(published_tokenizer(name), TemplateOptions(date=DATE)).system is None
 
 
-def expected(name: str, switch: str, results: list[StepResult], said: list[str]) -> tuple[str, list[str]]:
-    """Return the conversation up to the next response, and the texts that close each response.
+def expected(name: str, switch: str, results: list[StepResult], said: list[str]) -> tuple[str, str]:
+    """Return the conversation up to the next response, and the text that closes a response.
 
     Every earlier response follows the opening behind which it was sampled, which the template's own rendering may omit.
     """
     users = [message(writer(name, switch), result, step) for step, result in enumerate(results, 1)]
     system = writer(name, switch).template.system(results[0].task)
+    messages = [] if folded(name) else [("system", system)]
     if folded(name):
         users[0] = f"{system}\n\n{users[0]}"
-    messages = [] if folded(name) else [("system", system)]
     for step, user in enumerate(users):
         messages += [("user", user), ("assistant", f"RESPONSE {step}.")]
-    text = written(name, switch, messages[:-1])
-    opens, before, whole, closings = text.rpartition(users[-1])[2], 0, "", []
+    text, whole, closing = written(name, switch, messages[:-1]), "", ""
+    opens = text.rpartition(users[-1])[2]
     for step, user in enumerate(users[:-1]):
-        at = text.index(user, before) + len(user)
-        begin = text.index(f"RESPONSE {step}.", at)
-        behind = begin + len(f"RESPONSE {step}.")
-        closings.append(text[behind : text.index(users[step + 1], behind)])
-        whole += text[before:at] + opens + said[step]
-        before = behind
-    return whole + text[before:], closings
+        before, _, text = text.partition(user)
+        _, _, text = text.partition(f"RESPONSE {step}.")
+        closing = text.partition(users[step + 1])[0]
+        whole += before + user + opens + said[step]
+    return whole + text, closing
 
 
 def play(name: str, switch: str, results: list[StepResult], closed: int) -> list[Turn]:
     """A conversation whose responses end with the first tokens of what closes them."""
     tokenizer, build, played = published_tokenizer(name), writer(name, switch), []
-    closing = expected(name, switch, [shown("A."), shown("B.")], ["", ""])[1][0]
+    _, closing = expected(name, switch, [shown("A."), shown("B.")], [""])
     end = tokenizer.encode(closing, add_special_tokens=False)[:closed]
     for step, result in enumerate(results):
         response = [*letters(tokenizer, f"so {step}</think> <action>look</action>"), *end]
@@ -106,11 +105,10 @@ def test_a_conversation_grows_and_reads_as_the_template_writes_it(name, switch, 
     tokenizer, results = published_tokenizer(name), [shown(f"You see desk {number}.") for number in (1, 2, 3)]
     played = play(name, switch, results, closed)
     said = [f"so {step}</think> <action>look</action>" for step in range(3)]
-    for step, turn in enumerate(played):
-        assert tokenizer.decode(turn.prompt_ids) == expected(name, switch, results[: step + 1], said)[0]
-        if step:
-            before = [*played[step - 1].prompt_ids, *played[step - 1].response_ids]
-            assert turn.prompt_ids[: len(before)].tolist() == before
+    assert tokenizer.decode(played[-1].prompt_ids) == expected(name, switch, results, said)[0]
+    for turn, later in itertools.pairwise(played):
+        before = [*turn.prompt_ids, *turn.response_ids]
+        assert later.prompt_ids[: len(before)].tolist() == before
     # Over the limit, the conversation restarts with the ids of the last turns.
     build = writer_of(tokenizer, "conversation", switch, len(played[2].prompt_ids) - 1, 1)
     first, second, third = (message(build, result, step) for step, result in enumerate(results, 1))
@@ -127,7 +125,7 @@ def test_a_conversation_grows_and_reads_as_the_template_writes_it(name, switch, 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_that_spell_control_tokens_stay_text(name):
     tokenizer, switch = published_tokenizer(name), "default"
-    whole = expected(name, switch, [shown("A."), shown("B.")], ["C.", "D."])[0]
+    whole = expected(name, switch, [shown("A."), shown("B.")], ["C."])[0]
     before, _, behind = whole.partition(message(writer(name, switch), shown("A.")))
 
     def controls_of(result) -> list[list[int]]:

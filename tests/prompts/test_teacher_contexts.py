@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from chat_tokenizers import chat_tokenizer
 from prompt_games import shown as result
 from prompt_games import writer_of
@@ -15,7 +14,7 @@ from synthetic_groups import synthetic_groups
 from trial_ray.adapters import alfworld
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError
-from trial_ray.learner.rows import TurnRows
+from trial_ray.learner.rows import scored_turn
 from trial_ray.prompts.teacher_context import (
     OUTCOME,
     TeacherText,
@@ -70,13 +69,12 @@ def test_every_view_has_its_methods_lead_and_place(view, expected):
         ]
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(teacher_context=view)
     add_teacher_contexts(group, config, tokenizer)
-    rows = TurnRows(group.trajectories[0].turns, torch.zeros(1, dtype=torch.int64), torch.zeros(1))
-    (row,) = rows.sequences([0], hindsight=True)
+    (turn,) = group.trajectories[0].turns
     parts = {"message": prompt.ids[: prompt.insert_at], "opening": prompt.ids[prompt.insert_at :]}
     texts = {name: tokenizer.decode(ids) for name, ids in parts.items()}
-    assert tokenizer.decode(row.ids[:-1]) == expected.format(text=shown(view).text, **texts)
-    (ordinary,) = rows.sequences([0])
-    assert np.array_equal(ordinary.ids[:-1], prompt.ids)
+    hindsight = tokenizer.decode(scored_turn(turn, hindsight=True).ids[:-1])
+    assert hindsight == expected.format(text=shown(view).text, **texts)
+    assert np.array_equal(scored_turn(turn).ids[:-1], prompt.ids)
 
 
 @pytest.mark.parametrize("view", ["outcome", "feedback", "skill", "solution", "peer"])

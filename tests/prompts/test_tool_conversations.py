@@ -5,7 +5,6 @@ The expected text is what ``apply_chat_template`` writes for tools, calls and an
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import sys
@@ -16,19 +15,15 @@ import numpy as np
 import pytest
 from chat_tokenizers import bare_tokenizer, published_templates, published_tokenizer
 from prompt_games import SWITCHES, TASK, add_turn, message, rendered, shown, writer_of
-from riddle_env import RiddleEnv
-from user_env import entry_of
 
 from trial_envs.tool_env import ToolEnv, ToolEpisode
 from trial_ray.adapters import EnvironmentAdapter, webshop
 from trial_ray.adapters.alfworld import ADAPTER
-from trial_ray.adapters.guarded import GuardedEnv, StepResult
-from trial_ray.engines.protocol import Response, SamplingParams
+from trial_ray.adapters.guarded import StepResult
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError
 from trial_ray.learner.rows import scored_turn
 from trial_ray.learner.scoring import action_mask
 from trial_ray.prompts.tool_calls import ToolSet
-from trial_ray.rollout.episode import PolicyPlayer, play_episode
 from trial_ray.trajectory import TeacherContext, Turn
 
 ACT = object.__new__(ToolEnv).act
@@ -191,27 +186,6 @@ def test_a_tool_that_rejects_strings_leaves_the_calls_of_others():
     assert tools.call_of("look well") == ("look", {"at": "well"})
     assert tools.call_of("wait 3") is None
     assert "turns is None" in tools.project([{"name": "a_wait", "arguments": {"turns": None}}]).answer
-
-
-def test_a_mistake_takes_a_turn_and_no_step():
-    name = "qwen3"
-    responses = iter([json_call("act", {"action": "blue"}), "red<|im_end|>", json_call("act", {"action": "red"})])
-
-    async def generate(ids, params):
-        response = ids_of(name, next(responses))
-        return Response(response, np.zeros(len(response), np.float32), 0, "stop")
-
-    player = PolicyPlayer(builder(name), SamplingParams(100), generate)
-    played = asyncio.run(play_episode(GuardedEnv(entry_of(RiddleEnv, {"words": ("red",)})), "0", player))
-    first, mistake, last = played.turns
-    assert [(turn.action, turn.valid, turn.invalid_action) for turn in played.turns] == [
-        ("blue", True, False),
-        ("", False, True),
-        ("red", True, False),
-    ]
-    assert mistake.outcome.startswith("No tool was called.")
-    assert (mistake.observation, last.observation) == (first.outcome, mistake.outcome)
-    assert (played.success, played.ended, played.episode_return) == (True, "terminated", 1.0)
 
 
 def test_over_the_limit_a_game_restarts_with_its_last_turns_as_text():

@@ -165,32 +165,27 @@ def test_episode_has_rllibs_attributes(runner_of):
     assert [f"count to {TURNS}" == episode.task in prompt for prompt in episode.prompts] == [True] * TURNS
 
 
-def test_callbacks_are_called_in_rllibs_order_and_share_custom_data(runner_of):
-    def noting(name):
-        return lambda *_, episode, **kwargs: episode.custom_data.setdefault("calls", []).append(
-            (name, episode.is_reset)
-        )
-
-    calls = []
-    config = GRPOConfig().callbacks(
-        [type(name, (RLlibCallback,), {"on_episode_end": noting(name)}) for name in ("First", "Second")],
-        on_episode_created=noting("created"),
-        on_episode_end=noting("function"),
-        on_sample_end=lambda samples, **kwargs: calls.extend(episode.custom_data["calls"] for episode in samples),
-    )
-    play(runner_of(config))
-    assert calls == [[("created", False), ("First", True), ("Second", True), ("function", True)]] * 4
-
-
 def test_changed_episode_is_counted_and_sent_as_a_trajectory(runner_of):
-    def double(episode, **kwargs):
-        episode.turns = [replace(turn, reward=2 * turn.reward) for turn in episode.turns]
+    """RLlib calls classes before functions, each in the order in which they are given."""
 
-    (sample,) = play(runner_of(GRPOConfig().callbacks(on_episode_end=double)), groups=1)
-    assert sample.counts.returns == 2 * 2
-    part = sample.group.trajectories
-    assert [type(each) for each in part] == [Trajectory] * 2
-    assert [each.episode_return for each in part] == [2.0] * 2
+    class First(RLlibCallback):
+        def on_episode_created(self, *, episode, **kwargs):
+            episode.custom_data["factor"] = 1 + episode.is_reset
+
+        def on_episode_end(self, *, episode, **kwargs):
+            episode.custom_data["factor"] += 1
+
+    class Second(RLlibCallback):
+        def on_episode_end(self, *, episode, **kwargs):
+            episode.custom_data["factor"] *= 2
+
+    def scale(episode, **kwargs):
+        factor = episode.custom_data["factor"]
+        episode.turns = [replace(turn, reward=factor * turn.reward) for turn in episode.turns]
+
+    (sample,) = play(runner_of(GRPOConfig().callbacks([First, Second], on_episode_end=scale)), groups=1)
+    assert sample.counts.returns == 2 * 4
+    assert [(type(each), each.episode_return) for each in sample.group.trajectories] == [(Trajectory, 4.0)] * 2
 
 
 @pytest.mark.parametrize("fault", ["reset_raises", "step_raises"])

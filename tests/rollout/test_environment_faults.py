@@ -120,8 +120,8 @@ def test_adapter_supplies_what_info_lacks():
         (("won",), {}, True, 1.0),
         ((), {"success": 1.0}, True, 1.0),
         ((), {"success": 1.5}, False, 1.0),
-        (("won",), {"success": lambda info, episode_return: False}, False, 1.0),
-        (("won",), {"success": lambda info, episode_return: info["won"] and episode_return == 1.0}, True, 1.0),
+        (("won",), {"success": lambda info, episode_return: info["won"] and episode_return == 0.5}, False, 1.0),
+        ((), {"success": lambda info, episode_return: episode_return == 1.0}, True, 1.0),
         (("won",), {"score": lambda info, episode_return: episode_return / 4}, True, 0.25),
     ],
 )

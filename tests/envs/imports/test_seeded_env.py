@@ -71,9 +71,7 @@ def test_settings_for_the_library_are_checked(settings, cause):
 @pytest.mark.parametrize(
     ("env_id", "package", "extra"),
     [
-        ("trial/TextArena-v0", "textarena", "textarena"),
         ("trial/ReasoningGym-v0", "reasoning_gym", "reasoning-gym"),
-        ("trial/ScienceWorld-v0", "scienceworld", "scienceworld"),
         ("trial/GEM-v0", "gem", "gem"),
         ("trial/OpenEnv-v0", "openenv", "openenv<"),
     ],
