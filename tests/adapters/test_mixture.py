@@ -31,10 +31,9 @@ class RewardingEnv(CountingEnv):
         return observation, len(action) / 10, terminated, truncated, info
 
 
-def config_of(model_path, *weights, folder=None) -> GRPOConfig:
+def config_of(model_path, riddles, others, folder=None) -> GRPOConfig:
     """Return the config of a run with riddles and another environment."""
-    classes = ((RiddleEnv, {"words": ("red", "green")}), (RewardingEnv, {}))
-    environments = [(made.ENV_ID, config, weight) for (made, config), weight in zip(classes, weights, strict=True)]
+    environments = [(RiddleEnv.ENV_ID, {"words": ("red", "green")}, riddles), (RewardingEnv.ENV_ID, {}, others)]
     return (
         with_small_actors(GRPOConfig())
         .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
