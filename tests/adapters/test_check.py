@@ -39,9 +39,9 @@ class BrokenEnv(RiddleEnv):
 class SeedlessEnv(RiddleEnv):
     """Ignores the seed of a reset."""
 
-    def reset(self, *, seed=None, options=None):
-        self.words = (*self.words[1:], self.words[0])
-        return super().reset(seed=seed)
+    def reset(self, **arguments):
+        self.words = self.words[::-1]
+        return super().reset(**arguments)
 
 
 class ServedEnv(RiddleEnv):

@@ -27,7 +27,7 @@ from trial_ray.adapters.registry import (
 )
 from trial_ray.errors import ConfigError
 
-RIDDLE, COUNTING = RiddleEnv.ENV_ID, CountingEnv.ENV_ID
+RIDDLE = RiddleEnv.ENV_ID
 
 
 class AnythingEnv(RiddleEnv):
@@ -55,18 +55,15 @@ def test_tasks_that_are_no_texts_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("entry", "found"),
+    ("entries", "found"),
     [
-        (
-            lambda: make_entries([("trial/ALFWorld-v0", {"split": "dev"}, 1.0)])[0],
-            "has no split 'dev'; expected one of train",
-        ),
-        (lambda: entry_of(ListingEnv, {"split": "dev"}), "there is no dev; expected train"),
+        (make_entries([("trial/ALFWorld-v0", {"split": "dev"}, 1.0)]), "has no split 'dev'; expected one of train"),
+        ([entry_of(ListingEnv, {"split": "dev"})], "there is no dev; expected train"),
     ],
 )
-def test_an_unknown_split_names_the_settings_that_choose_it(entry, found):
+def test_an_unknown_split_names_the_settings_that_choose_it(entries, found):
     with pytest.raises(ConfigError, match=rf"{found}.*\. Set it with .*env_config.*evaluation_split.*--split"):
-        entry().tasks()
+        entries[0].tasks()
 
 
 def test_an_unknown_keyword_names_the_nearest_and_the_split_may_be_unknown():

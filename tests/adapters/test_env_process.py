@@ -32,8 +32,6 @@ class Counts:
 
 
 class GivesUp:
-    """Take no turn."""
-
     async def act(self, result, history, step):
         return None
 
@@ -72,10 +70,8 @@ def children(env: ProcessEnv) -> set[int]:
 
 
 def newest(env: ProcessEnv) -> int:
-    """Return the id of the newest process."""
-    return max(
-        children(env), key=lambda pid: (psutil.Process(pid).create_time(), pid)
-    )  # create_time() has steps of 10 ms
+    """Return the id of the newest process; creation times have steps of 10 ms."""
+    return max(children(env), key=lambda pid: (psutil.Process(pid).create_time(), pid))
 
 
 def gone(pids: list[int]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from trial_ray.errors import UserInputError
 from trial_ray.runs.trackers import TrackedRun, Trackers
 
 pytestmark = pytest.mark.peers
@@ -32,12 +31,3 @@ def test_swanlab_keeps_runs_offline(tmp_path):
     assert b"env_runners/success_rate" in kept
     assert b"t0p-t0p-t0p" not in kept
     assert not [path for path in files if "requirements" in path.name]
-
-
-def test_a_second_run_beside_the_first_is_refused(tmp_path):
-    first = Trackers(["swanlab"], TrackedRun("one", "one", SETTINGS, tmp_path), print)
-    try:
-        with pytest.raises(UserInputError, match="one run of a process at a time"):
-            Trackers(["swanlab"], TrackedRun("two", "two", SETTINGS, tmp_path), print)
-    finally:
-        first.close("failed")

@@ -94,7 +94,7 @@ def test_plain_prompts_are_bare_words_with_verbatim_actions():
     )
 
 
-@pytest.mark.parametrize(("adapter", "tail"), [(HOME, 30), (webshop.ADAPTER, 20)], ids=["ALFWorld", "WebShop"])
+@pytest.mark.parametrize(("adapter", "tail"), [(HOME, 30), (webshop.ADAPTER, 20)])
 def test_the_end_of_a_response_without_tags_is_its_action(adapter, tail):
     assert adapter.template("tagged").project("x" * 99).action == "x" * tail
 

@@ -15,7 +15,7 @@ from trial_ray.errors import TrainingDivergedError
 from trial_ray.learner.method import Method
 from trial_ray.learner.rows import group_turn_rows
 from trial_ray.rollout.groups import GroupRequest, GroupSample
-from trial_ray.trajectory import TrajectoryGroup
+from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
 def sample_of(group: TrajectoryGroup, config: GRPOConfig) -> GroupSample:
@@ -90,8 +90,7 @@ def test_truncated_responses_can_be_masked_in_the_loss():
     ("rewards", "expected"), [((1e6, -1e6 + 10.0), 10.0), ((0.1, 0.2, -0.3), 0.0), ((math.inf, -math.inf), math.nan)]
 )
 def test_return_is_the_sum_of_the_rewards(rewards, expected):
-    (trajectory,) = group_of((1,)).trajectories
-    trajectory.turns = [dataclasses.replace(trajectory.turns[0], reward=reward) for reward in rewards]
+    trajectory = Trajectory("", "", 0, [Turn(reward=reward) for reward in rewards])
     assert trajectory.episode_return == pytest.approx(expected, nan_ok=True)
 
 

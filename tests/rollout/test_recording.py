@@ -30,12 +30,9 @@ def make_group(seed):
 
 def assert_same(found: list[Trajectory], expected: list[Trajectory]):
     np.testing.assert_equal([*map(dataclasses.asdict, found)], [*map(dataclasses.asdict, expected)])
-    turns = [turn for trajectory in found for turn in trajectory.turns]
-    assert {turn.prompt_ids.dtype for turn in turns} | {turn.response_ids.dtype for turn in turns} == {
-        np.dtype("int32")
-    }
-    assert {turn.logprobs.dtype for turn in turns} == {np.dtype("float32")}
-    assert {type(turn.valid) for turn in turns} == {bool}
+    for turn in (turn for trajectory in found for turn in trajectory.turns):
+        assert turn.prompt_ids.dtype == turn.response_ids.dtype == np.int32
+        assert (turn.logprobs.dtype, type(turn.valid)) == (np.float32, bool)
 
 
 def test_trajectories_come_back_equal(tmp_path):
@@ -71,20 +68,22 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 def test_files_of_other_versions_and_incomplete_ones_are_refused(tmp_path):
     file = write_groups(tmp_path, 0, [make_group(0)], "w")
     table, version = pq.read_table(file, partitioning=None), recording.SCHEMA_VERSION
+
+    def require_refusal(found):
+        with pytest.raises(UserInputError, match=found):
+            read_trajectories(tmp_path)
+
     for change, found in (
         (table.drop_columns(["score"]), f"lacks columns of schema version {version}: score"),
         (table.replace_schema_metadata({VERSION_KEY: b"3"}), f"schema version 3; expected {version}"),
         (table.replace_schema_metadata(None), f"schema version none; expected {version}"),
     ):
         file = rewrite(change, file)
-        with pytest.raises(UserInputError, match=found):
-            read_trajectories(tmp_path)
+        require_refusal(found)
     file = replace_content(file, file.read_bytes()[:-20])
-    with pytest.raises(UserInputError, match="not a complete Parquet file"):
-        read_trajectories(tmp_path)
+    require_refusal("not a complete Parquet file")
     file.rename(file.with_name("renamed.parquet"))
-    with pytest.raises(UserInputError, match="is damaged: the checksum in its name is missing"):
-        read_trajectories(tmp_path)
+    require_refusal("is damaged: the checksum in its name is missing")
 
 
 @given(st.text(alphabet="\\ud80cf5\ud800\udc80\udfff☕"))

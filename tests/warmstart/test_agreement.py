@@ -16,7 +16,7 @@ from trial_ray.models.tiny import build_tiny_model
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.trajectory import Turn
 from trial_ray.warmstart import agreement as module
-from trial_ray.warmstart.agreement import auc, compare_with_expert, mean_gaps, measure_agreement
+from trial_ray.warmstart.agreement import auc, compare_with_expert, mean_gaps
 from trial_ray.warmstart.demonstrations import outcome_contexts
 from trial_ray.warmstart.policy import HeldOutGames, Policy, set_threads
 from trial_ray.warmstart.settings import EVALUATED
@@ -86,23 +86,6 @@ def test_decisive_and_wasted_turns_have_different_gaps(untrained, monkeypatch):
     assert figures["auc_wasted"][0] > 0.8
 
 
-def test_demonstrator_plays_in_place_of_the_model(untrained, monkeypatch):
-    scored = []
-    monkeypatch.setattr(
-        module,
-        "load_policy",
-        lambda settings, entry: Policy(settings, entry, untrained.model, untrained.tokenizer, untrained.builder),
-    )
-    monkeypatch.setattr(module, "mean_gaps", lambda policy, trajectories: scored.extend(trajectories) or [0.0] * 99)
-    perfect, noisy = (measure_agreement(SETTINGS, HOME, demonstrator=rate).figures for rate in (0.0, 0.5))
-    assert perfect["games"] == noisy["games"] == 5
-    assert perfect["wasted"]["turns"] == 0
-    assert noisy["planned"]["turns"] > noisy["wasted"]["turns"] > 0
-    # Without action noise, the scored response is the executed action.
-    for turn in (turn for trajectory in scored for turn in trajectory.turns):
-        assert untrained.tokenizer.decode(turn.response_ids, skip_special_tokens=True) == turn.action
-
-
 def test_command_measures_a_model_and_writes_its_turns(untrained, tmp_path):
     folder, file = tmp_path / "model", tmp_path / "out" / "hindsight.json"
     untrained.model.save_pretrained(folder)
@@ -116,6 +99,11 @@ def test_command_measures_a_model_and_writes_its_turns(untrained, tmp_path):
     written = json.loads(file.read_text())
     assert (written["games"], written["won"], written["auc_wasted"], len(written["of_turns"])) == (3, 0, None, 12)
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    for rate, wastes in ((0.0, False), (0.5, True)):
+        assert (
+            evaluate("--tasks", 5, "--demonstrator", rate, "--env", SETTINGS.env, "--json", tmp_path / f"{rate}") == 0
+        )
+        assert (json.loads((tmp_path / f"{rate}").read_text())["wasted"]["turns"] > 0) == wastes
     for refused in (["--json", file], ["--tasks", "quick"], ["--split", "train"], ["--env", "no/Such-v0"]):
         assert evaluate(*refused) == 2
     assert evaluate(model="oracle") == evaluate(model=tmp_path / "absent") == 2

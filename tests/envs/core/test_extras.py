@@ -17,10 +17,6 @@ def test_every_extra_that_a_message_names_is_one_of_setup_py(extra):
     assert re.fullmatch(r"pip install( '[\w\[\]-]+[<>=][^']*')+", install_command(extra))
 
 
-def test_packages_and_versions_are_those_of_the_extra():
-    assert install_command("lora") == "pip install 'peft==0.21.2'"
-    assert len(EXTRAS) > 10
-
-
 def test_an_unknown_extra_is_installed_from_a_clone():
+    assert len(EXTRAS) > 10
     assert install_command("no-such") == "pip install '.[no-such]' in a clone"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import gymnasium
 import psutil
@@ -11,7 +10,6 @@ import pytest
 
 from trial_envs.errors import RemoteEnvError, SessionProcessError
 from trial_envs.openenv import processes
-from trial_envs.openenv.__main__ import main
 from trial_envs.openenv.processes import SessionProcess, SessionProcesses
 
 ENV_ID = "trial/ALFWorld-v0"
@@ -79,9 +77,3 @@ def test_a_process_that_hangs_or_died_is_abandoned_and_counts_for_the_limit(star
         started.end(hanging)
     assert until_gone([first])
     started.start()
-
-
-def test_without_openenv_the_command_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openenv", None)
-    with pytest.raises(SystemExit, match=r"pip install 'openenv<"):
-        main([ENV_ID])

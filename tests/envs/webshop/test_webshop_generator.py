@@ -8,16 +8,6 @@ from text_games import play_expert, win
 from trial_envs.webshop import shop_set
 from trial_envs.webshop.env import WebShopEnv
 from trial_envs.webshop.forgetful import ForgetfulExplorer
-from trial_envs.webshop.generator import ShopSetting, generate_products
-
-
-def test_a_shop_is_a_function_of_its_setting():
-    shop, again, other, longer = (
-        list(generate_products(ShopSetting(products, 10, seed)))
-        for products, seed in ((50, 3), (50, 3), (50, 4), (80, 3))
-    )
-    assert shop == again == longer[:50]
-    assert shop != other
 
 
 @pytest.mark.parametrize(
