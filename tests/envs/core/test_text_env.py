@@ -73,8 +73,8 @@ def test_a_task_is_chosen_by_its_id_or_by_its_index():
 def test_a_copy_continues_where_the_original_is():
     env = EchoEnv(max_turns=3, render_mode="ansi")
     env.spec = EnvSpec("Echo-v0")
-    env.reset(seed=5)
-    assert env.render() == f"{env.reset(options={'task': 7})[0]}\n"
+    observation, _ = env.reset(seed=5, options={"task": 7})
+    assert env.render() == f"{observation}\n"
     env.step("no")
     other = copy.deepcopy(env)
     assert other.render() == env.render() == "> no\nno!\n"
