@@ -1,6 +1,5 @@
 """The files in cluster/ are valid and agree with each other and with the pinned Ray."""
 
-import json
 import os
 import re
 import subprocess
@@ -13,12 +12,13 @@ import yaml
 from ray._private.runtime_env.packaging import create_package
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
-from ray.scripts.scripts import drain_node
 from ray_nodes import free_ports
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
-RAY_VERSION = re.search(r"ray\[rllib\]==([\d.]+)", (ROOT / "setup.py").read_text()).group(1)
+SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
+DOCKERFILE = (CLUSTER / "Dockerfile").read_text(encoding="utf-8")
+RAY_VERSION = re.search(r"ray\[rllib\]==([\d.]+)", SETUP).group(1)
 KUBERNETES = "1.31"
 IMAGE = re.search(r"^export TRIAL_RAY_IMAGE=(\S+)$", (CLUSTER / "image.sh").read_text(), re.MULTILINE).group(1)
 
@@ -26,15 +26,6 @@ IMAGE = re.search(r"^export TRIAL_RAY_IMAGE=(\S+)$", (CLUSTER / "image.sh").read
 def load(name):
     """A file as it is applied: with the image's name put in, as ``envsubst '$TRIAL_RAY_IMAGE'`` does."""
     return yaml.safe_load((CLUSTER / name).read_text(encoding="utf-8").replace("${TRIAL_RAY_IMAGE}", IMAGE))
-
-
-# The fields of KubeRay's resources that the files have on their upper levels; pods are deeper.
-KUBERAY_FIELDS = """
-apiVersion kind metadata name spec rayClusterSpec entrypoint submissionMode
-shutdownAfterJobFinishes ttlSecondsAfterFinished backoffLimit
-rayVersion enableInTreeAutoscaling autoscalerOptions version upscalingMode idleTimeoutSeconds authOptions mode
-headGroupSpec workerGroupSpecs groupName replicas minReplicas maxReplicas rayStartParams template
-"""
 
 
 def groups(document):
@@ -47,57 +38,50 @@ def require_valid_pod(spec):
     kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("raycluster.yaml", "RayCluster"), ("rayjob.yaml", "RayJob")])
-def test_kuberay_file_is_valid(name, kind):
-    document = load(name)
-    assert (document["apiVersion"], document["kind"]) == ("ray.io/v1", kind)
-    names = re.findall(r"^ {0,6}(?:- )?(\w+):", (CLUSTER / name).read_text(), re.MULTILINE)
-    assert set(names) <= set(KUBERAY_FIELDS.split())
-    for group in groups(document):
-        # Start parameters become command-line options: the operator rejects YAML numbers.
-        assert {type(value) for value in group["rayStartParams"].values()} <= {str}
-        require_valid_pod(group["template"]["spec"])
-
-
 def test_spot_patch_adds_a_pool_of_valid_pods():
-    operations = load("spot.yaml")
-    values = {item["path"].removeprefix("/spec/workerGroupSpecs/"): item.get("value") for item in operations}
+    values = {item["path"].removeprefix("/spec/workerGroupSpecs/"): item.get("value") for item in load("spot.yaml")}
     group = groups(load("raycluster.yaml"))[2]
     assert {path.split("/")[1] for path in values if path != "-"} <= group.keys()
-    # Ray's start command unwraps the outer quotes in a shell.
-    resources = [json.loads(json.loads(values[f"{index}/rayStartParams/resources"])) for index in (1, 2)]
-    assert resources == [{"lasting": 8}, {"spot": 8}]
     added = {name: values[f"2/template/spec/{name}"] for name in ("nodeSelector", "tolerations")}
-    lifecycle = values["2/template/spec/containers/0/lifecycle"]
     [container] = group["template"]["spec"]["containers"]
-    require_valid_pod(group["template"]["spec"] | added | {"containers": [container | {"lifecycle": lifecycle}]})
-    hook = lifecycle["preStop"]["exec"]["command"][-1]
-    options = {option for parameter in drain_node.params for option in parameter.opts}
-    assert set(re.findall(r"--[a-z-]+", hook)) <= options
-    deadline = int(re.search(r"--deadline-remaining-seconds (\d+)", hook).group(1))
-    assert deadline < values["2/template/spec/terminationGracePeriodSeconds"]
+    container["lifecycle"] = values["2/template/spec/containers/0/lifecycle"]
+    require_valid_pod(group["template"]["spec"] | added)
 
 
-def test_cluster_and_job_describe_the_same_cluster():
+def test_cluster_and_job_describe_the_same_valid_cluster():
     cluster, job, claim = map(load, ("raycluster.yaml", "rayjob.yaml", "volume.yaml"))
+    assert (cluster["kind"], job["kind"]) == ("RayCluster", "RayJob")
     assert job["spec"]["rayClusterSpec"] == cluster["spec"]
     assert cluster["spec"]["rayVersion"] == RAY_VERSION
     assert cluster["spec"]["authOptions"]["mode"] == "token"
     assert groups(cluster)[0]["rayStartParams"]["num-cpus"] == "0"  # no actors on the head
     kubernetes_validate.validate(claim, KUBERNETES, strict=True)
     for group in groups(cluster):
+        # Start parameters become command-line options: the operator rejects YAML numbers.
+        assert {type(value) for value in group["rayStartParams"].values()} <= {str}
         spec = group["template"]["spec"]
+        require_valid_pod(spec)
         volumes = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"]}
         for container in spec["containers"]:
             assert container["image"] == IMAGE
             assert {volumes[mount["name"]] for mount in container["volumeMounts"]} == {claim["metadata"]["name"]}
-
-
-def test_experiment_of_the_job_is_in_the_image():
-    *command, experiment = load("rayjob.yaml")["spec"]["entrypoint"].split()[:3]
+    *command, experiment = job["spec"]["entrypoint"].split()[:3]
     assert command == ["trial-ray", "train"]
-    home = re.search(r"^WORKDIR (\S+)", (CLUSTER / "Dockerfile").read_text(), re.MULTILINE).group(1)
+    home = re.search(r"^WORKDIR (\S+)", DOCKERFILE, re.MULTILINE).group(1)
     assert (ROOT / Path(experiment).relative_to(home)).is_file()
+
+
+def test_image_has_the_pinned_versions():
+    """The extras of the image's installation are in setup.py, with the versions of the locked requirements."""
+    assert re.search(r"^FROM rayproject/ray:([\d.]+)-py3", DOCKERFILE, re.MULTILINE).group(1) == RAY_VERSION
+    [extras] = re.findall(r'pip install .*"\.\[([\w,-]+)\]"', DOCKERFILE.replace("\\\n", ""))
+    assert [extra for extra in extras.split(",") if f'"{extra}": ' not in SETUP] == []
+    locked = "".join((ROOT / "requirements" / name).read_text() for name in ("cpu.txt", "torch.txt"))
+    # The locked build of vLLM is that for CPUs.
+    pins = dict(re.findall(r"^([\w.-]+?)(?:-cpu)?==([^\s\\]+)", locked.lower(), re.MULTILINE))
+    required = dict(re.findall(r'"([\w-]+)(?:\[\w+\])?==([^"]+)"', SETUP.lower()))
+    assert {"ray", "vllm", "alfworld"} <= required.keys() & pins.keys()
+    assert [name for name, version in required.items() if pins.get(name, version) != version] == []
 
 
 @pytest.mark.parametrize("name", ["ray-up.yaml", "ray-up-static.yaml"])
@@ -107,22 +91,19 @@ def test_launcher_file_is_valid(name):
     validate_config(prepare_config(document))
 
 
-def test_runtime_environment_is_valid():
+def test_submitted_job_has_whole_packages(tmp_path):
+    """A missing file would come from the image's installation, of another version."""
     document = load("runtime_env.yaml")
     assert set(document) <= RuntimeEnv.known_fields  # Ray accepts others silently
     # Ray searches the folders themselves, from where the job is submitted.
     RuntimeEnv(**{**document, "working_dir": str(ROOT), "py_modules": []})
-
-
-@pytest.mark.parametrize("module", load("runtime_env.yaml")["py_modules"])
-def test_submitted_job_has_whole_packages(module, tmp_path):
-    """A missing file would come from the image's installation, of another version."""
-    excludes = load("runtime_env.yaml")["excludes"]
-    create_package(str(ROOT / module), tmp_path / "module.zip", include_gitignore=True, excludes=excludes)
-    with zipfile.ZipFile(tmp_path / "module.zip") as package:
-        sent = {*package.namelist()}
-    files = [file.relative_to(ROOT / module) for file in (ROOT / module).rglob("*") if file.is_file()]
-    assert {file.as_posix() for file in files if "__pycache__" not in file.parts} <= sent
+    for module in document["py_modules"]:
+        package = tmp_path / f"{Path(module).name}.zip"
+        create_package(str(ROOT / module), package, include_gitignore=True, excludes=document["excludes"])
+        with zipfile.ZipFile(package) as sent:
+            names = {*sent.namelist()}
+        files = [file.relative_to(ROOT / module) for file in (ROOT / module).rglob("*") if file.is_file()]
+        assert {file.as_posix() for file in files if "__pycache__" not in file.parts} <= names
 
 
 @pytest.fixture
@@ -163,22 +144,19 @@ TRAIN = ("train", EXPERIMENT, "--out", "/shared/run")
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "message"),
+    ("script", "arguments"),
     [
-        ("submit.sh", ("--adress", "x", *TRAIN), "usage"),
-        ("submit.sh", TRAIN[1:], "usage"),
-        ("submit.sh", ("train", "no/such/file.py", *TRAIN[2:]), "no such file"),
-        ("submit.sh", TRAIN[:2], "--out"),
-        ("submit.sh", ("sweep", EXPERIMENT, "--out", "runs/relative"), "'runs/relative'"),
-        ("submit.sh", TRAIN, "--address"),
-        ("submit.sh", ("--address", "http://127.0.0.1:1", *TRAIN), "no Ray dashboard answers"),
-        ("slurm.sh", ("file.py",), "usage"),
+        ("submit.sh", ("--adress", "x", *TRAIN)),
+        ("submit.sh", ("train", "no/such/file.py", *TRAIN[2:])),
+        ("submit.sh", ("sweep", EXPERIMENT, "--out", "runs/relative")),
+        ("submit.sh", TRAIN),
+        ("submit.sh", ("--address", "http://127.0.0.1:1", *TRAIN)),
+        ("slurm.sh", ("file.py",)),
     ],
 )
-def test_wrong_use_sends_nothing(environment, script, arguments, message):
+def test_wrong_use_sends_nothing(environment, script, arguments):
     done = run_script(script, *arguments, env=environment)
     assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
 
 
 def test_slurm_starts_the_run_once(environment):
