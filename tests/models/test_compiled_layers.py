@@ -1,7 +1,5 @@
 """Compiled decoder layers compute what plain ones do: values and gradients, with checkpointing, over both kinds of masks."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -53,7 +51,7 @@ def test_values_and_gradients_are_those_of_plain_layers(lm, compiled, checkpoint
     if checkpointing:
         module.checkpoint_layers(compiled)
         module.checkpoint_layers(expected_lm)
-    for max_tokens in (300, 500, 700):  # packs of other lengths are not compiled again
+    for max_tokens in (300, 500):  # packs of other lengths are not compiled again
         sequences = packed(max_tokens)
         scores, expected = (sequence_logprobs(model, sequences) for model in (compiled, expected_lm))
         torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)

@@ -4,8 +4,6 @@ The quickstart's first policy is unchanged, and made for the words and prompts o
 model folder that answers and that any loader takes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import hashlib
@@ -13,11 +11,9 @@ import importlib.util
 import json
 import random
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_ray.adapters.guarded import GuardedEnv
@@ -92,25 +88,15 @@ def test_the_policy_wins_some_games_and_leaves_room_to_learn(config):
         assert 0.1 < success_figures(games.play())["success_rate"] < 0.5
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("smollm2")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(root))
-        yield prepare_smollm2()
-    shutil.rmtree(root)
-
-
 @pytest.mark.long
-def test_it_answers_through_its_chat_template(model_folder):
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    lm = AutoModelForCausalLM.from_pretrained(model_folder)
+def test_it_answers_through_its_chat_template(own_cache):
+    folder = prepare_smollm2()
+    tokenizer, lm = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    with torch.inference_mode():
-        response = lm.generate(**inputs, max_new_tokens=10, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    response = lm.generate(**inputs, max_new_tokens=10, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(response)
-    assert response[-1] == tokenizer.eos_token_id == lm.generation_config.eos_token_id
+    assert response[-1] == tokenizer.eos_token_id
 
 
 def test_a_missing_package_is_named_with_its_install_line(tmp_path, monkeypatch):

@@ -1,9 +1,5 @@
 """Parameters, and the buffers that are stored with them, are saved, loaded and sent."""
 
-from __future__ import annotations
-
-import json
-
 import pytest
 import torch
 from architectures import random_model, randomise, save_model
@@ -16,7 +12,7 @@ from trial_ray.engines.weights import pack_weights, weights_checksum
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import require_same_config, write_model
 from trial_ray.models.loading import fill, load_causal_lm
-from trial_ray.models.lora import Adapter, merge_adapter
+from trial_ray.models.lora import Adapter
 from trial_ray.models.module import CausalLMModule
 from trial_ray.models.tensors import engine_tensors, stored_tensors
 from trial_ray.rollout.env_runner import SPACES
@@ -36,13 +32,9 @@ def logits_of(lm) -> torch.Tensor:
 def test_a_written_model_is_loaded_and_sent_as_transformers_loads_it(name, tmp_path):
     lm = random_model(name)
     lm.generation_config.eos_token_id = [2, 5]
-    lm.generation_config.update(pad_token_id=1, temperature=0.6, top_k=20, repetition_penalty=1.05, max_new_tokens=64)
     write_model(lm, stored_tensors(lm).items(), tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     require_same_config(lm.config, tmp_path)
-    written = json.loads((tmp_path / "generation_config.json").read_text())
-    assert (written["eos_token_id"], written["pad_token_id"]) == ([2, 5], 1)
-    assert written.keys() <= {"bos_token_id", "eos_token_id", "pad_token_id"}, "a server would apply the others"
     try:
         filled = load_causal_lm(str(tmp_path), "float32", weights=False)
         assert {tensor.device.type for tensor in filled.parameters()} == {"meta"}
@@ -52,8 +44,8 @@ def test_a_written_model_is_loaded_and_sent_as_transformers_loads_it(name, tmp_p
     tensors, expected = (dict([*lm.named_parameters(), *lm.named_buffers()]) for lm in (filled, loaded))
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
-    torch.testing.assert_close(logits_of(loaded), logits_of(lm), atol=1e-5, rtol=0)
-    torch.testing.assert_close(logits_of(filled), logits_of(lm), atol=1e-5, rtol=0)
+    for found in (loaded, filled):
+        torch.testing.assert_close(logits_of(found), logits_of(lm), atol=1e-5, rtol=0)
     assert filled.generation_config.eos_token_id == [2, 5]
     assert not filled.training
     # A bfloat16 engine loads the same parameters as the learner sends.
@@ -73,29 +65,19 @@ def expert_path(tmp_path_factory, model_path):
 
 
 @pytest.mark.actors
-@pytest.mark.parametrize("lora_rank", [None, 2])
-def test_checkpoints_and_engines_hold_the_buffers_of_the_policy(expert_path, lora_rank, ray_session, tmp_path):
-    lora = {} if lora_rank is None else {"lora_rank": lora_rank, "lora_targets": ["q_a_proj", "o_proj"]}
-    config = config_of("grpo", expert_path, **lora)
+def test_checkpoints_and_engines_hold_the_buffers_of_the_policy(expert_path, ray_session, tmp_path):
     observations, actions = SPACES["default_policy"]
-    spec = RLModuleSpec(CausalLMModule, observations, actions, model_config=config._model_config_auto_includes)
+    model_config = config_of("grpo", expert_path)._model_config_auto_includes
+    spec = RLModuleSpec(CausalLMModule, observations, actions, model_config=model_config)
     module, again = spec.build(), spec.build()
     for either in (module, again):
         either.load(torch.device("cpu"), sharded=False)
-    if lora_rank is None:
-        randomise(module.lm, seed=1)
-    else:
-        for parameter in module.policy_parameters():
-            torch.nn.init.normal_(parameter)
+    randomise(module.lm, seed=1)
     expected = logits_of(module.lm)
-    assert not torch.allclose(logits_of(again.lm), expected, atol=0.1)
-    saved = tmp_path / "saved"
-    module.save_to_path(saved)
-    again.restore_from_path(saved)
+    module.save_to_path(tmp_path)
+    again.restore_from_path(tmp_path)
     assert torch.equal(logits_of(again.lm), expected)
-    if lora_rank is not None:
-        merge_adapter(saved / "adapter", saved / "hf")
-    exported = AutoModelForCausalLM.from_pretrained(saved / "hf")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     torch.testing.assert_close(logits_of(exported), expected, atol=1e-5, rtol=0)
     engine = TransformersEngine(expert_path, max_model_len=64)
     engine._open()

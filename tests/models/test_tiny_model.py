@@ -1,6 +1,4 @@
-"""The tiny model and its tokenizer: whole words, exact round trips, the same ids everywhere, loadable folders."""
-
-from __future__ import annotations
+"""The tiny model and its tokenizer: exact round trips, the same ids everywhere, loadable folders."""
 
 import hashlib
 import json
@@ -12,23 +10,7 @@ from hypothesis import strategies as st
 from nano_model import save_nano_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trial_envs.alfworld.household import CONTAINS, LAMPS, ROOMS
-from trial_ray.adapters.alfworld import VERBS
 from trial_ray.models.tiny import build_tiny_model
-
-
-def test_every_type_and_verb_is_one_token(tokenizer):
-    types = {*CONTAINS, *LAMPS, *(kind for kinds in CONTAINS.values() for kind in kinds)}
-    types |= {kind for room in ROOMS for kind in (*room.objects, *room.receptacles)}
-    words = sorted(kind.lower() for kind in types) + VERBS.split()
-    split = [word for word in words if len(tokenizer.encode(word)) != 1 or len(tokenizer.encode(f" {word}")) != 1]
-    assert split == []
-
-
-def test_a_numbered_name_costs_two_tokens_and_the_number_is_shared(tokenizer):
-    cabinet, shelf = tokenizer.encode(" cabinet 12"), tokenizer.encode(" shelf 12")
-    assert len(cabinet) == len(shelf) == 2
-    assert cabinet[1] == shelf[1]
 
 
 @given(st.text(max_size=60))
@@ -57,10 +39,8 @@ def test_a_saved_model_gives_the_same_logits_after_loading(tmp_path, tokenizer):
 
 
 def test_seed_determines_weights_and_keeps_the_global_generator(tokenizer):
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
     first, same, other = (build_tiny_model(tokenizer, "nano", seed).lm_head.weight for seed in (0, 0, 1))
-    assert torch.equal(torch.rand(1), expected)
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
