@@ -1,4 +1,4 @@
-"""Decoding of the transformers engine: batches, the key-value cache, and sampling from the reported distribution."""
+"""Decoding of the transformers engine: batches, the key-value cache, sampling from the reported distribution, architectures."""
 
 import gc
 import math
@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from architectures import VOCABULARY, random_model, save_model
 
 from trial_ray.engines.decoding import Batch, by_length, sample_tokens
 from trial_ray.engines.protocol import Request, SamplingParams
@@ -19,7 +20,8 @@ from trial_ray.engines.transformers import (
     rows_that_fit,
     try_cache,
 )
-from trial_ray.errors import EngineError
+from trial_ray.engines.weights import own_logprobs
+from trial_ray.errors import ConfigError, EngineError
 
 
 def make_requests(count):
@@ -92,46 +94,64 @@ def test_the_batch_size_follows_from_free_memory_up_to_a_limit(model):
         rows_that_fit(size, 10_000, 2**20)
 
 
-def draw(rows, temperature, top_p):
-    """Sample one token per row of logits ``[B, V]`` with uniform draws of a fixed seed."""
-    count = len(rows)
-    uniforms = torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return sample_tokens(rows, torch.full((count,), temperature), torch.full((count,), top_p), uniforms)
-
-
-def random_logits(rows, seed=0):
-    return 4 * torch.randn(rows, 50, generator=torch.Generator().manual_seed(seed))
-
-
-def nucleus_logprob(row, token, temperature, top_p):
-    """float64 reference: renormalise over the smallest set of most probable tokens whose mass reaches ``top_p``."""
-    probs = torch.softmax(row.double() / temperature, -1)
-    mass, nucleus = 0.0, []
-    for index in probs.argsort(descending=True).tolist():
-        nucleus.append(index)
-        mass += float(probs[index])
-        if mass >= top_p:
-            break
-    assert token in nucleus
-    return float((probs[token] / probs[nucleus].sum()).log())
-
-
-@pytest.mark.parametrize(("temperature", "top_p"), [(0.3, 1.0), (1.0, 0.8), (1.3, 0.3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logprobs_are_of_the_tempered_and_truncated_distribution(temperature, top_p, dtype):
-    logits = random_logits(64).to(dtype)
-    tokens, logprobs = draw(logits, temperature, top_p)
+def test_tokens_are_as_frequent_as_their_logprobs_say(dtype):
+    count, generator = 20_000, torch.Generator().manual_seed(3)
+    logits = (4 * torch.randn(1, 50, generator=generator)).to(dtype).expand(count, -1)
+    uniforms = torch.rand(count, generator=generator, dtype=torch.float64)
+    tokens, logprobs = sample_tokens(logits, torch.full((count,), 1.3), torch.full((count,), 0.8), uniforms)
     assert logprobs.dtype == torch.float32
-    for row, token, logprob in zip(logits, tokens.tolist(), logprobs.tolist(), strict=True):
-        assert logprob == pytest.approx(nucleus_logprob(row, token, temperature, top_p), abs=1e-6)
-
-
-@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 1.0), (1.3, 0.8)])
-def test_tokens_are_as_frequent_as_their_logprobs_say(temperature, top_p):
-    count = 20_000
-    tokens, logprobs = draw(random_logits(1, seed=3).expand(count, -1), temperature, top_p)
-    for token in tokens.unique().tolist():
-        drawn = tokens == token
-        probability = float(logprobs[drawn][0].exp())
+    probabilities = dict(zip(tokens.tolist(), logprobs.double().exp().tolist(), strict=True))
+    assert sum(probabilities.values()) == pytest.approx(1, abs=1e-6)
+    for token, probability in probabilities.items():
         deviation = (probability * (1 - probability) / count) ** 0.5
-        assert abs(float(drawn.double().mean()) - probability) < 5 * deviation
+        assert abs(float((tokens == token).double().mean()) - probability) < 5 * deviation
+
+
+LONGEST = 64
+CACHED = ("llama", "qwen3", "gemma4", "gpt-oss", "deepseek-v3", "phi3", "gpt2")
+"""Architectures that must use the cache, without which they would be slow."""
+OTHERS = ("mamba", "qwen3-next", "llama4", "phi3-longrope", "mistral")
+
+
+def architecture_requests():
+    random = np.random.default_rng(0)
+    sizes = [(3, 9), (17, 12), (9, 4), (23, 10)]
+    return [
+        Request(random.integers(3, VOCABULARY, length, np.int32), SamplingParams(max_tokens, seed=seed))
+        for seed, (length, max_tokens) in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("name", [*CACHED, *OTHERS])
+def test_rows_that_come_and_go_have_the_models_logprobs(name):
+    model, requests = random_model(name), architecture_requests()
+    cached = try_cache(model, LONGEST) is not None
+    assert cached or name not in CACHED
+    batch = Batch(model, frozenset(), cached=cached)
+    batch.admit(requests[:2])
+    batch.step()
+    batch.admit(requests[2:])
+    while len(batch):
+        batch.step()
+    for request in requests:
+        row = np.array([*request.prompt_ids, *request.response_ids], np.int32)
+        own = own_logprobs(model, row)[len(request.prompt_ids) - 1 :]
+        np.testing.assert_allclose(request.logprobs, own, atol=2e-5)
+
+
+def test_an_engine_decodes_without_a_cache_if_necessary(tmp_path):
+    engine = TransformersEngine(save_model("qwen3.5", tmp_path), max_model_len=LONGEST, device="cpu", max_batch=2)
+    assert engine._open()["vocab_size"] == VOCABULARY
+    assert engine._batch.cache is None
+    requests = architecture_requests()
+    finished = engine._step(requests)
+    while len(finished) < len(requests):
+        finished += engine._step([])
+    assert all(request.finish_reason for request in requests)
+
+
+def test_a_model_whose_logprobs_depend_on_earlier_rows_is_rejected(tmp_path):
+    engine = TransformersEngine(save_model("llama-dynamic-rope", tmp_path), max_model_len=16, device="cpu")
+    with pytest.raises(ConfigError, match="LlamaForCausalLM"):
+        engine._open()

@@ -1,7 +1,6 @@
 """Engine client: routing of groups, failover, and batching of requests and answers."""
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,7 @@ from ray.exceptions import RayActorError
 
 from trial_ray.engines import actor, link
 from trial_ray.engines.client import MAX_ATTEMPTS, EngineClient
-from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
+from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import CannotServeError, EngineError
 
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
@@ -22,51 +21,25 @@ def generate(client, count=1):
     return [asyncio.ensure_future(client.generate(PROMPT, PARAMS, group)) for group in range(count)]
 
 
-def responses_of(handles, count=1, **kwargs):
-    client = EngineClient(handles, **kwargs)
-    return run(handles, lambda: asyncio.gather(*generate(client, count)))
-
-
 @pytest.fixture
 def paused():
     """Handle of an engine that samples nothing before ``go_on``."""
     return Handle(CountingEngine(steps=0))
 
 
-@pytest.mark.parametrize("runners", [1, 3, 16])
-def test_consecutive_groups_are_spread_evenly(runners):
+def test_groups_are_spread_evenly_over_engines():
     load = [0] * 8
-    for runner in range(runners):
-        client = EngineClient([Handle() for _ in range(8)])
-        for group in range(runner, 16, runners):
+    for runner in range(3):
+        client = EngineClient([Handle()] * 8)
+        for group in range(runner, 16, 3):
             load[client._engine_of(group, group)] += 1
     assert load == [2] * 8
-
-
-def test_an_ended_group_frees_its_engine():
-    client = EngineClient([Handle() for _ in range(2)])
-    first, second = client._engine_of("a", 0), client._engine_of("b", 0)
+    client = EngineClient([Handle()] * 2)
+    assert [client._engine_of(group, 0) for group in "ab"] == [0, 1]
     client.end_group("b")
     client.end_group("unknown")
-    assert (first, second, client._engine_of("c", 0)) == (0, 1, 1)
+    assert client._engine_of("c", 0) == 1
     assert list(client._group_engine) == ["a", "c"]
-
-
-def test_each_request_gets_its_response_as_soon_as_it_ends():
-    handles = healthy()
-    client = EngineClient(handles)
-    ended = []
-
-    async def one(index):
-        params = SamplingParams(max_tokens=1 + 40 * (index == 0))
-        response = await client.generate(np.array([index, 5], np.int32), params, 0)
-        ended.append(index)
-        return response
-
-    responses = run(handles, lambda: asyncio.gather(*map(one, range(10))))
-    assert [response.response_ids.tolist() for response in responses] == [[0] * 41, *([n] for n in range(1, 10))]
-    assert {(r.weight_version, r.finish_reason, r.logprobs.dtype.name) for r in responses} == {(3, "length", "float32")}
-    assert ended[-1] == 0
 
 
 def test_requests_of_successive_episodes_share_messages(paused):
@@ -106,74 +79,28 @@ def test_only_sent_and_unanswered_requests_are_aborted(paused):
     assert client.counts.requests_failed == 2
 
 
-INVALID_PROMPTS = [
-    np.array([], np.int32),
-    np.array([[1]]),
-    np.array([1.0]),
-    np.array([100]),
-    np.array([-1]),
-    np.full(63, 1),
-]
-INVALID_PARAMS = [
-    {"max_tokens": 0},
-    {"max_tokens": True},
-    {"seed": -1},
-    {"seed": 2**63},
-    {"stop": ("",)},
-    {"temperature": float("nan")},
-    {"temperature": 0.009},
-    {"temperature": 2.1},
-    {"top_p": 0.0},
-    {"top_p": 1.1},
-]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "params"),
-    [*((prompt, {}) for prompt in INVALID_PROMPTS), *((PROMPT, params) for params in INVALID_PARAMS)],
-)
-def test_an_invalid_request_is_rejected_alone(prompt, params):
-    handles = healthy(2)
-    client = EngineClient(handles, timeout_s=20)
-
-    async def both():
-        invalid = client.generate(prompt, replace(PARAMS, **params), 0)
-        return await asyncio.gather(invalid, *generate(client), return_exceptions=True)
-
-    error, response = run(handles, both)
-    assert isinstance(error, InvalidRequestError)
-    assert response.response_ids.tolist() == [1, 1]
-    assert (handles[1].calls, client.counts.attempts_failed) == (0, 0)
-
-
 class Unreachable(Handle):
     def remote(self, client, batch):
         raise RuntimeError("no connection")
 
 
-@pytest.mark.parametrize("failing", [Handle(error=RayActorError()), Unreachable()], ids=["dead", "unreachable"])
-def test_requests_of_a_failed_engine_go_to_the_next(failing):
-    handles = [failing, *healthy(), failing]
+def test_requests_of_failed_engines_go_to_the_next_ones():
+    handles = [Handle(error=RayActorError()), Unreachable(), *healthy()]
     client = EngineClient(handles, timeout_s=20)
-    run(handles, lambda: asyncio.gather(*generate(client, 20)))
-    assert len(handles[1].served) == 20
+    run(handles, lambda: asyncio.gather(*generate(client, 21)))
+    assert len(handles[2].served) == 21
     counts = client.counts
-    assert (counts.requests_sent, counts.requests_answered, counts.requests_failed) == (20, 20, 0)
-    assert counts.attempts_failed == 7 + 2 * 6
-
-
-def test_the_error_of_a_request_names_every_attempt():
-    handles = [Handle(error=RayActorError()) for _ in range(6)]
-    with pytest.raises(EngineError, match=r"engine 0: EngineError.*engine 1: .*engine 2: "):
-        responses_of(handles)
-    assert sum(len(handle.served) for handle in handles) == MAX_ATTEMPTS
+    assert (counts.requests_sent, counts.requests_answered, counts.requests_failed) == (21, 21, 0)
+    assert counts.attempts_failed == 7 * (2 + 1)
+    dead = [Handle(error=RayActorError()) for _ in range(MAX_ATTEMPTS + 1)]
+    with pytest.raises(EngineError):
+        run(dead, lambda: asyncio.gather(*generate(EngineClient(dead))))
+    assert [len(handle.served) for handle in dead] == [1] * MAX_ATTEMPTS + [0]
 
 
 def test_an_engine_that_hangs_leaves_time_for_another():
-    with pytest.raises(EngineError, match="TimeoutError"):
-        responses_of([Handle()], timeout_s=0.05)
     handles = [Handle(), *healthy()]
-    responses_of(handles, timeout_s=2.0)
+    run(handles, lambda: asyncio.gather(*generate(EngineClient(handles, timeout_s=2.0))))
     assert len(handles[1].served) == 1
 
 

@@ -1,7 +1,5 @@
 """Conformance of every engine: responses and weights are compared with transformers' own forward pass."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import itertools
@@ -16,7 +14,7 @@ import torch
 from trial_ray.engines import weights as weights_module
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
-from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
 from trial_ray.engines.weights import TextLogprobs, own_logprobs, pack_weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 
@@ -180,6 +178,22 @@ def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
             torch.testing.assert_close(torch.tensor(response.logprobs), highest, atol=1e-4, rtol=0)
 
 
+INVALID_PROMPTS = [[[1]], [1.0], [VOCAB_SIZE], [-1], [1] * (MAX_MODEL_LEN - 1), np.array([], np.int32)]
+INVALID_PARAMS = [
+    {"max_tokens": 0}, {"max_tokens": True}, {"seed": -1}, {"seed": 2**63}, {"stop": ("",)}, {"temperature": float("nan")},
+    {"temperature": 0.009}, {"temperature": 2.1}, {"top_p": 0.0}, {"top_p": 1.1},
+]  # fmt: skip
+
+
+def test_invalid_requests_are_rejected_alone(engine):
+    (prompt,), (valid,) = make_prompts(1), seeded(1, 2)
+    prompts = [prompt, *map(np.array, INVALID_PROMPTS), *[prompt] * len(INVALID_PARAMS)]
+    params = [valid] * (1 + len(INVALID_PROMPTS)) + [dataclasses.replace(valid, **each) for each in INVALID_PARAMS]
+    response, *errors = engine.generate(prompts, params)
+    assert_logprobs_of(engine.learner, [prompt], [response])
+    assert {type(error) for error in errors} == {InvalidRequestError}
+
+
 def test_every_stop_token_ends_the_response_and_belongs_to_it(engine):
     with torch.no_grad():
         engine.learner.model.embed_tokens.weight[STOP_IDS] *= 3  # Their logits are now among the largest or smallest.
@@ -196,17 +210,13 @@ def test_every_stop_token_ends_the_response_and_belongs_to_it(engine):
 def test_a_stop_string_ends_the_response_with_its_last_token(engine):
     prompts, params = make_prompts(4, seed=5), seeded(4, 12)
     full = engine.generate(prompts, params)
-    stops = [("{}><{}".format(*response.response_ids[3:5]), "never") for response in full]
     for max_tokens in (12, 5):
-        cut = engine.generate(
-            prompts,
-            [dataclasses.replace(p, max_tokens=max_tokens, stop=stop) for p, stop in zip(params, stops, strict=True)],
-        )
-        for response, whole in zip(cut, full, strict=True):
+        for index, response in enumerate(full):
+            stop = ("{}><{}".format(*response.response_ids[3:5]), "never")
+            params[index] = dataclasses.replace(params[index], max_tokens=max_tokens, stop=stop)
+        for response, whole in zip(engine.generate(prompts, params), full, strict=True):
             assert (response.response_ids.tolist(), response.finish_reason) == (whole.response_ids[:5].tolist(), "stop")
             np.testing.assert_allclose(response.logprobs, whole.logprobs[:5], atol=1e-4)
-    [unstopped] = engine.ids(prompts[:1], [dataclasses.replace(params[0], stop=("never",))])
-    assert unstopped == full[0].response_ids.tolist()
 
 
 def test_the_report_counts_tokens_and_busy_seconds(engine):
@@ -227,24 +237,11 @@ def test_a_seed_repeats_its_response_in_any_batch(engine):
     assert len(set(map(tuple, engine.ids(prompts[:1] * 16, seeded(16, 6))))) > 8
 
 
-def test_new_weights_drop_the_cache_of_the_old_ones(engine, tiny_qwen3):
-    prompts, params = make_prompts(8, seed=4), greedy(8, 6)
-    before = engine.ids(prompts, params)
-    other = load_model(tiny_qwen3, noise_seed=5)
-    version = engine.send(other)
-    after = engine.generate(prompts, params)
-    assert_logprobs_of(other, prompts, after)
-    assert {response.weight_version for response in after} == {version}
-    assert before != [response.response_ids.tolist() for response in after]
-    engine.send(engine.learner)
-    assert engine.ids(prompts, params) == before
-
-
-def test_an_update_during_responses_mixes_no_versions(engine, tiny_qwen3):
+def test_an_update_during_responses_mixes_no_versions_and_drops_the_cache(engine, tiny_qwen3):
     other, new = load_model(tiny_qwen3, noise_seed=6), next(VERSIONS)
     models = {engine.send(engine.learner): engine.learner, new: other}
     shards = pack_weights(other.named_parameters(), new)
-    prompts = make_prompts(60, seed=7)
+    prompts = make_prompts(30, seed=7) * 2  # The old weights have cached what the new ones read.
 
     async def update_during_responses():
         def start(prompt, max_tokens=20):
@@ -312,9 +309,9 @@ def test_a_prompt_that_overflows_fails_alone(engine):
     overflowing = [np.full(length, OVERFLOWING, np.int32) for length in (1, 40, 90, 150)]
     for _ in range(3):
         results = engine.generate([*overflowing, *prompts], [*seeded(4, 5), *params])
-        for error, prompt in zip(results[:4], overflowing, strict=True):
-            with pytest.raises(EngineError, match=f"prompt of {len(prompt)} tokens: the prompt overflows"):
-                raise error
+        for error in results[:4]:
+            assert isinstance(error, EngineError)
+            assert "the prompt overflows, because" in str(error)
         assert_logprobs_of(model, prompts, results[4:])
 
 
@@ -324,9 +321,9 @@ def test_weights_that_overflow_are_named_and_can_be_replaced(engine, tiny_qwen3)
         broken.model.layers[0].mlp.down_proj.weight[3] = torch.nan
     version = engine.send(broken)
     prompts, params = make_prompts(20, seed=14), seeded(20, 4)
-    for error in engine.generate(prompts, params):
-        with pytest.raises(EngineError, match=f"weights of version {version} .*lower lr"):
-            raise error
+    errors = engine.generate(prompts, params)
+    assert {type(error) for error in errors} == {EngineError}
+    assert f"weights of version {version} have answered no other" in str(errors[0])
     engine.send(engine.learner)
     assert_logprobs_of(engine.learner, prompts, engine.generate(prompts, params))
 
@@ -335,17 +332,17 @@ def test_weights_other_than_those_sent_are_never_served(engine, tiny_qwen3):
     other = dict(load_model(tiny_qwen3, noise_seed=15).named_parameters())
     sent = pack_weights(other.items(), next(VERSIONS))
     first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
-    square = "model.layers.0.self_attn.q_norm.weight"
     for change, message in (
         ({first: other[second], second: other[first]}, "names and places"),
-        ({square: other[square].flip(0)}, "names and places"),
         ({first: other[second]}, "checksum"),
     ):
         received = pack_weights((other | change).items(), sent.version)
-        with pytest.raises(WeightSyncError, match=f"Engine 0.*{message}"):
+        with pytest.raises(WeightSyncError, match=message):
             engine.pool.sync(dataclasses.replace(sent, refs=received.refs))
         assert engine.call("weight_version") == -1
-    with pytest.raises(WeightSyncError, match=r"Engine 0.*another policy"):
+    with pytest.raises((EngineError, WeightSyncError)):  # What was sent has arrived, but it is not the whole model.
+        engine.pool.sync(pack_weights([(first, other[first])], next(VERSIONS)))
+    with pytest.raises(WeightSyncError, match="another policy"):
         engine.pool.sync(dataclasses.replace(sent, text=text_of(engine.learner)))
     engine.pool.sync(sent)
 
@@ -366,43 +363,21 @@ def test_an_interrupted_transfer_serves_nothing_until_a_whole_one(engine, tiny_q
     assert_logprobs_of(other, prompts, engine.generate(prompts, params))
 
 
-@pytest.fixture
-def vllm_engine(engine):
+def test_vllm_sleeps_only_if_it_was_started_for_it(engine):
     if engine.name != "vllm":
         pytest.skip("this test is about vLLM on the CPU")
-    return engine
 
-
-def test_vllm_gets_the_users_arguments_before_the_defaults(vllm_engine):
-    def settings(actor):
-        import torch._dynamo
-
-        config = actor._engine.vllm_config
-        return {
-            "compiles": not torch._dynamo.config.disable,
-            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-            "max_num_seqs": config.scheduler_config.max_num_seqs,
-            "num_gpu_blocks_override": config.cache_config.num_gpu_blocks,
-            "logprobs_mode": config.model_config.logprobs_mode,
-            "dtype": str(config.model_config.dtype),
-        }
-
-    defaults = {"compiles": False, "logprobs_mode": "processed_logprobs", "dtype": "torch.float32"}
-    assert vllm_engine.call("__ray_call__", settings) == {**VLLM_ARGUMENTS, **defaults}
-
-
-def test_vllm_sleeps_only_if_it_was_started_for_it(vllm_engine):
     def allow_sleep(actor, allowed):
         actor._arguments["enable_sleep_mode"] = allowed
 
     def sleeps_after(method, *arguments):
-        vllm_engine.call(method, *arguments)
-        return vllm_engine.call("__ray_call__", lambda actor: actor._engine.is_sleeping())
+        engine.call(method, *arguments)
+        return engine.call("__ray_call__", lambda actor: actor._engine.is_sleeping())
 
     with pytest.raises(ConfigError):
-        vllm_engine.call("sleep")
-    vllm_engine.call("__ray_call__", allow_sleep, True)
+        engine.call("sleep")
+    engine.call("__ray_call__", allow_sleep, True)
     assert sleeps_after("sleep")
     assert sleeps_after("wake", "weights")
     assert not sleeps_after("wake", "cache")
-    vllm_engine.call("__ray_call__", allow_sleep, False)
+    engine.call("__ray_call__", allow_sleep, False)

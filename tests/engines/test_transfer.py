@@ -1,7 +1,5 @@
 """Weight transfer: choice of the backend, merging of the learners' weights, and what vLLM's receiving side gets."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -60,10 +58,10 @@ def test_impossible_sharing_of_devices_is_rejected(engines, learners, message):
         config(engines, learners).validate()
 
 
-@pytest.mark.parametrize("backend", ["ipc", "nccl"])
-def test_gpu_backends_are_rejected_without_a_gpu(backend):
-    with pytest.raises(ConfigError):
-        weight_sender(backend, rank=0, workers_per_engine=1)
+def test_gpu_backends_are_rejected_without_a_gpu():
+    for backend in ("ipc", "nccl"):
+        with pytest.raises(ConfigError):
+            weight_sender(backend, rank=0, workers_per_engine=1)
 
 
 def test_all_learners_gather_and_the_first_fills_the_object_store():
@@ -77,17 +75,14 @@ def prepared(gpu, checksum="c", arrangement="a", backend="ipc"):
     return Weights(3, checksum, arrangement, backend=backend, update=update)
 
 
-def test_merged_weights_have_the_handles_of_all_learners():
+def test_merged_weights_have_the_handles_of_all_learners_that_agree():
     merged = merge_weights([prepared("gpu0"), prepared("gpu1")])
     assert merged.update["ipc_handles"] == [{gpu: (gpu, name) for gpu in ("gpu0", "gpu1")} for name in "ab"]
     assert (merged.version, merged.checksum, merged.update["names"]) == (3, "c", ["a", "b"])
     assert merge_weights([prepared("gpu0", backend="nccl"), None]) == prepared("gpu0", backend="nccl")
-
-
-@pytest.mark.parametrize("difference", [{"checksum": "d"}, {"arrangement": "d"}])
-def test_learners_with_different_weights_are_detected(difference):
-    with pytest.raises(WeightSyncError, match="'d'"):
-        merge_weights([prepared("gpu0"), prepared("gpu1", **difference)])
+    for difference in ({"checksum": "d"}, {"arrangement": "d"}):
+        with pytest.raises(WeightSyncError):
+            merge_weights([prepared("gpu0"), prepared("gpu1", **difference)])
 
 
 WEIGHTS = {"a": torch.arange(24.0).reshape(4, 6).bfloat16().t(), "b": torch.arange(3.0), "n": torch.arange(2)}
@@ -142,17 +137,16 @@ def test_an_nccl_group_is_formed_again_for_other_engines(on_cuda, monkeypatch):
     def engine(name):
         def join(backend, info):
             joined.append((name, backend, info["rank_offset"], info["world_size"]))
+            if name == "unreachable":
+                raise EngineError(name)
 
         return SimpleNamespace(join_transfer=SimpleNamespace(remote=join))
-
-    def unreachable(refs, timeout):
-        raise EngineError("unreachable")
 
     monkeypatch.setattr(WeightTransferTrainerFactory, "trainer_init", trainer_init)
     monkeypatch.setattr(transfer.ray, "get", lambda refs, timeout: refs)
     monkeypatch.setattr(transfer.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     sender = weight_sender("nccl", rank=0, workers_per_engine=2)
-    a, b, c = map(engine, "abc")
+    a, b, c, lost = map(engine, ("a", "b", "c", "unreachable"))
     for _ in range(2):
         weights = sender.prepare(WEIGHTS.items, 4, [a, b])
         sender.send()
@@ -162,9 +156,7 @@ def test_an_nccl_group_is_formed_again_for_other_engines(on_cuda, monkeypatch):
     assert calls == ["send", "send"]
     sender.prepare(WEIGHTS.items, 5, [a, c])
     assert calls[2:] == ["shutdown"]
-    with monkeypatch.context() as failing:
-        failing.setattr(transfer.ray, "get", unreachable)
-        with pytest.raises(EngineError, match="unreachable"):
-            sender.prepare(WEIGHTS.items, 6, [a, b])
+    with pytest.raises(EngineError):
+        sender.prepare(WEIGHTS.items, 6, [a, lost])
     sender.prepare(WEIGHTS.items, 6, [a, c])
-    assert "".join(name for name, *_ in joined) == "ab" + "ac" + "ab" + "ac"
+    assert [name for name, *_ in joined][2:] == ["a", "c", "a", "unreachable", "a", "c"]
