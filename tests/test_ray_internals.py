@@ -61,7 +61,7 @@ def test_only_the_next_setup_keeps_a_group(ray_session):
 
 @pytest.mark.actors
 def test_no_node_drains_here(ray_session):
-    """tests/faults/test_elastic.py drains a node."""
+    """tests/faults/test_nodes.py drains a node."""
     assert ray_internals.draining_nodes() == set()
 
 

@@ -1,7 +1,5 @@
 """Each file of fault tests leaves no process and no shared memory."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run replaces killed learners and hanging processes automatically, and ends with the same weights."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -25,26 +23,13 @@ def environment(ray_session):
         yield
 
 
-def test_lost_learners_restart_the_run_with_the_same_weights(model_path, tmp_path):
-    whole = FaultyRun(tmp_path / "whole", tiny_config(model_path, num_learners=2))
-    whole.run_with()
-    run = FaultyRun(tmp_path / "run", tiny_config(model_path, num_learners=2))
-    printed = run.run_with((1, "sampling", 1, kill(LEARNER)), (2, "update", 3, hang(LEARNER, 1)))
-    assert len(run.algorithms) == 3
-    assert "restart 1 of at most 3: learner 0 died in the update of iteration 1; continuing from the initial" in printed
-    assert f"{ENDING} {STALL_S:g} s (update); ending " in printed
-    assert f"{run.folder.checkpoints}/000002" in printed.partition("restart 2 of")[2]
-    assert "ActorDiedError" in (run.folder.path / "logs" / "restart-1.log").read_text()
-    assert run.weights() == whole.weights()
-
-
 PHASES = {"_sync_weights": 1, "save_to_path": 2, "evaluate": 3}
 """Iteration at which the learner is killed when each of these methods of the algorithm is called."""
 
 
-def test_a_learner_killed_in_a_later_phase_restarts_the_run(model_path, tmp_path, monkeypatch):
-    def evaluated(**recovery):
-        config = tiny_config(model_path, num_learners=1, **recovery)
+def test_lost_learners_restart_the_run_with_the_same_weights(model_path, tmp_path, monkeypatch):
+    def evaluated(**settings):
+        config = tiny_config(model_path, num_learners=1, **settings)
         return config.evaluation(evaluation_split="train", evaluation_num_tasks=2, evaluation_interval=1)
 
     whole = FaultyRun(tmp_path / "whole", evaluated())
@@ -62,9 +47,12 @@ def test_a_learner_killed_in_a_later_phase_restarts_the_run(model_path, tmp_path
 
     for method, iteration in PHASES.items():
         monkeypatch.setattr(GRPO, method, killing(method, iteration, getattr(GRPO, method)))
-    run = FaultyRun(tmp_path / "run", evaluated(max_restarts=len(PHASES)))
-    run.run_with()
+    run = FaultyRun(tmp_path / "run", evaluated(max_restarts=2 + len(PHASES)))
+    printed = run.run_with((1, "sampling", 1, kill(LEARNER)), (3, "update", 2, hang(LEARNER)))
     assert sorted(killed) == sorted(PHASES)
+    assert len(run.algorithms) == 1 + 2 + len(PHASES)
+    assert f"{ENDING} {STALL_S:g} s (update); ending " in printed
+    assert "ActorDiedError" in (run.folder.path / "logs" / "restart-1.log").read_text()
     assert run.weights() == whole.weights()
 
 

@@ -1,7 +1,5 @@
 """A command that receives a signal ends in time, saves its state and leaves no process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

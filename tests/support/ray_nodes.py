@@ -152,9 +152,17 @@ class RayNodes:
                     raise TimeoutError("the head takes no jobs") from error
             time.sleep(0.5)
 
-    def actors(self) -> list[dict[str, Any]]:
-        """What the state API tells of every actor, dead ones included."""
-        return self._listed("actors?detail=1&limit=1000")
+    @property
+    def workers(self) -> list[str]:
+        """Names of the workers that have not been taken away."""
+        return [name for name in self._nodes if name != "head"]
+
+    def living_actors(self, name: str) -> str:
+        """The classes of the actors that live on a node, by the state API."""
+        listed = self._listed("actors?detail=1&limit=1000")
+        return " ".join(
+            each["class_name"] for each in listed if (each["node_id"], each["state"]) == (self.ids[name], "ALIVE")
+        )
 
     def _declared(self) -> dict[str, str]:
         """Names of the resources that living nodes declare, and those nodes' ids; Ray takes a while to see that one is dead."""
