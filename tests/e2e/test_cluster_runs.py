@@ -1,17 +1,22 @@
-"""Runs side by side on one cluster: each as it would be alone, whatever happens to the others."""
+"""Runs on a cluster of two nodes with token authentication: submitted, refused, and side by side."""
 
-from __future__ import annotations
-
+import secrets
 import signal
+import subprocess
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
-from ray_nodes import ClusterRun, cluster_of
+from ray_nodes import ClusterRun, RayNodes, as_options, cluster_of
 from safetensors.torch import load_file
 
+from trial_ray.cli import main
 from trial_ray.runs.checkpoints import find_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
+SUBMIT = str(Path(__file__).parents[2] / "cluster" / "submit.sh")
+EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
 TIMES = ("time", "seconds", "timestamp", "date", "memory", "pid", "iterations_since_restore")
 """Parts of the names of metrics that measure the machine, or name the process."""
 SETTINGS = {
@@ -32,6 +37,13 @@ SETTINGS = {
 }
 
 
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with cluster_of("worker") as cluster:
+        cluster.wait_for_jobs()
+        yield cluster
+
+
 def outcome(run):
     """Metrics of every iteration, without what measures the machine, and the weights."""
     metrics = [
@@ -42,10 +54,10 @@ def outcome(run):
     return metrics, {name: tensor.numpy().tobytes() for name, tensor in weights.items()}
 
 
-def test_runs_side_by_side_end_as_they_do_alone(tmp_path):
-    with cluster_of("worker") as nodes, ExitStack() as stack:
+def test_runs_side_by_side_end_as_they_do_alone(nodes, tmp_path):
+    with ExitStack() as stack:
 
-        def start(name, seed, iterations=8):
+        def start(name, seed, iterations=4):
             run = ClusterRun(nodes, tmp_path / name, SETTINGS, iterations, "--seed", str(seed))
             return stack.enter_context(closing(run))
 
@@ -53,8 +65,33 @@ def test_runs_side_by_side_end_as_they_do_alone(tmp_path):
         assert alone.end() == 0, alone.printed
         beside, killed = start("beside", 1), start("killed", 3, 10_000)
         killed.wait_for(bool)
-        beside.wait_for(bool)
         killed.process.send_signal(signal.SIGKILL)
         assert beside.end() == 0, beside.printed
-    assert len(alone.iterations()) == 8
+    assert len(alone.iterations()) == 4
     assert outcome(alone) == outcome(beside)
+
+
+def test_a_submitted_run_is_followed_to_its_end(nodes, tmp_path):
+    with closing(ClusterRun(nodes, tmp_path / "run", SETTINGS, 2, program=[SUBMIT, "--id", "submitted"])) as run:
+        assert run.end() == 0, run.printed
+    # What the client saw: the run's own lines, as they were printed, then the end of the job.
+    assert "iteration 2/2" in run.printed
+    assert "'submitted' succeeded" in run.printed
+    assert main(["export", str(run.folder), str(tmp_path / "exported")]) == 0
+    assert (tmp_path / "exported" / "model.safetensors").is_file()
+
+
+def test_a_failed_run_fails_the_submission(nodes, tmp_path):
+    words = [SUBMIT, "train", EXPERIMENT, "--out", str(tmp_path / "run"), "--set", "no_such_setting=1"]
+    done = subprocess.run(words, env=nodes.environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1
+    assert "no_such_setting" in done.stdout + done.stderr
+
+
+def test_a_command_without_the_token_is_turned_away(nodes, tmp_path):
+    environment = {**nodes.environment, "RAY_ADDRESS": nodes.address, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    words = ["trial-ray", "train", EXPERIMENT, "--out", str(tmp_path / "run"), *as_options(SETTINGS)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2, done.stderr
+    assert "rejects the token" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,7 +1,5 @@
 """Sweeps with real trials: seeds of one point, a kill and its resume, failed trials, and Ray Tune without the CLI."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import signal
@@ -73,7 +71,7 @@ config = config.environment("mine/Keyed-v0", env_config=_keyed, adapter=ADAPTER)
 """
 
 
-def test_killed_sweep_continues_and_no_file_has_its_secret(model_path, tmp_path, monkeypatch):
+def test_a_stopped_sweep_continues_and_no_file_has_its_secret(model_path, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_LOGIN", KEY)
     file = sweep_file(
         tmp_path,
@@ -84,7 +82,9 @@ def test_killed_sweep_continues_and_no_file_has_its_secret(model_path, tmp_path,
         "max_concurrent_trials = 1",
     )
     out = tmp_path / "out"
-    sweep = start("sweep", file, "--out", out)
+    code, printed = finished("sweep", file, "--out", out, interrupt_when=lambda: iterations(out) >= 3)
+    assert code == 130, printed
+    sweep = start("sweep", file, "--resume", out)
     wait_until(lambda: iterations(out) >= 15, sweep)  # the first trial has ended, the second runs
     sweep.send_signal(signal.SIGKILL)
     sweep.communicate(timeout=60)
@@ -99,45 +99,15 @@ def test_killed_sweep_continues_and_no_file_has_its_secret(model_path, tmp_path,
         assert (run.state, [line["iteration"] for line in run.metrics]) == ("done", [*range(1, 13)])
         assert find_checkpoint(trial).name == "000012"
         assert RunFolder(trial).recorded_iterations() == [*range(1, 13)]
-    assert finished("inspect", trial, "--iteration", "12")[0] == 0
     code, printed = finished("replay", trial, "--iteration", "1", "--env-adapter", file)
     assert (code, "the same weights, bit for bit" in printed) == (0, True), printed
     (half_width,) = result.points()["half_width"]
     assert half_width > 0  # the seeds gave different weights, tasks and responses
     assert sorted(result.dataframe()["seed"]) == [0, 1, 2]
     assert load_experiment(out / "best.py").config.seed == result.best().parameters["seed"]
-    code, printed = finished("train", out / "best.py", "--out", tmp_path / "best", "--iterations", "1")
-    assert code == 0, printed
-    assert (tmp_path / "best" / "report.html").is_file()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"tuner.pkl", "params.json", "best.py", "class_and_ctor_args.pkl"} <= {path.name for path in files}
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
-
-
-def test_sweep_interrupted_between_trials_continues(model_path, tmp_path):
-    file = sweep_file(
-        tmp_path,
-        model_path,
-        "import os, signal",
-        "from ray.tune.schedulers import FIFOScheduler",
-        "class Interrupting(FIFOScheduler):",
-        "    def on_trial_complete(self, *arguments):",
-        "        if not os.path.exists(MARK):",
-        "            open(MARK, 'w').close()",
-        "            os.kill(os.getpid(), signal.SIGINT)",
-        f"MARK = {str(tmp_path / 'interrupted')!r}",
-        "scheduler = Interrupting()",
-        "config = config.debugging(seed=tune.grid_search([0, 1]))",
-        "stop = {'training_iteration': 1}",
-        "max_concurrent_trials = 1",
-    )
-    out = tmp_path / "out"
-    code, printed = finished("sweep", file, "--out", out)
-    assert (code, "1 trial(s) unfinished" in printed) == (130, True), printed
-    assert SweepResult.load(out).unfinished == 1
-    code, printed = finished("sweep", file, "--resume", out)
-    assert (code, SweepResult.load(out).unfinished) == (0, 0), printed
-    assert [RecordedRun(trial).state for trial in out.glob("TRIAL_*")] == ["done"] * 2
 
 
 def test_failed_trials_are_reported_and_continue(model_path, tmp_path):
@@ -151,22 +121,17 @@ def test_failed_trials_are_reported_and_continue(model_path, tmp_path):
         "config.algo_class = Broken",
         "stop = {'training_iteration': 1}",
     )
-    code, printed = finished("sweep", file, "--out", tmp_path / "out")
+    out = tmp_path / "out"
+    code, printed = finished("sweep", file, "--out", out)
     assert code == 1, printed
-    assert "2 of 2 trials failed" in printed
-    assert "the disk of the data is gone" in printed
-    trials = json.loads((tmp_path / "out" / "sweep.json").read_text())["trials"]
+    trials = json.loads((out / "sweep.json").read_text())["trials"]
     assert ["the disk of the data is gone" in trial["error"] for trial in trials] == [True, True]
     # Failed trials continue in the same folders.
-    file.write_text(
-        file.read_text().replace(
-            "        raise RuntimeError", "        return super().training_step()\n        raise RuntimeError"
-        )
-    )
-    folders = sorted(path.parent for path in (tmp_path / "out").glob("*/run.json"))
-    code, printed = finished("sweep", file, "--resume", tmp_path / "out")
+    file.write_text(file.read_text().replace("        raise", "        return super().training_step()\n        raise"))
+    folders = {path.parent for path in out.glob("*/run.json")}
+    code, printed = finished("sweep", file, "--resume", out)
     assert code == 0, printed
-    assert sorted(path.parent for path in (tmp_path / "out").glob("*/run.json")) == folders
+    assert {path.parent for path in out.glob("*/run.json")} == folders
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -178,11 +143,8 @@ def test_tune_trains_the_method_of_a_plain_dict(model_path, tmp_path):
     results = tune.Tuner(
         config.algo_class,
         param_space={**config.to_dict(), "distillation_coeff": tune.grid_search([0.01, 0.1])},
-        tune_config=tune.TuneConfig(metric="env_runners/success_rate", mode="max"),
         run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), stop={"training_iteration": 1}, verbose=0),
     ).fit()
     assert not results.errors
     assert sorted(each.config["distillation_coeff"] for each in results) == [0.01, 0.1]
-    for each in results:
-        assert each.config["config_class"].__name__ == "SDARConfig"
-        assert 0 < float(each.metrics["learners"]["default_policy"]["sdar"]["gate_mean"]) < 1
+    assert all("sdar" in each.metrics["learners"]["default_policy"] for each in results)

@@ -1,0 +1,136 @@
+"""Policies that call ALFWorld's tools in Qwen3's format learn, here with real actors and in TRL's ``GRPOTrainer``."""
+
+import json
+
+import pytest
+import torch
+from fitted_model import fit_model, fit_tokenizer
+from tiny_run import with_small_actors, with_small_games
+
+from trial_envs.alfworld.tool_env import ALFWorldToolEnv
+from trial_envs.tool_env import ToolEpisode
+from trial_envs.wrappers import Recording, read_episodes
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.metrics import LEARNER
+from trial_ray.prompts.tool_calls import ToolSet
+from trial_ray.rollout.recording import read_turns
+from trial_ray.runs.metrics_file import flatten
+
+pytestmark = pytest.mark.e2e
+
+TOOLS = ToolSet(ALFWorldToolEnv)
+SCHEMAS = [*map(json.dumps, TOOLS.schemas * 5)]
+GROUP = 4
+
+
+def message(*calls: tuple[str, dict[str, str]]) -> str:
+    """An assistant message with tool calls."""
+    shown = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    lines = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in shown)
+    return f"<|im_start|>assistant\n{lines}<|im_end|>"
+
+
+def test_an_iteration_with_tools(algorithm_of, tmp_path):
+    calls = [("look", {}), ("inventory", {}), ("go_to", {"receptacle": "desk 1"}), ("fly", {})]
+    texts = [*map(message, calls)]
+    tokenizer = fit_tokenizer("qwen3", [*SCHEMAS, *texts * 5, ALFWorldToolEnv.__doc__])
+    fit_model(tokenizer, texts, steps=150, window=24).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    config = (
+        with_small_games(with_small_actors(TRIALConfig()), max_turns=2, num_tasks=1)
+        .rl_module(model_path=str(tmp_path / "model"))
+        .training(
+            lr=1e-3,
+            group_size=3,
+            tasks_per_iteration=2,
+            minibatch_rows=12,
+            microbatch_rows=12,
+            ref_kl_coeff=0.0,
+            hindsight_start_iteration=1,
+        )
+        .env_runners(prompt_style="tools", max_prompt_tokens=6000, max_response_tokens=64, seeded_sampling=True)
+        .recording(trajectories_folder=str(tmp_path / "trajectories"))
+    )
+    metrics = flatten(algorithm_of(config).train())
+    turns = read_turns(tmp_path / "trajectories")
+    actions = turns["action"].to_pylist()
+    assert set(actions) <= {"look", "inventory", "go to desk 1", ""}
+    assert {"look", "inventory"} & set(actions)
+    assert [action != "" for action in actions] == turns["valid"].to_pylist()
+    for action, outcome in zip(actions, turns["outcome"].to_pylist(), strict=True):
+        assert ("Call exactly one tool in every turn" in outcome) == (action == "")
+    assert metrics[f"{LEARNER}engine/logprob_diff"] < 1e-5
+    assert metrics[f"{LEARNER}trial/turn_score_mean"] > 0
+
+
+@pytest.mark.long
+def test_rewards_and_tool_calls_in_trl_are_those_that_the_environments_recorded(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    made: list[ToolEpisode] = []
+    rewards: list[float] = []
+    answers: list[str] = []
+
+    def make() -> ToolEpisode:
+        env = ALFWorldToolEnv(split="generated", difficulty="tiny", max_turns=20)
+        env._env = Recording(env._env, tmp_path / f"{len(made)}.jsonl")
+        made.append(env)
+        return env
+
+    def notes(environments, completions, **columns):
+        """Note what TRL has of every rollout: the reward, and the tools' answers."""
+        for env, messages in zip(environments, completions, strict=True):
+            rewards.append(env.get_reward())
+            answers.extend(part["content"] for part in messages if part["role"] == "tool")
+        return [0.0] * len(environments)
+
+    probe = ALFWorldToolEnv(split="generated", difficulty="tiny")
+    first = probe.reset(task=0)
+    walkthrough = probe._env.unwrapped.walkthrough
+    tokenizer = fit_tokenizer("qwen3", [*SCHEMAS, first, *map(probe._take, walkthrough)])
+    calls = [*map(TOOLS.call_of, walkthrough)]
+    model = fit_model(tokenizer, [message(*calls), message(calls[0])], window=24)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    arguments = GRPOConfig(
+        output_dir=str(tmp_path / "run"),
+        max_steps=2,
+        per_device_train_batch_size=GROUP,
+        num_generations=GROUP,
+        max_completion_length=2048,
+        max_tool_calling_iterations=1,
+        learning_rate=1e-3,
+        logging_steps=1,
+        save_strategy="no",
+        use_cpu=True,
+        report_to="none",
+        seed=0,
+    )
+    data = {"prompt": [[{"role": "user", "content": "Do the task. "}]] * 2, "task": [0, 0]}
+    trainer = GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=notes,
+        args=arguments,
+        train_dataset=Dataset.from_dict(data),
+        environment_factory=make,
+    )
+    trainer.train()
+    for env in made:
+        env._env.close()
+    episodes = [episode for file in sorted(tmp_path.glob("*.jsonl")) for episode in read_episodes(file)]
+    updates = [entry for entry in trainer.state.log_history if "tools/call_frequency" in entry]
+
+    assert (len(updates), len(made), len(rewards)) == (2, GROUP, 2 * GROUP)
+    # Every episode with an action is recorded; a rollout whose message had no tool call played none and earned 0.
+    earned = sorted(episode.total_reward for episode in episodes if episode.total_reward)
+    assert earned == sorted(filter(None, rewards))
+    assert {0.0, 1.0} <= set(rewards)
+    # Steps of the environments are TRL's calls of tools but those after an episode's end.
+    assert sum(update["tools/call_frequency"] for update in updates) * GROUP == pytest.approx(len(answers))
+    late = answers.count(probe._take("look"))
+    assert sum(len(episode.steps) - 1 for episode in episodes) == len(answers) - late > 0
+    assert [update["tools/failure_frequency"] for update in updates] == [0.0, 0.0]
+    assert any(update["grad_norm"] > 0 for update in updates)
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
