@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from fault_checks import repeatable_metrics
 from ray_nodes import ClusterRun, RayNodes, as_options, cluster_of
 from safetensors.torch import load_file
 
@@ -17,8 +18,6 @@ from trial_ray.runs.checkpoints import find_model
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 SUBMIT = str(Path(__file__).parents[2] / "cluster" / "submit.sh")
 EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
-TIMES = ("time", "seconds", "timestamp", "date", "memory", "pid", "iterations_since_restore")
-"""Parts of the names of metrics that measure the machine, or name the process."""
 SETTINGS = {
     "engine": "transformers",
     "engine_kwargs": {"max_batch": 1, "num_threads": 1},
@@ -46,12 +45,8 @@ def nodes() -> Iterator[RayNodes]:
 
 def outcome(run):
     """Metrics of every iteration, without what measures the machine, and the weights."""
-    metrics = [
-        {name: value for name, value in line.items() if not any(part in name for part in TIMES)}
-        for line in run.iterations()
-    ]
     weights = load_file(find_model(run.folder) / "model.safetensors")
-    return metrics, {name: tensor.numpy().tobytes() for name, tensor in weights.items()}
+    return repeatable_metrics(run.folder), {name: tensor.numpy().tobytes() for name, tensor in weights.items()}
 
 
 def test_runs_side_by_side_end_as_they_do_alone(nodes, tmp_path):

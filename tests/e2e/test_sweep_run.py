@@ -1,4 +1,4 @@
-"""Sweeps with real trials: seeds of one point, a kill and its resume, failed trials, and Ray Tune without the CLI."""
+"""Sweeps with real trials: seeds of one point, a kill and its resume, and failed trials."""
 
 import hashlib
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from commands import finished, start, wait_until
 
-from trial_ray.algorithms.methods import with_method
 from trial_ray.runs.checkpoints import find_checkpoint
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.runs.folder import RunFolder
@@ -132,19 +131,3 @@ def test_failed_trials_are_reported_and_continue(model_path, tmp_path):
     code, printed = finished("sweep", file, "--resume", out)
     assert code == 0, printed
     assert {path.parent for path in out.glob("*/run.json")} == folders
-
-
-@pytest.mark.usefixtures("ray_session")
-def test_tune_trains_the_method_of_a_plain_dict(model_path, tmp_path):
-    from ray import tune
-
-    config = with_method(load_experiment(sweep_file(tmp_path, model_path)).config, "sdar")
-    config.training(teacher_context="outcome")
-    results = tune.Tuner(
-        config.algo_class,
-        param_space={**config.to_dict(), "distillation_coeff": tune.grid_search([0.01, 0.1])},
-        run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), stop={"training_iteration": 1}, verbose=0),
-    ).fit()
-    assert not results.errors
-    assert sorted(each.config["distillation_coeff"] for each in results) == [0.01, 0.1]
-    assert all("sdar" in each.metrics["learners"]["default_policy"] for each in results)

