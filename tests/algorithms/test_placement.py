@@ -64,7 +64,7 @@ def test_a_learner_inside_the_main_process_shares_its_bundle():
     assert first_engine_bundle([main, runner], config) == 0
     assert reserve_pairs([main, runner], config) is None
     with pytest.raises(ConfigError, match=r"colocate in a sweep needs learners of their own: set \.learners"):
-        create_engines(config, group=None, offset=0)
+        create_engines(config, group=None, bundles=[{}])
 
 
 @on_ray

@@ -78,9 +78,9 @@ class RunActor:
         ray.kill(self.handle, no_restart=not restart)
 
 
-def answering(actors: Sequence[RunActor], timeout_s: float) -> list[RunActor]:
-    """Return the actors that answer a call in time; busy and dead actors do not."""
-    ready = answers([actor.handle.__ray_ready__.remote() for actor in actors], timeout_s)
+def answering(actors: Sequence[RunActor]) -> list[RunActor]:
+    """Return the actors that answer a call within :data:`ANSWER_S`; busy and dead actors do not."""
+    ready = answers([actor.handle.__ray_ready__.remote() for actor in actors], ANSWER_S)
     return [actor for actor, answer in zip(actors, ready, strict=True) if answer]
 
 

@@ -17,7 +17,6 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.algorithms.actors import (
-    ANSWER_S,
     ENGINE,
     ENV_RUNNER,
     LEARNER,
@@ -29,14 +28,7 @@ from trial_ray.algorithms.actors import (
 )
 from trial_ray.algorithms.config import TextAlgorithmConfig
 from trial_ray.algorithms.health_checks import HealthChecks
-from trial_ray.algorithms.placement import (
-    create_engines,
-    first_engine_bundle,
-    learners_in,
-    require_resources,
-    reserve_pairs,
-    with_engines,
-)
+from trial_ray.algorithms.placement import create_engines, learners_in, require_resources, reserve_pairs, with_engines
 from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampled_batch import SampledBatch
 from trial_ray.algorithms.sampling import GroupSampler
@@ -140,8 +132,7 @@ class GRPO(RLlibCalls):
         try:
             if not kept:
                 # Create the engines before RLlib's actors, or a learner without a fixed bundle could take an engine's bundle.
-                first = first_engine_bundle(request.bundles, config) if in_trial else None
-                self.engine_pool = create_engines(config, self.pairs, first if self.pairs is None else 0)
+                self.engine_pool = create_engines(config, self.pairs, request.bundles if in_trial else None)
             if config.colocate:
                 # Start the engines and put them to sleep first: each learner then fits into one bundle only, and on its device.
                 self.engine_pool.start(config.engine_start_timeout_s)
@@ -222,7 +213,7 @@ class GRPO(RLlibCalls):
         if "workers" in vars(self):  # hasattr() would find RLlib's method of that name.
             self.workers.withdraw()
         actors = self.actors()
-        answered = [] if isinstance(sys.exception(), KeyboardInterrupt) else answering(actors, ANSWER_S)
+        answered = [] if isinstance(sys.exception(), KeyboardInterrupt) else answering(actors)
         # Kill actors that do not answer: RLlib would wait for them without a deadline.
         end_processes([actor for actor in actors if actor not in answered])
         if hasattr(self, "engine_pool"):
@@ -273,11 +264,10 @@ class GRPO(RLlibCalls):
 
     def _log_batch(self, batch: SampledBatch) -> None:
         """Log counts of groups and rows, the metrics of all rollouts, and those that callbacks logged."""
-        for key, value in batch.metrics().items():
-            log(self.metrics, key, value)
         names = [entry.name for entry in self.config.environment_entries()]
-        for key, value in batch.rollout_metrics(names).items():
-            log(self.metrics, f"{ENV_RUNNERS}{key}", value)
+        rollouts = {f"{ENV_RUNNERS}{key}": value for key, value in batch.rollout_metrics(names).items()}
+        for key, value in {**batch.metrics(), **rollouts}.items():
+            log(self.metrics, key, value)
         self._log_callbacks(self.workers.pop_logged(in_evaluation=False))
 
     @contextmanager

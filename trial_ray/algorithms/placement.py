@@ -115,19 +115,22 @@ def first_engine_bundle(bundles: list[Bundle], config: RunSettings) -> int:
     return len(bundles) - actor_range(config.num_engines)[0]
 
 
-def create_engines(config: RunSettings, group: PlacementGroup | None, offset: int | None) -> EnginePool:
+def create_engines(config: RunSettings, group: PlacementGroup | None, bundles: list[Bundle] | None) -> EnginePool:
     """Create the engines that ``config`` describes, without waiting for them; errors as in ``EnginePool``.
 
     Args:
         config: config of the run.
         group: placement group of the engines; ``None``: the placement group of this process.
-        offset: index of the first engine's bundle in the placement group; ``None``: any bundle.
+        bundles: bundles of the Tune trial of this process; ``None``: there is none, and any bundle of this process is used.
 
     Raises:
         ConfigError: engine and learner would share the process of a Tune trial, which takes its whole bundle.
     """
-    if config.colocate and config.num_learners == 0 and group is None and offset is not None:
-        raise ConfigError("colocate in a sweep needs learners of their own: set .learners(num_learners=1) or more.")
+    offset = None if group is None else 0
+    if group is None and bundles is not None:
+        offset = first_engine_bundle(bundles, config)
+        if config.colocate and config.num_learners == 0:
+            raise ConfigError("colocate in a sweep needs learners of their own: set .learners(num_learners=1) or more.")
     return EnginePool(**config.engine_pool_arguments(), placement_group=group, placement_group_bundle_offset=offset)
 
 
