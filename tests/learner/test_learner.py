@@ -101,9 +101,7 @@ def test_nonfinite_updates_are_skipped_and_end_the_run(model_path, groups, monke
     settings = {"method": "grpo", "max_skipped_updates": 3, "minibatch_rows": 1000}
     learner, resumed = learner_of(model_path, **settings), learner_of(model_path, **settings)
     before = weights(learner)
-    monkeypatch.setattr(
-        "trial_ray.learner.method.clipped_surrogate", lambda logprobs, *_: (logprobs * torch.nan).mean()
-    )
+    monkeypatch.setattr("trial_ray.learner.method.surrogate_mean", lambda losses, *_: (losses * torch.nan).mean())
     for _ in range(2):
         assert float(update(learner, groups)["skipped_updates"]) == 1
     assert torch.equal(weights(learner), before)
