@@ -1,6 +1,7 @@
-"""Group-relative and rescaled advantages at the edges of float arithmetic; ``tests/algorithms`` has the methods' values."""
+"""Advantages at the edges of float arithmetic, and turn weights; ``tests/algorithms`` has the methods' values."""
 
 import math
+from functools import partial
 
 import method_reference as reference
 import pytest
@@ -10,6 +11,13 @@ from hypothesis import strategies as st
 
 from trial_ray.objectives import equal_up_to_rounding
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages, rescaled_advantages
+from trial_ray.objectives.allocation import (
+    hindsight_gap,
+    permuted_weights,
+    relative_weights,
+    turn_scores,
+    uniform_weights,
+)
 
 ONE_GROUP = torch.zeros(8, dtype=torch.long)
 groups = st.lists(
@@ -29,19 +37,15 @@ def test_advantages_equal_the_loop_in_any_order(returns, random):
     assert torch.allclose(group_relative_advantages(values.double(), ids * 7 + 3), expected.double(), atol=1e-6)
 
 
-@pytest.mark.parametrize("scale", [2.0**-30, 1.0, 10.0, 2.0**900])
-@pytest.mark.parametrize("returns", [(0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1), (0.7, math.nextafter(0.7, 1))])
-def test_returns_that_differ_by_rounding_are_equal(returns, scale):
-    returns = scale * torch.tensor(returns, dtype=torch.float64)
-    assert returns[0] != returns[1]
+@pytest.mark.parametrize("scale", [2.0**-30, 10.0, 2.0**900])
+def test_returns_that_differ_by_rounding_are_equal(scale):
+    returns = scale * torch.tensor([0.7, math.nextafter(0.7, 1)], dtype=torch.float64)
     assert group_relative_advantages(returns, ONE_GROUP[:2]).tolist() == [0.0, 0.0]
     result = penalised_advantages(returns, ONE_GROUP[:2], torch.tensor([0.1, 0.0]), torch.tensor([0, 1]))
     assert result.tolist() == pytest.approx([-0.1, 0.0])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "scale"), [(torch.float64, 2.0**600), (torch.float64, 2.0**1023), (torch.float32, 2.0**100)]
-)
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float64, 2.0**1023), (torch.float32, 2.0**100)])
 def test_returns_of_any_size_are_compared(dtype, scale):
     """Squares of large returns, and the sum of the largest, are not finite."""
     parts, groups = torch.tensor([1.0, 1.5, -1.0, 0.75, 0.75], dtype=dtype), torch.tensor([0, 0, 0, 1, 1])
@@ -54,7 +58,7 @@ def test_returns_of_any_size_are_compared(dtype, scale):
     assert penalised.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("spread", [1e-12, 1e-7, 1e-6, 1e-5, 1e-3, 0.1, 1.0])
+@pytest.mark.parametrize("spread", [1e-12, 1e-6, 1e-3, 1.0])
 def test_nearly_equal_returns_do_not_enlarge_a_penalty(spread):
     returns = 10 * torch.tensor([0.5] * 7 + [0.5 + spread], dtype=torch.float64)
     penalties = torch.tensor([0.1] + [0.0] * 7, dtype=torch.float64)
@@ -64,7 +68,7 @@ def test_nearly_equal_returns_do_not_enlarge_a_penalty(spread):
     assert not difference[1:].any()
 
 
-@pytest.mark.parametrize("gap", [math.inf, -math.inf, 500.0, -500.0])
+@pytest.mark.parametrize("gap", [math.inf, -500.0])
 def test_extreme_log_ratios_rescale_up_to_the_clip(gap):
     factor = 1.2 if gap > 0 else 0.8
     result = rescaled_advantages(torch.tensor([0.0, 1.0, -1.0]), torch.full((3,), gap), 1.0)
@@ -86,3 +90,53 @@ def test_extreme_log_ratios_rescale_up_to_the_clip(gap):
 )
 def test_equality_up_to_rounding(kind, lowest, highest, equal):
     assert bool(equal_up_to_rounding(kind(lowest), kind(highest))) is equal
+
+
+logprob = st.floats(-6, 0, allow_subnormal=False)
+turns = st.lists(st.tuples(logprob, logprob, st.booleans()), max_size=4)
+batches = st.lists(st.lists(turns, min_size=1, max_size=5), max_size=4)
+"""``batch[trajectory][turn]`` is a list of tokens: log π_T, log π_old, and whether the token is in the mask."""
+
+
+@given(batches, st.integers(0, 2**32), st.randoms(use_true_random=False))
+def test_token_weighted_mean_is_one_in_any_order_of_the_turns(batch, seed, random):
+    owned = [(number, turn) for number, trajectory in enumerate(batch) for turn in trajectory]
+    random.shuffle(owned)
+    tokens = [(place, *token) for place, (_, turn) in enumerate(owned) for token in turn]
+    turn_ids, teacher, old, mask = torch.tensor(tokens, dtype=torch.float64).reshape(len(tokens), 4).T
+    scores, counts = turn_scores(hindsight_gap(teacher, old), mask, turn_ids.long(), len(owned))
+    trajectory_ids = torch.tensor([number for number, _ in owned], dtype=torch.long)
+    permuted = partial(permuted_weights, generator=torch.Generator().manual_seed(seed))
+    for weigh in (relative_weights, uniform_weights, permuted):
+        weights = weigh(scores, counts, trajectory_ids)
+        tokens, totals = (torch.zeros(len(batch)).double() for _ in range(2))
+        tokens.index_add_(0, trajectory_ids, counts.double())
+        totals.index_add_(0, trajectory_ids, counts * weights)
+        torch.testing.assert_close(totals, tokens, atol=1e-9, rtol=1e-9)
+        assert weights[counts == 0].eq(0).all()
+        assert weights.ge(0).all()
+
+
+def test_each_turn_gets_the_weight_of_another_turn():
+    ids, generator = torch.tensor([0, 1, 0, 1, 0, 2, 0]), torch.Generator().manual_seed(0)
+    weights = (torch.arange(1.0, 8.0), torch.ones(7), ids)
+    own, found = relative_weights(*weights), permuted_weights(*weights, generator)
+    for number, is_alone in enumerate((False, False, True)):
+        mine = ids == number
+        assert torch.allclose(found[mine].sort().values, own[mine].sort().values)
+        assert bool(torch.isclose(found, own)[mine].any()) == is_alone
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"), [([0.0, 0.0], [1, 1]), ([0.0, 1.8e-8], [1, 1]), ([0.0, 2.2e-8], [0, 2])]
+)
+def test_numerically_zero_mean_score_gives_unit_weights(scores, expected):
+    """A mean score of 0.9e-8 counts as zero, 1.1e-8 does not; another trajectory is not changed."""
+    scores = torch.tensor([*scores, 0.0, 0.1, 0.3], dtype=torch.float64)
+    weights = relative_weights(scores, torch.tensor([3, 3, 0, 5, 5]), torch.tensor([8, 8, 8, 2, 2]))
+    assert weights.tolist() == pytest.approx([*expected, 0, 0.5, 1.5])
+
+
+def test_infinite_ratio_outside_the_mask_is_ignored():
+    scores, _ = turn_scores(torch.tensor([0.5, math.inf]), torch.tensor([1, 0]), torch.tensor([0, 0]), 1)
+    assert scores.tolist() == [0.5]

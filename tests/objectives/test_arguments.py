@@ -28,7 +28,10 @@ CONSTANTS = [
     allocation.uniform_weights,
     allocation.permuted_weights,
 ]
-NUMBERS = {"cap": 2.0, "strength": 0.5, "discount": 0.9, "num_turns": 2, "coefficient": 0.1, "alpha": 1.0}
+NUMBERS = {"cap": 2.0, "strength": 0.5, "discount": 0.9, "num_turns": 2, "coefficient": 0.1, "alpha": 1.0} | {
+    "mean": "rows",
+    "length": 3,
+}
 OUT_OF_RANGE = {
     losses.clipped_surrogate: {"clip_low": -0.1, "clip_high": -0.1, "dual_clip": 1.0},
     importance.importance_weights: {"cap": 0.5},
@@ -38,6 +41,7 @@ OUT_OF_RANGE = {
     advantages.discounted_returns: {"discount": 1.5},
     allocation.hindsight_gap: {"clip": 0.0},
     divergences.generalised_jsd: {"mix": 1.0, "temperature": 0.0},
+    losses.surrogate_mean: {"mean": "turns", "length": 0},
 }
 FLOAT, IDS, ZERO_ONE, COUNTS = "float", "ids", "mask", "counts"
 WRONG = {
@@ -100,8 +104,10 @@ def test_conditions_of_single_functions():
     for name in ("outcome_loss", "surrogate_loss", "dense_loss"):
         refused(losses.joint_loss, name, torch.zeros(1))
         refused(losses.joint_loss, name, torch.tensor(math.nan))
-    with pytest.raises(ValueError, match="logprobs"):
-        allocation.hindsight_gap(infinite, infinite)
+    refused(losses.surrogate_mean, "turn_ids", torch.tensor([0, 2]))
+    for function in (allocation.hindsight_gap, lambda first, second: divergences.engine_divergences(first, second[:1])):
+        with pytest.raises(ValueError, match="logprobs"):
+            function(infinite, infinite)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
