@@ -9,24 +9,23 @@ from trial_ray.algorithms.methods import new_config
 from trial_ray.algorithms.methods.trial import TRIAL, TRIALConfig
 from trial_ray.metrics import LEARNER
 
+UPDATE = random_update(0)
 
-def method_of(**settings):
-    config = new_config("trial").training(**{"hindsight_start_iteration": 4, **settings})
+
+def method_of(start=4, **settings):
+    config = new_config("trial").training(hindsight_start_iteration=start, **settings)
     return config.method_class(config)
 
 
-def prepared(method, iteration, won):
-    """Metrics of an update whose rollouts are all won or all lost."""
-    update = random_update(iteration)
-    for group in update.groups:
-        for trajectory in group.trajectories:
-            trajectory.success = bool(won)
-    return method.prepare(scored_rows(update, method.config), update.groups, iteration)
-
-
 def fallen_returns(method, wins, first=1):
-    """``returns_fallen`` of each iteration."""
-    return [int(prepared(method, iteration, won)["returns_fallen"]) for iteration, won in enumerate(wins, first)]
+    """``returns_fallen`` of each iteration, whose rollouts are all won or all lost."""
+    fallen = []
+    for iteration, won in enumerate(wins, first):
+        for trajectory in (trajectory for group in UPDATE.groups for trajectory in group.trajectories):
+            trajectory.success = bool(won)
+        metrics = method.prepare(scored_rows(UPDATE, method.config), UPDATE.groups, iteration)
+        fallen.append(int(metrics.get("returns_fallen", -1)))
+    return fallen
 
 
 @pytest.mark.parametrize(
@@ -43,13 +42,11 @@ def fallen_returns(method, wins, first=1):
     ],
 )
 def test_returns_of_four_iterations_are_compared_with_those_without_lambda(start, wins, fallen):
-    assert fallen_returns(method_of(hindsight_start_iteration=start), wins) == fallen
-
-
-def test_lambda_stays_after_returns_have_fallen():
-    method = method_of(hindsight_coeff=0.1)
-    assert fallen_returns(method, [1] * 4 + [0] * 4)[-1] == 1
-    assert [method.dense_coefficient(iteration) for iteration in (3, 4, 9)] == [0.0, 0.1, 0.1]
+    assert fallen_returns(method_of(start), wins) == fallen
+    method, resumed = method_of(start), method_of(start)
+    fallen_returns(method, wins[:-2])
+    resumed.state = dict(method.state)
+    assert fallen_returns(resumed, wins[-2:], first=len(wins) - 1) == fallen[-2:]
 
 
 def test_iterations_begun_before_lambda_are_not_compared():
@@ -58,17 +55,9 @@ def test_iterations_begun_before_lambda_are_not_compared():
     assert fallen_returns(method, [1] * 4 + [0] * 6) == [0] * 9 + [1]
 
 
-def test_resumed_method_continues_the_comparison():
-    whole, resumed = method_of(), method_of()
-    fallen_returns(whole, [1, 1, 1, 1, 0, 0])
-    resumed.state = dict(whole.state)
-    rest = fallen_returns(whole, [0, 0, 1], first=7)
-    assert rest == fallen_returns(resumed, [0, 0, 1], first=7) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("settings", [{"hindsight_coeff": 0.0}, {"drop_zero_variance_groups": True}])
 def test_returns_are_not_compared_without_lambda_or_without_all_groups(settings):
-    assert "returns_fallen" not in prepared(method_of(**settings), 1, won=True)
+    assert fallen_returns(method_of(**settings), [1]) == [-1]
 
 
 def test_fallen_returns_are_a_warning_once(monkeypatch, caplog):

@@ -15,7 +15,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from trial_envs.core.projection import project_action
 from trial_ray.learner.scoring import action_mask
 
-TOKENIZERS = ("qwen2.5", "qwen3", "tiny")
+TOKENIZERS = ("qwen3", "tiny")
 
 
 def ids_of(tokenizer, text):
@@ -40,15 +40,12 @@ def merging_tokenizer(*merged):
     vocabulary = {token: index for index, token in enumerate([*alphabet, *map(spell, merged)])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
-    encode = lambda *pieces: np.array(  # noqa: E731
-        [index for piece in pieces for index in _piece_ids(vocabulary, spell(piece))], np.int32
-    )
-    return tokenizer, encode
 
+    def encode(*pieces):
+        parts = [[piece] if piece in vocabulary else piece for piece in map(spell, pieces)]
+        return np.array([vocabulary[token] for part in parts for token in part], np.int32)
 
-def _piece_ids(vocabulary, spelt):
-    return [vocabulary[spelt]] if spelt in vocabulary else [vocabulary[letter] for letter in spelt]
+    return PreTrainedTokenizerFast(tokenizer_object=core), encode
 
 
 def test_a_token_shared_with_a_tag_is_part_of_the_action():
@@ -57,7 +54,7 @@ def test_a_token_shared_with_a_tag_is_part_of_the_action():
     assert masked_text(tokenizer, ids) == ("on>look</", "<acti", "action>x")
 
 
-@pytest.mark.parametrize("action", ["é", "🍎", "go 🍎", "🍎🍏", "取る"])
+@pytest.mark.parametrize("action", ["go 🍎", "取る"])
 def test_all_bytes_of_the_first_and_last_character_count(action):
     tokenizer, encode = merging_tokenizer("<action>", "</action>")
     ids = encode("🍎", "<action>", action, "</action>", "é")
@@ -75,21 +72,14 @@ def test_masks_of_responses_are_concatenated():
     assert not parts[1].any()
 
 
-@pytest.mark.parametrize("model", TOKENIZERS)
-def test_a_plain_response_is_the_action_without_its_stop_token(model):
-    tokenizer = chat_tokenizer(model)
-    words = ids_of(tokenizer, "go to shelf 1")
-    ids = np.append(words, tokenizer.eos_token_id)
-    assert action_mask([ids], tokenizer, "plain").tolist() == [True] * len(words) + [False]
-    assert not action_mask([ids], tokenizer, "tagged").any()
-
-
-def test_a_stop_token_without_a_role_is_not_part_of_the_action():
+def test_a_plain_response_is_the_action_without_its_stop_token():
     """Only the generation settings name Gemma's <end_of_turn>."""
     tokenizer = copy.deepcopy(chat_tokenizer("qwen3"))
     tokenizer.add_tokens([AddedToken("<end_of_turn>", special=True)])
-    words = ids_of(tokenizer, "look<end_of_turn>")
-    assert action_mask([words], tokenizer, "plain").tolist() == [True] * (len(words) - 1) + [False]
+    words = ids_of(tokenizer, "go to shelf 1")
+    for stop in (tokenizer.eos_token, "<end_of_turn>"):
+        ids = [*words, tokenizer.convert_tokens_to_ids(stop)]
+        assert action_mask([np.array(ids)], tokenizer, "plain").tolist() == [True] * len(words) + [False]
 
 
 pieces = st.lists(

@@ -30,12 +30,6 @@ def summed(monkeypatch):
     distributed.destroy_process_group()
 
 
-@pytest.fixture
-def weights():
-    torch.manual_seed(0)
-    return [nn.Parameter(torch.randn(3, 3)) for _ in range(3)]
-
-
 def loss_of(weights):
     hidden = torch.arange(3.0)
     for weight in weights:
@@ -43,9 +37,14 @@ def loss_of(weights):
     return hidden.square().sum()
 
 
-def test_gradients_of_each_dtype_are_summed_in_it(summed, weights, monkeypatch):
+def new_weights():
+    return [nn.Parameter(torch.randn(3, 3)) for _ in range(3)]
+
+
+def test_gradients_of_each_dtype_are_summed_in_it(summed, monkeypatch):
     """A bfloat16 model may have norms in float32, and every gradient must have its parameter's dtype."""
     monkeypatch.setattr(exchange, "BUCKET_ELEMENTS", 100)
+    weights = new_weights()
     weights[1] = nn.Parameter(weights[1].data.bfloat16())
     sums = GradientSums(weights)
     sums.begin()
@@ -56,8 +55,8 @@ def test_gradients_of_each_dtype_are_summed_in_it(summed, weights, monkeypatch):
         assert torch.equal(weight.grad, torch.full_like(weight, index + 1))
 
 
-def test_layers_outside_the_last_pass_keep_their_place_in_the_order(summed, weights):
-    first, _, last = weights
+def test_layers_outside_the_last_pass_keep_their_place_in_the_order(summed):
+    first, _, last = weights = new_weights()
     expected = [*torch.autograd.grad(loss_of(weights), weights)]
     for index, gradient in zip((0, 2), torch.autograd.grad(loss_of([first, last]), [first, last]), strict=True):
         expected[index] = expected[index] + gradient

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import small_learners
 import torch
 from safetensors.torch import load_file, save_file
-from small_learners import update, weights
+from small_learners import refuses, update, weights
 from synthetic_groups import synthetic_groups
 
 from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDivergedError
@@ -27,14 +26,6 @@ def learner_of(model_path: str, method: str = "trial", **settings) -> GRPOLearne
 @pytest.fixture(scope="module")
 def groups():
     return synthetic_groups()
-
-
-def test_reference_divergence_starts_at_zero_and_grows(model_path, groups):
-    learner = learner_of(model_path, "grpo", ref_kl_coeff=0.01, minibatch_rows=1000)
-    first = update(learner, groups)
-    second = update(learner, groups)
-    assert abs(float(first["grpo"]["kl"])) < 1e-6
-    assert float(second["grpo"]["kl"]) > 1e-6
 
 
 def optimizer_settings(learner: GRPOLearner) -> list[tuple]:
@@ -74,21 +65,16 @@ def test_a_checkpoint_of_another_model_is_refused(model_path, tmp_path):
             other.restore_from_path(checkpoint)
         assert torch.equal(weights(other), before)
 
-    def changed(name, change) -> Path:
+    def changed(name: str, old: str, new: str) -> Path:
         file = Path(shutil.copytree(model_path, tmp_path / name)) / name
-        content = json.loads(file.read_text())
-        change(content)
-        file.write_text(json.dumps(content))
+        content = file.read_text()
+        assert old in content
+        file.write_text(content.replace(old, new))
         return file.parent
 
-    def swap_two_tokens(tokenizer) -> None:
-        vocabulary = tokenizer["model"]["vocab"]
-        first, second, *_ = vocabulary
-        vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-
     refused(model_path, "model_dtype", model_dtype="bfloat16")
-    refused(changed("config.json", lambda config: config.update(rms_norm_eps=0.1)), "rms_norm_eps")
-    refused(changed("tokenizer.json", swap_two_tokens), "vocabulary")
+    refused(changed("config.json", '"rms_norm_eps": 1e-06', '"rms_norm_eps": 0.1'), "rms_norm_eps")
+    refused(changed("tokenizer.json", '"countertop"', '"counterpot"'), "vocabulary")
     saved = checkpoint / "rl_module" / "default_policy" / "hf" / "model.safetensors"
     save_file({**load_file(saved), "lm_head.bias": torch.zeros(1)}, saved, metadata={"format": "pt"})
     refused(model_path, "lm_head.bias")
@@ -111,22 +97,16 @@ def test_nonfinite_updates_are_skipped_and_end_the_run(model_path, groups, monke
         update(resumed, groups)
 
 
-@pytest.mark.parametrize("damage", [float("nan"), float("inf")])
-def test_weights_that_give_no_probabilities_are_not_trained_on(damage, model_path, groups):
+def test_weights_that_give_no_probabilities_are_not_trained_on(model_path, groups):
     learner = learner_of(model_path)
-    learner.policy_module.policy_parameters()[0].data.fill_(damage)
-    before = weights(learner)
-    with pytest.raises(PolicyBrokenError, match="sampled tokens"):
-        update(learner, groups)
-    assert torch.equal(weights(learner).nan_to_num(), before.nan_to_num())
+    learner.policy_module.policy_parameters()[0].data.fill_(torch.inf)
+    refuses(learner, groups, PolicyBrokenError, "sampled tokens")
 
 
-@pytest.mark.parametrize(
-    ("broken", "minibatch_rows"), [("weights are", 1000), ("weights are", 16), ("weights give", 16)]
-)
-def test_a_policy_that_a_step_breaks_is_neither_saved_nor_sent(broken, minibatch_rows, model_path, groups, monkeypatch):
+@pytest.mark.parametrize("broken", ["weights are", "weights give"])
+def test_a_policy_that_a_step_breaks_is_neither_saved_nor_sent(broken, model_path, groups, monkeypatch):
     """Also if the next steps are skipped, and if finite weights overflow in the forward pass."""
-    learner = learner_of(model_path, max_skipped_updates=1, minibatch_rows=minibatch_rows)
+    learner = learner_of(model_path, max_skipped_updates=1)
     apply, forward = learner.apply_gradients, learner.policy_module.forward_train
 
     def overflow(gradients):
@@ -146,61 +126,51 @@ def test_infinite_rewards_and_advantages_are_not_trained_on(model_path):
     groups = synthetic_groups(num_groups=1)
     groups[0].trajectories[0].score = 1e308
     learner = learner_of(model_path, "grpo", reward="score", reward_scale=10.0)
-    before = weights(learner)
-    with pytest.raises(TrainingDivergedError, match="earned inf"):
-        update(learner, groups)
+    refuses(learner, groups, TrainingDivergedError, "earned inf")
 
     def prepare(rows, groups, iteration):
         rows.advantages = rows.advantages * torch.nan
         return {}
 
     groups[0].trajectories[0].score, learner.method.prepare = 1.0, prepare
-    with pytest.raises(TrainingDivergedError, match="advantages"):
-        update(learner, groups)
-    assert torch.equal(weights(learner), before)
+    refuses(learner, groups, TrainingDivergedError, "advantages")
 
 
 # --- files of optimizers
 
 
 def stepped(value: float) -> tuple[dict[str, torch.optim.Optimizer], dict[torch.Tensor, str]]:
-    """Return an optimizer after a step, and the names of its parameters."""
-    parameters = [torch.nn.Parameter(torch.full((4096,), value)) for _ in range(2)]
-    optimizer = torch.optim.AdamW(parameters)
-    sum(parameter.square().sum() for parameter in parameters).backward()
-    optimizer.step()
-    return {"adamw": optimizer}, {parameter: str(index) for index, parameter in enumerate(parameters)}
+    """Return two optimizers after a step, and the names of their parameters."""
+    parameters = {name: torch.nn.Parameter(torch.full((4096,), value)) for name in ("first", "second")}
+    optimizers = {name: torch.optim.AdamW([parameter]) for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        parameter.square().sum().backward()
+        optimizers[name].step()
+    return optimizers, {parameter: name for name, parameter in parameters.items()}
 
 
 def states(optimizers) -> dict[str, str]:
     return {name: repr(optimizer.state_dict()) for name, optimizer in optimizers.items()}
 
 
-def test_a_damaged_state_of_one_optimizer_changes_none(tmp_path):
-    optimizers = {"first": stepped(0.0)[0]["adamw"], "second": stepped(1.0)[0]["adamw"]}
-    saved = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
-    state = saved["second"]["state"][0]
-    state["rtep"] = state.pop("step")
-    torch.save({"sharded": False, "iteration": 7, "optimizers": saved}, tmp_path / OPTIMIZER_FILE)
-    into = {"first": stepped(2.0)[0]["adamw"], "second": stepped(3.0)[0]["adamw"]}
-    before = states(into)
-    with pytest.raises(CheckpointError):
-        load_optimizers(into, None, tmp_path)
-    assert states(into) == before
-
-
-def test_a_shard_that_cannot_be_read_changes_no_optimizer(tmp_path):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_damaged_state_of_one_optimizer_changes_none(sharded, tmp_path):
     saved, names = stepped(2.0)
-    save_optimizers(saved, 7, tmp_path, sharded=True)
-    save_shards(saved, names, tmp_path)
+    save_optimizers(saved, 7, tmp_path, sharded=sharded)
+    if sharded:
+        save_shards(saved, names, tmp_path)
     into, names = stepped(3.0)
+    before, names = states(into), names if sharded else None
     assert load_optimizers(into, names, tmp_path) == 7
-    assert states(into) == states(saved)
-    [file] = tmp_path.glob("optimizer/*.distcp")
-    content = file.read_bytes()
-    file.write_bytes(content[: len(content) * 2 // 3])
+    assert states(into) == states(saved) != before
+    if sharded:
+        [file] = tmp_path.glob("optimizer/*.distcp")
+        file.write_bytes(file.read_bytes()[: file.stat().st_size * 2 // 3])
+    else:
+        content = torch.load(tmp_path / OPTIMIZER_FILE, weights_only=True)
+        del content["optimizers"]["second"]["state"][0]["step"]
+        torch.save(content, tmp_path / OPTIMIZER_FILE)
     into, names = stepped(3.0)
-    before = states(into)
     with pytest.raises(CheckpointError):
-        load_optimizers(into, names, tmp_path)
+        load_optimizers(into, names if sharded else None, tmp_path)
     assert states(into) == before

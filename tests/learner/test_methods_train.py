@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from ray import cloudpickle
-from small_learners import build_learner, config_of, gradients, update, weights, worst
+from small_learners import build_learner, config_of, gradients, refuses, trained, update, weights, worst
 from synthetic_groups import synthetic_groups
 
 from trial_ray.adapters.alfworld import ADAPTER
@@ -51,13 +51,10 @@ def learner_of(method: str, model_path: str, rule: type[Method] | None = None, *
 def test_every_method_trains(method, model_path, groups):
     name, _, divergence = method.partition("-")
     learner = learner_of(name, model_path, **({"divergence": divergence} if divergence else {}))
-    before = weights(learner)
-    results = update(learner, groups)
-    assert float(results["skipped_updates"]) == 0
+    results = trained(learner, groups)
     logged = {key: float(value) for key, value in results.get(learner.method.name, {}).items()}
     assert all(np.isfinite(value) for value in logged.values()), logged
     assert weights(learner).isfinite().all()
-    assert not torch.equal(before, weights(learner))
     if name == "serl":
         assert 0.05 < logged["action_token_fraction"] < 0.9
 
@@ -81,36 +78,20 @@ def teacher_weights(learner: GRPOLearner) -> torch.Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in learner.policy_module.teacher.parameters()]).clone()
 
 
-def test_stale_teacher_survives_a_checkpoint(model_path, groups, tmp_path):
-    learner = learner_of("serl", model_path)
+def test_stale_teacher_survives_a_checkpoint_and_is_renewed_when_due(model_path, groups, tmp_path):
+    """A renewal that falls into an iteration without an update follows in the next update."""
+    learner, restored = (learner_of("serl", model_path, teacher_sync_iterations=10) for _ in range(2))
     for parameter in learner.policy_module.policy_parameters():
         parameter.data += 1e-3  # otherwise the teacher would equal the model's file
-    initial = weights(learner)
-    update(learner, groups, iteration=1)
-    assert not torch.equal(weights(learner), initial)
+    trained(learner, groups)
     learner.save_to_path(tmp_path)
-    restored = learner_of("serl", model_path)
     restored.restore_from_path(tmp_path)
-    for iteration in (2, 3):
-        assert torch.equal(weights(restored), weights(learner))
+    for iteration, is_renewed in ((2, False), (12, True), (20, False), (22, True)):
         for either in (learner, restored):
-            assert torch.equal(teacher_weights(either), initial)
+            expected = (weights if is_renewed else teacher_weights)(either)
             update(either, groups, iteration)
-
-
-def test_a_missed_renewal_of_the_teacher_follows_in_the_next_update(model_path, tmp_path, monkeypatch):
-    def renewals(learner: GRPOLearner, *iterations: int) -> list[int]:
-        renewed = []
-        monkeypatch.setattr(learner.policy_module, "renew_teacher", lambda: renewed.append(learner.iteration))
-        for iteration in iterations:
-            learner.before_gradient_based_update(timesteps={"training_iteration": iteration})
-        return renewed
-
-    learner, restored = (learner_of("serl", model_path, teacher_sync_iterations=10) for _ in range(2))
-    assert renewals(learner, 1, 2, 10, 12, 13, 20) == [1, 12]
-    learner.save_to_path(tmp_path)
-    restored.restore_from_path(tmp_path)
-    assert renewals(restored, 22) == [22]
+            assert torch.equal(teacher_weights(either), expected)
+        assert torch.equal(weights(restored), weights(learner))
 
 
 # --- a method of the user
@@ -137,9 +118,7 @@ def test_documented_example_trains_and_travels_by_value(method_file, model_path,
     file = method_file("confirmation")
     learner = learner_of(str(file), model_path)
     assert method_of(learner.config) == str(file)
-    before = weights(learner)
-    assert update(learner, groups)[learner.method.name]
-    assert not torch.equal(before, weights(learner))
+    assert trained(learner, groups)[learner.method.name]
 
     config = config_class(str(file))().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
     payload = cloudpickle.dumps(config)
@@ -150,28 +129,19 @@ def test_documented_example_trains_and_travels_by_value(method_file, model_path,
     assert elsewhere.method_class(elsewhere).name == config.method_class.name
     rebuilt = elsewhere.algo_class.get_default_config().update_from_dict(elsewhere.to_dict())
     assert type(rebuilt) is type(elsewhere)
-    rebuilt.training(confirmation=0.5).validate()
     with pytest.raises(ConfigError, match="confirmation"):
         rebuilt.training(confirmation=-1).validate()
-    assert "confirmation: μ in the first iteration." in type(rebuilt).training.__doc__
 
 
 def test_own_surrogate_and_mask_are_used(method_file, model_path, groups):
     """On the first minibatch every ratio is 1, so the loss is minus the mean over responses of their advantages."""
     file = str(method_file("sequence_ratio"))
-    everything = {"microbatch_rows": 256, "invalid_action_penalty": 0.0}
-    learner = learner_of(file, model_path, **everything)
+    learner = learner_of(file, model_path, microbatch_rows=256, invalid_action_penalty=0.0, max_tokens_per_forward=60)
     results = update(learner, groups)
     advantages = group_turn_rows(groups, learner.config).advantages
     assert float(results["grpo"]["surrogate_loss"]) == pytest.approx(-advantages.mean().item(), abs=1e-6)
     lengths = [len(turn.response_ids) for group in groups for rollout in group.survivors for turn in rollout.turns]
     assert float(results["sequence_ratio"]["masked_fraction"]) == pytest.approx(len(lengths) / sum(lengths))
-    # A mean over responses is no sum of the parts' means: a split for memory must still give the same gradient.
-    whole, split = (
-        gradients(learner_of(file, model_path, max_tokens_per_forward=tokens, grad_clip=None, **everything), groups)
-        for tokens in (100_000, 60)
-    )
-    assert worst(split, whole) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -183,11 +153,7 @@ def test_own_surrogate_and_mask_are_used(method_file, model_path, groups):
     ],
 )
 def test_a_hook_that_returns_the_wrong_shape_is_refused(old, new, message, method_file, model_path, groups):
-    learner = learner_of(str(method_file("sequence_ratio", old, new)), model_path)
-    before = weights(learner)
-    with pytest.raises(MethodError, match=message):
-        update(learner, groups)
-    assert torch.equal(before, weights(learner))
+    refuses(learner_of(str(method_file("sequence_ratio", old, new)), model_path), groups, MethodError, message)
 
 
 @pytest.mark.parametrize(("wrong", "hook"), [("surogate", "surrogate"), ("need_action_spans", "needs_action_spans")])
@@ -195,13 +161,6 @@ def test_a_misspelt_hook_is_refused(wrong, hook):
     with pytest.raises(MethodError, match=f"'{wrong}'.*'{hook}'"):
         type("Mine", (Method,), {"name": "mine", wrong: True})
     type("Mine", (Method,), {"name": "mine", f"_{wrong}": True, "names": [], "half": True})
-
-
-class NoRatio(Method):
-    """Its ratio has no gradient, so neither has its surrogate, which is a mean over tokens."""
-
-    def log_ratios(self, tokens, logprobs):
-        return 0.0 * logprobs
 
 
 class HalfMasked(Method):
@@ -214,30 +173,20 @@ class Undefined(Method):
     divergence = Divergence(0.5, 1.0)
 
 
-def test_own_ratio_is_used_in_the_loss(model_path, groups):
-    learner = learner_of("grpo", model_path, NoRatio)
-    before = weights(learner)
-    update(learner, groups)
-    assert torch.equal(before, weights(learner))
-
-
 def test_microbatches_without_a_token_to_learn_from_are_not_logged(model_path, groups):
     learner = learner_of("grpo", model_path, HalfMasked, microbatch_rows=1, minibatch_rows=1000)
     assert float(update(learner, groups)["grpo"]["ratio_mean"]) == pytest.approx(1.0)
 
 
 def test_a_divergence_without_a_teacher_context_is_refused(model_path, groups):
-    with pytest.raises(MethodError, match="needs_teacher_context"):
-        update(learner_of("grpo", model_path, Undefined), groups)
+    refuses(learner_of("grpo", model_path, Undefined), groups, MethodError, "needs_teacher_context")
 
 
 def test_settings_are_kept_when_the_method_changes():
     base = new_config("trial").environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="m")
-    base.training(lr=3e-4, hindsight_coeff=0.2, group_size=5)
-    other = with_method(base, "serl")
-    assert (other.lr, other.group_size, other.env_config, other.model_path) == (3e-4, 5, {"split": "train"}, "m")
-    assert (other.teacher_context, other.ref_kl_coeff, other.teacher_sync_iterations) == ("feedback", 0.0, 10)
+    other = with_method(base.training(lr=3e-4, hindsight_coeff=0.2), "serl")
+    assert (other.lr, other.env_config, other.model_path) == (3e-4, {"split": "train"}, "m")
+    assert (other.teacher_context, other.ref_kl_coeff) == ("feedback", 0.0)
     assert not hasattr(other, "hindsight_coeff")
-    assert method_of(other) == "serl"
-    assert method_of(with_method(other, "uniform")) == "uniform"
+    assert [method_of(each) for each in (other, with_method(other, "uniform"))] == ["serl", "uniform"]
     assert with_method(base.training(ref_kl_coeff=0.5), "serl").ref_kl_coeff == 0.5

@@ -76,20 +76,16 @@ def test_every_method_of_rllibs_env_runner_is_called_or_refused():
 
 
 @pytest.mark.parametrize(
-    ("setting", "base", "hook"),
-    [
-        (setting, base, hook)
-        for setting, base in (("learner_class", GRPOLearner), ("env_runner_cls", TextEnvRunner))
-        for hook in UNCALLED_HOOKS[setting]
-    ],
+    ("section", "setting", "base"),
+    [("training", "learner_class", GRPOLearner), ("env_runners", "env_runner_cls", TextEnvRunner)],
 )
-def test_a_class_with_a_hook_that_nothing_calls_is_refused(setting, base, hook):
-    section = "training" if setting == "learner_class" else "env_runners"
-    config = getattr(config_of("grpo", "anything"), section)(**{setting: type("Own", (base,), {"extra": 1})})
-    config.validate()
-    getattr(config, section)(**{setting: type("Own", (base,), {hook: lambda self, *args, **kwargs: None})})
-    with pytest.raises(ConfigError, match=rf"{setting} is Own, which defines {hook}\(\)"):
-        config.validate()
+def test_a_class_with_a_hook_that_nothing_calls_is_refused(section, setting, base):
+    config = config_of("grpo", "anything")
+    getattr(config, section)(**{setting: type("Own", (base,), {"extra": 1})}).validate()
+    for hook in UNCALLED_HOOKS[setting]:
+        getattr(config, section)(**{setting: type("Own", (base,), {hook: lambda self, *args, **kwargs: None})})
+        with pytest.raises(ConfigError, match=rf"{setting} is Own, which defines {hook}\(\)"):
+            config.validate()
 
 
 class Shortened(ConnectorV2):
@@ -98,15 +94,6 @@ class Shortened(ConnectorV2):
     def __call__(self, *, batch, episodes, **kwargs):
         for group in episodes:
             del group.trajectories[2:]
-        return batch
-
-
-class Returns(ConnectorV2):
-    """Computes a column of the batch from RLlib's episodes."""
-
-    def __call__(self, *, batch, episodes, **kwargs):
-        for episode in self.single_agent_episode_iterator(episodes):
-            self.add_n_batch_items(batch, "returns", [episode.get_return()], 1, episode)
         return batch
 
 
@@ -126,18 +113,12 @@ def with_connector(model_path, piece):
 
 
 def update_with(config):
-    groups = synthetic_groups()
-    update(build_learner(config), groups)
+    update(build_learner(config), groups := synthetic_groups())
     return groups
 
 
 @pytest.mark.parametrize(
-    ("piece", "message"),
-    [
-        (Returns, "TrajectoryGroup"),
-        (AddObservationsFromEpisodesToBatch, "TrajectoryGroup"),
-        (Batched, "default_policy"),
-    ],
+    ("piece", "message"), [(AddObservationsFromEpisodesToBatch, "TrajectoryGroup"), (Batched, "default_policy")]
 )
 def test_a_connector_of_rllibs_episodes_or_batches_is_refused(piece, message, model_path):
     config = with_connector(model_path, piece)
@@ -170,7 +151,6 @@ def test_a_connector_changes_the_groups_of_an_update(model_path):
     ("given", "kind"),
     [
         ({}, "neither"),
-        ({"batch": {"obs": [1]}}, "batch"),
         ({"training_data": TrainingData(batch={"obs": [1]})}, "neither"),
         ({"episodes": [SingleAgentEpisode()]}, "a SingleAgentEpisode"),
         ({"episodes": synthetic_groups(), "num_epochs": 2}, "num_epochs"),

@@ -27,22 +27,25 @@ from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.sharding import decoder_layers
 from trial_ray.prompts.teacher_context import add_teacher_contexts
 
-NUM_LEARNERS = 2
 
-
-def config_of(model_path: str, num_learners: int, sharding: str = "none", fsdp_size: int | None = None) -> GRPOConfig:
+def config_of(
+    model_path: str, num_learners: int, sharding: str = "none", fsdp_size: int | None = None, method: str = "trial"
+) -> GRPOConfig:
+    own = {"hindsight_coeff": 0.3} if method == "trial" else {}
     config = small_learners.config_of(
-        "trial", model_path, model_dtype="float64", sharding=sharding, fsdp_size=fsdp_size, lr=1e-3, minibatch_rows=10,
-        microbatch_rows=8, ref_kl_coeff=0.01, entropy_coeff=0.001, hindsight_coeff=0.3, hindsight_start_iteration=1,
-        max_tokens_per_forward=60,
+        method, model_path, model_dtype="float64", sharding=sharding, fsdp_size=fsdp_size, lr=1e-3, minibatch_rows=10,
+        microbatch_rows=8, ref_kl_coeff=0.01, entropy_coeff=0.001, max_tokens_per_forward=60, **own,
     )  # fmt: skip
-    return config.learners(num_learners=num_learners, num_cpus_per_learner=0.5)
+    return config.learners(num_learners=num_learners, num_cpus_per_learner=0.25)
 
 
 @pytest.fixture(scope="module")
-def groups():
+def groups(exact_model_path):
     """Trajectories of 1 to 7 turns: learners have unequal numbers of forward and backward passes."""
-    return synthetic_groups(num_groups=2, group_size=5, max_turns=7, seed=11)
+    tokenizer = load_tokenizer(exact_model_path)
+    texts = ("we <action>look</action>", "look", "<action>go to</action>")
+    responses = [np.array(tokenizer.encode(text), np.int32) for text in texts]
+    return synthetic_groups(num_groups=2, group_size=5, max_turns=7, seed=11, responses=responses)
 
 
 def on_all(learners: LearnerGroup, function) -> list:
@@ -105,8 +108,16 @@ def assert_training_continues_from_a_state(learners: LearnerGroup, groups) -> No
 
 @pytest.mark.long
 @pytest.mark.actors
-def test_several_learners_compute_and_record_what_one_does(ray_session, exact_model_path, groups, tmp_path):
-    """Gradients are summed in many buckets, and some learners have no microbatch of a minibatch."""
+@pytest.mark.parametrize(
+    ("method", "metric"), [("trial", "dense_loss"), ("serl", "action_token_fraction"), ("opsd", "dense_loss")]
+)
+def test_several_learners_compute_and_record_what_one_does(
+    method, metric, ray_session, exact_model_path, groups, tmp_path
+):
+    """Gradients are summed in many buckets, and some learners have no microbatch of a minibatch.
+
+    SERL masks tokens by their texts; OPSD's divergence scores the teacher context in the training pass.
+    """
 
     def sum_in_small_buckets(learner):
         from trial_ray.learner import exchange
@@ -117,7 +128,7 @@ def test_several_learners_compute_and_record_what_one_does(ray_session, exact_mo
 
     weights, metrics = {}, {}
     for number in (0, 3):
-        config = config_of(exact_model_path, number).training(max_tokens_per_forward=100)
+        config = config_of(exact_model_path, number, method=method).training(max_tokens_per_forward=100)
         learners = config.recording(training_folder=str(tmp_path / str(number))).build_learner_group(spaces=SPACES)
         if number:
             on_all(learners, sum_in_small_buckets)
@@ -125,36 +136,13 @@ def test_several_learners_compute_and_record_what_one_does(ray_session, exact_mo
         weights[number] = whole_weights(learners)
         assert_training_continues_from_a_state(learners, groups)
         learners.shutdown()
-    assert (weights[3] - weights[0]).norm() < 1e-12 * weights[0].norm()
+    assert (weights[3] - weights[0]).norm() < 1e-10 * weights[0].norm()
     num_rows = sum(map(len, groups))
     assert sum(int(own["num_module_steps_trained"]) for own in metrics[3]) == num_rows
-    assert len({float(own["trial"]["dense_loss"]) for own in metrics[3]}) == 1
+    ((expected,), logged) = ({float(own[method][metric]) for own in metrics[number]} for number in (0, 3))
+    assert expected != 0
+    assert [*logged] == [pytest.approx(expected)]
     assert_same_record(tmp_path / "3", tmp_path / "0", num_rows)
-
-
-@pytest.mark.long
-@pytest.mark.actors
-@pytest.mark.parametrize("method", ["serl", "opsd"])
-def test_action_masks_and_teacher_contexts_reach_every_learner(ray_session, exact_model_path, method):
-    """SERL masks tokens by their texts; OPSD's divergence scores the teacher context in the training pass."""
-    tokenizer = load_tokenizer(exact_model_path)
-    texts = ("we <action>look</action>", "look", "<action>go to</action>")
-    responses = [np.array(tokenizer.encode(text), np.int32) for text in texts]
-    games = synthetic_groups(max_turns=6, seed=5, responses=responses)
-    results = []
-    for number in (0, NUM_LEARNERS):
-        config = small_learners.config_of(
-            method, exact_model_path, lr=1e-3, minibatch_rows=12, microbatch_rows=3, model_dtype="float64"
-        )
-        learners = config.learners(num_learners=number, num_cpus_per_learner=0.5).build_learner_group(spaces=SPACES)
-        metrics = train(learners, games)
-        metric = metrics[0][method]["action_token_fraction" if method == "serl" else "dense_loss"]
-        results.append((whole_weights(learners), float(metric)))
-        learners.shutdown()
-    (alone, expected), (shared, metric) = results
-    assert (shared - alone).norm() < 1e-10 * alone.norm()
-    assert metric == pytest.approx(expected)
-    assert expected > 0
 
 
 def assert_same_record(folder: Path, other: Path, num_rows: int) -> None:
@@ -164,17 +152,17 @@ def assert_same_record(folder: Path, other: Path, num_rows: int) -> None:
     record, expected = (read_training(path, 1).to_pandas().sort_values(keys) for path in (folder, other))
     assert len(record) == num_rows
     assert (record[keys].to_numpy() == expected[keys].to_numpy()).all()
-    for name in ("gap", "learner_logprobs", "evidence_ids"):
-        ours, theirs = (np.concatenate(list(frame[name])) for frame in (record, expected))
+    for name in ("gap", "learner_logprobs", "evidence_ids", "turn_score", "turn_weight", "advantage"):
+        ours, theirs = (np.hstack([*frame[name]]).astype(float) for frame in (record, expected))
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    for name in ("turn_score", "turn_weight", "advantage"):
-        np.testing.assert_allclose(record[name], expected[name], atol=1e-4)
 
 
 @pytest.mark.long
 @pytest.mark.actors
-def test_sharded_learners_train_save_export_and_restore_as_one(ray_session, model_path, groups, tmp_path):
-    sharded = config_of(model_path, NUM_LEARNERS, "fsdp").build_learner_group(spaces=SPACES)
+@pytest.mark.parametrize("copies", [1, 2])
+def test_sharded_learners_train_save_export_and_restore_as_one(ray_session, copies, model_path, groups, tmp_path):
+    """Two learners share the weights of a copy."""
+    sharded = config_of(model_path, 2 * copies, "fsdp", 2).build_learner_group(spaces=SPACES)
     alone = build_learner(config_of(model_path, 0))
     first = weights(alone)
     update(alone, groups, 1)
@@ -183,7 +171,7 @@ def test_sharded_learners_train_save_export_and_restore_as_one(ray_session, mode
     assert (trained - weights(alone)).norm() < 1e-10 * trained.norm()
     assert (trained - first).norm() > 1e-3 * first.norm()
     elements = optimizer_elements(sharded)
-    assert sum(elements) == trained.numel()
+    assert sum(elements) == copies * trained.numel()
     assert max(elements) < 0.6 * trained.numel()
 
     folder = Path(sharded.save_to_path(str(tmp_path / "group"))) / "learner"
@@ -210,20 +198,6 @@ def test_sharded_learners_train_save_export_and_restore_as_one(ray_session, mode
     # Nothing is written to a folder that some learner cannot access.
     with pytest.raises(CheckpointError, match="cannot access"):
         on_all(sharded, lambda learner: learner.save_shards(tmp_path / "missing"))
-    sharded.shutdown()
-
-
-@pytest.mark.actors
-@pytest.mark.long
-def test_two_sharded_copies_are_one_learner(ray_session, model_path, groups):
-    """Two by two learners."""
-    sharded = config_of(model_path, 4, "fsdp", 2).learners(num_cpus_per_learner=0.25).build_learner_group(spaces=SPACES)
-    alone = build_learner(config_of(model_path, 0))
-    update(alone, groups, 1)
-    train(sharded, groups, 1)
-    trained = whole_weights(sharded)
-    assert (trained - weights(alone)).norm() < 1e-10 * trained.norm()
-    assert sum(optimizer_elements(sharded)) == 2 * trained.numel()
     sharded.shutdown()
 
 

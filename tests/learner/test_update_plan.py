@@ -1,4 +1,4 @@
-"""The plan of an update, and the means over its microbatches."""
+"""The plan of an update, the means over its microbatches, and weights of rows that masked rows beside them do not change."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.learner.loss import WeightedMeans, means
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.learner.loss import WeightedMeans, means, microbatch_loss
+from trial_ray.learner.method import Method
+from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import plan_update
+from trial_ray.objectives import SURROGATE_MEANS
+from trial_ray.trajectory import Turn
 
 trajectories = st.lists(st.lists(st.integers(1, 900), min_size=1, max_size=12), max_size=20)
 settings = st.fixed_dictionaries(
@@ -25,52 +30,37 @@ settings = st.fixed_dictionaries(
 )
 
 
-def rows_of(minibatch) -> list[int]:
+def numbers_of(minibatch) -> list[int]:
     return [row for microbatch in minibatch for row in microbatch.rows.tolist()]
 
 
-@given(trajectories, settings, st.integers(1, 9))
+@given(trajectories, settings, st.integers(2, 9))
 def test_every_row_is_scored_once_and_trained_once_an_epoch(lengths, options, num_learners):
-    """A learner scores whole trajectories."""
-    plan, num_rows = plan_update(lengths, num_learners=num_learners, **options), sum(map(len, lengths))
-    trained = np.array([row for minibatch in plan.steps for row in rows_of(minibatch)], int)
+    """A learner scores whole trajectories, and microbatches, as even as whole rows allow, do not depend on their number."""
+    plan, alone = (plan_update(lengths, num_learners=number, **options) for number in (num_learners, 1))
+    trained = np.array([row for minibatch in plan.steps for row in numbers_of(minibatch)], int)
+    num_rows = sum(map(len, lengths))
     for epoch in trained.reshape(options["num_epochs"], num_rows):
         assert sorted(epoch) == list(range(num_rows))
     owner = {row: learner for learner, rows in enumerate(plan.scoring) for row in rows}
     assert sorted(owner) == sorted(row for rows in plan.scoring for row in rows) == list(range(num_rows))
     for start, turns in zip(np.cumsum([0, *map(len, lengths)]), lengths, strict=False):
         assert len({owner[start + turn] for turn in range(len(turns))}) == 1
-
-
-@given(trajectories, settings, st.integers(2, 9))
-def test_microbatches_do_not_depend_on_the_number_of_learners(lengths, options, num_learners):
-    one, several = (
-        [[(microbatch.rows.tolist(), microbatch.weight) for microbatch in minibatch] for minibatch in plan.steps]
-        for plan in (plan_update(lengths, num_learners=number, **options) for number in (1, num_learners))
-    )
-    assert one == several
-
-
-@given(trajectories, settings)
-def test_sizes_are_as_even_as_whole_rows_allow(lengths, options):
-    plan = plan_update(lengths, **options)
-    sizes = [len(rows_of(minibatch)) for minibatch in plan.steps]
+    sizes = [len(numbers_of(minibatch)) for minibatch in plan.steps]
     assert not sizes or (max(sizes) <= options["minibatch_rows"] and max(sizes) - min(sizes) <= 1)
-    for minibatch in plan.steps:
+    for minibatch, expected in zip(plan.steps, alone.steps, strict=True):
         pieces = [len(microbatch.rows) for microbatch in minibatch]
+        assert max(pieces) <= min(pieces) + 1
         assert max(pieces) <= options["microbatch_rows"]
-        assert max(pieces) - min(pieces) <= 1
-        weights = [microbatch.weight for microbatch in minibatch]
-        assert weights == pytest.approx([size / sum(pieces) for size in pieces])
+        assert [microbatch.weight for microbatch in minibatch] == pytest.approx([n / sum(pieces) for n in pieces])
+        assert [each.rows.tolist() for each in minibatch] == [each.rows.tolist() for each in expected]
 
 
 def test_a_minibatch_has_a_slice_of_every_shard():
     """As with the published ranks: 32 of the 128 rows of each of 8 shards, which are the microbatches."""
     plan = plan_update([[100] * 16] * 64, minibatch_rows=256, microbatch_rows=32)
-    assert len(plan.steps) == 4
-    for step, minibatch in enumerate(plan.steps):
-        expected = [list(range(128 * shard + 32 * step, 128 * shard + 32 * step + 32)) for shard in range(8)]
-        assert [microbatch.rows.tolist() for microbatch in minibatch] == expected
+    expected = np.arange(1024).reshape(8, 4, 32).swapaxes(0, 1).tolist()
+    assert [[microbatch.rows.tolist() for microbatch in minibatch] for minibatch in plan.steps] == expected
 
 
 @given(st.lists(st.lists(st.integers(1, 900), min_size=1, max_size=5), min_size=1, max_size=9), st.integers(1, 5))
@@ -88,14 +78,13 @@ def test_the_most_loaded_learner_has_nearly_the_minimum_load(lengths, num_learne
         assert max(np.bincount(learners, costs)) <= 1.15 * least
 
 
-@pytest.mark.parametrize("num_learners", [2, 3, 4, 8])
+@pytest.mark.parametrize("num_learners", [3, 8])
 def test_a_learner_trains_about_the_rows_that_it_scores(num_learners):
     rng = np.random.default_rng(0)
     lengths = [rng.integers(300, 700, rng.integers(10, 30)).tolist() for _ in range(512)]
     plan = plan_update(lengths, minibatch_rows=256, microbatch_rows=32, num_learners=num_learners)
     for learner, scored in enumerate(plan.scoring):
-        microbatches = [microbatch for minibatch in plan.steps for microbatch in minibatch]
-        trained = [microbatch.rows for microbatch in microbatches if microbatch.learner == learner]
+        trained = [each.rows for minibatch in plan.steps for each in minibatch if each.learner == learner]
         assert len(np.union1d(scored, np.concatenate(trained))) < 1.1 * len(scored)
 
 
@@ -109,7 +98,7 @@ def test_shuffling_follows_its_seed_and_changes_with_the_epoch():
         plan_update([[1] * 40], minibatch_rows=20, microbatch_rows=20, num_epochs=2, shuffle_seed=(seed, 1))
         for seed in (0, 0, 1)
     ]
-    cuts = [[rows_of(minibatch) for minibatch in plan.steps] for plan in plans]
+    cuts = [[numbers_of(minibatch) for minibatch in plan.steps] for plan in plans]
     assert cuts[0] == cuts[1] != cuts[2]
     assert cuts[0][:2] != cuts[0][2:]
     assert cuts[0][0] != list(range(20))
@@ -125,3 +114,65 @@ def test_means_of_learners_with_unequal_shares():
     expected = {"grpo/kl": pytest.approx(0.5 + 0.6 + 2.0)}
     assert means([alone.pop()]) == means(learner.pop() for learner in (first, idle, last)) == expected
     assert means(learner.pop() for learner in learners) == {}
+
+
+# --- the loss of microbatches
+
+CONFIGS = {
+    mean: GRPOConfig().training(surrogate_mean=mean, ref_kl_coeff=0.1, entropy_coeff=0.1) for mean in SURROGATE_MEANS
+}
+
+
+def rows_of(lengths: list[int], mask: list[bool], advantages: list[float], importance: list[float]) -> TurnRows:
+    """Return rows whose tokens have random log-probabilities; a row is masked and weighted as a whole."""
+    turns = [Turn(response_ids=np.zeros(length, np.int32)) for length in lengths]
+    rows = TurnRows(turns, torch.arange(len(turns)), torch.tensor(advantages, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(len(turns))
+    rows.logprobs, rows.reference_logprobs = -torch.rand(2, sum(lengths), generator=generator, dtype=torch.float64)
+    rows.mask = torch.tensor(mask)[rows.turn_ids]
+    rows.importance_weights = torch.tensor(importance, dtype=torch.float64)[rows.turn_ids]
+    return rows
+
+
+def row_gradients(rows: TurnRows, mean: str, microbatch_rows: int, num_learners: int = 1) -> list[list[float]]:
+    """Return the gradient of a step's loss with respect to each row's log-probabilities and entropies, summed over tokens."""
+    config = CONFIGS[mean]
+    sizes = {"minibatch_rows": len(rows), "microbatch_rows": microbatch_rows, "batch_shards": 1}
+    plan = plan_update([[1]] * len(rows), num_learners=num_learners, **sizes)
+    outputs = {"logprobs": 0.9 * rows.logprobs, "entropy": torch.ones_like(rows.logprobs)}
+    outputs = {name: value.requires_grad_() for name, value in outputs.items()}
+    total = torch.zeros((), dtype=torch.float64)
+    for microbatch in plan.weighted_by(rows.eligible()).steps[0]:
+        part = {name: value[rows.token_positions(microbatch.rows)] for name, value in outputs.items()}
+        tokens = TokenBatch.from_rows(rows, microbatch.rows, "cpu")
+        total = total + microbatch.weight * microbatch_loss(Method(config), config, tokens, part, 1)[0]
+    zeros = torch.zeros(len(rows), dtype=torch.float64)
+    token_gradients = torch.autograd.grad(total, list(outputs.values()))
+    return [zeros.index_add(0, rows.turn_ids, gradient).tolist() for gradient in token_gradients]
+
+
+ROW = st.tuples(st.integers(1, 5), st.booleans(), st.floats(-2, 2), st.sampled_from([0.0, 1.0, 1.5]))
+
+
+@pytest.mark.parametrize("mean", SURROGATE_MEANS)
+@given(st.lists(ROW, min_size=1, max_size=24), st.integers(1, 24), st.integers(1, 3))
+def test_a_rows_gradient_does_not_depend_on_its_microbatch(mean, drawn, microbatch_rows, num_learners):
+    """A token mean weights rows by their length, so all rows have the same length there; KL and entropy are token means."""
+    lengths, *columns = map(list, zip(*drawn, strict=True))
+    rows = rows_of([3] * len(lengths) if mean == "tokens" else lengths, *columns)
+    if mean != "tokens":
+        rows.reference_logprobs = None
+    whole = row_gradients(rows, mean, len(rows))
+    cut = row_gradients(rows, mean, min(microbatch_rows, len(rows)), num_learners)
+    for name in range(2 if mean == "tokens" else 1):
+        assert cut[name] == pytest.approx(whole[name], rel=1e-12, abs=1e-14)
+
+
+@pytest.mark.parametrize(("clips", "expected"), [((0.2, 0.5), 2), ((0.5, 0.2), 3)])
+def test_clip_fraction_is_of_eligible_tokens_outside_the_bounds(clips, expected):
+    rows = rows_of([1] * 6, [True] * 5 + [False], [0.0] * 6, [1.0] * 6)
+    config = GRPOConfig().training(clip_low=clips[0], clip_high=clips[1])
+    ratios = torch.tensor([0.7, 1.0, 1.3, 1.3, 1.6, 9.0], dtype=torch.float64)
+    outputs = {"logprobs": rows.logprobs + ratios.log(), "entropy": ratios}
+    _, metrics = microbatch_loss(Method(config), config, TokenBatch.from_rows(rows, range(6), "cpu"), outputs, 1)
+    assert metrics["grpo/clip_fraction"].item() == pytest.approx(expected / 5)

@@ -42,6 +42,7 @@ class TurnRecord:
     reward: float = 0.0
     advantage: float = 0.0
     weight: float = 0.0
+    truncated: bool = False
     masked: Token | None = None
     """A token outside the mask; the loops ignore it."""
 
@@ -66,10 +67,10 @@ def bounded(value, limit):
     return max(-limit, min(limit, value))
 
 
-def row_advantages(turns, statistics="trajectories", outcomes=None, mode="mean_std_norm"):
+def row_advantages(turns, advantage_statistics="trajectories", outcomes=None, mode="mean_std_norm"):
     """A of every turn, minus the penalty for a response without the required form; ``outcomes`` default to scaled successes."""
     outcomes = outcomes or [10.0 * turn.success for turn in turns]
-    if statistics == "rows":
+    if advantage_statistics == "rows":
         charged = [value - charge(turn) for turn, value in zip(turns, outcomes, strict=True)]
         return normalised(turns, charged, lambda turn: turn.group, mode)
     advantage, unit = {}, {}
@@ -114,31 +115,38 @@ def returns_from(turns, rewards, discount):
     return result
 
 
-def gigpo_advantages(turns, mode, statistics, coefficient=1.0, discount=0.95, reward="success", scale=10.0):
+def gigpo_advantages(
+    turns,
+    advantage_norm="mean_std_norm",
+    advantage_statistics="trajectories",
+    step_coeff=1.0,
+    step_discount=0.95,
+    reward="success",
+):
     """A_episode + ω · A_step; with statistics over rows as released, where the penalty is part of both terms' rewards."""
-    rewards = [scale * value for value in earned(turns, reward)]
-    returns = returns_from(turns, rewards, discount)
+    rewards = [10.0 * value for value in earned(turns, reward)]
+    returns = returns_from(turns, rewards, step_discount)
     totals = {rows[0][0].trajectory: math.fsum(value for _, value in rows) for rows in _consecutive(turns, rewards)}
-    if statistics == "rows":
+    if advantage_statistics == "rows":
         returns = [own - charge(turn) for own, turn in zip(returns, turns, strict=True)]
-    episode = row_advantages(turns, statistics, [totals[turn.trajectory] for turn in turns], mode)
-    step = normalised(turns, returns, lambda turn: (turn.group, turn.observation), mode)
-    return [whole + coefficient * own for whole, own in zip(episode, step, strict=True)]
+    episode = row_advantages(turns, advantage_statistics, [totals[turn.trajectory] for turn in turns], advantage_norm)
+    step = normalised(turns, returns, lambda turn: (turn.group, turn.observation), advantage_norm)
+    return [whole + step_coeff * own for whole, own in zip(episode, step, strict=True)]
 
 
-def per_turn_advantages(turns, mode, coefficient=1.0, discount=0.95, scale=10.0):
+def per_turn_advantages(turns, advantage_norm="mean_std_norm", turn_coeff=1.0, turn_discount=0.95):
     """A of the outcome + ω · A of the turn: its discounted return, normalised over the turns of its group with the same index."""
-    returns = [scale * value for value in returns_from(turns, earned(turns, "return"), discount)]
+    returns = [10.0 * value for value in returns_from(turns, earned(turns, "return"), turn_discount)]
     indices = []
     for place in range(len(turns)):
         indices.append(0 if place == 0 or turns[place - 1].last else indices[-1] + 1)
     index_of = {id(turn): index for turn, index in zip(turns, indices, strict=True)}
-    own = normalised(turns, returns, lambda turn: (turn.group, index_of[id(turn)]), mode)
-    outcome_alone = gigpo_advantages(turns, mode, "trajectories", coefficient=0.0)
-    return [whole + coefficient * part for whole, part in zip(outcome_alone, own, strict=True)]
+    own = normalised(turns, returns, lambda turn: (turn.group, index_of[id(turn)]), advantage_norm)
+    outcome_alone = gigpo_advantages(turns, advantage_norm, step_coeff=0.0)
+    return [whole + turn_coeff * part for whole, part in zip(outcome_alone, own, strict=True)]
 
 
-def agentopsd_advantages(turns, mix, bound, decay):
+def agentopsd_advantages(turns, revision_mix=0.5, revision_bound=0.2, belief_decay=1.0):
     """A of every turn times (1 − λ) + λ w; the belief in success starts from the group's share of successes."""
     result = []
     for rows in _consecutive(turns, [turn.advantage for turn in turns]):
@@ -146,7 +154,7 @@ def agentopsd_advantages(turns, mix, bound, decay):
         belief = prior = min(max(sum(ended.values()) / len(ended), 1e-4), 1 - 1e-4)
         revisions, gathered = [], 0.0
         for turn, _ in rows:
-            gathered = decay * gathered + math.fsum(token.teacher - token.old for token in turn.tokens)
+            gathered = belief_decay * gathered + math.fsum(token.teacher - token.old for token in turn.tokens)
             odds = math.exp(gathered) * prior / (1 - prior)
             after = min(max(odds / (1 + odds), 1e-6), 1 - 1e-6)
             revisions.append(after - belief)
@@ -155,8 +163,8 @@ def agentopsd_advantages(turns, mix, bound, decay):
         spread = math.sqrt(math.fsum((value - center) ** 2 for value in revisions) / len(revisions))
         for (_, advantage), value in zip(rows, revisions, strict=True):
             sign = (advantage > 0) - (advantage < 0)
-            factor = min(max(1 + bound * sign * (value - center) / (spread + 1e-6), 1 - bound), 1 + bound)
-            result.append(advantage * ((1 - mix) + mix * factor))
+            change = revision_bound * bounded(sign * (value - center) / (spread + 1e-6), 1.0)
+            result.append(advantage * (1 + revision_mix * change))
     return result
 
 
@@ -297,14 +305,6 @@ def opsd_sampled(turns):
 
 def opsd_jsd(turns):
     return mean([token.divergence for turn in turns for token in turn.tokens])
-
-
-def jsd(logits, teacher_logits, mix=0.5, temperature=1.1):
-    """β KL(T ‖ M) + (1 − β) KL(S ‖ M) of each row, M = β T + (1 − β) S."""
-    student, teacher = (torch.softmax(each / temperature, -1) for each in (logits, teacher_logits))
-    mixture = mix * teacher + (1 - mix) * student
-    terms = mix * teacher * torch.log(teacher / mixture) + (1 - mix) * student * torch.log(student / mixture)
-    return terms.sum(-1)
 
 
 # --- ragged bookkeeping

@@ -14,14 +14,12 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.loss import microbatch_loss
 from trial_ray.learner.rows import TokenBatch, TurnRows, group_turn_rows
-from trial_ray.models.logprobs import gather_divergence
 from trial_ray.trajectory import TrajectoryGroup
 
 SUCCESSES = ("random", "random", "all", "none", "one survivor", "two survivors")
 """Successes in each group: two groups of both signs, three whose advantages are 0, and one with failed rollouts that succeeded."""
 OBSERVATIONS, REWARDS = ("a room", "a shelf", "a fridge"), (0.0, 0.25, -0.5, 1.0)
 RESPONSES = [np.arange(length, dtype=np.int32) for length in range(2, 7)]
-HIDDEN, VOCABULARY = 4, 7
 MICROBATCH_ROWS = 6
 
 
@@ -71,8 +69,9 @@ def _token(rng) -> ref.Token:
     """Return a token with log-ratios on both sides of every bound."""
     old = float(rng.uniform(-6, -0.1))
     shift = rng.choice([0.0, rng.normal(0, 0.3), rng.normal(0, 1.5)])
-    logp, entropy = (
-        torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (old + shift, rng.uniform(0, 3))
+    logp, entropy, divergence = (
+        torch.tensor(value, dtype=torch.float64, requires_grad=True)
+        for value in (old + shift, rng.uniform(0, 3), rng.uniform(0, 1))
     )
     return ref.Token(
         old=old,
@@ -81,25 +80,8 @@ def _token(rng) -> ref.Token:
         in_action=bool(rng.random() < 0.5),
         logp=logp,
         entropy=entropy,
+        divergence=divergence,
     )
-
-
-class Views:
-    """Hidden states of both views and one output head, for the full-vocabulary divergence, all in float64."""
-
-    def __init__(self, update: Update, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.hidden, self.teacher, weight = (
-            torch.randn(rows, HIDDEN, generator=generator, dtype=torch.float64)
-            for rows in (len(update.tokens), len(update.tokens), VOCABULARY)
-        )
-        self.hidden.requires_grad_()
-        self.head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, dtype=torch.float64)
-        self.head.weight.data = 1.5 * weight
-
-    def divergence(self, config: GRPOConfig) -> torch.Tensor:
-        settings = {"mix": config.jsd_mix, "temperature": config.jsd_temperature}
-        return gather_divergence(self.hidden, self.head, self.teacher, self.head, **settings, chunk_tokens=16)
 
 
 def scored_rows(update: Update, config: GRPOConfig) -> TurnRows:
@@ -110,8 +92,8 @@ def scored_rows(update: Update, config: GRPOConfig) -> TurnRows:
     return rows
 
 
-def learner_losses(method: str, update: Update, iteration: int, training: dict, views: Views | None = None):
-    """Return the learner's losses of all microbatches, and their leaves: current log-probabilities and entropies."""
+def learner_losses(method: str, update: Update, iteration: int, training: dict):
+    """Return the learner's losses of all microbatches, and their leaves, which are outputs of the forward pass."""
     config = new_config(method).debugging(seed=3)
     published = {"reward_scale": 10.0, "hindsight_start_iteration": 25}
     config.training(**{name: value for name, value in published.items() if hasattr(config, name)} | training)
@@ -121,9 +103,8 @@ def learner_losses(method: str, update: Update, iteration: int, training: dict, 
     rows.importance_weights = update.column("importance") if config.importance_cap else None
     rows.action_mask = update.column("in_action").bool() if rule.needs_action_spans else None
     rule.prepare(rows, update.groups, iteration)
-    leaves = {name: update.column(name).requires_grad_() for name in ("logp", "entropy")}
-    outputs = {"logprobs": leaves["logp"], "entropy": leaves["entropy"]}
-    outputs |= {"divergence": views.divergence(config)} if views else {}
+    leaves = {name: update.column(name).requires_grad_() for name in ("logp", "entropy", "divergence")}
+    outputs = {"logprobs": leaves["logp"], **leaves}
     losses = []
     for numbers in np.split(np.arange(len(rows)), range(MICROBATCH_ROWS, len(rows), MICROBATCH_ROWS)):
         part = {name: value[rows.token_positions(numbers)] for name, value in outputs.items()}

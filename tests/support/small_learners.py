@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
@@ -44,6 +45,22 @@ def update(learner: GRPOLearner, groups, iteration: int = 1, **timesteps: int) -
     for group in groups:
         add_teacher_contexts(group, learner.config, learner.policy_module.tokenizer)
     return learner.update(episodes=list(groups), timesteps=timesteps)[DEFAULT_MODULE_ID]
+
+
+def trained(learner: GRPOLearner, groups, iteration: int = 1) -> dict:
+    """Metrics of an update that changes the weights."""
+    before = weights(learner)
+    metrics = update(learner, groups, iteration)
+    assert not torch.equal(weights(learner), before)
+    return metrics
+
+
+def refuses(learner: GRPOLearner, groups, error: type[Exception], told: str, **timesteps: int) -> None:
+    """Check that an update raises an error, and leaves the weights as they were."""
+    before = weights(learner)
+    with pytest.raises(error, match=told):
+        update(learner, groups, **timesteps)
+    assert torch.equal(weights(learner), before)
 
 
 def gradients(learner: GRPOLearner, groups, iteration: int = 1) -> dict[str, torch.Tensor]:
