@@ -69,6 +69,11 @@ def valid_config() -> TRIALConfig:
             "module_class is TorchRLModule, exp",
         ),
         ("multi_agent", {"policies": {"a", "b"}}, r"has the policies \['a', 'b'\], but one policy is trained"),
+        (
+            "training",
+            {"train_batch_size_per_learner": 64},
+            "RLlib's train_batch_size_per_learner is 64, but has no effect",
+        ),
         ("debugging", {"seed": -1}, "seed is -1, expected an int of at least 0 and at most 4292967296"),
     ],
 )
@@ -80,29 +85,12 @@ def test_what_cannot_be_trained_is_refused(section, settings, message):
 @pytest.mark.parametrize("name", UNREAD)
 def test_a_setting_of_rllibs_that_nothing_reads_is_refused_with_what_to_set(name):
     config = valid_config()
-    stored = f"_{name}" if f"_{name}" in vars(config) else name
-    before = getattr(config, stored, None)
-    changed = {
-        bool: lambda: not before,
-        int: lambda: before + 1,
-        float: lambda: before + 1,
-        str: lambda: f"not {before}",
-    }
-    setattr(config, stored, changed.get(type(before), lambda: {"a": 1})())
+    setattr(config, f"_{name}" if f"_{name}" in vars(config) else name, object())
     with pytest.raises(ConfigError, match=f"RLlib's {name} is .*, but has no effect here: {re.escape(UNREAD[name])}"):
         refuse_unread(config)
 
 
-def test_keywords_that_rllib_stores_under_a_private_name_are_refused_too():
-    for section, settings in (
-        ("training", {"train_batch_size_per_learner": 64}),
-        ("env_runners", {"env_to_module_connector": lambda env, spaces, device: None}),
-    ):
-        with pytest.raises(ConfigError, match=f"RLlib's {next(iter(settings))} is .*, but has no effect here"):
-            getattr(valid_config(), section)(**settings).validate()
-
-
-def test_sampling_ahead_needs_an_env_runner_and_takes_groups_without_variance():
+def test_sampling_ahead_needs_an_env_runner_and_cannot_refill():
     config = valid_config().env_runners(max_staleness=1).training(importance_cap=2.0, drop_zero_variance_groups=True)
     config.validate()
     with pytest.raises(ConfigError, match="max_staleness is 1, but num_env_runners is 0"):
@@ -110,7 +98,6 @@ def test_sampling_ahead_needs_an_env_runner_and_takes_groups_without_variance():
     refills = config.env_runners(num_env_runners=1).training(max_refills=1)
     with pytest.raises(ConfigError, match="max_refills is 1, expected 0 with max_staleness=1"):
         refills.validate()
-    valid_config().training(importance_cap=1.0).validate()
     valid_config().evaluation(evaluation_temperature=0.0, evaluation_top_p=0.9).validate()
 
 
@@ -142,7 +129,7 @@ def test_every_config_of_a_methods_file_is_found_by_a_name_and_has_a_title():
     found = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
     configs = {each for each in found if issubclass(each, GRPOConfig)}
     assert configs == {config_class(name) for name in methods.METHODS}
-    assert [method_title(name) for name in ("grpo_opsd", "gigpo", "my/own.py")] == ["GRPO+OPSD", "GiGPO", "my/own.py"]
+    assert [method_title(name) for name in ("gigpo", "my/own.py")] == ["GiGPO", "my/own.py"]
 
 
 def test_a_warm_start_is_refused_where_prompts_are_conversations():
@@ -190,7 +177,7 @@ def test_every_example_is_a_valid_config(file):
         ("float32", None, 1, "bfloat16", 0.1),
     ],
 )
-def test_the_gap_to_the_engine_is_that_of_the_type_in_which_the_passes_compute(model, compute, gpus, dtype, limit):
+def test_the_gap_to_the_engine_is_that_of_the_type_of_the_passes(model, compute, gpus, dtype, limit):
     config = GRPOConfig().rl_module(model_dtype=model, compute_dtype=compute).learners(num_gpus_per_learner=gpus)
     config.engines(engine_kwargs={"dtype": "float32"})
     assert config.passes_dtype() == dtype

@@ -21,20 +21,6 @@ def on_ray(test):
     return pytest.mark.actors(pytest.mark.usefixtures("ray_session")(test))
 
 
-def test_engines_are_part_of_a_trials_resources():
-    config = (
-        TRIALConfig()
-        .environment("trial/ALFWorld-v0")
-        .rl_module(model_path="anything")
-        .engines(num_engines=2, num_gpus_per_engine=1, num_cpus_per_engine=3, custom_resources_per_engine={"big": 0.5})
-    )
-    bundles = TRIAL.default_resource_request(config.env_runners(num_env_runners=4)).bundles
-    assert bundles[-2:] == [{"CPU": 3, "GPU": 1, "big": 0.5}] * 2
-    main, *env_runners = bundles[:-2]
-    assert main
-    assert len(env_runners) == 4
-
-
 def colocated_config(num_learners: int, num_engines: int = 1) -> TRIALConfig:
     return (
         TRIALConfig()
@@ -45,6 +31,16 @@ def colocated_config(num_learners: int, num_engines: int = 1) -> TRIALConfig:
         .learners(num_learners=num_learners, num_cpus_per_learner=0.5)
         .resources(num_cpus_for_main_process=0.25)
     )
+
+
+def test_engines_are_part_of_a_trials_resources():
+    config = colocated_config(num_learners=0).engines(
+        colocate=False, num_engines=2, num_gpus_per_engine=1, num_cpus_per_engine=3, custom_resources_per_engine={"big": 0.5}
+    )  # fmt: skip
+    main, *env_runners, first, second = TRIAL.default_resource_request(config.env_runners(num_env_runners=4)).bundles
+    assert first == second == {"CPU": 3, "GPU": 1, "big": 0.5}
+    assert main
+    assert len(env_runners) == 4
 
 
 def test_bundles_hold_an_engine_and_its_learner():
