@@ -8,6 +8,7 @@ import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from gguf import GGUFReader
 from recordings import alfworld_episodes
@@ -42,13 +43,7 @@ def published_tokenizer(name: str, special_reasoning: bool = False) -> PreTraine
     if name in OWN:
         return chat_tokenizer(name)
     template = (_package("trl") / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(_trained_core()),
-        bos_token="<|bos|>",
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer = _new_tokenizer(bos_token="<|bos|>")
     named = [each for each in dict.fromkeys(CONTROL.findall(template)) if each not in tokenizer.all_special_tokens]
     for each in named:
         ordinary = each in ORDINARY or (name.startswith("deepseek") and "sentence" not in each)
@@ -77,16 +72,20 @@ def chat_tokenizer(model: str) -> PreTrainedTokenizerFast:
 
 
 def bare_tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(_trained_core()),
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer = _new_tokenizer(additional_special_tokens=["<|im_start|>"])
     # As in Qwen3: reasoning tags are tokens of their own without being special.
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")])
     return tokenizer
+
+
+def _new_tokenizer(**special: Any) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_trained_core()),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+        **special,
+    )
 
 
 @cache

@@ -16,10 +16,8 @@ from gymnasium.spaces import Text
 TURNS = 3
 VALUES = {
     "nan": float("nan"),
-    "inf": float("inf"),
     "None": None,
     "5": 5,
-    "bytes": b"x",
     "list": [1],
     "array": np.zeros((2, 2)),
     "nested name": {"form/tags": 1.0},
@@ -71,13 +69,14 @@ class CountingEnv(gymnasium.Env):
 
     def step(self, action):
         self.turn += 1
-        if self.spoilt and self.fault == "step_raises" and self.turn == 2:
-            raise KeyError("position")
-        if self.turn == 2:
-            self._misbehave("step")
         won = self.turn == TURNS
         answer = (f"You count: {self.turn}.", float(won), won, False, self._info())
-        return self._spoil("step", answer) if self.turn == 2 else answer
+        if self.turn != 2:
+            return answer
+        if self.spoilt and self.fault == "step_raises":
+            raise KeyError("position")
+        self._misbehave("step")
+        return self._spoil("step", answer)
 
     def close(self):
         self.closed = True
@@ -106,23 +105,18 @@ class CountingEnv(gymnasium.Env):
             os.kill(os.getpid(), signal.SIGSTOP)
         elif fault == "exits":
             sys.exit(3)
-        elif fault == "dies":
-            os._exit(3)
         elif fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif fault == "signalled":
-            os.kill(os.getpid(), 40)  # a real-time signal, which has no name
         elif fault == "grows":
             self.grown = [bytearray(10_000_000) for _ in range(1000)]
 
     def _info(self) -> dict[str, Any]:
-        won = self.turn == TURNS
         return {
             "task": f"count to {TURNS}",
             "task_id": self.task,
             "family": "counting",
             "admissible_actions": ["count", "wait"],
-            "won": won,
+            "won": self.turn == TURNS,
             "score": self.turn / TURNS,
             "invalid_action": False,
         }
@@ -140,9 +134,4 @@ class CountingEnv(gymnasium.Env):
             parts = list(answer)
             parts[int(where.strip("[]"))] = value
             return tuple(parts)
-        info = dict(answer[-1])
-        if value == "missing":
-            del info[where[1:]]
-        else:
-            info[where[1:]] = value
-        return (*answer[:-1], info)
+        return (*answer[:-1], {**answer[-1], where[1:]: value})

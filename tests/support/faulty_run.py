@@ -15,7 +15,7 @@ from typing import Any
 from fault_checks import lost_rows
 from faulty_env import CountingEnv
 from rich.console import Console
-from tiny_run import with_small_actors
+from tiny_run import config_of
 
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.runs.checkpoints import find_model, list_checkpoints
@@ -25,18 +25,15 @@ from trial_ray.runs.session import TrainingSession
 
 def tiny_config(model_path: str, *, num_learners: int = 0, **recovery: Any) -> GRPOConfig:
     """Seeded: two runs of it end with the same weights."""
+    config = config_of(
+        model_path, group_size=4, minibatch_rows=12, microbatch_rows=6, invalid_action_penalty=0.5, advantage_statistics="rows"
+    )  # fmt: skip
     return (
-        with_small_actors(GRPOConfig())
-        .environment(CountingEnv.ENV_ID, env_config={"split": "train"})
-        .rl_module(model_path=model_path)
-        .training(
-            lr=1e-3, group_size=4, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, ref_kl_coeff=0.0,
-            invalid_action_penalty=0.5, advantage_statistics="rows",
-        )
-        .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
+        config.environment(CountingEnv.ENV_ID, env_config={"split": "train"})
+        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=num_learners)
         .fault_tolerance(**recovery)
-    )  # fmt: skip
+    )
 
 
 STALL_S, ENDING = 5.0, "no progress for"

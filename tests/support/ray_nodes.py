@@ -87,9 +87,8 @@ class RayNodes:
 
     def kill(self, name: str) -> None:
         """End a node as a power failure would: its raylet gets SIGKILL, and takes the actors on it along."""
-        self._raylet(name).kill()
-        node = self._nodes.pop(name)
-        self._killed.add(self.ids[name])
+        node, raylets = self._taken(name)
+        raylets[0].kill()
         node.wait(timeout=300)
 
     def drain(self, name: str, seconds: int) -> None:
@@ -97,26 +96,24 @@ class RayNodes:
 
         Ray places nothing more there, and ends the node when its actors are gone; see :meth:`wait_for_end`.
         """
-        words = [
-            "ray", "drain-node", "--address", self.address, "--node-id", self.ids[name],
-            "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken away",
-            "--deadline-remaining-seconds", str(seconds),
-        ]  # fmt: skip
-        subprocess.run(words, env=self.environment, check=True, timeout=300)
+        words = (
+            f"ray drain-node --address {self.address} --node-id {self.ids[name]} --reason DRAIN_NODE_REASON_PREEMPTION "
+            f"--reason-message gone --deadline-remaining-seconds {seconds}"
+        )
+        subprocess.run(words.split(), env=self.environment, check=True, timeout=300)
 
     def wait_for_end(self, name: str, timeout_s: float) -> None:
         """Wait until the raylet of a node that is drained has ended by itself; ``ray start --block`` goes on without."""
-        node = self._nodes.pop(name)
-        self._killed.add(self.ids[name])
-        raylets = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]  # none: it ended
+        node, raylets = self._taken(name)  # without a raylet if it has ended
         assert not psutil.wait_procs(raylets, timeout=timeout_s)[1], f"{name} has not ended within {timeout_s:.0f} s"
         node.terminate()
         node.wait(timeout=300)
 
-    def _raylet(self, name: str) -> psutil.Process:
-        """The process that a node stands or falls with."""
-        (raylet,) = [child for child in psutil.Process(self._nodes[name].pid).children() if child.name() == "raylet"]
-        return raylet
+    def _taken(self, name: str) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+        """A node that does not count from now on, and its raylet, the process that it stands or falls with."""
+        node = self._nodes.pop(name)
+        self._killed.add(self.ids[name])
+        return node, [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
 
     def stop(self) -> None:
         """Stop every node, the head last."""
@@ -251,14 +248,7 @@ class ClusterRun:
         program: Sequence[str] = (),
     ) -> None:
         self.folder, self._log = folder, folder.with_suffix(".log")
-        words = [
-            "train",
-            "tuned_examples/alfworld_quickstart.py",
-            "--out",
-            str(folder),
-            "--iterations",
-            str(iterations),
-        ]
+        words = f"train tuned_examples/alfworld_quickstart.py --out {folder} --iterations {iterations}".split()
         with self._log.open("w") as output:
             self.process = subprocess.Popen(
                 [*(program or ["trial-ray"]), *words, *options, *as_options(settings)],

@@ -99,17 +99,8 @@ def config_of(model_path: str, **training: Any) -> Any:
         with_small_actors(GRPOConfig())
         .environment(ChanceEnv.ENV_ID, env_config={"split": "train"})
         .rl_module(model_path=model_path)
-        .training(
-            **{
-                "lr": 1e-3,
-                "group_size": 3,
-                "tasks_per_iteration": 2,
-                "minibatch_rows": 6,
-                "microbatch_rows": 3,
-                "ref_kl_coeff": 0.0,
-                **training,
-            }
-        )
+        .training(lr=1e-3, group_size=3, tasks_per_iteration=2, minibatch_rows=6, microbatch_rows=3, ref_kl_coeff=0.0)
+        .training(**training)
         .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
         .engines(engine_kwargs={"max_batch": 1, "num_threads": 1})
         .env_runners(num_env_runners=0, num_cpus_per_env_runner=1, sample_timeout_s=120.0)
