@@ -93,14 +93,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", _SMALL | _WINDOWS | {"logit_scale": 0.25}),
     "glm4-moe": ("glm4_moe", _SMALL | _ROUTED_EXPERTS),
     "deepseek-v3": ("deepseek_v3", _SMALL | _ROUTED_EXPERTS | _LATENT),
-    "minicpm3": ("minicpm3", _SMALL | _LATENT | {"dim_model_base": 16, "scale_emb": 1.0}),
     "minimax-m2": ("minimax_m2", _SMALL | _LOCAL_EXPERTS),
     "lfm2-moe": (
         "lfm2_moe",
         _SMALL | _EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     ),
     "smollm3": ("smollm3", _SMALL),
-    "nanochat": ("nanochat", _SMALL | {"final_logit_softcapping": 2.0}),
     "apertus": ("apertus", _SMALL | _PLAIN_ROPE),
     "recurrentgemma": ("recurrent_gemma", _SMALL | {
         "block_types": ["recurrent", "attention"], "attention_window_size": 4, "lru_width": 32, "logits_soft_cap": 2.0,

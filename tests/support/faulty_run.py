@@ -104,21 +104,21 @@ class FaultyRun:
         return (find_model(list_checkpoints(self.folder.checkpoints)[-1]) / "model.safetensors").read_bytes()
 
 
-def pid(algorithm: Any, kind: str, index: int = 0) -> int:
-    """Of the process of the ``index``-th actor of a kind."""
-    return int([each for each in algorithm.actors() if each.kind == kind][index].progress().pid)
+def pid(algorithm: Any, kind: str) -> int:
+    """Of the process of the first actor of a kind."""
+    return int(next(each for each in algorithm.actors() if each.kind == kind).progress().pid)
 
 
-def kill(kind: str, index: int = 0) -> Callable[[FaultyRun], None]:
+def kill(kind: str) -> Callable[[FaultyRun], None]:
     """What kills an actor of a run."""
-    return lambda run: os.kill(pid(run.algorithms[-1], kind, index), signal.SIGKILL)
+    return lambda run: os.kill(pid(run.algorithms[-1], kind), signal.SIGKILL)
 
 
-def hang(kind: str, index: int = 0) -> Callable[[FaultyRun], None]:
+def hang(kind: str) -> Callable[[FaultyRun], None]:
     """What stops an actor of a run, whose watchdog is in a hurry until it has noticed: what is slow is not taken for a stall."""
 
     def do(run: FaultyRun) -> None:
-        os.kill(pid(run.algorithms[-1], kind, index), signal.SIGSTOP)
+        os.kill(pid(run.algorithms[-1], kind), signal.SIGSTOP)
         watchdog, patience = run.session.watchdog, run.session.watchdog.timeout_s
         watchdog.timeout_s = STALL_S
         while ENDING not in run.console.getvalue() and not run.ended.wait(0.002):
