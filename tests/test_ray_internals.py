@@ -1,11 +1,7 @@
 """The private parts of Ray and RLlib that ``trial_ray.ray_internals`` uses behave as expected in the pinned versions."""
 
-from __future__ import annotations
-
-import ast
 import functools
 import inspect
-from pathlib import Path
 
 import pytest
 from ray._private import ray_constants, services, utils, worker
@@ -18,22 +14,10 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.ray_internals import env_runners_of
 
 NODE = 28 * "ab"
-PACKAGE = Path(ray_internals.__file__).parent
-PRIVATE = {
-    "_worker_manager",
-    "_num_env_runners_dropped_lifetime",
-    "_num_actor_restarts",
-    "_make_worker",
-    "_remote_config_obj_ref",
-    "_workers",
-    "_actor_id",
-    "_storage",
-    "_checkpoint_results",
-}
 
 
 @pytest.mark.actors
-def test_the_manager_of_env_runners_answers_as_expected(ray_session):
+def test_env_runner_groups_answer_as_expected_and_one_setup_keeps_one(ray_session):
     """RLlib starts Ray for a group, even one without env runners."""
     group = EnvRunnerGroup(config=GRPOConfig(), _setup=False)
     manager = group._worker_manager
@@ -43,12 +27,7 @@ def test_the_manager_of_env_runners_answers_as_expected(ray_session):
     ray_internals.count_dropped(group)
     assert group._num_env_runners_dropped_lifetime == 1
     assert {"actor_id", "healthy"} <= inspect.signature(manager.set_actor_state).parameters.keys()
-
-
-@pytest.mark.actors
-def test_only_the_next_setup_keeps_a_group(ray_session):
-    made, group = algorithm.EnvRunnerGroup, EnvRunnerGroup(config=GRPOConfig(), _setup=False)
-    ray_internals.count_dropped(group)
+    made = algorithm.EnvRunnerGroup
     with env_runners_of(group, 2):
         assert algorithm.EnvRunnerGroup(env_creator=None) is group
     assert group._num_env_runners_dropped_lifetime == 0
@@ -57,12 +36,7 @@ def test_only_the_next_setup_keeps_a_group(ray_session):
             algorithm.EnvRunnerGroup(config=GRPOConfig().env_runners(num_env_runners=(1, 4)), _setup=False) is not group
         )
     assert algorithm.EnvRunnerGroup is made
-
-
-@pytest.mark.actors
-def test_no_node_drains_here(ray_session):
-    """tests/faults/test_nodes.py drains a node."""
-    assert ray_internals.draining_nodes() == set()
+    assert ray_internals.draining_nodes() == set()  # tests/faults/test_nodes.py drains a node
 
 
 def test_patches_of_the_start_of_ray_take_effect_and_are_undone():
@@ -93,17 +67,3 @@ def test_the_raylet_waits_for_no_port_of_an_agent(monkeypatch, tmp_path):
     unused = (f"metrics_agent_port_{NODE}", f"metrics_export_port_{NODE}", f"dashboard_agent_listen_port_{NODE}")
     assert seen["files"] == dict.fromkeys(unused, "-1")
     assert seen["runtime_env_agent_port"] > 0
-
-
-def test_only_ray_internals_uses_private_names():
-    """A private name after ``self`` belongs to a class of this package."""
-    uses = {
-        (file.name, node.attr)
-        for file in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and node.attr in PRIVATE
-        if not (isinstance(node.value, ast.Name) and node.value.id == "self")
-    }
-    assert {name for name, _ in uses} == {"ray_internals.py"}
-    importing = {file.name for file in PACKAGE.rglob("*.py") if "from ray._" in file.read_text(encoding="utf-8")}
-    assert importing == {"ray_internals.py"}

@@ -1,7 +1,5 @@
 """``trial-ray train`` without actors."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest
@@ -23,7 +21,6 @@ def train(monkeypatch, tmp_path):
     monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", lambda show: nullcontext())
     # The experiment's model and games do not exist.
     monkeypatch.setattr(startup, "require_inputs", startup.require_initial_policy)
-    monkeypatch.setattr(GRPOConfig, "build_algo", lambda config: FakeAlgorithm())
     monkeypatch.setattr("trial_ray.reports.page.chart_svg", lambda chart: "<svg/>")  # drawn in tests/reports
 
     def call(*arguments, code=0, build_error=None, **fake):

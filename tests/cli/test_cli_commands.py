@@ -2,13 +2,14 @@
 
 import json
 
-import numpy as np
 import pytest
 from cli_fakes import names
+from synthetic_run import make_run, one_turn_groups, save_tokenizer
 
 from trial_ray import cli
 from trial_ray.errors import ConfigError, EngineError, is_user_error
-from trial_ray.files import CACHE_VARIABLE
+from trial_ray.files import CACHE_VARIABLE, write_json
+from trial_ray.rollout.recording import write_groups
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 
 
@@ -26,6 +27,13 @@ def test_every_command_has_help_with_examples(capsys, command):
     text = capsys.readouterr().out
     assert f"trial-ray {command}" in text
     assert command == "doctor" or "examples:" in text
+
+
+def test_completion_knows_options_and_methods(capsys):
+    assert run("--print-completion", "bash") == 0
+    script = capsys.readouterr().out
+    assert "--checkpoint-every" in script
+    assert "serl" in script
 
 
 def test_generated_games_are_written_once_and_won_by_the_oracle(capsys, tmp_path):
@@ -97,7 +105,7 @@ def test_bad_input_exits_2_and_writes_nothing(line, train, capsys, monkeypatch, 
         "report run --out page.html --figures {}",
     ],
 )
-@pytest.mark.parametrize("place", ["file/out", "/proc/none/out", "/dev/null"])
+@pytest.mark.parametrize("place", ["file/out", "/dev/null"])
 def test_unwritable_place_is_named(line, place, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
@@ -147,49 +155,33 @@ def test_errors_of_actors_keep_their_kind():
 # -- inspect -----------------------------------------------------------------------------------------------------------
 
 
-def recorded_run(folder, **turn):
+def recorded_run(folder):
     """Write a run folder with one recorded trajectory of one turn in each of two iterations."""
-    from trial_ray.rollout.recording import write_groups
-    from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
-
-    ids, values = np.arange(3, dtype=np.int32), {"observation": "You see a mug 1.", "outcome": "You take it.", **turn}
-    values |= {"action": "take mug 1", "valid": False, "reward": 1.0, "finish_reason": "stop"}
-    recorded = Turn(ids, ids, ids.astype(np.float32), weight_version=1, insert_at=2, **values)
-    trajectory = Trajectory("pick/1", "pick", seed=0, turns=[recorded], success=True, score=1.0)
-    (folder / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1}))
+    write_json(folder / "run.json", {"schema": "trial_ray/run", "schema_version": 1})
     for iteration in (1, 2):
-        write_groups(folder / "trajectories", iteration, [TrajectoryGroup("pick/1", [trajectory])], "runner001")
+        groups = one_turn_groups(["[red]markup[/red] \x1b]0;title\x07 \x1b[2Jgone"])
+        write_groups(folder / "trajectories", iteration, groups, "runner001")
     return folder
 
 
 def test_inspect_lists_trajectories_and_shows_turns(capsys, tmp_path):
     folder = recorded_run(tmp_path)
     assert run("inspect", folder, "--text") == 0
-    text = capsys.readouterr().out
-    assert "iteration 2: 1 trajectories, 1 successful" in text
-    assert "pick/1" in text
+    assert "iteration 2: 1 trajectories, 1 successful" in capsys.readouterr().out
     assert run("inspect", folder, "--text", "--iteration", 1, "--show", 1) == 0
     out, err = capsys.readouterr()
-    for part in ("You see a mug 1.", "action (invalid form)\n  take mug 1", "outcome, reward 1\n  You take it."):
+    for part in ("action (invalid form)\n  [red]markup[/red]", "reward 1\n  [red]markup[/red] ␛]0;title␇ ␛[2Jgone"):
         assert part in out
+    assert not {"\x1b", "\x07"} & {*out}
     assert "Prompts and responses are not shown" in " ".join(err.split())
 
 
 def test_inspect_shows_the_teacher_context_in_prompts(capsys, tmp_path, tokenizer):
-    from synthetic_run import make_run, save_tokenizer
-
     make_run(tmp_path / "run", tokenizer, 8, iterations=1)
     save_tokenizer(tmp_path / "run", tokenizer)
     assert run("inspect", tmp_path / "run", "--text", "--show", 8) == 0
     text = capsys.readouterr().out
-    for part in (
-        "You are an agent who does household chores",
-        "  look⟦\n  \n  Outcome after the reply:\n",
-        "⟧<|assistant|>",
-        "multiplier ",
-        "<think>",
-        "</action><|end|>",
-    ):
+    for part in ("  look⟦\n  \n  Outcome after the reply:\n", "⟧<|assistant|>", "multiplier ", "</action><|end|>"):
         assert part in text
 
 
@@ -202,7 +194,7 @@ def test_inspect_refuses_options_that_do_not_fit(tmp_path, options):
 
 def test_inspect_needs_a_run_with_trajectories(tmp_path):
     assert run("inspect", tmp_path / "nowhere") == run("inspect", tmp_path) == 2
-    (tmp_path / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1}))
+    write_json(tmp_path / "run.json", {"schema": "trial_ray/run", "schema_version": 1})
     assert run("inspect", tmp_path) == 2
 
 
@@ -216,12 +208,3 @@ def test_inspect_writes_a_page(capsys, tmp_path, monkeypatch):
     assert "no display" in err
     assert run("inspect", folder, folder, "--out", tmp_path / "both") == 0
     assert (tmp_path / "both" / "index.html").is_file()
-
-
-def test_inspect_prints_untrusted_text_as_text(capsys, tmp_path):
-    recorded_run(tmp_path, observation="[red]markup[/red]", outcome="\x1b]0;title\x07 \x1b[2Jgone")
-    assert run("inspect", tmp_path, "--text", "--show", 1) == 0
-    text = capsys.readouterr().out
-    assert "[red]markup[/red]" in text
-    assert "␛]0;title␇ ␛[2Jgone" in text
-    assert not {"\x1b", "\x07"} & {*text}

@@ -31,22 +31,17 @@ def test_run_folder_has_all_records(train, capsys):
     summary = read(train.out / "summary.json")
     assert (summary["before"]["success_rate"], summary["after"]["success_rate"]) == (0.0, 0.6)
     assert summary["comparison"]["gained"] == 12
-    assert summary["comparison"]["p_value"] == pytest.approx(2 / 2**12)
     assert (summary["method"], summary["seed"], summary["iterations"]) == ("trial", 7, 3)
     assert (train.out / summary["checkpoint"] / "state.json").exists()
     assert iterations(train.out) == [1, 2, 3]
     assert "broken" not in (train.out / "metrics.jsonl").read_text()
     assert list((train.out / "tensorboard").glob("events.*"))
-    assert read(train.out / "resolved_config.json")["settings"]["lr"] == 1e-4
     assert train.config.trajectories_folder == str(train.out / "trajectories")
     assert state(train.out) == "done"
     assert train.algorithm.stopped
-    printed = capsys.readouterr().out
-    for part in ("TRIAL", "16 tasks × 8 rollouts", "success 0.0%", "iteration 3/3", "(12/20)", "cost of 3", "+60.0%"):
-        assert part in printed
+    assert "16 tasks × 8 rollouts" in capsys.readouterr().out
     cost = read(train.out / "cost.json")
     assert (cost["iterations"], cost["tokens"]["trained"]) == (3, 300)
-    assert sum(cost["seconds"].values()) == pytest.approx(cost["wall_seconds"])
     assert cost["peak_memory_bytes"]["driver"]["host"] == 1 << 30
     assert "+60.0 [" in (train.out / "report.html").read_text()
 
@@ -64,49 +59,34 @@ def test_report_that_cannot_be_written_does_not_fail_the_run(train, capsys, monk
 # -- evaluations -------------------------------------------------------------------------------------------------------
 
 
-def test_evaluation_set_that_is_added_later_has_no_before(train):
-    train(1, tasks=0)
-    train.resume(3)
-    assert names(train.out / "evaluations") == ["after_000003.json"]
-    summary = read(train.out / "summary.json")
-    assert (summary["before"], summary["after"]["success_rate"]) == (None, 0.6)
-    assert summary["comparison"].keys() == {"not_compared"}
-
-
 def test_another_evaluation_set_is_played_and_not_compared(train):
     train(1)
     train.resume(3, tasks=10)
     summary = read(train.out / "summary.json")
     assert (summary["before"]["episodes"], summary["after"]["episodes"]) == (20, 10)
-    assert "num_tasks is 20" in summary["comparison"]["not_compared"]
-    assert "different protocols" in (train.out / "report.html").read_text()
+    assert summary["comparison"].keys() == {"not_compared"}
     replaced = (train.out / "evaluations" / "after_000003.json").read_bytes()
-    train.resume(3, "--set", "evaluation_num_tasks=15", tasks=15)
-    assert read(train.out / "summary.json")["after"]["episodes"] == 15
+    again = ("--set", "evaluation_num_tasks=15")
+    train.resume(3, *again, tasks=15)
     (aside,) = (train.out / "evaluations").glob("after_000003.json.replaced-*")
     assert aside.read_bytes() == replaced
-
-
-@pytest.mark.parametrize("name", ["before.json", "after_000003.json"])
-def test_unreadable_evaluation_does_not_end_the_run(name, train, capsys):
-    train(3)
-    (train.out / "evaluations" / name).write_text("{}")
-    train.resume(3)
-    summary = read(train.out / "summary.json")
-    assert summary["after"]["successes"] == 12
-    assert bool(summary["before"]) == (name != "before.json")
-    assert f"evaluations/{name}" in capsys.readouterr().out
+    # Neither does one that cannot be read end the run.
+    (train.out / "evaluations" / "after_000003.json").write_text("{}")
+    train.resume(3, *again, tasks=15)
+    assert read(train.out / "summary.json")["after"]["episodes"] == 15
 
 
 def test_evaluation_sets_of_a_mixture_are_compared_apart(train):
-    train(2, environments=("Shop", "Shop_2"))
+    mixture = ("Shop", "Shop_2", "Home")
+    train(2, environments=mixture)
     (train.out / "evaluations" / "before_Shop_2.json").unlink()
-    train.resume(3, environments=("Shop", "Shop_2"))
+    (train.out / "evaluations" / "before_Home.json").write_text("{}")
+    train.resume(3, environments=mixture)
     summary = read(train.out / "summary.json")
-    assert {name: rates["successes"] for name, rates in summary["after"].items()} == {"Shop": 12, "Shop_2": 12}
+    assert [rates["successes"] for rates in summary["after"].values()] == [12, 12, 12]
     assert list(summary["before"]) == ["Shop"]
     assert summary["comparison"]["Shop"]["gained"] == 12
-    assert summary["comparison"]["Shop_2"].keys() == {"not_compared"}
+    assert summary["comparison"]["Shop_2"].keys() == summary["comparison"]["Home"].keys() == {"not_compared"}
 
 
 # -- interrupts, failures and restarts ---------------------------------------------------------------------------------
@@ -117,8 +97,6 @@ def test_ctrl_c_finishes_the_iteration_saves_and_exits_130(train):
     assert iterations(train.out) == [1, 2]
     assert names(train.out / "checkpoints") == ["000002"]
     assert state(train.out) == "interrupted"
-    train.resume(3)
-    assert iterations(train.out) == [1, 2, 3]
 
 
 def test_ctrl_c_in_the_last_iteration_skips_the_evaluation(train):
@@ -149,17 +127,15 @@ def test_output_of_libraries_goes_into_the_log(train, capfd):
 
 
 def test_number_and_interval_of_checkpoints(train):
-    train(5, "--checkpoint-every", 2, "--keep-checkpoints", 2)
+    train(5, "--checkpoint-every", 2, "--keep-checkpoints", 2, tasks=0)
     assert names(train.out / "checkpoints") == ["000004", "000005"]
+    assert read(train.out / "summary.json")["after"] is None
 
 
 @pytest.mark.parametrize("error", [EngineError("Engine 0 died."), KeyError("x")], ids=repr)
 def test_failure_exits_1_and_keeps_the_traceback(train, capsys, error):
     train("--set", "max_restarts=0", code=1, fail_at=2, error=error)
-    printed = capsys.readouterr().err
-    assert printed.startswith("failed: ")
-    assert str(error) in printed
-    assert ("--verbose" in printed) == isinstance(error, KeyError)
+    assert ("--verbose" in capsys.readouterr().err) == isinstance(error, KeyError)
     assert type(error).__name__ in (train.out / "error.log").read_text()
     assert state(train.out) == "failed"
     assert iterations(train.out) == [1]
@@ -180,24 +156,19 @@ def failing(*errors):
 @pytest.mark.parametrize(
     ("options", "start"), [(("--checkpoint-every", 2), "000002"), ((), "the initial weights")], ids=["saved", "unsaved"]
 )
-def test_run_restarts_from_its_newest_checkpoint(train, capsys, options, start):
+def test_run_restarts_from_its_newest_checkpoint(train, options, start):
     train(4, *options, on_train=failing(LearnerError("learner 0 died\nand more"), ActorDiedError()))
     assert iterations(train.out) == [1, 2, 3, 4]
     assert state(train.out) == "done"
-    printed = capsys.readouterr().out
-    assert "restart 1 of at most 3: learner 0 died; continuing from " in printed
     first, second = sorted((train.out / "logs").glob("restart-*.log"))
-    reason = first.read_text().splitlines()[0]
-    assert start in reason
-    assert reason in printed
+    assert start in first.read_text().splitlines()[0]
     assert "LearnerError" in first.read_text()
     assert "ActorDiedError" in second.read_text()
 
 
-def test_number_of_restarts_is_limited(train, capsys):
+def test_number_of_restarts_is_limited(train):
     errors = [EngineError(f"Engine {index} died.") for index in range(3)]
     train("--set", "max_restarts=2", on_train=failing(*errors), code=1)
-    assert "Engine 2 died." in capsys.readouterr().err
     assert "EngineError: Engine 2 died." in (train.out / "error.log").read_text()
 
 
@@ -211,15 +182,11 @@ def test_error_that_would_repeat_is_not_restarted(error, train):
     assert not list((train.out / "logs").glob("restart-*.log"))
 
 
-def test_diverged_state_is_set_aside(train, capsys):
-    failure = {"fail_at": 3, "error": TrainingDivergedError("Not finite.")}
-    train("--checkpoint-every", 1, "--keep-checkpoints", 1, **failure, code=1)
-    checkpoints = train.out / "checkpoints"
-    assert names(checkpoints) == ["000002", "000002.stopped"]
-    assert f"last checkpoint: {checkpoints / '000002'}; continue with --resume {train.out}" in capsys.readouterr().out
-
-
 def test_broken_or_suspect_weights_are_not_saved(train, monkeypatch, tmp_path):
+    failure = {"fail_at": 3, "error": TrainingDivergedError("Not finite.")}
+    diverged = tmp_path / "diverged"
+    train("--checkpoint-every", 1, "--keep-checkpoints", 1, "--out", diverged, **failure, code=1)
+    assert names(diverged / "checkpoints") == ["000002", "000002.stopped"]
     train(fail_at=3, error=PolicyBrokenError("Weights are not finite."), code=1)
     assert names(train.out / "checkpoints") == []
     monkeypatch.setattr(FakeAlgorithm, "health_checks", SimpleNamespace(suspect=True))
@@ -227,37 +194,36 @@ def test_broken_or_suspect_weights_are_not_saved(train, monkeypatch, tmp_path):
     assert names(tmp_path / "suspect" / "checkpoints") == ["000003"]
 
 
-@pytest.mark.parametrize("end", ["done", "failed", "interrupted"])
-def test_tracker_gets_every_iteration_and_the_end(train, monkeypatch, end):
+@pytest.mark.parametrize(
+    ("end", "fakes"),
+    [
+        ("done", {}),
+        ("failed", {"fail_at": 3, "error": EngineError("died"), "code": 1}),
+        ("interrupted", {"on_train": interrupting(2), "code": 130}),
+    ],
+)
+def test_tracker_gets_every_iteration_and_the_end(train, monkeypatch, end, fakes):
     calls = []
     monkeypatch.setitem(TRACKERS, "wandb", noting_tracker(calls))
-    fakes = {
-        "done": {},
-        "failed": {"fail_at": 3, "error": EngineError("died"), "code": 1},
-        "interrupted": {"on_train": interrupting(2), "code": 130},
-    }
-    train("--set", "lr=0.5", "--set", "max_restarts=0", "--log-to", "wandb", **fakes[end])
-    assert calls[:3] == [("run", None, False, 0.5), ("run", 1, 1), ("run", 2, 2)]
-    assert calls[-1] == ("run", end)
-    assert len(calls) == (5 if end == "done" else 4)
+    train("--set", "lr=0.5", "--set", "max_restarts=0", "--log-to", "wandb", **fakes)
+    logged = [("run", number, number) for number in range(1, 4 if end == "done" else 3)]
+    assert calls == [("run", None, False, 0.5), *logged, ("run", end)]
 
 
 # -- folders, settings and files that are refused ----------------------------------------------------------------------
-
-
-def test_folder_in_use_is_refused(train):
-    train.out.mkdir()
-    (train.out / "mine.txt").write_text("keep")
-    train(code=2)
-    assert names(train.out) == ["mine.txt"]
 
 
 def test_empty_folder_is_filled_and_never_replaced(train, monkeypatch):
     """The folder may be a mount point, or the working directory of the command."""
     train.out.mkdir()
     monkeypatch.chdir(train.out)
-    train("--out", ".", build_error=CheckpointError("some/model is no model folder."), code=2)
-    assert os.listdir() == []
+    (train.out / "mine.txt").touch()
+    train(code=2)
+    assert os.listdir() == ["mine.txt"]
+    (train.out / "mine.txt").unlink()
+    for out in (".", "new"):
+        train("--out", out, build_error=CheckpointError("some/model is no model folder."), code=2)
+        assert os.listdir() == []
     train("--out", ".")
     assert state(train.out) == "done"
     assert os.path.samefile(".", train.out)

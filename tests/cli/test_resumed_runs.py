@@ -1,14 +1,11 @@
 """Runs that are continued: one command at a time, the settings of each iteration, and records that are dropped or kept."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ from cli_fakes import EXPERIMENT, FakeAlgorithm, iterations, names, read
 from trial_ray import cli
 from trial_ray.adapters import EnvironmentAdapter
 from trial_ray.cli.evaluate import checkpoint_config
-from trial_ray.errors import CheckpointError, FolderInUseError, UserInputError
+from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.reports.groups import group_runs
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 from trial_ray.runs.config_record import load_record
@@ -32,24 +29,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 # -- one command at a time ---------------------------------------------------------------------------------------------
-
-
-def test_second_command_on_a_run_is_refused_and_changes_nothing(train, capsys):
-    results = []
-
-    def start_another(iteration):
-        if iteration == 3 and not results:
-            results.append(None)  # the nested command calls this function, too
-            before = contents(train.out)
-            codes = [cli.main(["train", str(train.file), "--resume", str(train.out)])]
-            codes += [cli.main(["report", str(train.out), "--out", str(train.out.with_name("now.html"))])]
-            results[0] = codes, before == contents(train.out)
-
-    train("--checkpoint-every", 1, on_train=start_another)
-    assert results == [([2, 0], True)]
-    assert f"in use by process {os.getpid()} on {os.uname().nodename}" in capsys.readouterr().err
-    assert iterations(train.out) == [1, 2, 3]
-    assert read(train.out / "run.json")["state"] == "done"
 
 
 HOLDER = """
@@ -68,7 +47,10 @@ def test_lock_of_a_killed_command_does_not_outlive_it(train, capsys):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, train.out], stdout=subprocess.PIPE, text=True)
     try:
         forked = int(holder.stdout.readline())
+        before = contents(train.out)
         train.resume(2, code=2)
+        assert contents(train.out) == before
+        assert cli.main(["report", str(train.out)]) == 0
         error = capsys.readouterr().err
         assert f"in use by process {holder.pid} on" in error
         assert "sk-secret" not in error
@@ -85,37 +67,14 @@ def test_lock_of_a_killed_command_does_not_outlive_it(train, capsys):
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_locked_folder_is_refused(command, tmp_path, monkeypatch):
-    file, out = tmp_path / "sweep.py", tmp_path / "out"
-    file.write_text(EXPERIMENT + "from ray import tune\nconfig.training(lr=tune.grid_search([0.1, 0.2]))\n")
+    out = tmp_path / "out"
     # Two new sweeps may both have found the folder empty.
     monkeypatch.setattr("trial_ray.sweeps.run.Sweep.require_folder", lambda *_, **__: None)
     monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
     with folder_lock(out, ["trial-ray", "other"]):
-        assert cli.main([command, str(file), "--out", str(out)]) == 2
+        assert cli.main([command, "sweeps/lambda_alpha", "--out", str(out)]) == 2
         assert names(out) == [LOCK_FILE]
     assert not out.exists()
-
-
-def test_lock_has_one_holder_among_many_threads(tmp_path):
-    holders, largest = [0], [0]
-
-    def hold():
-        for _ in range(200):
-            try:
-                with folder_lock(tmp_path, []):
-                    holders[0] += 1
-                    largest[0] = max(largest[0], holders[0])
-                    holders[0] -= 1
-            except FolderInUseError:
-                continue
-
-    threads = [threading.Thread(target=hold) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert largest == [1]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_that_cannot_be_locked(tmp_path, monkeypatch, caplog):
@@ -134,13 +93,15 @@ def test_folder_that_cannot_be_locked(tmp_path, monkeypatch, caplog):
 # -- the settings of each iteration ------------------------------------------------------------------------------------
 
 
+LATER = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
+
+
 @pytest.fixture
 def changed(train):
     """Iterations 1 and 2 with one rate and prompt limit, 3 and 4 with others; all checkpoints are kept."""
     keep = ["--checkpoint-every", 1, "--keep-checkpoints", 9]
     train(2, "--set", "lr=1e-4", *keep)
-    settings = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
-    train.resume(4, *settings, *keep)
+    train.resume(4, *LATER, *keep)
     for checkpoint in (train.out / "checkpoints").iterdir():
         (checkpoint / MODEL_INSIDE_CHECKPOINT).mkdir(parents=True)
         for name in ("config.json", "model.safetensors"):
@@ -166,8 +127,8 @@ def test_environment_and_split_of_an_evaluation_are_the_runs(changed):
     for split, played in (("train", "train"), (None, "valid_seen")):
         config, labels = checkpoint_config(str(changed.out), None, split, [])
         assert labels["method"] == "trial"
-        assert checkpoint_config(str(changed.out), None, split, ["model_path=package:alfworld-tiny"])[1] == {}
         assert (config.env, config.env_config["split"]) == ("trial/ALFWorld-v0", played)
+    assert checkpoint_config(str(changed.out), None, None, ["model_path=package:alfworld-tiny"])[1] == {}
     config, _ = checkpoint_config("oracle", "trial/ALFWorld-v0", "generated", ['env_config={"difficulty": "tiny"}'])
     assert config.env_config == {"split": "generated", "difficulty": "tiny"}
     for env, split, option in ((None, "valid_seen", "--env"), ("trial/ALFWorld-v0", None, "--split")):
@@ -177,14 +138,13 @@ def test_environment_and_split_of_an_evaluation_are_the_runs(changed):
 
 def test_report_names_changed_settings_and_keeps_the_run_apart(changed, tmp_path):
     run = RecordedRun(changed.out)
-    assert [(change.iteration, change.name, change.before, change.after) for change in run.config.changes] == [
-        (3, "hindsight_start_iteration", 1, 2),
-        (3, "lr", 1e-4, 1e-3),
-        (3, "max_prompt_tokens", run.config.changes[2].before, 700),
+    names_of_changes = ["hindsight_start_iteration", "lr", "max_prompt_tokens"]
+    assert [(change.iteration, change.name) for change in run.config.changes] == [
+        (3, name) for name in names_of_changes
     ]
+    assert (run.config.changes[1].before, run.config.changes[1].after) == (1e-4, 1e-3)
     # Another run, whose settings are those of the last iterations, is not a second seed of this run.
-    other = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
-    changed("--out", tmp_path / "other", "--seed", 1, *other)
+    changed("--out", tmp_path / "other", "--seed", 1, *LATER)
     assert len(group_runs([run, RecordedRun(tmp_path / "other")])) == 2
     # A command without an iteration changes no settings of the run.
     changed.resume(4, "--set", "lr=0.5", "--trust")
@@ -194,15 +154,13 @@ def test_report_names_changed_settings_and_keeps_the_run_apart(changed, tmp_path
 
 
 def test_settings_of_repeated_iterations_are_replaced(train, capsys):
-    train(2, "--set", "lr=0.1", "--checkpoint-every", 1)
-    train.resume(4, "--set", "lr=0.2", "--checkpoint-every", 1)
+    keep = ["--checkpoint-every", 1, "--keep-checkpoints", 9]
+    train(2, "--set", "lr=0.1", *keep)
+    train.resume(4, "--set", "lr=0.2", *keep)
     assert "changed: lr is 0.2, it was 0.1" in capsys.readouterr().out
-    for name in ("000003", "000004"):
+    for name in ("000002", "000003", "000004"):
         shutil.rmtree(train.out / "checkpoints" / name)
-    (train.out / "checkpoints" / "000001").mkdir()
-    for name in ("rllib_checkpoint.json", "state.json"):
-        (train.out / "checkpoints" / "000001" / name).write_text('{"iteration": 1}')
-    train.resume(3, "--set", "lr=0.3", "--trust")
+    train.resume(3, "--set", "lr=0.3")
     path = train.out / "resolved_config.json"
     assert [load_record(path, iteration=number).lr for number in (0, 1, 2, 3, None)] == [0.1, 0.1, 0.3, 0.3, 0.3]
 
@@ -229,11 +187,9 @@ def test_run_continues_with_its_own_method_only(train, tmp_path, capsys):
 
 def test_finished_run_has_nothing_left_to_train(train, capsys):
     train(2)
-    assert "nothing to train" not in capsys.readouterr().out
     before = contents(train.out)
     train.resume(2, build_error=AssertionError("Ray's actors were started"))
     assert "--iterations N continues" in capsys.readouterr().out
-    assert iterations(train.out) == [1, 2]
     changes = {name for name, content in contents(train.out).items() if before.get(name) != content}
     assert changes <= {"report.html", "run.json"}
     train.resume(2, "--set", "evaluation_num_tasks=3")
@@ -243,14 +199,6 @@ def test_finished_run_has_nothing_left_to_train(train, capsys):
     train.resume(3)
     assert "raise or remove env_runners/success_rate" in capsys.readouterr().out
     assert iterations(train.out) == [1, 2]
-
-
-def test_run_without_its_checkpoints_is_not_started_again(train):
-    train()
-    shutil.rmtree(train.out / "checkpoints")
-    before = contents(train.out)
-    train.resume(code=2)
-    assert contents(train.out) == before
 
 
 def test_run_killed_before_its_first_checkpoint_starts_again(train):
@@ -265,6 +213,11 @@ def test_run_killed_before_its_first_checkpoint_starts_again(train):
     assert iterations(train.out) == [1, 2, 3]
     before = contents(train.out)
     train.resume(9, build_error=CheckpointError("no such model"), code=2)
+    assert contents(train.out) == before
+    # A run whose checkpoints are gone does not start again.
+    shutil.rmtree(train.out / "checkpoints")
+    before = contents(train.out)
+    train.resume(code=2)
     assert contents(train.out) == before
 
 
@@ -292,10 +245,9 @@ def test_unreadable_cost_file_is_set_aside(train, content):
     (aside,) = train.out.glob("cost.json.unreadable-*")
     assert aside.read_text() == content
     assert read(train.out / "cost.json")["iterations"] == 1
-    assert iterations(train.out) == [1, 2]
 
 
-def test_failed_measurements_are_recorded_as_missing(train, monkeypatch, capsys):
+def test_failed_measurements_are_recorded_as_missing(train, monkeypatch):
     def measure(*_):
         raise RuntimeError("no such counter\nand more")
 
@@ -304,4 +256,3 @@ def test_failed_measurements_are_recorded_as_missing(train, monkeypatch, capsys)
     train()
     cost = read(train.out / "cost.json")
     assert (cost["model_flops_utilisation"], cost["peak_memory_bytes"]) == (None, {})
-    assert "RuntimeError: no such counter" in capsys.readouterr().out

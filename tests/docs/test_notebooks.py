@@ -1,7 +1,5 @@
 """The notebook of the documentation runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

@@ -1,7 +1,5 @@
 """Tables of settings and metrics in the documentation are what the code says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

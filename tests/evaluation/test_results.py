@@ -8,7 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
+from rich.text import Text
 
 from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.algorithms.startup import compare_initial_weights
@@ -32,7 +32,7 @@ def sample():
     )
 
 
-def test_failed_episodes_are_counted_apart(tmp_path):
+def test_failed_episodes_are_counted_apart():
     result = sample()
     assert result.success_rate == pytest.approx(2 / 3)
     assert result.num_failed == 1
@@ -40,13 +40,10 @@ def test_failed_episodes_are_counted_apart(tmp_path):
     assert list(families) == ["heat", "look"]
     assert (families["heat"].successes, families["heat"].episodes) == (1, 1)
     assert families["look"].turns == 27
-    assert result.overall.interval[0] < 2 / 3 < result.overall.interval[1]
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(result.table("held-out games"))
-    table = console.export_text()
-    assert "66.7%" in table
-    assert "1 episode(s)" in table
-    assert [line.split()[1] for line in table.splitlines() if line.strip().startswith("│")] == ["heat", "look", "all"]
+    table = result.table("held-out games")
+    rows = [[*column.cells] for column in table.columns[:3]]
+    assert rows == [[Text("heat"), Text("look"), Text("all")], ["1", "2", "3"], ["100.0%", "50.0%", "66.7%"]]
+    assert table.caption.startswith("1 episode(s)")
 
 
 def test_empty_result_is_strict_json(tmp_path):
@@ -81,7 +78,6 @@ def test_evaluation_set_does_not_depend_on_order_and_nests():
     assert EvaluationSet.choose("e", "s", TASKS[::-1], 40, seed=1) == large
     assert EvaluationSet.choose("e", "s", TASKS, 10, seed=1).task_ids == large.task_ids[:10]
     assert EvaluationSet.choose("e", "s", TASKS, 40, seed=2).digest != large.digest
-    assert EvaluationSet.choose("e", "s", TASKS) == EvaluationSet.choose("e", "s", TASKS, 100)
     for count in (0, 101):
         with pytest.raises(EvaluationSetError):
             EvaluationSet.choose("e", "s", TASKS, count)

@@ -1,23 +1,21 @@
 """Numbers of a report: which tasks, runs and iterations they count, and which of them are not combined."""
 
-from __future__ import annotations
-
-import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import evaluation_samples
+import numpy as np
 import pytest
-from synthetic_run import finished_run, recorded_run
+from synthetic_run import recorded_run
 
 from trial_ray.adapters import alfworld
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import EVALUATION_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
-from trial_ray.reports import plots
 from trial_ray.reports.charts import curve_chart
 from trial_ray.reports.groups import group_runs
 from trial_ray.reports.page import difference_rows, family_rows, success_rows
+from trial_ray.runs.evaluations import read_name
 from trial_ray.runs.reader import RecordedRun
-from trial_ray.runs.recorded_trajectory import RecordedTrajectory
-from trial_ray.trajectory import EpisodeResult
 
 LAST = 12
 """Iterations of the runs."""
@@ -25,12 +23,10 @@ LAST = 12
 
 def evaluation(won: int, tasks: int, failed: int = 0) -> EvaluationResult:
     """Return an evaluation in which the first ``won`` tasks are solved and the last ``failed`` end by an error."""
-    ended = ["terminated"] * (tasks - failed) + ["failed"] * failed
-    episodes = [
-        EpisodeResult(f"game-{index}", "look", index < won, float(index < won), 9, end)
-        for index, end in enumerate(ended)
-    ]
-    return EvaluationResult({"env": "trial/ALFWorld-v0", "split": "generated", "num_tasks": tasks}, episodes)
+    result = evaluation_samples.evaluation(np.arange(tasks) < won, split="generated", families=("look",))
+    for index in range(tasks - failed, tasks):
+        result.episodes[index] = replace(result.episodes[index], ended="failed")
+    return result
 
 
 def run(seed=0, method="GRPO", last=LAST, evaluations=None, **parts) -> RecordedRun:
@@ -72,15 +68,10 @@ def test_newest_evaluation_is_the_result():
     assert success(both) == ["12", "25.0% [14.9%, 38.8%] of 48", "–", "–"]
 
 
-def test_environment_names_may_end_in_a_number(tmp_path):
-    folder = finished_run(tmp_path / "run", "grpo", training=False)
-    shutil.rmtree(folder / "evaluations")
-    for name in ("before_Shop", "before_Shop_2", "before_Shop_000007", "after_Shop_000012", "after_Shop_2_000012", "x"):
-        evaluation(1, 4).save(folder / "evaluations" / f"{name}.json")
-    opened = RecordedRun(folder)
-    played = {name: list(results) for name, results in opened.evaluations.items()}
-    assert played == {"Shop": [12, 0], "Shop_000007": [0], "Shop_2": [12, 0]}
-    assert "evaluations/x.json" in " ".join(opened.reasons())
+def test_environment_names_may_end_in_a_number():
+    names = ("before_Shop", "before_Shop_000007", "after_Shop_2_000012", "x")
+    played = [("Shop", 0), ("Shop_000007", 0), ("Shop_2", 12), None]
+    assert [read_name(Path(f"{name}.json")) for name in names] == played
 
 
 def test_failed_tasks_are_not_counted():
@@ -129,23 +120,6 @@ def test_numbers_name_the_evaluated_runs():
     assert before.startswith("12.5%")
     assert before.endswith("(1 of 2 runs)")
     assert change.startswith("+37.5 [")
-    runs.append(run(2, evaluations={0: evaluation(6, 48)}))
-    assert success_rows(group_runs(runs))[0][0] == "GRPO (2 of 3 seeds)"
-    names = {
-        key: [series["name"] for series in curve_chart(key, group_runs([*runs[:2], run(2)]))["series"]]
-        for key in (EVALUATION_SUCCESS, TURN_SCORE)
-    }
-    assert names == {EVALUATION_SUCCESS: ["GRPO (2 of 3 seeds)"], TURN_SCORE: ["GRPO (3 seeds)"]}
-
-
-def test_figures_name_the_iterations_of_their_trajectories(tmp_path, monkeypatch):
-    titles = {}
-    monkeypatch.setattr(plots, "_draw", lambda files, charts, title: titles.update({files[0].stem: title}))
-    recorded = [[RecordedTrajectory(number, 1, 0, None, [])] for number in (12, 6)]
-    runs = [run(seed, "TRIAL", allocation=allocation) for seed, allocation in enumerate(recorded)]
-    runs.append(run(0, "Uniform", allocation=recorded[1]))
-    plots.write_figures(group_runs(runs), tmp_path)
-    assert titles["figure3_1"] == "TRIAL (2 seeds): iterations 12 and 6"
-    assert titles["figure3_2"] == "Uniform (seed 0): iteration 6"
-    assert "turn_score" in titles
-    assert "figure2" not in titles  # there is no evaluation and no profile
+    runs.append(run(2))
+    assert success_rows(group_runs(runs))[0][0] == points(*runs)["name"] == "GRPO (2 of 3 seeds)"
+    assert curve_chart(TURN_SCORE, group_runs(runs))["series"][0]["name"] == "GRPO (3 seeds)"

@@ -1,7 +1,5 @@
 """Data of the viewer's page: texts, token texts and numbers, and the files that contain them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -32,20 +30,18 @@ def read(path):
 
 
 def test_text_cannot_leave_its_script_file(tmp_path):
-    for text in HOSTILE:
-        path = tmp_path / "text-0.js"
-        path.write_text(script("text", 0, [text]), encoding="ascii")
-        written = path.read_text(encoding="ascii")
-        assert "<" not in written
-        assert written.count("\n") == 1
-        assert read(path) == [text]
-        assert visible(text).encode().decode().isprintable()
+    path = tmp_path / "text-0.js"
+    path.write_text(script("text", 0, HOSTILE), encoding="ascii")
+    written = path.read_text(encoding="ascii")
+    assert "<" not in written
+    assert written.count("\n") == 1
+    assert read(path) == [*HOSTILE]
+    assert visible("".join(HOSTILE)).encode().decode().isprintable()
 
 
 def test_control_characters_are_visible():
     assert visible("\x1b[2J\r\n\x00\x7f\t") == "␛[2J␍\n␀␡␉"
     assert visible("\u202e\ud800\u2028\x9b") == "⟨U+202E⟩⟨U+D800⟩⟨U+2028⟩⟨U+009B⟩"
-    assert visible("Größe 👍 שלום") == "Größe 👍 שלום"
 
 
 def test_texts_of_tokens_add_up_to_the_text(tokenizer):
@@ -61,20 +57,16 @@ def test_texts_of_tokens_add_up_to_the_text(tokenizer):
     assert TokenTexts(tokenizer).texts([len(tokenizer), -1]) == [f"⟨id {len(tokenizer)}⟩", "⟨id -1⟩"]
 
 
-def trained(gap, advantage=1.0, weight=1.0):
-    return RecordedTurn(None, "", advantage, 0.1, weight, gap)
-
-
-def disagreement(turns, success):
-    return RecordedTrajectory(1, 1, 0, Trajectory("t", "f", 0, success=success), turns).disagreement
-
-
 def test_disagreement_is_the_weighted_gap_against_the_outcome():
-    turns = [trained([0.2, -0.1], weight=0.5), trained([-0.3], weight=2.0), RecordedTurn(None)]
-    assert disagreement(turns, success=True) == pytest.approx((0.5 * 0.1 + 2.0 * 0.3) / 3)
-    failed = [trained([0.2, -0.1], advantage=-0.5, weight=0.5), trained([-0.3], advantage=-0.5, weight=2.0)]
-    assert disagreement(failed, success=False) == pytest.approx(0.5 * 0.2 / 3)
-    assert disagreement([RecordedTurn(None), trained(None)], success=True) is None
+    def disagreement(advantage, *turns):
+        trained = [RecordedTurn(None, "", advantage, 0.1, weight, gap) for gap, weight in turns]
+        return RecordedTrajectory(1, 1, 0, Trajectory("t", "f", 0), [*trained, RecordedTurn(None)]).disagreement
+
+    turns = ([0.2, -0.1], 0.5), ([-0.3], 2.0)
+    assert disagreement(1.0, *turns) == pytest.approx((0.5 * 0.1 + 2.0 * 0.3) / 3)
+    for advantage in (-0.5, 0.0):
+        assert disagreement(advantage, *turns) == pytest.approx(0.5 * 0.2 / 3)
+    assert disagreement(1.0, (None, 1.0)) is None
 
 
 @pytest.fixture(scope="module")
@@ -89,46 +81,29 @@ def test_files_have_the_recorded_values(run_folder, tmp_path, tokenizer):
     written = write_viewer([opened], tmp_path / "viewer")
     assert (written.trajectories, written.notes) == (32, [])
     data = tmp_path / "viewer" / "data"
-    about, index = read(data / "about-0.js"), read(data / "index-0.js")
     recorded = [trajectory for iteration in (1, 2) for trajectory in opened.read(iteration)]
-    assert [row[1:3] for row in index] == [[trajectory.iteration, trajectory.number] for trajectory in recorded]
-    last = recorded[-1]
-    block = len(about["blocks"]) - 1
-    text, detail = read(data / f"text-{block}.js"), read(data / f"detail-{block}.js")
-    offset = 31 - about["blocks"][block]
-    turn, row = detail["trajectories"][offset]["turns"][-1], last.turns[-1]
-    shown = "".join(detail["lines"][line] for line in turn["tokens"])
-    assert shown == tokenizer.decode(last.trajectory.turns[-1].response_ids)
+    index = [row[1:3] for row in read(data / "index-0.js")]
+    assert index == [[trajectory.iteration, trajectory.number] for trajectory in recorded]
+    starts, row = read(data / "about-0.js")["blocks"], recorded[-1].turns[-1]
+    text, detail = (read(data / f"{kind}-{len(starts) - 1}.js") for kind in ("text", "detail"))
+    offset = 31 - starts[-1]
+    turn = detail["trajectories"][offset]["turns"][-1]
+    assert "".join(detail["lines"][line] for line in turn["tokens"]) == tokenizer.decode(row.turn.response_ids)
     before, after, evidence = (
         "\n".join(detail["lines"][line] for line in part) for part in (*turn["prompt"], turn["evidence"])
     )
-    assert before + after == tokenizer.decode(last.trajectory.turns[-1].prompt_ids)
+    assert before + after == tokenizer.decode(row.turn.prompt_ids)
     assert evidence == tokenizer.decode(row.evidence_ids)
     assert [*turn["gap"], turn["turn_weight"]] == pytest.approx([*row.gap, row.turn_weight], abs=1e-4)
     action = "\n".join(text["lines"][line] for line in text["trajectories"][offset][-1][1])
-    assert action == last.trajectory.turns[-1].action
-
-
-def test_missing_data_are_noted(tmp_path, tokenizer):
-    bare = make_run(tmp_path / "bare", tokenizer, 16, iterations=1)
-    for file in (bare / "training").rglob("*.parquet"):
-        file.unlink()
-    opened = open_run(bare, "bare")
-    missing = opened.reasons("config", "tokens")
-    assert "no complete checkpoint" in missing[0]
-    written = write_viewer([opened], tmp_path / "viewer", missing)
-    assert "16 of 16 trajectories have no record of training" in written.notes[-1]
-    turn = read(tmp_path / "viewer" / "data" / "detail-0.js")["trajectories"][0]["turns"][0]
-    assert (turn["prompt"], turn["tokens"], turn["gap"], turn["turn_weight"]) == (None, None, None, None)
+    assert action == row.turn.action
 
 
 def test_unreadable_iteration_is_noted(tmp_path, tokenizer):
     folder = make_run(tmp_path / "cut", tokenizer, 32)
     (file,) = (folder / "trajectories" / "iteration=00002").glob("*.parquet")
     file.write_bytes(file.read_bytes()[:200])
-    unfinished = folder / "trajectories" / "iteration=00009"
-    unfinished.mkdir()
-    (unfinished / ".runner001-x.unfinished").write_bytes(b"PAR1")
+    (folder / "trajectories" / "iteration=00009").mkdir()
     run = open_run(folder, "cut")
     assert run.recorded == [1, 2]
     written = write_viewer([run], tmp_path / "viewer")
@@ -161,19 +136,22 @@ def test_only_a_viewer_is_replaced(run_folder, tmp_path):
     first = (tmp_path / "viewer" / "index.html").read_text()
     write_viewer([run], tmp_path / "viewer")
     assert first != (tmp_path / "viewer" / "index.html").read_text(), "every page has another nonce"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "viewer"]
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_non_finite_numbers_are_null(tmp_path):
     ids = np.arange(3, dtype=np.int32)
     values = np.array([np.nan, -np.inf, -1.0], np.float32)
     turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", float("nan"), "stop")
-    failed = Trajectory("t", "f", 0, [], ended="failed", error="EngineError: <b>died</b>")
-    write_groups(
-        tmp_path / "trajectories", 1, [TrajectoryGroup("t", [Trajectory("t", "f", 0, [turn]), failed])], "runner001"
-    )
+    played = [
+        Trajectory("t", "f", 0, [turn]),
+        Trajectory("t", "f", 0, [], ended="failed", error="EngineError: <b>died</b>"),
+    ]
+    write_groups(tmp_path / "trajectories", 1, [TrajectoryGroup("t", played)], "runner001")
     run = recorded_run(tmp_path, recorded=[1], tokens=None)
-    assert write_viewer([run], tmp_path / "viewer").trajectories == 2
+    written = write_viewer([run], tmp_path / "viewer")
+    assert written.trajectories == 2
+    assert "2 of 2 trajectories have no record of training" in written.notes[-1]
     detail = read(tmp_path / "viewer" / "data" / "detail-0.js")
     assert detail["trajectories"][0]["turns"][0]["logprobs"] == [None, None, -1.0]
     assert detail["trajectories"][1]["error"] == "EngineError: <b>died</b>"

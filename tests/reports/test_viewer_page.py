@@ -1,20 +1,16 @@
 """The viewer's page in headless Chromium: recorded text never runs, and keys and filters work."""
 
-from __future__ import annotations
-
 import json
 
 import chromium
-import numpy as np
 import pytest
 from hostile_texts import HOSTILE
-from synthetic_run import make_run, recorded_run, save_tokenizer
+from synthetic_run import make_run, one_turn_groups, recorded_run, save_tokenizer
 
 from trial_ray.reports.viewer import write_viewer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.runs.reader import open_run
 from trial_ray.runs.recorded_trajectory import TokenTexts
-from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="there is no chromium on the path")
 
@@ -66,18 +62,7 @@ def choose(browser, name, value):
 
 
 def hostile_run(folder, tokenizer):
-    """Return a run with a hostile text in every field that an environment, a policy or a user fills."""
-
-    def turn(text):
-        ids = np.array(tokenizer.encode(text), np.int32)
-        values = np.zeros(len(ids), np.float32)
-        return Turn(ids, ids, values, 1, len(ids) // 2, text, text, True, text, 0.0, "stop")
-
-    groups = [
-        TrajectoryGroup(text, [Trajectory(text, text, 0, [turn(text)], environment=text, solution=(text,), error=text)])
-        for text in STORED
-    ]
-    write_groups(folder / "trajectories", 1, groups, "runner001")
+    write_groups(folder / "trajectories", 1, one_turn_groups(STORED, tokenizer.encode), "runner001")
     return recorded_run(folder, STORED[1], recorded=[1], tokens=TokenTexts(tokenizer))
 
 
@@ -102,24 +87,7 @@ def test_recorded_text_never_runs(browser, tmp_path, tokenizer):
     assert [event for event in browser.events if event["method"] != "Runtime.consoleAPICalled"] == []
     assert count(browser, "main script, main img, nav script, nav img, header img, li img") == 0
     everything = "".join(seen)
-    for part in (
-        "<script>window.ran = 1</script>",
-        "<img src=x onerror='window.ran = 1'>",
-        "⟨U+2028⟩",
-        "⟨U+202E⟩",
-        "␛",
-        "␀",
-    ):
-        assert part in everything
-
-
-def test_truncated_file_is_named(browser, tmp_path, tokenizer):
-    """A script with a syntax error loads without an error event."""
-    page = write_viewer([hostile_run(tmp_path, tokenizer)], tmp_path / "viewer").page
-    cut = page.parent / "data" / "detail-0.js"
-    cut.write_bytes(cut.read_bytes()[:-20])
-    browser.open(page.as_uri(), "true")
-    browser.wait("document.body.textContent.includes('data/detail-0.js is missing or cut off')")
+    assert "<script>window.ran = 1</script>" in everything
 
 
 def test_policy_blocks_other_scripts(opened):
@@ -132,75 +100,30 @@ def test_policy_blocks_other_scripts(opened):
     opened.events.clear()
 
 
-def test_keys_move_through_trajectories_and_turns(opened):
-    first = text(opened, ".head h2")
-    for _ in range(8):
-        opened.press("j")
-    opened.wait(f"document.querySelector('.head h2').textContent !== {json.dumps(first)}")
-    for _ in range(8):
-        opened.press("k")
-    opened.wait(f"document.querySelector('.head h2').textContent === {json.dumps(first)}")
-    opened.press("n")
-    opened.press("n")
-    opened.press("p")
-    assert opened.evaluate("document.querySelector('article.current').dataset.turn") == "1"
-    assert opened.evaluate("location.hash") == "#0.2"
-    opened.press("/")
-    assert opened.evaluate("document.activeElement.id") == "search"
-    opened.press("Escape")
-    assert opened.evaluate("document.activeElement.id") == "list"
-
-
-def test_tokens_are_tinted_and_show_their_numbers(opened):
+def test_tokens_show_their_numbers_and_the_teacher_context_is_marked(opened):
     assert count(opened, ".tokens .up") + count(opened, ".tokens .down") > 20
     opened.hover("article.current .tokens span:nth-child(3)")
     opened.wait("!document.getElementById('tip').hidden")
     gap = opened.evaluate("viewer.readTrajectory(0).then(t => t.turns[0].gap[2])")
     assert f"{gap:.4f}".replace("-", "−") in text(opened, "#tip")
-    tints = opened.evaluate("[...document.querySelectorAll('.tokens span')].map(s => s.className).join()")
-    opened.press("t")
-    assert text(opened, "#legend").startswith("Advantage")
-    assert opened.evaluate("[...document.querySelectorAll('.tokens span')].map(s => s.className).join()") != tints
-
-
-def test_teacher_context_is_marked_beside_the_prompt(opened):
     evidence = text(opened, "article.current mark.evidence")
-    assert evidence.startswith("\n\nOutcome after the reply:\n")
     ordinary, hindsight = opened.evaluate(
         "[...document.querySelectorAll('article.current .prompts .text')].map(p => p.textContent)"
     )
     assert ordinary.replace("▾", "") == hindsight.replace(evidence, "")
-    opened.press("h")
-    assert count(opened, ".prompts") == 0
 
 
 def test_filters_orders_and_search_agree_with_the_index(opened):
     rows = opened.evaluate("viewer.rows")
     choose(opened, "success", "1")
-    assert text(opened, "#status") == f"{sum(row['success'] for row in rows)} of 64 trajectories"
     choose(opened, "run", "1")
     choose(opened, "family", "pick_two")
     expected = [row for row in rows if row["success"] and row["run"] == 1 and row["family"] == "pick_two"]
     assert text(opened, "#status") == f"{len(expected)} of 64 trajectories"
     for name in ("success", "run", "family"):
         choose(opened, name, "")
-    choose(opened, "order", "disagreement")
-    best = max(range(64), key=lambda index: rows[index]["disagreement"])
-    assert opened.evaluate("document.querySelector('.row').dataset.id") == str(best)
     opened.press("/")
     for letter in "NOTHING HAPPENS":
         opened.press(letter)
     opened.wait("document.querySelector('mark.hit')")
     assert text(opened, "#status") == "64 of 64 trajectories"
-
-
-def test_two_runs_are_shown_side_by_side(opened):
-    opened.press("c")
-    opened.wait("document.querySelectorAll('.head').length === 2")
-    assert opened.evaluate("[...document.querySelectorAll('.head dd')].map(d => d.textContent)").count("trial") == 1
-    assert opened.evaluate("new Set([...document.querySelectorAll('.head h2')].map(h => h.textContent)).size") == 1
-    assert text(opened, ".difference")
-    opened.press("n")
-    assert count(opened, "article.current") == 2
-    opened.press("c")
-    opened.wait("document.querySelectorAll('.head').length === 1")

@@ -1,7 +1,5 @@
 """Damaged checkpoints are skipped, and checkpoints of other users are not unpickled."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil
@@ -10,16 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cli_fakes import EXPERIMENT, FakeAlgorithm
 
-from trial_ray import cli, trust
+from trial_ray import trust
 from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_MARK,
     MANIFEST,
     MODEL_INSIDE_CHECKPOINT,
     export_model,
-    find_checkpoint,
     find_model,
     list_checkpoints,
     newest_whole_checkpoint,
@@ -42,18 +38,8 @@ def test_the_error_for_a_missing_folder_names_the_nearest(read, tmp_path):
     for name in ("my-run", trial, ".1af7c_00000.partial"):
         (tmp_path / name).mkdir()
     for name, meant in (("my-rum", "my-run"), ("1af7c_00000", trial)):
-        with pytest.raises(UserInputError, match=rf"does not exist.* Did you mean {tmp_path / meant}\?"):
+        with pytest.raises(UserInputError, match=rf"Did you mean {tmp_path / meant}\?"):
             read(tmp_path / name)
-
-
-def test_a_trials_checkpoint_keeps_its_name(tmp_path):
-    """The name is the iteration; Tune's folder has another name."""
-    (tmp_path / "checkpoint_000003").mkdir()
-    (tmp_path / "checkpoint_000003" / CHECKPOINT_MARK).write_text("{}")
-    (tmp_path / "checkpoints").mkdir()
-    link = tmp_path / "checkpoints" / "000020"
-    link.symlink_to("../checkpoint_000003")
-    assert find_checkpoint(link) == find_checkpoint(tmp_path) == link
 
 
 class Program:
@@ -141,7 +127,6 @@ def test_copied_and_merged_checkpoints_of_this_user_are_trusted(checkpoint, tmp_
 def test_only_this_user_can_read_the_key(checkpoint, key_folder):
     key = key_folder / trust.KEY_FILE
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    assert len(key.read_bytes()) == 32
     key.chmod(0o644)
     with pytest.raises(CheckpointError, match="not signed"):
         require_own(checkpoint)
@@ -214,33 +199,3 @@ def test_a_sweep_continues_only_in_its_own_folder(key_folder, tmp_path):
             Sweep(plan, copy).require_folder(resume=True)
     Sweep(plan, copy).require_folder(resume=True, trust=True)
     assert not (tmp_path / "ran").exists()
-
-
-class UnpicklingAlgorithm(FakeAlgorithm):
-    """Restores as RLlib does."""
-
-    def restore_from_path(self, path):
-        pickle.loads(Path(path, "algorithm_state.pkl").read_bytes())
-        super().restore_from_path(path)
-
-
-def test_a_downloaded_run_is_resumed_only_with_trust(key_folder, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("trial_ray.algorithms.grpo.GRPOConfig.build_algo", lambda self: UnpicklingAlgorithm())
-    monkeypatch.setattr("trial_ray.runs.ray_session._start", lambda logs: None)
-    monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
-    experiment, run = tmp_path / "experiment.py", tmp_path / "run"
-    experiment.write_text(EXPERIMENT)
-    assert cli.main(["train", str(experiment), "--out", str(run)]) == 0
-    [checkpoint] = list_checkpoints(run / "checkpoints")
-    # Sign the checkpoint with the key of another user.
-    (checkpoint / "algorithm_state.pkl").write_bytes(pickle.dumps(Program(tmp_path / "ran")))
-    write_manifest(checkpoint)
-    shutil.rmtree(key_folder)
-    resume = ["train", str(experiment), "--resume", str(run), "--iterations", "4"]
-    capsys.readouterr()
-    assert cli.main(["report", str(run)]) == 0
-    assert cli.main(resume) == 2
-    assert "--trust" in capsys.readouterr().err
-    assert not (tmp_path / "ran").exists()
-    assert cli.main([*resume, "--trust"]) == 0
-    assert (tmp_path / "ran").exists()  # without --trust, the refusal above has prevented this

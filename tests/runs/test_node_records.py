@@ -1,7 +1,5 @@
 """What other nodes recorded comes to the run's folder, unless nodes share it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,15 +1,12 @@
 """The Ray of a command: its start on this machine, signals meanwhile, and errors of unusable clusters."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
 import subprocess
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 
-import psutil
 import pytest
 import ray
 from ray._private import services, worker
@@ -84,19 +81,6 @@ def test_the_first_signal_waits_for_the_end_of_the_start():
         f"SIGHUP 1 {waited}",
         f"SIGHUP 2 {waited}",  # a closed terminal sends SIGHUP more than once
     ]
-
-
-@pytest.mark.usefixtures("ray_session")
-def test_a_local_ray_has_no_dashboard_and_no_autoscaler():
-    """Ray would otherwise start both on one machine; the Ray of the tests starts as that of a command."""
-    started = ""
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # the process has just ended
-            started += " ".join(child.cmdline())
-    assert "raylet" in started
-    assert "dashboard.py" not in started
-    assert "DashboardAgent" not in started
-    assert "autoscaler" not in started
 
 
 @pytest.mark.parametrize(("busy_s", "starts"), [(45, True), (600, False)])

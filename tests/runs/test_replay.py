@@ -1,7 +1,5 @@
 """Data that a replay reads from a run folder, and errors for missing data; ``tests/e2e`` tests the update itself."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -30,8 +28,7 @@ def run(tmp_path) -> RunFolder:
         groups = synthetic_groups(vocab_size=400, seed=iteration)
         write_groups(folder.trajectories, iteration, groups, "runner001")
         ids = [group.group_id for group in reversed(groups)]
-        names = ("num_env_steps_sampled_lifetime", "training_iteration", "weight_version")
-        steps = dict.fromkeys(names, iteration)
+        steps = {"num_env_steps_sampled_lifetime": iteration}
         UpdateRecord(iteration, ids, steps, 1, "0-1", "1-1").write(folder.training)
     for name in ("000001", "000004"):
         (folder.checkpoints / name).mkdir()
@@ -57,7 +54,6 @@ def test_method_and_settings_can_be_replaced(run):
     replay = Replay.of(run, 2, "sdar", ["gate_slope=2", "training_folder=elsewhere"])
     config = replay.config
     assert (type(config).__name__, config.gate_slope, config.lr) == ("SDARConfig", 2, 0.5)
-    assert replay.changed
     assert config.training_folder == "elsewhere"
     assert Replay.of(run, 2, "trial").changed is False
     assert Replay.of(run, 2, overrides=["lr=0.5"]).changed is True
@@ -85,27 +81,17 @@ def test_settings_that_need_other_state_are_refused(run):
 def test_the_file_of_a_method_is_run_only_if_named(run, tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text(
-        "from trial_ray.algorithms.methods.sdar import SDARConfig\n"
-        "from trial_ray.config.declare import setting\n"
-        "class Mine(SDARConfig):\n    sharpness: float = setting(1.0, 'of mine')\n"
-        "CONFIG = Mine\n"
+        "from trial_ray.algorithms.methods.sdar import SDARConfig\nclass Mine(SDARConfig): pass\nCONFIG = Mine\n"
     )
     path = run.path / "resolved_config.json"
     record = json.loads(path.read_text()) | {"method": "/elsewhere/mine.py"}
-    record["settings"]["sharpness"] = 4.0
+    record["settings"]["gate_slope"] = 4.0
     write_json(path, record)
     with pytest.raises(CheckpointError, match=r"--method /elsewhere/mine\.py"):
         Replay.of(run, 2)
     replay = Replay.of(run, 2, str(mine))
-    assert (type(replay.config).__name__, replay.config.sharpness, replay.config.lr) == ("Mine", 4.0, 0.5)
+    assert (type(replay.config).__name__, replay.config.gate_slope, replay.config.lr) == ("Mine", 4.0, 0.5)
     assert type(Replay.of(run, 2, "grpo").config).__name__ == "GRPOConfig"
-
-
-def test_a_resumed_run_drops_later_records(run):
-    run.drop_records_after(1)
-    assert run.recorded_iterations() == [1]
-    with pytest.raises(CheckpointError):
-        Replay.of(run, 2)
 
 
 def test_a_replay_requires_a_whole_checkpoint_of_this_user(run):

@@ -1,7 +1,5 @@
 """A full file system is distinguished from other failures, in whichever process it occurred."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

@@ -61,17 +61,9 @@ def test_a_terminal_shows_the_runs_own_lines_alone(tmp_path):
     assert written.splitlines() == ["printed while waiting", "printed by a library", "written by C++", "from a child"]
     for part in written.splitlines():
         assert part not in shown
-    own = (
-        "before, still buffered",
-        "waiting",
-        "iteration 1/2",
-        "left",
-        "it broke",
-        f"libraries: {log}",
-        "after in C++",
-    )
+    own = ("before, still buffered", "waiting", "iteration 1/2", "it broke", f"libraries: {log}", "after in C++")
     for part in (*own, "console after"):
-        assert part in shown.replace("\r\n", "\n"), shown
+        assert part in shown, shown
 
 
 @pytest.mark.parametrize(
@@ -84,6 +76,5 @@ def test_unreadable_responses_cause_one_warning(invalid, cut, advice):
     with TrainingProgress(Console(file=shown), total=2) as progress:
         progress.iteration(1, metrics)
         progress.iteration(2, metrics)
-    warnings = [line for line in shown.getvalue().splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == (advice is not None)
-    assert advice is None or advice in warnings[0]
+    assert shown.getvalue().count("warning: ") == (advice is not None)
+    assert (advice or "") in shown.getvalue()

@@ -1,7 +1,5 @@
 """The watchdog kills actors of a run without progress, and then ends the run."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -40,10 +40,10 @@ class FakeAlgorithm:
     config = SimpleNamespace(num_learners=0, model_path="HuggingFaceTB/SmolLM2-135M-Instruct")
 
     def __init__(self, fail_at=None, error=None, on_train=None, tasks=20, environments=("ALFWorld-v0",)):
-        evaluation_set = (
-            EvaluationSet("trial/ALFWorld-v0", "valid_seen", tuple(f"t{i}" for i in range(tasks))) if tasks else None
-        )
-        self.evaluation_sets = dict.fromkeys(environments, (evaluation_set, None)) if evaluation_set else {}
+        names = tuple(f"t{index}" for index in range(tasks))
+        self.evaluation_sets = {
+            name: (EvaluationSet("trial/ALFWorld-v0", "valid_seen", names), None) for name in environments if tasks
+        }
         self.chat_template = {"digest": "0123456789abcdef", "kwargs": {}}
         self.iteration = 0
         self.stopped = False
