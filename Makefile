@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=209810 \
-  tests=236840 \
+  trial_ray=209800 \
+  tests=198530 \
   benchmarks=27300 \
   words=34010
 

@@ -1,6 +1,7 @@
 """Every call that RLlib's classes offer does what docs/rllib.md says of it; the calls in its lists are the test's parameters."""
 
 import ast
+import inspect
 import re
 import shutil
 from pathlib import Path
@@ -8,7 +9,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.rl_module import RLModule
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.utils.checkpoints import Checkpointable
+from ray.tune.trainable.trainable import Trainable
 from tiny_run import ChanceEnv, config_of
 from user_env import registered
 
@@ -24,6 +33,14 @@ ROWS = [
     for answer, items in re.findall(r"^(Works|Meaningless|Raises):\n\n(.*?)\n\n", section, re.MULTILINE | re.DOTALL)
     for names, note in re.findall(r"^- (`[^:]+`): (.*)$", items, re.MULTILINE)
     for name in re.findall(r"`(\w+)`", names)
+]
+CLASSES = [
+    (Algorithm, Checkpointable, Trainable),
+    (AlgorithmConfig,),
+    (Learner, Checkpointable),
+    (LearnerGroup, Checkpointable),
+    (EnvRunner,),
+    (EnvRunnerGroup,),
 ]
 MODULE = "default_policy"
 
@@ -46,6 +63,24 @@ def run(algorithm_of, model_path, tmp_path_factory):
         made.runner = config.env_runner_cls(config=config, env_creator=None, worker_index=0)
         yield made
         made.runner.stop()
+
+
+def offered(cls):
+    """Yield public methods and properties that are neither deprecated nor of RLlib's old API stack."""
+    for name, value in vars(cls).items():
+        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if not name.startswith("_") and not name.isupper() and inspect.isfunction(function):
+            decorators = inspect.getsource(function).partition("def ")[0]
+            origin = decorators + function.__code__.co_filename.rpartition("/")[2]
+            if "deprecat" not in origin.lower() and "OldAPIStack" not in origin:
+                yield name
+
+
+@pytest.mark.parametrize("classes", CLASSES, ids=lambda classes: classes[0].__name__)
+def test_the_page_has_a_row_for_every_call(classes):
+    told = [name for owner, name, *_ in ROWS if owner == classes[0].__name__]
+    assert {name for cls in classes for name in offered(cls)} <= {*told}
+    assert len({*told}) == len(told)
 
 
 def weights_of(run):

@@ -177,6 +177,7 @@ def env_runner(algo: GRPO):
     return next(actor for actor in algo.actors() if actor.name == "env runner 1")
 
 
+@pytest.mark.faults
 def test_wrong_settings_leave_no_actor_and_killed_actors_lose_no_group(uninterrupted, model_path):
     """Other engines are made where settings ask for them, and Ray makes env runners again with those that were in force first."""
     algo, recreated = uninterrupted.algo, []

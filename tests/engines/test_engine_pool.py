@@ -110,6 +110,7 @@ def test_an_engine_that_cannot_serve_is_replaced_by_the_next_sync(pool, weights)
     assert pool.handles[1] != lost
 
 
+@pytest.mark.faults
 def test_a_failed_replacement_is_restored_by_the_next_call(pool, weights, monkeypatch):
     pool.sync(weights(12))
     assert pool.probe_and_restart() == []

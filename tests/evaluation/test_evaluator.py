@@ -26,12 +26,12 @@ class HeardEnv(ChanceEnv):
 
 @pytest.mark.actors
 def test_episodes_depend_on_the_task_alone(algorithm_of, model_path):
-    def config(number):
+    def config(num_env_runners):
         return (
             config_of(model_path)
             .environment(HeardEnv.ENV_ID, env_config={"split": "train"})
-            .engines(num_engines=number, engine_kwargs={"max_model_len": 508})
-            .env_runners(num_env_runners=number, num_cpus_per_env_runner=0.25, max_episodes_in_flight=3)
+            .engines(engine_kwargs={"max_model_len": 508})
+            .env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.25, max_episodes_in_flight=3)
             .env_runners(max_prompt_tokens=400, max_response_tokens=8)
             .evaluation(evaluation_split="train", evaluation_temperature=1.0, evaluation_num_tasks=TASKS)
         )
