@@ -83,7 +83,7 @@ def test_what_cannot_be_trained_is_refused(section, settings, message):
 
 
 @pytest.mark.parametrize("name", UNREAD)
-def test_a_setting_of_rllibs_that_nothing_reads_is_refused_with_what_to_set(name):
+def test_a_setting_of_rllib_that_nothing_reads_is_refused(name):
     config = valid_config()
     setattr(config, f"_{name}" if f"_{name}" in vars(config) else name, object())
     with pytest.raises(ConfigError, match=f"RLlib's {name} is .*, but has no effect here: {re.escape(UNREAD[name])}"):

@@ -249,7 +249,7 @@ def found(run, owner, name):
     return value() if callable(value) else value
 
 
-def test_a_part_of_a_checkpoint_is_restored_by_itself_and_a_module_is_made_of_it(run):
+def test_a_part_of_a_checkpoint_is_restored_alone_or_as_a_module(run):
     before, part = weights_of(run), f"learner_group/learner/rl_module/{MODULE}"
     folder = Path(run.algo.save_to_path(str(run.folder / "parts"))) / part
     assert restored(run, run.group, lambda: run.algo.restore_from_path(folder, component=part))

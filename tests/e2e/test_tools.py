@@ -64,7 +64,7 @@ def test_an_iteration_with_tools(algorithm_of, tmp_path):
 
 
 @pytest.mark.long
-def test_rewards_and_tool_calls_in_trl_are_those_that_the_environments_recorded(tmp_path, monkeypatch):
+def test_rewards_and_tool_calls_in_trl_are_those_of_the_environments(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer

@@ -214,7 +214,7 @@ def test_wrong_settings_leave_no_actor_and_killed_actors_lose_no_group(uninterru
     assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1, "of this run"
 
 
-def test_engine_and_learner_agree_at_another_temperature_and_every_row_is_trained(uninterrupted):
+def test_engine_and_learner_agree_at_a_temperature_and_train_every_row(uninterrupted):
     """Sharp logits: untempered ones would differ by far more than the limit of 1e-3 nats, which stops a run."""
     for result in uninterrupted.results:
         learned, rows = result["learners"]["default_policy"], result["rows"]

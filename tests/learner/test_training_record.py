@@ -48,7 +48,7 @@ def recorded(groups, model_path, tmp_path_factory):
     return run, update(learner, groups, iteration=3), rows, [each.numpy() for each in scores]
 
 
-def test_every_trained_turn_is_recorded_once_with_the_numbers_of_the_update(recorded):
+def test_every_trained_turn_is_recorded_once_with_the_updates_numbers(recorded):
     run, metrics, rows, (ordinary, hindsight) = recorded
     table = read_training(run / "training", iteration=3)
     assert len(table) == metrics["num_module_steps_trained"] + metrics["rows"]["skipped"]

@@ -62,7 +62,7 @@ def test_a_process_answers_as_the_environment_does(started):
     env.close()
 
 
-def test_a_process_that_hangs_or_died_is_abandoned_and_counts_for_the_limit(started, monkeypatch):
+def test_a_process_that_hangs_or_died_counts_for_the_limit(started, monkeypatch):
     (hanging, first), (dead, second) = playing(started), playing(started)
     psutil.Process(second).kill()
     with pytest.raises(SessionProcessError, match="The session's process ended"):
