@@ -5,8 +5,9 @@ import os
 import numpy as np
 import pytest
 import torch
-from architectures import random_model, randomise
+from architectures import config_of, randomise
 from fake_engines import digests
+from transformers import AutoModelForCausalLM
 
 from trial_ray.engines import vllm as module
 from trial_ray.engines.vllm import VLLMEngine
@@ -60,7 +61,10 @@ def test_batch_invariance_is_rejected_without_a_gpu_that_has_it(gpu):
 
 @pytest.mark.long
 def test_sent_experts_are_used(tmp_path, monkeypatch):
-    model = random_model("qwen3-moe")
+    config = config_of("qwen3-moe")
+    config.head_dim = 32  # vLLM's attention on CPUs has no kernel for smaller heads.
+    model = AutoModelForCausalLM.from_config(config).eval()
+    randomise(model)
     model.save_pretrained(tmp_path)
     engine = VLLMEngine(str(tmp_path), dtype="float32", max_model_len=64, num_threads=1)
     engine._open()

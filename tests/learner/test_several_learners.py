@@ -134,7 +134,8 @@ def test_several_learners_compute_and_record_what_one_does(
             on_all(learners, sum_in_small_buckets)
         metrics[number] = train(learners, groups)
         weights[number] = whole_weights(learners)
-        assert_training_continues_from_a_state(learners, groups)
+        if method == "trial":
+            assert_training_continues_from_a_state(learners, groups)
         learners.shutdown()
     assert (weights[3] - weights[0]).norm() < 1e-10 * weights[0].norm()
     num_rows = sum(map(len, groups))
