@@ -126,10 +126,17 @@ _LEARNER = _group(
             "share of microbatches without dense gradient because of the clamp of Eq. 8; 0 during warm-up"
         ),
         "trial/hindsight_coeff": r"$\lambda_g$",
+        "trial/gradient_ratio": (
+            "norm of the dense term's gradient, with λ and clamp, over that of the outcome loss; with respect to the logits, "
+            "estimated from the sampled tokens"
+        ),
         "grpo/entropy": "token mean of the policy's entropy, nats",
         "grpo/kl": (
             "token mean of k3 against the frozen initial policy, nats; without a reference model (`ref_kl_coeff=0`), against "
             r"$\pi_{old}$"
+        ),
+        "grpo/update_kl": (
+            r"token mean of k3 of the updated policy against $\pi_{old}$, nats, over the first microbatch; not with sharding"
         ),
         "grpo/clip_fraction": "share of tokens whose ratio is outside the clip range",
         "grpo/ratio_mean": r"token mean of $r_t = \pi_\theta / \pi_{old}$ before clipping, each at most $e^{20}$",

@@ -46,7 +46,7 @@ NEAR = {"grpo/kl": 4.9, "grpo/ratio_mean": 9.0, "grpo/entropy": 2e-4, "num_respo
 
 def health_checks(of: HealthChecks | None = None, **settings) -> HealthChecks:
     """With these settings, continued from where others are, as after a resume."""
-    made = HealthChecks(GRPOConfig().health_checks(**{"health_check_patience": 3, **settings}))
+    made = HealthChecks(GRPOConfig().health_checks(**{"health_check_patience": 3, "max_update_kl": None, **settings}))
     if of is not None:
         made.set_state(of.get_state())
     return made
@@ -125,3 +125,20 @@ def test_an_iteration_is_looked_at_as_it_was_logged():
             assert not made.suspect
         made.check_iteration(iteration, metrics, trained=True)
         assert float(metrics.reduce()["health_checks"]["num_failed"]) == expected
+
+
+def test_an_update_that_moves_the_policy_far_is_warned_of_at_once(caplog):
+    made = health_checks(max_update_kl=0.1)
+    assert judge(made, 1, HEALTHY | {"grpo/update_kl": 0.1, "invalid_action_rate": 0.09}) == 0
+    assert judge(made, 2, HEALTHY | {"invalid_action_rate": 0.17}) == 0
+    assert not caplog.records
+    assert judge(made, 3, HEALTHY | {"grpo/update_kl": 0.16, "invalid_action_rate": 0.17}) == 0
+    made = health_checks(made, max_update_kl=0.1)
+    assert judge(made, 4, HEALTHY | {"invalid_action_rate": 0.52}) == 0
+    assert [record.args[:2] for record in caplog.records] == [
+        (3, "the update moved the policy by 0.16 nats per token (max_update_kl=0.1)"),
+        (4, "the share of invalid turns rose from 17% to 52% after the last update"),
+    ]
+    silent = health_checks(made)
+    judge(silent, 5, HEALTHY | {"grpo/update_kl": 9.0, "invalid_action_rate": 0.98})
+    assert len(caplog.records) == 2

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms import GRPOConfig, TRIALConfig
 from trial_ray.learner.loss import WeightedMeans, means, microbatch_loss
 from trial_ray.learner.method import Method
 from trial_ray.learner.rows import TokenBatch, TurnRows
@@ -176,3 +176,27 @@ def test_clip_fraction_is_of_eligible_tokens_outside_the_bounds(clips, expected)
     outputs = {"logprobs": rows.logprobs + ratios.log(), "entropy": ratios}
     _, metrics = microbatch_loss(Method(config), config, TokenBatch.from_rows(rows, range(6), "cpu"), outputs, 1)
     assert metrics["grpo/clip_fraction"].item() == pytest.approx(expected / 5)
+
+
+@pytest.mark.parametrize("alpha", [float("inf"), 1e-3])
+def test_gradient_ratio_is_that_of_gradients_with_respect_to_logits(alpha):
+    """Each token's gradient is estimated to a factor of √2, so the ratio is, too; a saturated dense term has no gradient."""
+    logits = 3 * torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logprobs = logits.requires_grad_().log_softmax(-1)[:, 0]
+    draw = {"generator": torch.Generator().manual_seed(1), "dtype": torch.float64}
+    advantages, gap = torch.randn(2, 40, **draw)
+    mask, ids = torch.rand(40, **draw) < 0.7, torch.zeros(40, dtype=torch.int64)
+    old = logprobs.detach()
+    tokens = TokenBatch(old, advantages, mask, ids, ids[:1], hindsight_logprobs=old + gap, weights=torch.ones_like(old))
+    config = TRIALConfig().training(hindsight_coeff=0.3, clamp_alpha=alpha, ref_kl_coeff=0.0, entropy_coeff=0.0)
+    method = config.method_class(config)
+    outputs = {"logprobs": logprobs, "entropy": torch.zeros_like(old)}
+    total, metrics = microbatch_loss(method, config, tokens, outputs, 1)
+    sums = WeightedMeans()
+    sums.add(metrics, 5.0)
+    ratio = means([sums.pop()])["trial/gradient_ratio"]
+    (whole,) = torch.autograd.grad(total, logits, retain_graph=True)
+    (outcome,) = torch.autograd.grad(metrics["grpo/surrogate_loss"], logits)
+    expected = ((whole - outcome).norm() / outcome.norm()).item()
+    assert (expected > 0) == (alpha > 1)
+    assert expected / 2**0.5 <= ratio <= expected * 2**0.5

@@ -20,6 +20,10 @@ SUDDEN_PATIENCE = 2
 """Patience, in consecutive iterations, for a collapse from one iteration to the next: a policy that still learns does not
 lose, in one update, the level that armed the check."""
 LOSSES = ("total_loss", "grpo/surrogate_loss", "grpo/entropy", "grpo/kl", "grpo/clip_fraction")
+UPDATE_KL = f"{LEARNER}grpo/update_kl"
+INVALID_RATES = (f"{ENV_RUNNERS}invalid_response_rate", f"{ENV_RUNNERS}invalid_action_rate")
+MIN_INVALID_RATE = 0.1
+"""Share of invalid turns below which a doubled share is no sign that an update has broken the policy."""
 
 
 class HealthCheck(NamedTuple):
@@ -95,7 +99,7 @@ HEALTH_CHECKS = (
     HealthCheck(
         "min_valid_rate",
         # A turn is invalid by its form or by its action: at least the larger of the two rates is invalid.
-        [f"{ENV_RUNNERS}invalid_response_rate", f"{ENV_RUNNERS}invalid_action_rate"],
+        [*INVALID_RATES],
         lambda rates: 1.0 - max(rates),
         10.0,
         "only {value:.2%} of the turns are valid (min_valid_rate={limit:g})",
@@ -116,7 +120,7 @@ class HealthChecks:
 
     def __init__(self, settings: HealthCheckSettings) -> None:
         self._settings = settings
-        self.set_state({"armed": (), "in_a_row": {}, "well": (), "sudden": ()})
+        self.set_state({"armed": (), "in_a_row": {}, "well": (), "sudden": (), "last_invalid_rates": ()})
 
     @property
     def suspect(self) -> bool:
@@ -141,7 +145,8 @@ class HealthChecks:
             metrics: metrics of the current iteration.
             trained: whether there was an update; without an update, the learner's metrics are from an earlier iteration.
         """
-        names = {name for check in HEALTH_CHECKS for name in check.metrics if trained or not name.startswith(LEARNER)}
+        read = {UPDATE_KL, *(name for check in HEALTH_CHECKS for name in check.metrics)}
+        names = {name for name in read if trained or not name.startswith(LEARNER)}
         log(metrics, "health_checks/num_failed", self.check(iteration, {name: peek(metrics, name) for name in names}))
 
     def check(self, iteration: int, metrics: Mapping[str, float | None]) -> int:
@@ -174,7 +179,29 @@ class HealthChecks:
             else:
                 self._in_a_row.pop(name, None)
                 self._sudden.discard(name)
+        self._warn_of_large_update(iteration, metrics)
         return len(self._in_a_row)
+
+    def _warn_of_large_update(self, iteration: int, metrics: Mapping[str, float | None]) -> None:
+        """Warn if one update moved the policy so far that it may have lost what it had learned."""
+        limit, kl = self._settings.max_update_kl, metrics.get(UPDATE_KL)
+        rates = [rate for name in INVALID_RATES if (rate := metrics.get(name)) is not None]
+        before = max(self._last_invalid_rates, default=None)
+        self._last_invalid_rates[:] = rates
+        if limit is None:
+            return
+        found = []
+        if kl is not None and not kl <= limit:
+            found.append(f"the update moved the policy by {kl:.3g} nats per token (max_update_kl={limit:g})")
+        if before is not None and rates and max(rates) >= max(2 * before, MIN_INVALID_RATE):
+            found.append(f"the share of invalid turns rose from {before:.0%} to {max(rates):.0%} after the last update")
+        if found:
+            logger.warning(
+                "iteration %d: %s. Lower lr, or take fewer steps (a larger minibatch_rows, a smaller num_epochs). If the policy "
+                "no longer succeeds at all, all returns are equal and nothing trains it: continue from an earlier checkpoint",
+                iteration,
+                ", and ".join(found),
+            )
 
     def _warn(self, check: HealthCheck, iteration: int, finding: str) -> None:
         count, patience = self._in_a_row[check.name], self._settings.health_check_patience
@@ -193,7 +220,8 @@ class HealthChecks:
     def get_state(self) -> dict[str, Any]:
         """Return the state for a resumed run."""
         names = {"armed": self._armed, "well": self._well, "sudden": self._sudden}
-        return {**{key: sorted(checks) for key, checks in names.items()}, "in_a_row": dict(self._in_a_row)}
+        state = {key: sorted(checks) for key, checks in names.items()}
+        return {**state, "in_a_row": dict(self._in_a_row), "last_invalid_rates": list(self._last_invalid_rates)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from a state of :meth:`get_state`; the verdict is cleared, since it depends on the current settings."""
@@ -204,4 +232,6 @@ class HealthChecks:
         """Checks against a collapse with a value in the last iteration that would have armed them."""
         self._sudden = set(state["sudden"])
         """Checks that failed in the iteration after such an iteration, and in every iteration since then."""
+        self._last_invalid_rates: list[float] = list(state["last_invalid_rates"])
+        """Rates of invalid turns in the last iteration."""
         self._verdict = ""

@@ -419,6 +419,7 @@ class Sections:
         min_response_tokens: float | None | Search = ...,
         max_cut_response_rate: float | None | Search = ...,
         min_valid_rate: float | None | Search = ...,
+        max_update_kl: float | None | Search = ...,
     ) -> Self:
         """Set when a policy counts as diverged; ``None`` disables a check.
 
@@ -436,6 +437,8 @@ class Sections:
                 once it has been at most half of this.
             min_valid_rate: lower limit on the share of valid turns (response well-formed, action understood); checked
                 once it has been ten times as large.
+            max_update_kl: largest ``grpo/update_kl``; above it, or if the share of invalid turns doubles, a warning names
+                what to lower.
         """
 
     def evaluation(

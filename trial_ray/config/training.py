@@ -240,6 +240,12 @@ class HealthCheckSettings(Settings):
         within=(0, 0.1),
     )
 
+    max_update_kl: float | None = setting(
+        0.1,
+        "largest ``grpo/update_kl``; above it, or if the share of invalid turns doubles, a warning names what to lower",
+        above=0,
+    )
+
     health_checks = Section("Set when a policy counts as diverged; ``None`` disables a check.")
 
 

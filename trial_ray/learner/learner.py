@@ -165,6 +165,7 @@ class GRPOLearner(TorchLearner):
             rows, plan = self.scoring.scored_rows(groups, self.iteration, self.weight_version)
         with log_time(self.metrics, f"{LEARNER}update/seconds"):
             losses, num_rows = self._optimizer_steps(rows, plan)
+            self.passes.measure_update(rows, [each for each in plan.steps[0] if each.learner == self.exchange.rank])
         self._require_finite_weights()
         self._log_update(losses, num_rows, num_lost)
         self.trained_groups = [group.group_id for group in groups]

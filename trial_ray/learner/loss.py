@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from trial_ray.objectives.segments import masked_mean
 
 Sums = dict[str, tuple[float, float]]
 """The weighted sum and the sum of weights, by name."""
+OUTCOME_GRADIENT, DENSE_GRADIENT = "/outcome_gradient_squared", "/dense_gradient_squared"
 
 
 class WeightedMeans:
@@ -41,13 +43,18 @@ class WeightedMeans:
 
 
 def means(sums: Iterable[Sums]) -> dict[str, float]:
-    """Return the means of the sums of several learners."""
+    """Return the means of the sums of several learners, and ``gradient_ratio`` in place of the two squared gradients."""
     totals: Sums = {}
     for learner_sums in sums:
         for name, (total, weight) in learner_sums.items():
             before = totals.get(name, (0.0, 0.0))
             totals[name] = before[0] + total, before[1] + weight
-    return {name: total / weight for name, (total, weight) in totals.items()}
+    found = {name: total / weight for name, (total, weight) in totals.items()}
+    for name in [name.removesuffix(DENSE_GRADIENT) for name in found if name.endswith(DENSE_GRADIENT)]:
+        dense, outcome = found.pop(name + DENSE_GRADIENT), found.pop(name + OUTCOME_GRADIENT)
+        # Without an outcome gradient there is nothing to compare with: all groups have equal returns.
+        found |= {f"{name}/gradient_ratio": math.sqrt(dense / outcome)} if outcome else {}
+    return found
 
 
 def microbatch_loss(
@@ -101,7 +108,24 @@ def microbatch_loss(
         return loss + coefficient * dense, metrics
     saturated = clamp_saturated(surrogate, dense, coefficient, alpha)
     metrics[f"{method.name}/clamp_saturated_fraction"] = saturated.float()
-    return joint_loss(loss, surrogate, dense, coefficient, alpha), metrics
+    total = joint_loss(loss, surrogate, dense, coefficient, alpha)
+    if coefficient and logprobs.requires_grad:
+        outcome, whole = (_logit_gradients(term, logprobs, tokens.mask) for term in (loss, total))
+        metrics[method.name + OUTCOME_GRADIENT] = masked_mean(outcome.square(), tokens.mask)
+        metrics[method.name + DENSE_GRADIENT] = masked_mean((whole - outcome).square(), tokens.mask)
+    return total, metrics
+
+
+def _logit_gradients(term: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return a signed size of the term's gradient with respect to each token's logits, ``[T]``, times the number of tokens.
+
+    The gradient with respect to the logits is that with respect to log π(y), times (one-hot of y) − π. The length of that vector
+    is between 1 − π(y) and √2 (1 − π(y)); the lower bound is taken, which needs no pass through the model.
+    """
+    (gradient,) = torch.autograd.grad(term, logprobs, retain_graph=True, allow_unused=True)
+    if gradient is None:
+        return torch.zeros_like(logprobs)
+    return gradient * (1 - logprobs.detach().exp()) * mask.sum()
 
 
 def _require_shape(method: Method[Any], hook: str, value: object, expected: torch.Size) -> None:

@@ -29,6 +29,7 @@ from trial_ray.learner.update_plan import Microbatch
 from trial_ray.models.layout import pack_sequences, split_into_passes
 from trial_ray.models.module import CausalLMModule
 from trial_ray.models.prefix_tree import Ints, PrefixOrder
+from trial_ray.objectives.divergences import k3_divergence
 
 Outputs = dict[str, Tensor]
 """Results of the module's forward pass, each ``[T]`` in row order."""
@@ -109,6 +110,27 @@ class MicrobatchPasses:
             else:
                 total += backward_parts(members[0], parts)
         return total
+
+    def measure_update(self, table: TurnRows, microbatches: Sequence[Microbatch]) -> None:
+        """Log ``grpo/update_kl``: how far the update moved the policy, measured on the first of its microbatches.
+
+        One forward pass without a graph. A sharded model is not measured, because its learners must make equal numbers of passes.
+
+        Args:
+            table: all rows of the update, with the log-probabilities before it.
+            microbatches: microbatches of the first optimizer step that this learner computed.
+        """
+        if not microbatches or self._module.sharded is not None:
+            return
+        counts, self.counts = self.counts, TokenCounts()
+        for _, parts in self._combined(microbatches[:1]):
+            for part in parts:
+                with torch.no_grad():
+                    logprobs = self._forward(part)["logprobs"]
+                tokens = TokenBatch.from_rows(table, part.rows, logprobs.device)
+                kl = k3_divergence(logprobs, tokens.old_logprobs, tokens.mask)
+                self._means.add({"grpo/update_kl": kl}, int(tokens.mask.sum()))
+        self.counts = counts  # They count the passes of the optimizer steps.
 
     def _backward_together(self, microbatches: Sequence[Microbatch], part: Part) -> float:
         """Compute one or several microbatches in one pass, each with its own loss."""

@@ -114,6 +114,13 @@ CURVES = {
         percent=True,
         text="Share of microbatches in which the clamp of Eq. 8 removed the dense gradient; 0 during warm-up.",
     ),
+    f"{LEARNER}trial/gradient_ratio": Curve(
+        "gradient_ratio",
+        "hindsight",
+        "Gradient of the dense term",
+        "dense / outcome",
+        "Norm of its gradient with respect to the logits, over that of the outcome loss.",
+    ),
     f"{LEARNER}grpo/entropy": Curve(
         "entropy", "policy", "Entropy of the policy", "nats per token", "Mean over tokens."
     ),
