@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=209800 \
-  tests=198530 \
+  trial_ray=210500 \
+  tests=199100 \
   benchmarks=27300 \
-  words=34010
+  words=34100
 
 lint: setup
 	$(BIN)/ruff check .
