@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=210500 \
-  tests=199100 \
+  trial_ray=210520 \
+  tests=199320 \
   benchmarks=27300 \
   words=34100
 

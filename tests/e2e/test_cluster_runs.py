@@ -69,7 +69,7 @@ def test_runs_side_by_side_end_as_they_do_alone(nodes, tmp_path):
 def test_a_submitted_run_is_followed_to_its_end(nodes, tmp_path):
     with closing(ClusterRun(nodes, tmp_path / "run", SETTINGS, 2, program=[SUBMIT, "--id", "submitted"])) as run:
         assert run.end() == 0, run.printed
-    # What the client saw: the run's own lines, as they were printed, then the end of the job.
+    # The client prints the lines of the run, then the end of the job.
     assert "iteration 2/2" in run.printed
     assert "'submitted' succeeded" in run.printed
     assert main(["export", str(run.folder), str(tmp_path / "exported")]) == 0

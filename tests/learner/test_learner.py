@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -120,6 +121,25 @@ def test_a_policy_that_a_step_breaks_is_neither_saved_nor_sent(broken, model_pat
     monkeypatch.setattr(learner, "apply_gradients", overflow)
     with pytest.raises(PolicyBrokenError, match=rf"(?i){broken}"):
         update(learner, groups)
+
+
+def test_the_distance_of_an_update_is_measured_after_its_last_step(model_path, groups, monkeypatch):
+    none, near, far = (
+        float(update(learner_of(model_path, lr=lr, weight_decay=0.0), groups)["grpo"]["update_kl"])
+        for lr in (0.0, 1e-5, 1e-3)
+    )
+    assert none == pytest.approx(0, abs=1e-9)
+    assert 1e-9 < near < far
+    learner = learner_of(model_path, minibatch_rows=1000)
+    apply, forward = learner.apply_gradients, learner.policy_module.forward_train
+
+    def overflow(gradients):
+        apply(gradients)
+        spoilt = lambda batch: {name: value * torch.nan for name, value in forward(batch).items()}  # noqa: E731
+        monkeypatch.setattr(learner.policy_module, "forward_train", spoilt)
+
+    monkeypatch.setattr(learner, "apply_gradients", overflow)
+    assert math.isnan(float(update(learner, groups)["grpo"]["update_kl"]))
 
 
 def test_infinite_rewards_and_advantages_are_not_trained_on(model_path):

@@ -73,7 +73,7 @@ def chat_tokenizer(model: str) -> PreTrainedTokenizerFast:
 
 def bare_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = _new_tokenizer(additional_special_tokens=["<|im_start|>"])
-    # As in Qwen3: reasoning tags are tokens of their own without being special.
+    # Qwen3's reasoning tags are single tokens that are not special, and these are, too.
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")])
     return tokenizer
 

@@ -90,7 +90,7 @@ def checkpoint_config(
     env = env and find_spec(env).id  # An id such as MODULE:ID imports MODULE, which a run's record may not do.
     model = None if checkpoint == ORACLE else find_model(checkpoint)
     recorded, labels = recorded_config(model, adapters) if model else (None, {})
-    # Nothing is trained, so no method's needs are checked.
+    # An evaluation trains nothing, so the requirements of a method are not checked.
     config = with_method(recorded or new_config("grpo"), "grpo")
     evaluated, trained = config.evaluation_entries(), config.environment_entries()
     entries = evaluated or trained

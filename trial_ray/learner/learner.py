@@ -165,8 +165,9 @@ class GRPOLearner(TorchLearner):
             rows, plan = self.scoring.scored_rows(groups, self.iteration, self.weight_version)
         with log_time(self.metrics, f"{LEARNER}update/seconds"):
             losses, num_rows = self._optimizer_steps(rows, plan)
-            self.passes.measure_update(rows, [each for each in plan.steps[0] if each.learner == self.exchange.rank])
         self._require_finite_weights()
+        first = [each for minibatch in plan.steps[:1] for each in minibatch if each.learner == self.exchange.rank]
+        self.passes.measure_update(first)
         self._log_update(losses, num_rows, num_lost)
         self.trained_groups = [group.group_id for group in groups]
         # Each learner records the turns that it scored, so every turn is recorded once.

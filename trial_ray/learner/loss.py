@@ -52,7 +52,7 @@ def means(sums: Iterable[Sums]) -> dict[str, float]:
     found = {name: total / weight for name, (total, weight) in totals.items()}
     for name in [name.removesuffix(DENSE_GRADIENT) for name in found if name.endswith(DENSE_GRADIENT)]:
         dense, outcome = found.pop(name + DENSE_GRADIENT), found.pop(name + OUTCOME_GRADIENT)
-        # Without an outcome gradient there is nothing to compare with: all groups have equal returns.
+        # If all groups have equal returns, the outcome loss has no gradient, and the ratio is not defined.
         found |= {f"{name}/gradient_ratio": math.sqrt(dense / outcome)} if outcome else {}
     return found
 

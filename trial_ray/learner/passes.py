@@ -111,14 +111,13 @@ class MicrobatchPasses:
                 total += backward_parts(members[0], parts)
         return total
 
-    def measure_update(self, table: TurnRows, microbatches: Sequence[Microbatch]) -> None:
+    def measure_update(self, microbatches: Sequence[Microbatch]) -> None:
         """Log ``grpo/update_kl``: how far the update moved the policy, measured on the first of its microbatches.
 
         One forward pass without a graph. A sharded model is not measured, because its learners must make equal numbers of passes.
 
         Args:
-            table: all rows of the update, with the log-probabilities before it.
-            microbatches: microbatches of the first optimizer step that this learner computed.
+            microbatches: microbatches of the first optimizer step that this learner computed with :meth:`backward`.
         """
         if not microbatches or self._module.sharded is not None:
             return
@@ -127,8 +126,9 @@ class MicrobatchPasses:
             for part in parts:
                 with torch.no_grad():
                     logprobs = self._forward(part)["logprobs"]
-                tokens = TokenBatch.from_rows(table, part.rows, logprobs.device)
-                kl = k3_divergence(logprobs, tokens.old_logprobs, tokens.mask)
+                tokens = TokenBatch.from_rows(self._table, part.rows, logprobs.device)
+                finite = bool(logprobs.isfinite().all())
+                kl = k3_divergence(logprobs, tokens.old_logprobs, tokens.mask) if finite else logprobs.sum() * torch.nan
                 self._means.add({"grpo/update_kl": kl}, int(tokens.mask.sum()))
         self.counts = counts  # They count the passes of the optimizer steps.
 
