@@ -54,7 +54,7 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=210520 \
+  trial_ray=210560 \
   tests=199320 \
   benchmarks=27300 \
   words=34100

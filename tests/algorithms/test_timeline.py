@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from trial_ray.algorithms.actors import RunActor, Timeline, collect_timeline, write_timeline
+from trial_ray.algorithms.actors import RunActor
+from trial_ray.algorithms.timeline import Timeline, collect_timeline, write_timeline
 from trial_ray.process import (
     EPISODE,
     ITERATION,

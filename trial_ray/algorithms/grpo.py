@@ -16,16 +16,7 @@ from ray.util import get_current_placement_group
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from trial_ray.adapters.registry import EnvironmentEntry
-from trial_ray.algorithms.actors import (
-    ENGINE,
-    ENV_RUNNER,
-    LEARNER,
-    RunActor,
-    Timeline,
-    answering,
-    collect_timeline,
-    end_processes,
-)
+from trial_ray.algorithms.actors import ENGINE, ENV_RUNNER, LEARNER, RunActor, answering, end_processes
 from trial_ray.algorithms.config import TextAlgorithmConfig
 from trial_ray.algorithms.health_checks import HealthChecks
 from trial_ray.algorithms.placement import create_engines, learners_in, require_resources, reserve_pairs, with_engines
@@ -33,6 +24,7 @@ from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampled_batch import SampledBatch
 from trial_ray.algorithms.sampling import GroupSampler
 from trial_ray.algorithms.startup import compare_initial_weights, list_tasks, require_memory, require_tokens, resolved
+from trial_ray.algorithms.timeline import Timeline, collect_timeline
 from trial_ray.config.sampling import actor_range
 from trial_ray.engines.pool import FAULTS, answers
 from trial_ray.engines.requirements import require_engine

@@ -1,6 +1,8 @@
 """RLlib's settings in three classes: those that work here with the values they take, those that are harmless, and those that are
-rejected with the setting to use instead, or the reason. And what
-RLlib builds from a config: module specs, learners and the algorithm."""
+rejected with the setting to use instead, or the reason.
+
+The module also has the calls by which RLlib builds module specs, learners and the algorithm from a config.
+"""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class RunFolder:
         tensorboard: folder of TensorBoard events.
         library_log: file with the output of Ray, the engines and other libraries.
         cost: file with the cost of the run (:mod:`trial_ray.runs.cost`).
-        timeline: file with the events of every actor in the last iteration (:mod:`trial_ray.algorithms.actors`).
+        timeline: file with the events of every actor in the last iteration (:mod:`trial_ray.algorithms.timeline`).
         summary: file with the outcome of the run.
         metrics: file with one JSON object per iteration.
     """

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.adapters.registry import EnvironmentEntry
-from trial_ray.algorithms.actors import write_timeline
 from trial_ray.algorithms.methods import method_of
 from trial_ray.algorithms.placement import with_fewer_learners
+from trial_ray.algorithms.timeline import write_timeline
 from trial_ray.engines.pool import FAULTS
 from trial_ray.errors import (
     InfrastructureError,
