@@ -1,5 +1,8 @@
-"""Adapters of other libraries' environments: TextWorld, OpenEnv, TextArena, Reasoning Gym, GEM and ScienceWorld; and of
-environments that are programs; see :class:`trial_envs.program.ProgramEnv`."""
+"""Adapters of environments that come from elsewhere: other libraries' environments and users' programs.
+
+The libraries are TextWorld, OpenEnv, TextArena, Reasoning Gym, GEM and ScienceWorld. For programs see
+:class:`trial_envs.program.ProgramEnv`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Shape of a causal language model, read without its weights, for estimates of memory and arithmetic. And
-token ids of a model: vocabulary size, tokens that end a response, text of unknown tokens."""
+"""Shape of a causal language model, read without its weights, for estimates of memory and arithmetic.
+
+The module also reads a model's token ids: the vocabulary's size, the tokens that end a response, and a text of unknown tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Experiment files: Python that defines ``config`` and ``stop``, in the style of RLlib's tuned examples. And typed overrides of
-their settings on the command line: ``--set key=value``.
+"""Experiment files: Python that defines ``config`` and ``stop``, in the style of RLlib's tuned examples.
 
-The package's own experiment files are at the top of a clone and inside the installed package.
+The command line overrides their settings by ``--set key=value``, with values of the settings' types. The package's own experiment
+files are at the top of a clone and inside the installed package.
 """
 
 from __future__ import annotations
