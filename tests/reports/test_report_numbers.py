@@ -10,7 +10,7 @@ from synthetic_run import recorded_run
 
 from trial_ray.adapters import alfworld
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.metrics import EVALUATION_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
+from trial_ray.metrics import EVALUATION_SUCCESS, LEARNER, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports.charts import curve_chart
 from trial_ray.reports.groups import group_runs
 from trial_ray.reports.page import difference_rows, family_rows, success_rows
@@ -123,3 +123,10 @@ def test_numbers_name_the_evaluated_runs():
     runs.append(run(2))
     assert success_rows(group_runs(runs))[0][0] == points(*runs)["name"] == "GRPO (2 of 3 seeds)"
     assert curve_chart(TURN_SCORE, group_runs(runs))["series"][0]["name"] == "GRPO (3 seeds)"
+
+
+def test_entropy_is_relative_to_the_first_iteration():
+    key = f"{LEARNER}grpo/entropy"
+    played = run()
+    played.metrics = [{"iteration": number, key: 0.8 / number} for number in (1, 2, 4)]
+    assert curve_chart(key, group_runs([played]))["series"][0]["mean"] == pytest.approx([1.0, 0.5, 0.25])

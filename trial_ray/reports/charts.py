@@ -41,6 +41,7 @@ class Curve:
         text: description of the metric in one sentence.
         percent: whether values are shares.
         windowed: whether means over windows of iterations are shown, as in the paper's Figure 2.
+        relative: whether values are divided by the run's first value.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Curve:
     text: str
     percent: bool = False
     windowed: bool = False
+    relative: bool = False
 
 
 CURVES = {
@@ -122,7 +124,12 @@ CURVES = {
         "Norm of its gradient with respect to the logits, over that of the outcome loss.",
     ),
     f"{LEARNER}grpo/entropy": Curve(
-        "entropy", "policy", "Entropy of the policy", "nats per token", "Mean over tokens."
+        "entropy",
+        "policy",
+        "Entropy of the policy",
+        "of the first iteration's",
+        "Mean over tokens, relative to the run's first iteration.",
+        relative=True,
     ),
     f"{LEARNER}grpo/kl": Curve(
         "kl",
@@ -249,7 +256,11 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
             for iteration, result in run.evaluations[""].items()
             if result.counted and not protocol_difference(result.protocol, newest.protocol)
         }
-    return dict(sorted(points.items()))
+    points = dict(sorted(points.items()))
+    if CURVES[key].relative and points:
+        first = next(iter(points.values()))
+        return {iteration: value / first for iteration, value in points.items()} if first else {}
+    return points
 
 
 def _have_one_protocol(runs: Sequence[RecordedRun]) -> bool:
