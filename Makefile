@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=210560 \
-  tests=199320 \
+  trial_ray=221860 \
+  tests=204800 \
   benchmarks=27300 \
-  words=34100
+  words=35300
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from trial_ray.algorithms.methods import EXAMPLES, METHODS, config_class
 from trial_ray.algorithms.rllib_settings import CHECKED_ELSEWHERE, HARMLESS, UNCALLED_HOOKS, UNREAD, VALUES
 from trial_ray.config.declare import declaration, default_of, expected, fields_of, sections_of
 from trial_ray.metrics import COLUMNS, GROUPS
+from trial_ray.sft.training import SFTSettings
 from trial_ray.warmstart.settings import WarmStartSettings
 
 _BLOCK = re.compile(r"(<!-- ((?:settings|metrics|hooks) of \S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -43,6 +44,7 @@ def _tables() -> dict[str, str]:
         for section in sections_of(GRPOConfig)
     }
     tables |= _of_methods()
+    tables["settings of sft"] = settings_of(SFTSettings, fields_of(SFTSettings))
     tables["settings of warm-start"] = settings_of(WarmStartSettings, fields_of(WarmStartSettings))
     tables["settings of rllib"] = by_reason(UNREAD, MAX_NAMES)
     expected = {name: words for name, (words, _) in VALUES.items()} | dict.fromkeys(

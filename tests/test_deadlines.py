@@ -43,7 +43,7 @@ ALLOWED = {
     ("program.py", "_next", "self._call.result"): "the future is done",
     ("local_endpoint.py", "answer", "call.result"): "the end of the episode cancels the call",
     ("program.py", "_next", "self._program.result"): "the task is done",
-    ("warmstart/policy.py", "play", "idle.get"): "freed by episodes of this process, which end or raise",
+    ("evaluation/local_games.py", "play", "idle.get"): "freed by episodes of this process, which end or raise",
     ("learner/exchange.py", "finish", "pending.wait"): "a collective, which the process group's own timeout ends",
     ("rollout/episode.py", "acquire", "self._free.acquire"): "freed by rollouts, whose requests have deadlines",
     (

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from trial_ray.adapters.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
     from trial_ray.algorithms.grpo import GRPO, GRPOConfig
     from trial_ray.algorithms.methods.gigpo import GiGPOConfig
+    from trial_ray.algorithms.methods.opd import OPDConfig
     from trial_ray.algorithms.methods.opsd import OPSDConfig
+    from trial_ray.algorithms.methods.rft import RFTConfig
     from trial_ray.algorithms.methods.rlsd import RLSDConfig
     from trial_ray.algorithms.methods.sdar import GRPOOPSDConfig, SDARConfig
     from trial_ray.algorithms.methods.serl import SERLConfig
@@ -28,8 +30,10 @@ _MODULES = {
     "GRPOConfig": "trial_ray.algorithms.grpo",
     "GRPOOPSDConfig": f"{_METHODS}.sdar",
     "GiGPOConfig": f"{_METHODS}.gigpo",
+    "OPDConfig": f"{_METHODS}.opd",
     "OPSDConfig": f"{_METHODS}.opsd",
     "PermutedConfig": f"{_METHODS}.trial",
+    "RFTConfig": f"{_METHODS}.rft",
     "RLSDConfig": f"{_METHODS}.rlsd",
     "SDARConfig": f"{_METHODS}.sdar",
     "SERLConfig": f"{_METHODS}.serl",
@@ -52,8 +56,10 @@ __all__ = [
     "GRPOOPSDConfig",
     "GiGPOConfig",
     "Method",
+    "OPDConfig",
     "OPSDConfig",
     "PermutedConfig",
+    "RFTConfig",
     "RLSDConfig",
     "ReportLabels",
     "SDARConfig",

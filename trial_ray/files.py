@@ -341,8 +341,11 @@ def content_key(content: Mapping[str, Any]) -> str:
 
 def files_digest(files: Iterable[Path]) -> str:
     """Return the SHA-256 (hexadecimal) of the names and contents of files, regardless of their folders."""
-    entries = sorted(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest() for path in files)
-    return hashlib.sha256(b"".join(entries)).hexdigest()
+    entries = []
+    for path in files:
+        with path.open("rb") as file:  # Weights may be larger than the memory.
+            entries.append(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
+    return hashlib.sha256(b"".join(sorted(entries))).hexdigest()
 
 
 def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[Path, bool]:

@@ -141,6 +141,8 @@ _LEARNER = _group(
         "grpo/clip_fraction": "share of tokens whose ratio is outside the clip range",
         "grpo/ratio_mean": r"token mean of $r_t = \pi_\theta / \pi_{old}$ before clipping, each at most $e^{20}$",
         "total_loss": "mean over optimizer steps of the minibatch's loss $L$ (Eq. 8)",
+        "teacher/logprob_diff": r"with `teacher_model`: mean over the sampled tokens of \|log π_T − log π_old\|, nats",
+        "teacher/kl": r"with `teacher_model`: mean of $r - 1 - \log r$, $r = \pi_T / \pi_{old}$, an estimate of KL(π_old ‖ π_T)",
         "engine/logprob_diff": (
             r"trainer–sampler mismatch: mean of \|learner's $\log \pi_{old}$ − engine's log-probability\|, nats, "
             "over rows of the current version (0 without such rows); above `max_logprob_diff`, or with NaN in any "
@@ -194,6 +196,9 @@ _METHODS = _group(
         "serl/gap_mean": "as `rlsd/gap_mean`",
         "serl/action_token_fraction": "share of rescaled tokens; 0: no response had both tags, and SERL is GRPO",
         "opsd/dense_loss": "`jsd`: mean divergence, nats per token; `sampled`: −mean of δ_θ log π_θ",
+        "opd/dense_loss": "distillation loss: −mean of the log-ratio of teacher and policy times π_θ / π_old, or divergence",
+        "opd/gap_mean": "as `sdar/gap_mean`",
+        "opd/depth": "with `curriculum_iterations`: turns of each rollout that are distilled",
         "gigpo/step_advantage_std": "standard deviation of $A_{step}$ over turn rows, before ω",
         "gigpo/shared_anchor_fraction": "share of turn rows whose observation occurs more than once in their group",
         "stepopsd/rescaling": "λ of the iteration",

@@ -49,6 +49,8 @@ class Turn:
     A player creates the turn, and the episode adds observation, outcome, reward and ``invalid_action``. A player that
     writes no prompts and no responses, such as an expert, leaves every attribute except the action at its default.
 
+    A player of a chat API, which has no ids, sets ``messages`` and ``response``.
+
     Attributes:
         prompt_ids: int32 ``[P]``, the ordinary prompt P_k as sent to the engine.
         response_ids: int32 ``[y]``, the response as sampled, its stop token included.
@@ -69,6 +71,10 @@ class Turn:
         reasoning_tokens: number of reasoning tokens in the response; logged but not recorded.
         teacher_context: context of the teacher, which the env runner adds when the group is complete; ``None`` if the config has
             none. Not recorded with the trajectory.
+        admissible_actions: the actions that the environment offered before the decision; empty if it offered none.
+        past_turns: number of last turns that the environment's conversation contained before the decision; ``None``: all.
+        messages: chat messages that were sent in this turn and in no earlier one, as JSON; empty where there are ids.
+        response: the response of a chat API, with reasoning; empty where there are ids.
     """
 
     prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -86,6 +92,10 @@ class Turn:
     invalid_action: bool = False
     reasoning_tokens: int = 0
     teacher_context: TeacherContext | None = None
+    admissible_actions: tuple[str, ...] = ()
+    past_turns: int | None = None
+    messages: str = ""
+    response: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Send bytes: cloudpickle runs Python for every array and every dataclass with slots, most of the cost of sending a group.
@@ -117,6 +127,7 @@ class Trajectory:
     environment failed (``failed``; ``failed_by`` then names it, and ``error`` is the message). Failed rollouts never enter
     group statistics. ``rewards`` are sums of the environment's named rewards (``info["rewards"]``), and the parts that a
     reward function returns; they are logged but not recorded. ``function_reward`` is R_i by the run's reward function.
+    ``instruction`` is the task in words at the start, which prompts show.
     """
 
     task_id: str
@@ -132,6 +143,7 @@ class Trajectory:
     environment: str = ""
     rewards: dict[str, float] = field(default_factory=dict)
     function_reward: float | None = None
+    instruction: str = ""
 
     @property
     def episode_return(self) -> float:

@@ -29,7 +29,7 @@ def valid_config() -> TRIALConfig:
 @pytest.mark.parametrize(
     ("section", "settings", "message"),
     [
-        ("training", {"teacher_context": None}, "needs a teacher context"),
+        ("training", {"teacher_context": None}, "needs a teacher.*teacher_model"),
         ("training", {"minibatch_rows": 16}, "minibatch_rows is 16, below microbatch_rows, which is 32"),
         ("training", {"max_refills": 2}, "Set drop_zero_variance_groups too"),
         ("training", {"importance_mode": "sequence_mask"}, "importance_cap is None, so no token is weighted"),
@@ -111,7 +111,7 @@ def test_more_learners_than_trajectories_are_refused():
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("serl", {"teacher_context": None}, "SERLConfig needs a teacher context|there is no teacher"),
+        ("serl", {"teacher_context": None}, "SERLConfig needs a teacher"),
         ("grpo_opsd", {"gate_slope": 5.0}, "use sdar"),
         ("opsd", {"jsd_mix": 1.0}, "jsd_mix is 1.0"),
         ("grpo", {"teacher_sync_iterations": 10}, "teacher_context is None, so there is no teacher"),

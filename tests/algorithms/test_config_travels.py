@@ -17,7 +17,7 @@ def changed(method: str) -> GRPOConfig:
     config = new_config(method).environment("trial/ALFWorld-v0", env_config={"split": "generated"})
     return (
         config.rl_module(model_path="anything")
-        .training(group_size=5, lr=0.3)
+        .training(group_size=5, lr=0.3, teacher_model="another" if method == "opd" else None)
         .evaluation(evaluation_split="generated", evaluation_seed=4)
     )
 

@@ -91,6 +91,13 @@ CASES = [
     case("grpo_opsd", ref.grpo_opsd),
     case("opsd", ref.opsd_sampled, divergence="sampled"),
     case("opsd", ref.opsd_jsd),
+    case("opd", ref.opd),
+    case("opd", partial(ref.opd, clip=0.5, coefficient=0.7), distillation_clip=0.5, outcome_coeff=0.7),
+    # In iteration 30 of 60 the first half of the longest rollout's turns is distilled.
+    case("opd", partial(ref.opd), weighted(partial(ref.first_turns, share=0.5)), curriculum_iterations=60),
+    case("opd", ref.opsd_jsd, divergence="jsd"),
+    advantage_case("rft", ref.accepted, reward_threshold=1.0),
+    advantage_case("rft", ref.accepted, {"reward": "score"}, reward_threshold=0.2),
     # Both released modes, with the released statistics over rows and with those over trajectories.
     advantage_case("gigpo", ref.gigpo_advantages),
     *(

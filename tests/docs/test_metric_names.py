@@ -17,6 +17,7 @@ from tiny_run import ChanceEnv, config_of
 from user_env import registered
 
 import trial_ray
+from trial_ray import OPDConfig
 from trial_ray.algorithms import GRPO, TRIALConfig
 from trial_ray.algorithms.methods import method_names, new_config
 from trial_ray.metrics import GROUPS, METRICS
@@ -54,7 +55,10 @@ def learner_names(model_path: str) -> set[str]:
             if isinstance(config, TRIALConfig) and type(config) is not TRIALConfig:
                 continue
             config.environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
-            learner = build_learner(config.training(max_logprob_diff=100.0, importance_cap=2.0))
+            own = {"curriculum_iterations": 2} if isinstance(config, OPDConfig) else {}
+            own |= {"teacher_model": model_path, "max_logprob_diff": 100.0, "importance_cap": 2.0}
+            own |= {"teacher_model": None} if config.teacher_sync_iterations else {}
+            learner = build_learner(config.training(**own))
             for iteration in (1, 2):
                 update(learner, groups, iteration)
     # RLlib counts over all modules what it counts for each; there is one.

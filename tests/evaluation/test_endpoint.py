@@ -23,6 +23,8 @@ from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.endpoint import connect
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 from trial_ray.models.loading import load_tokenizer
+from trial_ray.prompts.messages import MessageWriter
+from trial_ray.rollout.recording import read_trajectories
 
 KEY = "sk-of-the-test-0123456789"
 VARIABLE = "ENDPOINT_TEST_SESAME"  # a name that nothing takes for a secret's
@@ -174,6 +176,34 @@ def test_interrupted_evaluation_continues(command, server, out, capsys):
     assert command("--model", "another", "--json", out) == 2
 
 
+def test_episodes_are_recorded_with_their_messages_and_continue(command, server, tmp_path, capsys):
+    recorded, messages = tmp_path / "recorded", tmp_path / "messages.jsonl"
+    reasoned = {"message": {"role": "assistant", "content": "purple", "reasoning_content": "It is royal."}}
+    server.script = [(200, {"json": {"choices": [reasoned]}}), chat("purple"), chat("purple"), None, (401, {})]
+    assert command("--record", recorded, "--max-concurrency", 1) == 2
+    assert command("--record", recorded) == 0
+    trajectories = read_trajectories(recorded / "trajectories")
+    assert sorted(each.task_id for each in trajectories) == sorted(
+        each.task_id for each in EvaluationResult.load(recorded / "evaluation.json").episodes
+    )
+    first = next(each for each in trajectories if len(each.turns) > 1).turns[0]
+    assert first.response == "<think>\nIt is royal.\n</think>\n\npurple"
+    assert json.loads(first.messages)[-1]["content"] == server.seen[0][2]["messages"][-1]["content"]
+    assert main(["export", str(recorded), "--messages", str(messages), *with_adapter(tmp_path)]) == 0
+    rows = [json.loads(line) for line in messages.read_text().splitlines()]
+    assert len(rows) == sum(len(each.turns) for each in trajectories)
+    assert sum(row["success"] for row in rows) == 7
+    assert KEY not in "".join(path.read_text(errors="replace") for path in recorded.rglob("*") if path.is_file())
+    capsys.readouterr()
+    assert main(["inspect", str(recorded), "--text", "--show", "1", *with_adapter(tmp_path)]) == 0
+    assert "user:" in capsys.readouterr().out
+
+
+def with_adapter(folder):
+    """Return the option with the adapter of :func:`command`."""
+    return ["--env-adapter", str(folder / "adapter.py")]
+
+
 NO_COMPLETIONS = {
     "down": (500, {}),
     "a page": (200, {"html": "<html><body>Sign in</body></html>"}),
@@ -221,7 +251,7 @@ def test_conversation_restarts_and_stop_strings_end_responses():
 
     settings = GRPOConfig().env_runners(prompt_style="conversation", stop_strings=["and", "</action>"])
     template = EnvironmentAdapter("mine/Any-v0").template("conversation")
-    player = endpoints.EndpointPlayer(Endpoint(), None, template, settings, 0)
+    player = endpoints.EndpointPlayer(Endpoint(), None, MessageWriter(template, 2), settings, 0)
     for task, past in (("first", 0), ("first", 1), ("second", 0)):
         turn = asyncio.run(player.act(StepResult("Look.", task, "", (), won=False, score=0.0, past_turns=past), [], 1))
     assert [len(messages) for messages in sent] == [2, 4, 2]

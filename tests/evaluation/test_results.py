@@ -14,7 +14,7 @@ from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.algorithms.startup import compare_initial_weights
 from trial_ray.errors import CheckpointError, EngineError, EnvironmentFaultError, UnsupportedError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet, EvaluationSetError
-from trial_ray.evaluation.player import oracle_protocol
+from trial_ray.evaluation.player import scripted_protocol
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.trajectory import EpisodeResult
 
@@ -86,7 +86,7 @@ def test_evaluation_set_does_not_depend_on_order_and_nests():
 def test_keyword_arguments_are_part_of_a_protocol():
     settings = {"split": "generated", "families": ("pick_and_place_simple",)}
     (entry,) = GRPOConfig().environment("trial/ALFWorld-v0", env_config=settings).environment_entries()
-    protocol = oracle_protocol(EvaluationSet("e", "s", ("a",)), entry)
+    protocol = scripted_protocol(EvaluationSet("e", "s", ("a",)), entry)
     assert protocol["env_config"] == {"families": ["pick_and_place_simple"]}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nano_model import save_nano_model
 from ray import cloudpickle
 from small_learners import build_learner, config_of, gradients, refuses, trained, update, weights, worst
 from synthetic_groups import synthetic_groups
@@ -19,6 +20,7 @@ from trial_ray.errors import ConfigError, MethodError
 from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.method import Divergence, Method
 from trial_ray.learner.rows import group_turn_rows
+from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.tiny import build_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
@@ -28,7 +30,7 @@ ACTIVE = {"hindsight_start_iteration": 1, "hindsight_coeff": 0.5, "clamp_alpha":
 """Settings with which TRIAL's dense term has an effect in the first update."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def groups():
     tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     texts = [f"<think>{thought}</think><action>{action}</action>" for thought in "ab" for action in ("look", "go to x")]
@@ -39,6 +41,8 @@ def groups():
 def learner_of(method: str, model_path: str, rule: type[Method] | None = None, **training) -> GRPOLearner:
     """Build a learner of a method or of a method's file, with another rule if given."""
     own = ACTIVE if method in ("trial", "uniform", "permuted") else {}
+    if method == "opd":
+        own = {"teacher_model": str(Path(model_path).parent / "teacher")}
     config = with_method(config_of("trial", model_path, **TRAINING), method).training(**own, **training)
     config.validate()
     learner = build_learner(config)
@@ -47,7 +51,17 @@ def learner_of(method: str, model_path: str, rule: type[Method] | None = None, *
     return learner
 
 
-@pytest.mark.parametrize("method", [*method_names(), "opsd-sampled"])
+@pytest.fixture(scope="module", autouse=True)
+def teacher_path(model_path) -> Path:
+    """A wider model than the policy, whose embedding is padded to another size."""
+    folder = save_nano_model(Path(model_path).parent / "teacher", seed=1, size="tiny")
+    lm = load_causal_lm(str(folder), "float32")
+    lm.resize_token_embeddings(lm.config.vocab_size + 3)
+    lm.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("method", [*method_names(), "opsd-sampled", "opd-jsd"])
 def test_every_method_trains(method, model_path, groups):
     name, _, divergence = method.partition("-")
     learner = learner_of(name, model_path, **({"divergence": divergence} if divergence else {}))
@@ -71,7 +85,38 @@ def test_the_divergence_is_that_of_the_sampled_policies(model_path, groups):
     assert worst(step(1.0, 1.2), once) > 1e-2
 
 
-# --- the stale teacher
+# --- teachers
+
+
+def test_teacher_model_scores_what_its_own_forward_pass_does(model_path, groups, teacher_path, tmp_path):
+    learner = learner_of("opd", model_path)
+    rows, _ = learner.scoring.scored_rows(groups, 1, None)
+    teacher, place = load_causal_lm(str(teacher_path), "float32"), 0
+    for turn in rows.turns:
+        ids = torch.from_numpy(np.concatenate([turn.prompt_ids, turn.response_ids])).long()
+        with torch.no_grad():
+            logprobs = teacher(input_ids=ids[None, :-1]).logits[0].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        expected = logprobs[-len(turn.response_ids) :]
+        found = rows.hindsight_logprobs[place : place + len(expected)]
+        assert (found - expected).abs().max() < 1e-5
+        place += len(expected)
+
+
+def test_teacher_model_neither_changes_nor_is_saved(model_path, groups, tmp_path):
+    learner = learner_of("opd", model_path)
+    before = teacher_weights(learner)
+    assert float(trained(learner, groups)["teacher"]["kl"]) > 0
+    learner.save_to_path(tmp_path)
+    assert not [*tmp_path.rglob("teacher")]
+    learner.restore_from_path(tmp_path)
+    assert torch.equal(teacher_weights(learner), before)
+
+
+def test_a_teacher_model_is_refused_beside_a_stale_teacher_or_for_lack_of_one(model_path):
+    with pytest.raises(ConfigError, match="teacher_model"):
+        learner_of("serl", model_path, teacher_model=model_path, teacher_sync_iterations=2)
+    with pytest.raises(ConfigError, match="teacher_model"):
+        config_of("opd", model_path).validate()
 
 
 def teacher_weights(learner: GRPOLearner) -> torch.Tensor:

@@ -12,6 +12,7 @@ import pytest
 import ray
 import small_learners
 import torch
+from nano_model import save_exact_model
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from small_learners import SPACES, build_learner, update, weights
@@ -31,7 +32,10 @@ from trial_ray.prompts.teacher_context import add_teacher_contexts
 def config_of(
     model_path: str, num_learners: int, sharding: str = "none", fsdp_size: int | None = None, method: str = "trial"
 ) -> GRPOConfig:
-    own = {"hindsight_coeff": 0.3} if method == "trial" else {}
+    own = {
+        "trial": {"hindsight_coeff": 0.3},
+        "opd": {"teacher_model": f"{model_path}-teacher", "teacher_context": "outcome"},
+    }.get(method, {})
     config = small_learners.config_of(
         method, model_path, model_dtype="float64", sharding=sharding, fsdp_size=fsdp_size, lr=1e-3, minibatch_rows=10,
         microbatch_rows=8, ref_kl_coeff=0.01, entropy_coeff=0.001, max_tokens_per_forward=60, **own,
@@ -109,15 +113,18 @@ def assert_training_continues_from_a_state(learners: LearnerGroup, groups) -> No
 @pytest.mark.long
 @pytest.mark.actors
 @pytest.mark.parametrize(
-    ("method", "metric"), [("trial", "dense_loss"), ("serl", "action_token_fraction"), ("opsd", "dense_loss")]
+    ("method", "metric"),
+    [("trial", "dense_loss"), ("serl", "action_token_fraction"), ("opsd", "dense_loss"), ("opd", "dense_loss")],
 )
 def test_several_learners_compute_and_record_what_one_does(
     method, metric, ray_session, exact_model_path, groups, tmp_path
 ):
     """Gradients are summed in many buckets, and some learners have no microbatch of a minibatch.
 
-    SERL masks tokens by their texts; OPSD's divergence scores the teacher context in the training pass.
+    SERL masks tokens by their texts; OPSD's divergence scores the teacher context in the training pass, OPD's teacher is another
+    model.
     """
+    save_exact_model(Path(f"{exact_model_path}-teacher"), seed=1)
 
     def sum_in_small_buckets(learner):
         from trial_ray.learner import exchange

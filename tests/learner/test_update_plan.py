@@ -142,7 +142,7 @@ def row_gradients(rows: TurnRows, mean: str, microbatch_rows: int, num_learners:
     outputs = {"logprobs": 0.9 * rows.logprobs, "entropy": torch.ones_like(rows.logprobs)}
     outputs = {name: value.requires_grad_() for name, value in outputs.items()}
     total = torch.zeros((), dtype=torch.float64)
-    for microbatch in plan.weighted_by(rows.eligible()).steps[0]:
+    for microbatch in plan.weighted_by((rows.num_eligible() > 0).astype(int)).steps[0]:
         part = {name: value[rows.token_positions(microbatch.rows)] for name, value in outputs.items()}
         tokens = TokenBatch.from_rows(rows, microbatch.rows, "cpu")
         total = total + microbatch.weight * microbatch_loss(Method(config), config, tokens, part, 1)[0]

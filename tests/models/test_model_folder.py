@@ -10,10 +10,17 @@ from huggingface_hub import constants
 from nano_model import save_nano_model
 
 from trial_ray.adapters import EnvironmentAdapter
-from trial_ray.algorithms import GRPOConfig, TRIALConfig
-from trial_ray.algorithms.startup import initial_policy, require_initial_policy, require_tokens, warm_start_settings
+from trial_ray.algorithms import GRPO, GRPOConfig, TRIALConfig
+from trial_ray.algorithms.startup import (
+    initial_policy,
+    require_initial_policy,
+    require_tokens,
+    teacher_digest,
+    warm_start_settings,
+)
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.folders import model_folder
+from trial_ray.models.loading import load_tokenizer
 from trial_ray.models.model_shape import stop_token_ids
 from trial_ray.runs.checkpoints import export_model, find_model
 
@@ -111,3 +118,30 @@ def test_a_warm_start_is_made_with_the_prompts_of_training():
     assert warm_start_settings(config)[1] == list(config.adapters)
     with pytest.raises(ConfigError, match="response_style"):
         require_initial_policy(config.rl_module(warm_start={"response_style": "plain"}))
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(model_path, tmp_path):
+    """The padding of an embedding is not part of the vocabulary."""
+    config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
+    require_tokens(config.training(teacher_model=model_path), [])
+    tokenizer = load_tokenizer(model_path)
+    for change in (
+        lambda: tokenizer.add_tokens(["another"]),
+        lambda: tokenizer.add_special_tokens({"pad_token": "look"}),
+    ):
+        change()
+        tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match=r"'another'|'look'"):
+            require_tokens(config.training(teacher_model=str(tmp_path)), [])
+
+
+def test_a_run_continues_only_with_the_weights_of_its_teacher(model_path, tmp_path):
+    config = GRPOConfig().training(teacher_model=model_path)
+    digest = teacher_digest(config)
+    other = teacher_digest(config.copy().training(teacher_model=str(save_nano_model(tmp_path, seed=1))))
+    assert digest != other
+    algorithm = object.__new__(GRPO)
+    algorithm.config, algorithm.teacher_weights = config, digest
+    for recorded in (other, None):
+        with pytest.raises(CheckpointError, match="teacher"):
+            algorithm.set_state({"teacher_weights": recorded})

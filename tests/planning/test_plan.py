@@ -201,6 +201,7 @@ def test_time_follows_learners_sharding_and_teacher_context(qwen3):
     assert four["sampling"] == eight["sampling"]
     assert seconds(teacher_context="outcome")["scoring"] == pytest.approx(1.3 * eight["scoring"])
     assert seconds(teacher_context="skill")["scoring"] == pytest.approx(2 * eight["scoring"])
+    assert seconds(teacher_share=3.0)["scoring"] == pytest.approx(4 * eight["scoring"])
 
 
 # -- refused runs and the command --------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class TurnRecord:
     tokens: list[Token]
     reward: float = 0.0
     advantage: float = 0.0
-    weight: float = 0.0
+    weight: float = 1.0
     truncated: bool = False
     masked: Token | None = None
     """A token outside the mask; the loops ignore it."""
@@ -166,6 +166,18 @@ def agentopsd_advantages(turns, revision_mix=0.5, revision_bound=0.2, belief_dec
             change = revision_bound * bounded(sign * (value - center) / (spread + 1e-6), 1.0)
             result.append(advantage * (1 + revision_mix * change))
     return result
+
+
+def accepted(turns, reward_threshold):
+    """1 for the turns of rollouts that reached the threshold; 0.2 is below every score, 1 is only reached by success."""
+    return [float(reward_threshold < 0.25 or turn.success) for turn in turns]
+
+
+def first_turns(turns, share):
+    """1 for the turns within the share of the longest rollout, rounded up, else 0."""
+    rollouts = [[turn for turn, _ in rows] for rows in _consecutive(turns, turns)]
+    depth = math.ceil(share * max(map(len, rollouts)))
+    return [float(place < depth) for rollout in rollouts for place in range(len(rollout))]
 
 
 # --- profiles
@@ -305,6 +317,17 @@ def opsd_sampled(turns):
 
 def opsd_jsd(turns):
     return mean([token.divergence for turn in turns for token in turn.tokens])
+
+
+def opd(turns, clip=math.inf, coefficient=0.0):
+    """The reverse KL of sampled tokens times the ratio to the old policy; a turn's weight is 0 beyond the curriculum's depth."""
+    loss, _ = outcome(turns, lambda turn, t: coefficient * turn.advantage, kl=0.0, entropy=0.0)
+    terms = [
+        turn.weight * bounded(t.teacher - t.here, clip) * torch.exp(t.logp - t.old)
+        for turn in turns
+        for t in turn.tokens
+    ]
+    return loss - mean(terms)
 
 
 # --- ragged bookkeeping

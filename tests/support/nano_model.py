@@ -11,22 +11,22 @@ from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 
 
-def save_nano_model(folder: Path, seed: int = 0) -> Path:
-    """Write an untrained model of size ``nano`` and its tokenizer to ``folder`` (created), in Hugging Face format."""
+def save_nano_model(folder: Path, seed: int = 0, size: str = "nano") -> Path:
+    """Write an untrained model and its tokenizer to ``folder`` (created), in Hugging Face format."""
     tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
-    build_tiny_model(tokenizer, "nano", seed).save_pretrained(folder)
+    build_tiny_model(tokenizer, size, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def save_exact_model(folder: Path) -> Path:
+def save_exact_model(folder: Path, seed: int = 0) -> Path:
     """Like :func:`save_nano_model`, of an architecture that computes all that has a gradient in its own precision.
 
     Qwen and Llama normalise in float32 even in a float64 model, which rounds the gradient of a node that rows share once, and
     those of the same token in separate rows each.
     """
     tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = Starcoder2Config(
         vocab_size=len(tokenizer),
         hidden_size=32,

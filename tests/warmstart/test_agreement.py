@@ -39,7 +39,7 @@ def test_area_is_the_share_of_pairs_in_the_right_order():
 
 def test_gaps_are_mean_differences_of_the_two_views(untrained):
     with HeldOutGames(replace(untrained, settings=replace(SETTINGS, evaluation_games=2)), EVALUATED) as games:
-        trajectories = games.play()
+        trajectories = games.play_policy()
     expected = []
     for trajectory in trajectories:
         for turn, context in zip(trajectory.turns, outcome_contexts(trajectory, untrained.tokenizer), strict=True):
@@ -73,7 +73,9 @@ def test_decisive_and_wasted_turns_have_different_gaps(untrained, monkeypatch):
     settings = replace(SETTINGS, evaluation_games=4)
     policy = replace(untrained, settings=settings, entry=HOME.with_config(max_turns=12))
     with HeldOutGames(policy, EVALUATED) as games:
-        wrapped = SimpleNamespace(play=lambda wrap: games.play(lambda task, _, env: wrap(task, scripted(env), env)))
+        wrapped = SimpleNamespace(
+            play_policy=lambda wrap: games.play_policy(lambda task, _, env: wrap(task, scripted(env), env))
+        )
         agreement = compare_with_expert(policy, wrapped)
     figures = agreement.figures
     assert figures["won"] == figures["games"] == 4

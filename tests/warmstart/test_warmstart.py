@@ -43,7 +43,7 @@ from trial_ray.warmstart.cloning import (
     shared_prefix_loss,
     updates,
 )
-from trial_ray.warmstart.demonstrations import collect, encode_response, to_examples
+from trial_ray.warmstart.demonstrations import collect, response_text, to_examples
 from trial_ray.warmstart.policy import HeldOutGames, Policy, load_policy, set_threads
 from trial_ray.warmstart.settings import CHECKED
 
@@ -186,7 +186,7 @@ def test_response_continues_the_text_that_the_prompt_opened(special):
     tokenizer = published_tokenizer("qwen3_5_think", special)
     writer = PromptBuilder(tokenizer, ADAPTER.template("tagged"), 4096)
     prompt = writer.build(task="look", observation="A room.", admissible_actions=["look"], history=[], step=1)
-    ids = encode_response(tokenizer, "look", "tagged", writer.responses.opened(prompt.ids, prompt.insert_at))
+    ids = writer.encode(prompt, response_text("look", "tagged"))
     assert tokenizer.decode(ids) == "\n</think>\n<action>look</action><|im_end|>"
     assert ids[1] == tokenizer.convert_tokens_to_ids("</think>")
     assert writer.read(prompt, ids).valid
@@ -263,10 +263,12 @@ def test_end_tokens_end_responses_but_not_in_actions(tokenizer, policy):
     untrained = policy(seed=7)
     untrained.model.generation_config.eos_token_id = list(range(len(tokenizer)))
     with HeldOutGames(untrained, CHECKED) as games:
-        trajectories = games.play()
+        trajectories = games.play_policy()
     assert {len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns} == {1}
     for style in ("plain", "tagged"):
-        ids = encode_response(tokenizer, f"open {tokenizer.eos_token} drawer", style)
+        writer = PromptBuilder(tokenizer, ADAPTER.template(style), 512)
+        prompt = writer.build(task="look", observation="A room.", admissible_actions=(), history=[], step=1)
+        ids = writer.encode(prompt, response_text(f"open {tokenizer.eos_token} drawer", style))
         assert np.flatnonzero(ids == tokenizer.eos_token_id).tolist() == [len(ids) - 1]
 
 
@@ -281,12 +283,12 @@ def test_failed_games_are_not_counted_and_their_environments_replaced(policy, mo
 
     monkeypatch.setattr(GuardedEnv, "reset", reset)
     with HeldOutGames(policy(seed=7), CHECKED) as games:
-        assert len(games.play()) == 1
+        assert len(games.play_policy()) == 1
         assert "2 of 3 held-out games failed" in caplog.text
-        assert len(games.play()) == 3
+        assert len(games.play_policy()) == 3
         failing.update(range(99))
         with pytest.raises(InfrastructureError):
-            games.play()
+            games.play_policy()
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,14 @@ class SolutionReader(Demonstrator, Protocol):
         """Receive the ``walkthrough`` of the episode that ``reset`` started; empty if the environment has no solution."""
 
 
+@runtime_checkable
+class Speaker(Demonstrator, Protocol):
+    """Expert that also writes whole responses, with reasoning."""
+
+    def response(self, action: str) -> str:
+        """Write the response with an action that ``act`` could have chosen, in the form that the prompt style requests."""
+
+
 def begin(
     demonstrator: Demonstrator, task: str, observation: str, seed: int, solution: Callable[[], Sequence[str]]
 ) -> None:

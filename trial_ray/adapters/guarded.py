@@ -105,6 +105,11 @@ class GuardedEnv:
         """Name of the environment in records."""
         return self._entry.name
 
+    @property
+    def adapter(self) -> EnvironmentAdapter:
+        """Adapter of the environment."""
+        return self._entry.adapter
+
     def make(self, task_id: str) -> gymnasium.Env[Any, Any]:
         """Return the instance, which is created for the task ``task_id`` if it does not exist.
 

@@ -23,12 +23,19 @@ from trial_ray.algorithms.placement import create_engines, learners_in, require_
 from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampled_batch import SampledBatch
 from trial_ray.algorithms.sampling import GroupSampler
-from trial_ray.algorithms.startup import compare_initial_weights, list_tasks, require_memory, require_tokens, resolved
+from trial_ray.algorithms.startup import (
+    compare_initial_weights,
+    list_tasks,
+    require_memory,
+    require_tokens,
+    resolved,
+    teacher_digest,
+)
 from trial_ray.algorithms.timeline import Timeline, collect_timeline
 from trial_ray.config.sampling import actor_range
 from trial_ray.engines.pool import FAULTS, answers
 from trial_ray.engines.requirements import require_engine
-from trial_ray.errors import ConfigError, InfrastructureError
+from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import EvaluationPlayer, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult
@@ -139,6 +146,7 @@ class GRPO(RLlibCalls):
             self.sampler = GroupSampler(config, self.tasks, self.workers, version=lambda: self.weight_version)
             self._sync_weights()
             self.initial_weights = {"checksum": self.weights_checksum, "dtype": config.engine_dtype()}
+            self.teacher_weights = teacher_digest(config)
             self.learner_group.weights_set = self._send_set_weights
             if not in_trial:  # A Tune trial cannot use more than its placement group.
                 self.workers.grow()
@@ -408,14 +416,21 @@ class GRPO(RLlibCalls):
             "weight_version": self.weight_version,
             "health_checks": self.health_checks.get_state(),
             "initial_weights": self.initial_weights,
+            "teacher_weights": self.teacher_weights,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from a state of :meth:`get_state`; weights in the state are sent to the engines.
 
         Raises:
-            CheckpointError: the state is of another model, or has LoRA adapters that were trained on another model.
+            CheckpointError: the state is of another model or another teacher model, or has LoRA adapters that were trained on
+                another model.
         """
+        if (recorded := state.get("teacher_weights", self.teacher_weights)) != self.teacher_weights:
+            raise CheckpointError(
+                f"teacher_model={self.config.teacher_model!r} has weights with the digest {self.teacher_weights}, but the run's "
+                f"teacher had {recorded}. Restore the run's teacher_model, or start a new run."
+            )
         if "tasks" in state:
             self.sampler.set_state(state["tasks"])
             self.weight_version = state["weight_version"]

@@ -381,7 +381,8 @@ class BuildCalls(RunSettings, AlgorithmConfig):
             "compile_layers": self.compile_layers,
             "lora": self.lora_settings(),
             "with_reference": self.ref_kl_coeff > 0,
-            "with_teacher": self.teacher_sync_iterations is not None,
+            "with_stale_teacher": self.teacher_sync_iterations is not None,
+            "teacher_model": self.teacher_model,
         }
 
 

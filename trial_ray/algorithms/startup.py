@@ -25,6 +25,7 @@ from trial_ray.engines.requirements import require_engine, require_engine_argume
 from trial_ray.engines.settings import check_positions
 from trial_ray.errors import CheckpointError, ConfigError, EnvironmentFaultError, TrialRayError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
+from trial_ray.files import files_digest
 from trial_ray.models.folders import PREFIX, model_folder, packaged_folder
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.planning.fit import Machine, require_fit
@@ -64,6 +65,8 @@ def require_inputs(config: RunSettings) -> None:
             entry.tasks()
     for entry in config.evaluation_entries():
         EvaluationSet.choose(entry.env_id, entry.split, entry.tasks(), config.evaluation_num_tasks)
+    if config.teacher_model is not None:
+        policy_folder(config.teacher_model)
     path = config.model_path if config.warm_start is None else config.warm_start.get("model_path")
     folder = None if path is None else policy_folder(str(path))
     require_engine_arguments(
@@ -195,7 +198,7 @@ def episodes_at_once(config: RunSettings) -> int:
 def resolved(config: Config, folder: Path | None) -> Config:
     """Return the config, frozen, with a model folder and the date that chat templates may show.
 
-    The folder, created or downloaded once, replaces warm-start settings, a hub name or a packaged model's name.
+    Folders, created or downloaded once, replace warm-start settings, a hub name or a packaged model's name, also the teacher's.
 
     Args:
         config: config of the run.
@@ -203,6 +206,8 @@ def resolved(config: Config, folder: Path | None) -> Config:
     """
     resolved_config: Any = config.copy(copy_frozen=False)
     resolved_config.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
+    if config.teacher_model is not None:
+        resolved_config.teacher_model = policy_folder(config.teacher_model)
     for name in ("trajectories_folder", "training_folder"):
         if folder is not None and getattr(config, name):
             setattr(resolved_config, name, str(folder / getattr(config, name)))
@@ -211,7 +216,8 @@ def resolved(config: Config, folder: Path | None) -> Config:
 
 
 def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:
-    """Reject limits that the first prompts, or the text around a teacher context, exceed with the policy's tokenizer.
+    """Reject limits that the first prompts, or the text around a teacher context, exceed with the policy's tokenizer, and a teacher
+    model with another vocabulary.
 
     Returns:
         The tokenizer's chat template, as returned by :func:`describe_chat_template`.
@@ -223,10 +229,42 @@ def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[st
     described = describe_chat_template(tokenizer, template_options(config))
     for entry, task, shown in first_turns:
         require_first_prompt(prompt_writer(tokenizer, config, entry.adapter), shown, entry.name, task)
+    if config.teacher_model is not None:
+        require_same_vocabulary(tokenizer, config.teacher_model)
     if config.teacher_context is not None:
         require_room(FRAMES[config.teacher_context], tokenizer, config.max_outcome_tokens)
         check_positions(str(config.model_path), config.row_tokens() + config.max_outcome_tokens)
     return described
+
+
+def require_same_vocabulary(tokenizer: Any, teacher_model: str) -> None:
+    """Reject a teacher that reads other tokens than the policy writes; a larger padding of its embedding does not matter.
+
+    Args:
+        tokenizer: the policy's tokenizer.
+        teacher_model: folder of the teacher.
+
+    Raises:
+        ConfigError: a token, its id or a special token differs; the message names the first difference.
+    """
+    teacher = load_tokenizer(teacher_model)
+    vocabularies = [{index: token for token, index in each.get_vocab().items()} for each in (tokenizer, teacher)]
+    special = [{token: token for token in each.all_special_tokens} for each in (tokenizer, teacher)]
+    for kind, (own, other) in (("token", vocabularies), ("special token", special)):
+        if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
+            key = differing[0]
+            raise ConfigError(
+                f"teacher_model={teacher_model!r} has another vocabulary than the policy: {kind} {key!r} is "
+                f"{other.get(key)!r} for the teacher and {own.get(key)!r} for the policy ({len(differing)} differ). Choose a "
+                "teacher of the policy's family."
+            )
+
+
+def teacher_digest(config: RunSettings) -> str | None:
+    """Return the digest of the teacher model's weights, which checkpoints record; ``None`` without a teacher model."""
+    if config.teacher_model is None:
+        return None
+    return files_digest(Path(config.teacher_model).glob("*.safetensors"))
 
 
 def require_memory(config: RunSettings) -> None:

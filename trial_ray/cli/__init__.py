@@ -1,8 +1,7 @@
 """The ``trial-ray`` command. ``main`` is in this module; each other module has one or several commands:
 
 - ``console``: output, error messages, exit codes, and how a command is declared
-- ``train``, ``evaluate``, ``plan``, ``doctor``: the commands of these names; ``train`` also has ``warmstart``, ``doctor`` also
-  has ``data``
+- ``train``, ``evaluate``, ``sft``, ``plan``, ``doctor``: the commands of these names; ``doctor`` also has ``data``
 - ``paths``: the commands that read a run folder: ``report``, ``inspect``, ``export`` and ``replay``
 """
 
@@ -23,7 +22,7 @@ from typing import Any
 import shtab
 
 from trial_ray import __version__
-from trial_ray.cli import console, doctor, evaluate, paths, plan, sweep, train
+from trial_ray.cli import console, doctor, evaluate, paths, plan, sft, sweep, train
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.runs.storage import StoredCopy
 from trial_ray.termination import termination_as_interrupt
@@ -35,7 +34,7 @@ COMMANDS = {
     "report": paths.report,
     "inspect": paths.inspect,
     "replay": paths.replay,
-    "warmstart": train.warmstart,
+    "sft": sft.sft,
     "export": paths.export,
     "data": doctor.data,
     "plan": plan.plan,

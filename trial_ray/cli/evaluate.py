@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
     from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult
-    from trial_ray.trajectory import EpisodeResult
+    from trial_ray.trajectory import EpisodeResult, Trajectory
 
     Play = Callable[[dict[str, EpisodeResult], Callable[[EpisodeResult], None]], EvaluationResult]
     from trial_ray.adapters.adapter import EnvironmentAdapter
 
-ORACLE = "oracle"
+ORACLE, EXPERT = SCRIPTED = ("oracle", "expert")
+"""Players without a model: the environment's own solutions, and the expert of its adapter."""
+RECORDED_EVALUATION = "evaluation.json"
+"""File in a folder of recorded episodes with their results and their protocol."""
 
 
 def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tuple[GRPOConfig | None, Json]:
@@ -69,10 +73,10 @@ def checkpoint_config(
     """Return the config for the evaluation of a checkpoint.
 
     If the checkpoint is in a run folder, the config has the settings of the run at the checkpoint's iteration. For
-    :data:`ORACLE` it has no model.
+    :data:`SCRIPTED` players it has no model.
 
     Args:
-        checkpoint: a run folder, a checkpoint, a model folder, or :data:`ORACLE`.
+        checkpoint: a run folder, a checkpoint, a model folder, or a name of :data:`SCRIPTED`.
         env: the environment's id; ``None``: the environment of the run.
         split: the environment's split; ``None``: the split of the run's evaluation set.
         overrides: ``key=value`` overrides of other settings.
@@ -88,7 +92,7 @@ def checkpoint_config(
     from trial_ray.adapters.registry import find_spec
 
     env = env and find_spec(env).id  # An id such as MODULE:ID imports MODULE, which a run's record may not do.
-    model = None if checkpoint == ORACLE else find_model(checkpoint)
+    model = None if checkpoint in SCRIPTED else find_model(checkpoint)
     recorded, labels = recorded_config(model, adapters) if model else (None, {})
     # An evaluation trains nothing, so the requirements of a method are not checked.
     config = with_method(recorded or new_config("grpo"), "grpo")
@@ -122,7 +126,7 @@ def checkpoint_config(
     config.rl_module(model_path=str(model) if model else None, warm_start=None)
     config.evaluation(evaluation_split=split, evaluation_env_config={}, evaluation_seed=SEED)
     config.recording(trajectories_folder=None)
-    config.training(teacher_context=None, teacher_sync_iterations=None)
+    config.training(teacher_context=None, teacher_model=None, teacher_sync_iterations=None)
     config = apply_overrides(config, overrides)
     config.env_config = {"split": split, **config.env_config}  # --set env_config={…} replaces the whole dict
     # The labels describe the run's model, not another one that --set names.
@@ -158,7 +162,7 @@ def _group(title: str, *arguments: Callable[[Any], Any]) -> Callable[[ArgumentPa
 
 
 @command(
-    "success of a checkpoint, an endpoint or the oracle, by family",
+    "success of a checkpoint, an endpoint, the oracle or the expert, by family",
     """examples:
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate runs/my-run --split valid_unseen --json unseen.json
@@ -169,18 +173,27 @@ def _group(title: str, *arguments: Callable[[Any], Any]) -> Callable[[ArgumentPa
   trial-ray evaluate models/start --hindsight --json hindsight.json
 
 CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, a Hugging Face model folder, the URI of one, a name on the model
-hub, or package:NAME. A checkpoint inside a run folder is evaluated with the settings that the run had then (prompt, limits,
-engine); --set replaces them.
+hub, or package:NAME. `oracle` replays the environment's solutions, `expert` plays as the demonstrator of its adapter does. A
+checkpoint inside a run folder is evaluated with the settings that the run had then (prompt, limits, engine); --set replaces them.
 The game data are found through the environment's own rules, or with --set env_config.data=FOLDER.
-With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
+With --json FILE or --record DIR, finished episodes are kept as they come: the same command continues an evaluation that was
+interrupted.
 --endpoint plays with a model behind an OpenAI-compatible chat API; a CHECKPOINT given too only provides the settings.
 Responses are seeded by their tasks: results do not depend on the number of env runners and engines, up to rounding.
 
 --hindsight measures instead whether the hindsight log-ratio (Eq. 4) of the model separates wasted from planned actions, in held-out
 games of a warm start. Without such a signal TRIAL has nothing to learn from: measure it before a long run. A model of a run or
-of `trial-ray warmstart` plays with the settings that made it; --set changes fields of trial_ray.warmstart.WarmStartSettings.
+of `trial-ray sft --from expert` plays with the settings that made it; --set changes fields of
+trial_ray.warmstart.WarmStartSettings.
 """,
-    option("policy", "what to evaluate, see below", "CHECKPOINT|oracle", readable(1), nargs="?", default=Path(ORACLE)),
+    option(
+        "policy",
+        "what to evaluate, see below",
+        "CHECKPOINT|oracle|expert",
+        readable(1),
+        nargs="?",
+        default=Path(ORACLE),
+    ),
     option("--env", "environment, e.g. trial/ALFWorld-v0 (default: the environment of CHECKPOINT's run)", "ID"),
     option(
         "--split",
@@ -221,18 +234,31 @@ of `trial-ray warmstart` plays with the settings that made it; --set changes fie
         option("--request-timeout", "seconds for a request (default: 120)", "S", positive, default=120),
         option("--body", "fields added to each request; null removes a field", "JSON", _json_object, default={}),
     ),
+    option(
+        "--record",
+        "record every episode with its prompts and responses in a new folder, which `inspect`, `export` and `sft` read; continues "
+        "an interrupted evaluation",
+        "DIR",
+        Path,
+    ),
     ENV_ADAPTER,
     SET,
 )
 def evaluate(args: Namespace) -> None:
     """Play the episodes that are not in the result file yet, save them, and print the table."""
     from trial_ray.adapters.registry import load_adapters
-    from trial_ray.evaluation.player import evaluate_oracle, oracle_protocol
+    from trial_ray.evaluation.player import ExpertPlayer, WalkthroughPlayer, evaluate_scripted, scripted_protocol
     from trial_ray.evaluation.results import EpisodeJournal
+    from trial_ray.rollout.recording import write_episode
+    from trial_ray.runs.folder import RunFolder
 
     if bool(args.endpoint) != bool(args.model):
         raise UserInputError("--endpoint URL and --model NAME belong together; give both or none.")
     if args.hindsight:
+        if args.record:
+            raise UserInputError(
+                "--record keeps the episodes of an evaluation; --hindsight writes its turns with --json FILE."
+            )
         measure_hindsight(args)
         return
     if args.demonstrator is not None:
@@ -241,32 +267,43 @@ def evaluate(args: Namespace) -> None:
     config, labels = checkpoint_config(policy, args.env, args.split, args.overrides, adapters)
     (entry,) = config.environment_entries()
     evaluation_set = choose_evaluation_set(entry, args.tasks or "full")
+    recording = RunFolder.of_recording(args.record, config, sys.argv) if args.record else None
+    record = partial(write_episode, recording.trajectories) if recording else lambda trajectory: None
     if args.endpoint:
-        protocol, weights, play = _endpoint_player(args, config, evaluation_set, entry)
+        protocol, weights, play = _endpoint_player(args, config, evaluation_set, entry, record)
         labels = {"method": "endpoint", "backbone": args.model, "seed": None}
-    elif policy == ORACLE:
+    elif policy in SCRIPTED:
         if config.model_path is not None:
-            raise UserInputError(f"The oracle plays without a model. Name {config.model_path} in place of {ORACLE}.")
-        protocol, weights = oracle_protocol(evaluation_set, entry), ""
-        play = partial(evaluate_oracle, evaluation_set, entry)
+            raise UserInputError(f"The {policy} plays without a model. Name {config.model_path} in place of {policy}.")
+        scripted = {ORACLE: WalkthroughPlayer, EXPERT: ExpertPlayer}[policy]
+        protocol, weights = scripted_protocol(evaluation_set, entry), "" if policy == ORACLE else policy
+        play = partial(evaluate_scripted, scripted, evaluation_set, entry, record=record)
     else:
         protocol, weights, play = _checkpoint_player(config, evaluation_set, entry, policy, args.verbose)
-    with EpisodeJournal(args.json, protocol, weights) as journal:
+    file: Path | None = args.json or (recording.path / RECORDED_EVALUATION if recording else None)
+    with EpisodeJournal(file, protocol, weights) as journal:
         result = journal.result
         if result is not None:
-            show(f"nothing was played: {args.json} has this evaluation")
+            show(f"nothing was played: {file} has this evaluation")
         else:
             with _episode_bar(len(evaluation_set), journal) as on_episode:
                 result = play(journal.episodes, on_episode)
             result.weights, result.labels = weights, labels
             journal.finish(result)
     output().print(result.table(title=f"{result.policy} · {result.protocol['env']} · {result.protocol['split']}"))
+    if recording is not None:
+        recording.set_state("done")
+        show(f"recorded: {recording.path}")
     if args.json:
         show(f"episodes: {args.json}")
 
 
 def _endpoint_player(
-    args: Namespace, config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry
+    args: Namespace,
+    config: GRPOConfig,
+    evaluation_set: EvaluationSet,
+    entry: EnvironmentEntry,
+    record: Callable[[Trajectory], None],
 ) -> tuple[Json, str, Play]:
     """Connect to an endpoint; return the same as :func:`_checkpoint_player`, with a name in place of the checksum."""
     from trial_ray.evaluation.endpoint import ChatEndpoint, connect, endpoint_protocol, evaluate_endpoint
@@ -277,7 +314,7 @@ def _endpoint_player(
     if endpoint.uncontrolled:
         show(f"the server decides: {', '.join(endpoint.uncontrolled)} (recorded in the protocol, not compared)")
     protocol = endpoint_protocol(config, evaluation_set, entry, endpoint)
-    play = partial(evaluate_endpoint, evaluation_set, entry, config, endpoint, args.max_concurrency)
+    play = partial(evaluate_endpoint, evaluation_set, entry, config, endpoint, args.max_concurrency, record=record)
     return protocol, f"{endpoint.model} at {endpoint.url}", play
 
 
@@ -298,7 +335,8 @@ def _checkpoint_player(
 
     def play(known: dict[str, EpisodeResult], on_episode: Callable[[EpisodeResult], None]) -> EvaluationResult:
         with ray_session(verbose), evaluator.playing() as player:
-            result = player.play(evaluation_set, entry, known=known, on_episode=on_episode)
+            recorded = config.trajectories_folder is not None
+            result = player.play(evaluation_set, entry, known=known, on_episode=on_episode, recorded=recorded)
         result.policy = policy
         return result
 
@@ -335,7 +373,7 @@ def measure_hindsight(args: Namespace) -> None:
     from trial_ray.warmstart.agreement import measure_agreement
     from trial_ray.warmstart.policy import recorded_settings
 
-    if args.endpoint or args.split or isinstance(args.tasks, str) or str(args.policy) == ORACLE:
+    if args.endpoint or args.split or isinstance(args.tasks, str) or str(args.policy) in SCRIPTED:
         raise UserInputError(
             "--hindsight plays held-out games of a warm start with a model: name a checkpoint or a model folder, give the number "
             "of games with --tasks N, and leave out --split and --endpoint."

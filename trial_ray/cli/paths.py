@@ -139,18 +139,38 @@ def _print(run: RecordedRun, number: int | None) -> None:
   trial-ray export runs/my-run exported/agent
   trial-ray export runs/my-run/checkpoints/000020 exported/agent
   trial-ray export runs/my-lora-run exported/adapter --adapter
+  trial-ray export recorded --messages messages.jsonl       recorded episodes as chat messages
 
 DIR then loads with transformers (AutoModelForCausalLM.from_pretrained) and serves with vLLM (vllm serve DIR
 --generation-config vllm). If a run trained an adapter (lora_rank), it is merged into the weights; --adapter copies only the
 adapter, for peft.
+--messages writes the recorded episodes of a run, or of `evaluate --record DIR`, with one JSON object per conversation, which
+Hugging Face datasets and TRL's SFTTrainer read.
 """,
-    option("checkpoint", "a checkpoint, or a run folder (its newest), or the URI of one", "CHECKPOINT", readable(1)),
-    option("folder", "a new folder", "DIR", Path),
+    option(
+        "checkpoint",
+        "a checkpoint, or a run folder (its newest), or the URI of one; with --messages a folder with recorded episodes",
+        "CHECKPOINT",
+        readable(1),
+    ),
+    option("folder", "a new folder", "DIR", Path, nargs="?"),
     flag("--adapter", "copy only the adapter, in the format of peft"),
+    option("--messages", "write recorded episodes as chat messages instead", "FILE.jsonl", Path),
+    console.ENV_ADAPTER,
 )
 def export(args: Namespace) -> None:
-    """Copy the Hugging Face model out of a checkpoint."""
+    """Copy the Hugging Face model out of a checkpoint, or write recorded episodes as messages."""
+    if (args.folder is None) == (args.messages is None):
+        raise UserInputError(
+            "Name either the new folder of the model, DIR, or a file for recorded episodes, --messages FILE."
+        )
+    if args.messages is not None:
+        from trial_ray.adapters.registry import load_adapters
+        from trial_ray.sft.messages import write_messages
 
+        number = write_messages(args.checkpoint, args.messages, load_adapters(args.env_adapters))
+        show(f"{number:,} conversations: {args.messages}")
+        return
     target = export_model(args.checkpoint, args.folder, adapter=args.adapter)
     show(f"{'adapter' if args.adapter else 'model'}: {target}")
 

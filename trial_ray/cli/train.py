@@ -1,4 +1,4 @@
-"""``trial-ray train FILE``: trains an agent from an experiment file. ``trial-ray warmstart``: clones an expert into a model."""
+"""``trial-ray train FILE``: trains an agent from an experiment file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_of, with_method
 from trial_ray.cli import console as terminal
-from trial_ray.cli.console import ENV_ADAPTER, SET, command, folder_or_uri, one_of, option, positive, show
+from trial_ray.cli.console import command, folder_or_uri, one_of, option, positive
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
-from trial_ray.runs.experiment import apply_overrides, load_experiment, override_dataclass
+from trial_ray.runs.experiment import apply_overrides, load_experiment
 from trial_ray.runs.terminal import library_log, print_overview, say, waiting
 
 if TYPE_CHECKING:
@@ -195,28 +195,3 @@ def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
     if recorded != method and not moved:
         raise CheckpointError(f"{path} was trained with {recorded}, not {method}. Resume it with --method {recorded}.")
     return folder
-
-
-@command(
-    "clone an expert into a model, to train from",
-    """examples:
-  trial-ray warmstart                                          the tiny default model, on generated games
-  trial-ray warmstart --out models/start --set games=1000
-  trial-ray warmstart --model path/to/hf_model --set optimizer=adamw --set learning_rate=1e-5 --set response_style=tagged
-
-The result is cached: the same settings return at once. Settings are the fields of
-trial_ray.warmstart.WarmStartSettings.
-""",
-    option("--model", "Hugging Face model folder (default: a tiny model from scratch)", "PATH"),
-    option("--seed", "seed of weights, data order and sampling", "S", int, default=0),
-    option("--out", "also copy the model into this new folder", "DIR", Path),
-    ENV_ADAPTER,
-    SET,
-)
-def warmstart(args: Namespace) -> None:
-    """Train a causal LM by cloning an expert, as the initial policy for reinforcement learning."""
-    from trial_ray.adapters.registry import load_adapters
-    from trial_ray.warmstart import WarmStartSettings, warm_start
-
-    settings = override_dataclass(WarmStartSettings(model_path=args.model, seed=args.seed), args.overrides)
-    show(f"model: {warm_start(settings, load_adapters(args.env_adapters), out=args.out).path}")

@@ -23,7 +23,7 @@ class Sections:
         num_epochs: int | Search = ...,
         batch_shards: int | Search = ...,
         shuffle: bool | Search = ...,
-        microbatch_weighting: Literal["rows", "equal"] | Search = ...,
+        microbatch_weighting: Literal["rows", "tokens", "equal"] | Search = ...,
         max_tokens_per_forward: int | Search = ...,
         reward: Literal["success", "score", "return", "per_turn"] | Callable[..., Any] | Search = ...,
         reward_weights: dict[str, float] | Search = ...,
@@ -53,6 +53,7 @@ class Sections:
         max_skipped_updates: int | Search = ...,
         teacher_context: Literal["outcome", "feedback", "skill", "solution", "peer", None] | Search = ...,
         max_outcome_tokens: int | Search = ...,
+        teacher_model: str | None | Search = ...,
         teacher_sync_iterations: int | None | Search = ...,
         gamma: Any = ...,
         lr: Any = ...,
@@ -81,6 +82,10 @@ class Sections:
         divergence: Literal["jsd", "sampled"] | Search = ...,
         jsd_mix: float | Search = ...,
         jsd_temperature: float | Search = ...,
+        outcome_coeff: float | Search = ...,
+        distillation_clip: float | None | Search = ...,
+        curriculum_iterations: int | None | Search = ...,
+        reward_threshold: float | Search = ...,
         step_coeff: float | Search = ...,
         step_discount: float | Search = ...,
     ) -> Self:
@@ -99,7 +104,8 @@ class Sections:
                 published runs; 1: rows in task order.
             shuffle: draw the rows of minibatches at random (by the run's seed) instead of by ``batch_shards``.
             microbatch_weighting: weight of a microbatch in its minibatch: by its ``"rows"`` with a token to learn from,
-                or ``"equal"`` as in the published runs.
+                by these ``"tokens"`` (the mean is then over the tokens of the minibatch), or ``"equal"`` as in the
+                published runs.
             max_tokens_per_forward: maximum tokens in a forward pass, repeated and padded ones included; limits memory,
                 never changes the loss.
             reward: R_i: ``"success"`` (0 or 1), the environment's ``"score"`` or ``"return"``; ``"per_turn"``: success,
@@ -145,6 +151,9 @@ class Sections:
                 feedback), ``"skill"`` (advice on the task's family), ``"solution"`` (the environment's own), ``"peer"``
                 (in a failed rollout, the actions of a successful one); ``None``: none.
             max_outcome_tokens: longest teacher context, in tokens; longer ones lose their middle, which is marked.
+            teacher_model: model that scores the responses as the teacher, with the teacher context if there is one: a
+                folder, a name on the model hub or ``package:NAME``, with the policy's vocabulary; ``None``: the policy
+                itself.
             teacher_sync_iterations: iterations between syncs of a stale copy of the policy that scores the teacher
                 context; ``None``: the policy before the update scores it.
             gamma: see RLlib.
@@ -175,6 +184,11 @@ class Sections:
             divergence: ``"jsd"``: of whole distributions; ``"sampled"``: of sampled tokens.
             jsd_mix: β of the generalised JSD, the teacher's share in the mixture; in (0, 1).
             jsd_temperature: divides both views' logits.
+            outcome_coeff: weight of the GRPO loss; 1: GRPO and distillation.
+            distillation_clip: bound on a sampled token's log-ratio of teacher and policy, in nats; ``None``: no bound.
+            curriculum_iterations: iterations until all turns are distilled: the first turn first, then later ones;
+                ``None``: all turns from the start.
+            reward_threshold: least reward R_i, before ``reward_scale``, of an imitated rollout.
             step_coeff: ω, the weight of the step advantage.
             step_discount: γ of the return from a step on.
         """

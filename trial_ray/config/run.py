@@ -406,18 +406,29 @@ class RunSettings(
                 "Create clients, locks and open files inside the function."
             ) from error
 
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher scores the responses: the policy with a teacher context, or another model."""
+        return self.teacher_context is not None or self.teacher_model is not None
+
     def check_teacher(self) -> None:
-        """Reject a method without the teacher context it needs, and a stale teacher without a teacher context or with adapters.
+        """Reject a method without the teacher it needs, and a stale teacher beside a teacher model, without a teacher context or
+        with adapters.
 
         Raises:
             ConfigError: states the value to set.
         """
-        if self.teacher_context is None and self.method_class.needs_teacher_context:
+        if self.method_class.needs_teacher_context and not self.has_teacher:
             raise ConfigError(
-                f"{type(self).__name__} needs a teacher context for each turn. Set teacher_context, for example to 'outcome'."
+                f"{type(self).__name__} needs a teacher. Set teacher_context, for example to 'outcome', or teacher_model."
             )
         if self.teacher_sync_iterations is None:
             return
+        if self.teacher_model is not None:
+            raise ConfigError(
+                f"teacher_sync_iterations={self.teacher_sync_iterations} copies the policy's weights into the teacher, but "
+                f"teacher_model={self.teacher_model!r} has weights of its own. Set one of the two to None."
+            )
         if self.teacher_context is None:
             raise ConfigError(
                 "teacher_sync_iterations is set, but teacher_context is None, so there is no teacher. Set teacher_context too."

@@ -23,8 +23,8 @@ RECORDED_FUNCTION = "function "
 """Prefix of a reward function's name in the record of a config; its code is in the experiment file."""
 TASK_SAMPLINGS = ("uniform", "success_rate")
 TEACHER_CONTEXTS = ("outcome", "feedback", "skill", "solution", "peer")
-MicrobatchWeighting = Literal["rows", "equal"]
-MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
+MicrobatchWeighting = Literal["rows", "tokens", "equal"]
+MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "tokens", "equal")
 
 
 def reward_name(reward: Reward) -> str:
@@ -63,8 +63,8 @@ class TrainingSettings(Settings):
     )
     microbatch_weighting: MicrobatchWeighting = setting(
         "rows",
-        'weight of a microbatch in its minibatch: by its ``"rows"`` with a token to learn from, or ``"equal"`` as in the '
-        "published runs",
+        'weight of a microbatch in its minibatch: by its ``"rows"`` with a token to learn from, by these ``"tokens"`` (the mean '
+        'is then over the tokens of the minibatch), or ``"equal"`` as in the published runs',
         one_of=MICROBATCH_WEIGHTINGS,
     )
     max_tokens_per_forward: int = setting(
@@ -170,6 +170,11 @@ class TrainingSettings(Settings):
     )
     max_outcome_tokens: int = setting(
         512, "longest teacher context, in tokens; longer ones lose their middle, which is marked", at_least=1
+    )
+    teacher_model: str | None = setting(
+        None,
+        "model that scores the responses as the teacher, with the teacher context if there is one: a folder, a name on the model "
+        "hub or ``package:NAME``, with the policy's vocabulary; ``None``: the policy itself",
     )
     teacher_sync_iterations: int | None = setting(
         None,

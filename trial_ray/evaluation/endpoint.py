@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import re
 import urllib.parse
@@ -18,7 +19,6 @@ from trial_envs.core.extras import install_command
 from trial_envs.core.projection import with_opening
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import EnvironmentEntry
-from trial_ray.adapters.templates import ConversationPrompt, PromptContext, PromptTemplate
 from trial_ray.config.run import RunSettings
 from trial_ray.errors import (
     ConfigError,
@@ -35,12 +35,13 @@ from trial_ray.evaluation.results import UNCONTROLLED, EvaluationResult
 from trial_ray.files import Record
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.prompts.conversation import ConversationBuilder
+from trial_ray.prompts.messages import Message, MessageWriter
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.styles import template_options
-from trial_ray.prompts.writer import PromptWriter, records
+from trial_ray.prompts.writer import PromptWriter
 from trial_ray.rollout.episode import History, derive_seed, play_episode
 from trial_ray.secrets import HIDDEN, redacted
-from trial_ray.trajectory import EpisodeResult, Turn
+from trial_ray.trajectory import EpisodeResult, Trajectory, Turn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -133,9 +134,14 @@ class ChatEndpoint:
             async with asyncio.timeout((1 + RETRIES) * (self.timeout_s + MAX_PAUSE_S)):
                 completion = await client.chat.completions.create(model=self.model, messages=messages, extra_body=body)
             choice = completion.choices[0]
-            text: Any = choice.message.content or ""
+            answered = choice.message
+            text: Any = answered.content or ""
             if not isinstance(text, str):
                 raise TypeError(f"the message's content is of type {type(text).__name__}")
+            # Servers that split off the reasoning return it in a field of its own.
+            reasoning = getattr(answered, "reasoning_content", None) or getattr(answered, "reasoning", None)
+            if isinstance(reasoning, str) and reasoning:
+                text = f"<think>\n{reasoning.strip()}\n</think>\n\n{text}"
             return text, choice.finish_reason
         except openai.APIStatusError as error:
             message = f"{self.url} answered with status {error.status_code}: {self.clean(error)}."
@@ -162,18 +168,16 @@ class EndpointPlayer:
     Attributes:
         endpoint: endpoint that generates the responses.
         client: client of the endpoint.
-        template: template that writes the messages and parses the responses.
-        config: sampling and history settings.
+        writer: writes the messages; its template parses the responses.
+        config: sampling settings.
         seed: seed of the episode.
-        conversation: messages of the episode so far; sent with each request if the prompt style is ``conversation``.
     """
 
     endpoint: ChatEndpoint
     client: AsyncOpenAI
-    template: PromptTemplate
+    writer: MessageWriter
     config: RunSettings
     seed: int
-    conversation: list[dict[str, str]] = field(default_factory=list)
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn:
         """Send the messages of the turn and parse the action; see :class:`~trial_ray.rollout.episode.Player`.
@@ -190,36 +194,23 @@ class EndpointPlayer:
             # vLLM and SGLang read this field; other endpoints may reject it.
             "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
         }
-        text, finish_reason = await self.endpoint.complete(self.client, self.messages(result, history, step), fields)
+        new = self.writer.write(result, history)
+        text, finish_reason = await self.endpoint.complete(self.client, [*self.writer.conversation], fields)
         if config.prompt_style != "plain":
             text = with_opening(text)
         # Stop strings are not sent: an endpoint would remove them from the response.
         if ends := [text.index(stop) + len(stop) for stop in config.stop_strings if stop in text]:
             text, finish_reason = text[: min(ends)], "stop"
-        self.conversation.append({"role": "assistant", "content": text})
-        projection = self.template.project(text)
+        self.writer.answer({"role": "assistant", "content": text})
+        projection = self.writer.template.project(text)
         return Turn(
             action=projection.action,
             valid=projection.valid,
             outcome=projection.answer,
             finish_reason="length" if finish_reason == "length" else "stop",
+            messages=json.dumps(new, ensure_ascii=False),
+            response=text,
         )
-
-    def messages(self, result: StepResult, history: History, step: int) -> list[dict[str, str]]:
-        """Return the messages of the next request; in a conversation they are kept for later requests."""
-        window, conversation = self.config.history_window, self.config.prompt_style == "conversation"
-        past = [] if conversation or not window else records(history)[-window:]
-        context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, tuple(past), step)
-        message = {"role": "user", "content": self.template.render(context).strip()}
-        if not conversation:
-            return [message]
-        if result.past_turns == 0:  # The conversation starts again.
-            self.conversation.clear()
-        if not self.conversation:
-            system = cast(ConversationPrompt, self.template).system(result.task).strip()
-            self.conversation.append({"role": "system", "content": system})
-        self.conversation.append(message)
-        return list(self.conversation)
 
 
 def endpoint_protocol(
@@ -244,6 +235,8 @@ def evaluate_endpoint(
     games: int,
     known: Mapping[str, EpisodeResult],
     on_episode: Callable[[EpisodeResult], None],
+    *,
+    record: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> EvaluationResult:
     """Play every task of an evaluation set that is not in ``known``, several at the same time.
 
@@ -255,6 +248,7 @@ def evaluate_endpoint(
         games: number of tasks to play at the same time, at least 1.
         known: finished episodes by task, which are not played again.
         on_episode: called with every episode when it ends, in any order.
+        record: called with the trajectory before.
 
     Raises:
         UserInputError: the endpoint rejects requests.
@@ -274,11 +268,13 @@ def evaluate_endpoint(
     async def play(client: AsyncOpenAI, env: GuardedEnv, task: str) -> None:
         # EvaluationPlayer and its env runners derive the same seeds.
         seed = derive_seed(config.evaluation_seed, evaluation_set.env_id, evaluation_set.split, task)
-        player = EndpointPlayer(endpoint, client, template, config, derive_seed(seed, 0))
+        writer = MessageWriter(template, config.history_window)
+        player = EndpointPlayer(endpoint, client, writer, config, derive_seed(seed, 0))
         trajectory = await play_episode(env, task, player, env_seed=seed)
         if trajectory.failed:
             errors.append(f"{task}: {trajectory.error}")
         else:
+            record(trajectory)
             episodes[task] = EpisodeResult.from_trajectory(trajectory)
             on_episode(episodes[task])
 
@@ -362,7 +358,7 @@ async def _has_equal_prompts(
     tokens = await _tokens(endpoint, client, url, plain)
     if tokens is None or tokens != tokenizer(plain["prompt"], add_special_tokens=False)["input_ids"]:
         return False  # The server cannot tokenize, or serves another model.
-    messages, expected = _probe(endpoint, client, config, entry, tokenizer)
+    messages, expected = _probe(config, entry, tokenizer)
     kwargs = dict(config.chat_template_kwargs)
     served = await _tokens(
         endpoint, client, url, {"messages": messages, **({"chat_template_kwargs": kwargs} if kwargs else {})}
@@ -381,26 +377,26 @@ async def _has_equal_prompts(
     )
 
 
-def _probe(
-    endpoint: ChatEndpoint, client: AsyncOpenAI, config: RunSettings, entry: EnvironmentEntry, tokenizer: Any
-) -> tuple[list[dict[str, str]], list[int]]:
+def _probe(config: RunSettings, entry: EnvironmentEntry, tokenizer: Any) -> tuple[list[Message], list[int]]:
     """Return messages as an episode sends them, and the prompt ids that training makes of them."""
     template = entry.adapter.template(config.prompt_style)
-    player = EndpointPlayer(endpoint, client, template, config, seed=0)
+    sent = MessageWriter(template, config.history_window)
     conversation = config.prompt_style == "conversation"
     kind = cast(type[PromptWriter], ConversationBuilder if conversation else PromptBuilder)
     writer = kind(tokenizer, template, _ANY_LENGTH, config.history_window, template_options(config))
     turns: list[Turn] = []
     shown = [StepResult(text, "find the pencil.", "", ("look",), won=False, score=0.0) for text in _SHOWN]
-    messages, prompt = player.messages(shown[0], [], 1), writer.write(shown[0], turns)
+    sent.write(shown[0], turns)
+    prompt = writer.write(shown[0], turns)
     if conversation:
         opened = tokenizer.decode(prompt.ids).rstrip().endswith("<think>")
         text = _REASONED.removeprefix("<think>\n") if opened else _REASONED
         response = np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
-        player.conversation.append({"role": "assistant", "content": _REASONED})
+        sent.answer({"role": "assistant", "content": _REASONED})
         turns.append(Turn(prompt.ids, response, insert_at=prompt.insert_at, observation=_SHOWN[0], action="look"))
-        messages, prompt = player.messages(shown[1], turns, 2), writer.write(shown[1], turns)
-    return messages, prompt.ids.tolist()
+        sent.write(shown[1], turns)
+        prompt = writer.write(shown[1], turns)
+    return sent.conversation, prompt.ids.tolist()
 
 
 async def _tokens(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: dict[str, Any]) -> list[int] | None:

@@ -6,9 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 
 import torch
 
+from trial_ray.adapters.adapter import Speaker, begin, plan
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.config.run import RunSettings
@@ -29,7 +31,7 @@ from trial_ray.rollout.episode import History, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
 from trial_ray.secrets import without_secrets
-from trial_ray.trajectory import EpisodeResult, Turn
+from trial_ray.trajectory import EpisodeResult, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
 def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
     """Return the protocol for a policy with an unknown chat template."""
     return {
-        **oracle_protocol(evaluation_set, entry),
+        **scripted_protocol(evaluation_set, entry),
         **({"stop_strings": list(config.stop_strings)} if config.stop_strings else {}),
         "temperature": config.evaluation_temperature,
         "top_p": config.evaluation_top_p,
@@ -80,6 +82,8 @@ class EvaluationPlayer:
         entry: EnvironmentEntry,
         known: Mapping[str, EpisodeResult] | None = None,
         on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
+        *,
+        recorded: bool = False,
     ) -> EvaluationResult:
         """Play every task of ``evaluation_set`` that is not in ``known``; failed episodes are retried.
 
@@ -88,6 +92,7 @@ class EvaluationPlayer:
             entry: the config's environment for these tasks, with the evaluation set's keyword arguments.
             known: finished episodes by task, which are not played again.
             on_episode: called with every episode when it ends, in any order.
+            recorded: record the episodes in the config's ``trajectories_folder``, before ``on_episode`` is called.
 
         Returns:
             All episodes, in the order of the evaluation set.
@@ -97,6 +102,7 @@ class EvaluationPlayer:
             EnvironmentFaultError: the same, if only the environment failed.
         """
         config, (requests, settings) = self._config, self._requests(evaluation_set, entry)
+        settings = replace(settings, recorded=recorded)
         episodes = dict(known or {})
         failed: dict[str, GroupSample] = {}
         losses: list[str] = []
@@ -199,13 +205,20 @@ class Evaluator:
             yield EvaluationPlayer(config, EnvRunnerPool(config, runners, engines))
 
 
-# -- the oracle, the upper bound of an evaluation ----------------------------------------------------------------------
+# -- players without a model ---------------------------------------------------------------------------------------------
 
 
 class WalkthroughPlayer:
-    """Replays the environment's own solution of the current task, and stops after its last action."""
+    """Replays the environment's own solution of the current task, and stops after its last action.
 
-    def __init__(self, env: GuardedEnv) -> None:
+    Args:
+        env: the environment.
+        seed: not used.
+    """
+
+    name = "walkthrough oracle"
+
+    def __init__(self, env: GuardedEnv, seed: int = 0) -> None:
         self._env = env
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
@@ -221,38 +234,73 @@ class WalkthroughPlayer:
         return Turn(action=self._actions[step - 1]) if step <= len(self._actions) else None
 
 
-def evaluate_oracle(
+class ExpertPlayer:
+    """Plays with the expert of the environment's adapter, which knows what a policy knows.
+
+    Args:
+        env: the environment.
+        seed: seed of the expert.
+
+    Raises:
+        UserInputError: the adapter has no expert.
+    """
+
+    name = "expert"
+
+    def __init__(self, env: GuardedEnv, seed: int) -> None:
+        create = env.adapter.warm_start.demonstrator
+        if create is None:
+            raise UserInputError(f"The adapter of {env.name} has no expert: its warm_start has no demonstrator.")
+        self._env, self._seed, self._expert = env, seed, create()
+
+    async def act(self, result: StepResult, history: History, step: int) -> Turn:
+        """Return the expert's action, with its response if it writes responses."""
+        expert = self._expert
+        if step == 1:
+            begin(expert, result.task, result.observation, self._seed, self._env.walkthrough)
+        action, _ = plan(expert, result.observation, result.admissible_actions)
+        expert.carried_out(action)
+        return Turn(action=action, response=expert.response(action) if isinstance(expert, Speaker) else "")
+
+
+def evaluate_scripted(
+    player: type[WalkthroughPlayer | ExpertPlayer],
     evaluation_set: EvaluationSet,
     entry: EnvironmentEntry,
     known: Mapping[str, EpisodeResult] | None = None,
     on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
+    *,
+    record: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> EvaluationResult:
-    """Replay the walkthrough of every task of an evaluation set that is not in ``known``, one after the other.
+    """Play every task of an evaluation set that is not in ``known`` without a model, one after the other.
 
     Args:
+        player: the player.
         evaluation_set: the tasks.
         entry: the environment.
         known: finished episodes by task, which are not played again.
         on_episode: called with every episode when it ends.
+        record: called with the trajectory before.
 
     Raises:
         EnvironmentFaultError: the environment cannot be created, or fails on a task.
-        UserInputError: the environment has no walkthrough.
+        UserInputError: the environment has no walkthrough, or its adapter has no expert.
     """
     episodes = dict(known or {})
     with closing(GuardedEnv(entry)) as env:
         for task in (task for task in evaluation_set.task_ids if task not in episodes):
-            trajectory = asyncio.run(play_episode(env, task, WalkthroughPlayer(env)))
+            trajectory = asyncio.run(play_episode(env, task, player(env, derive_seed(evaluation_set.split, task))))
             if trajectory.failed:
                 raise EnvironmentFaultError(trajectory.error)
+            record(trajectory)
             episodes[task] = EpisodeResult.from_trajectory(trajectory)
             on_episode(episodes[task])
     ordered = [episodes[task] for task in evaluation_set.task_ids]
-    return EvaluationResult(oracle_protocol(evaluation_set, entry), ordered, policy="walkthrough oracle")
+    return EvaluationResult(scripted_protocol(evaluation_set, entry), ordered, policy=player.name)
 
 
-def oracle_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
-    """Return the protocol of the oracle's evaluation on ``evaluation_set``."""
+def scripted_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
+    """Return the protocol of an evaluation without a model on ``evaluation_set``."""
     adapter = entry.describe().get("adapter")
     # The evaluation set states the split, and the same data may be in another folder.
     config = {name: value for name, value in without_secrets(entry.config).items() if name not in ("split", "data")}

@@ -167,7 +167,8 @@ class GRPOLearner(TorchLearner):
             losses, num_rows = self._optimizer_steps(rows, plan)
         self._require_finite_weights()
         first = [each for minibatch in plan.steps[:1] for each in minibatch if each.learner == self.exchange.rank]
-        self.passes.measure_update(first)
+        if self.method.needs_scores:
+            self.passes.measure_update(first)
         self._log_update(losses, num_rows, num_lost)
         self.trained_groups = [group.group_id for group in groups]
         # Each learner records the turns that it scored, so every turn is recorded once.

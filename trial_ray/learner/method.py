@@ -64,6 +64,8 @@ class Method(Generic[Config]):
         name: prefix of the method's metrics.
         needs_teacher_context: whether a config without ``teacher_context`` is rejected.
         needs_action_spans: whether the method needs ``TurnRows.action_mask``.
+        needs_scores: whether responses are scored before the update; if not, all log-probabilities of the rows are 0, and nothing
+            is compared with an engine.
         config: the algorithm's config, which contains the method's settings.
         state: state of the method between updates, of plain values; it is saved in checkpoints, and is the same on every learner.
     """
@@ -71,6 +73,7 @@ class Method(Generic[Config]):
     name: ClassVar[str] = "grpo"
     needs_teacher_context: ClassVar[bool] = False
     needs_action_spans: ClassVar[bool] = False
+    needs_scores: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         """Reject names that are similar to those of hooks, since they would never be called.

@@ -81,9 +81,9 @@ class TurnRows:
             np.concatenate([_NO_TOKENS, *(np.arange(starts[row], starts[row] + lengths[row]) for row in rows)])
         ).long()
 
-    def eligible(self) -> NDArray[np.bool_]:
-        """Return whether each turn has a token to learn from, bool ``[K]``."""
-        return (segment_sum(self.mask.long(), self.turn_ids, len(self)) > 0).numpy()
+    def num_eligible(self) -> NDArray[np.int64]:
+        """Return the number of tokens to learn from of each turn, int64 ``[K]``."""
+        return segment_sum(self.mask.long(), self.turn_ids, len(self)).numpy()
 
     def sequences(self, rows: Iterable[int], hindsight: bool = False) -> list[ScoredSequence]:
         """Return some turns as model inputs with scored responses, with or without the teacher context."""
@@ -147,10 +147,12 @@ class TokenBatch:
 
 
 def scored_turn(turn: Turn, hindsight: bool = False) -> ScoredSequence:
-    """Return the sequence that scores a turn's response after its prompt P_k, or with ``hindsight`` after P_k⁺ (Eq. 3)."""
+    """Return the sequence that scores a turn's response after its prompt P_k, or with ``hindsight`` after P_k⁺ (Eq. 3).
+
+    Without a teacher context, both are equal: a teacher model reads what the policy reads.
+    """
     prompt, context = turn.prompt_ids, turn.teacher_context
-    if hindsight:
-        assert context is not None  # The env runner has added it.
+    if hindsight and context is not None:
         prompt = augment(prompt, context.insert_at, context.ids)
     return ScoredSequence(np.concatenate((prompt, turn.response_ids)), len(turn.response_ids))
 
@@ -163,7 +165,7 @@ def required(values: Tensor | None) -> Tensor:
     """
     if values is None:
         raise MethodError(
-            "A method reads a field of its rows that is None, expected a tensor: hindsight_logprobs needs a teacher_context, "
+            "A method reads a field of its rows that is None, expected a tensor: hindsight_logprobs needs a teacher, "
             "action_mask needs the method's needs_action_spans, and the method's prepare() sets weights."
         )
     return values

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.method import Method
-from trial_ray.learner.rows import TurnRows, group_turn_rows
+from trial_ray.learner.rows import TurnRows, group_turn_rows, required
 from trial_ray.learner.update_plan import UpdatePlan, plan_rows
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
 from trial_ray.models.layout import score_views
@@ -39,7 +40,7 @@ _BEHAVIOUR = "behaviour_logprobs"
 class Scoring:
     """Scores every response under the policy before the update: both views with the same weights, kernel and precision.
 
-    With a stale teacher, the teacher scores the rows with the teacher context instead. Each learner scores its share of the
+    A stale teacher or a teacher model scores the rows with the teacher context instead. Each learner scores its share of the
     trajectories; then every learner has the scores of all.
 
     The learner's log-probabilities, not the engine's, are the old log-probabilities. The difference between them is logged. For
@@ -82,14 +83,14 @@ class Scoring:
         Raises:
             PolicyBrokenError: the learner's weights give log-probabilities that are not finite.
             WeightSyncError: engine and learner disagree on the sampled tokens.
-            MethodError: the method gave the rows a field of the wrong shape, or has a divergence without a teacher context.
+            MethodError: the method gave the rows a field of the wrong shape, or has a divergence without a teacher.
             TrainingDivergedError: rewards, advantages or weights of turns are not finite.
         """
         config, tokenizer, rank = self._config, self._module.tokenizer, self._exchange.rank
-        if self._method.divergence is not None and config.teacher_context is None:
+        if self._method.divergence is not None and not config.has_teacher:
             raise MethodError(
-                f"{type(self._method).__name__} has a divergence, which needs a teacher context: set needs_teacher_context = True, "
-                "and teacher_context in the config."
+                f"{type(self._method).__name__} has a divergence, which needs a teacher: set needs_teacher_context = True, and "
+                "teacher_context or teacher_model in the config."
             )
         rows, plan = group_turn_rows(groups, config), plan_rows(groups, config, iteration)
         share = plan.scoring[rank]
@@ -97,14 +98,21 @@ class Scoring:
             raise MethodError(
                 "teacher_context is set, but turns have no teacher context: call add_teacher_contexts() with each group first."
             )
-        self._score(rows, share, version)
+        if self._method.needs_scores:
+            self._score(rows, share, version)
+        else:
+            rows.logprobs = torch.zeros(len(rows.turn_ids), dtype=self._score_dtype)
         if self._method.needs_action_spans:
             mask = action_mask([rows.turns[row].response_ids for row in share], tokenizer, config.prompt_style)
             rows.action_mask = self._sum_over_learners(rows, share, mask, torch.uint8).bool()
         for name, value in self._method.prepare(rows, groups, iteration).items():
             self._log(f"{self._method.name}/{name}", value)
         _require_trainable(self._method, rows)
-        return rows, plan.weighted_by(rows.eligible()) if config.microbatch_weighting == "rows" else plan
+        return rows, plan if config.microbatch_weighting == "equal" else plan.weighted_by(_weights(rows, config))
+
+    @property
+    def _score_dtype(self) -> torch.dtype:
+        return torch.float64 if self._module.lm.dtype == torch.float64 else torch.float32
 
     def _score(self, rows: TurnRows, share: np.ndarray, version: int | None) -> None:
         """Fill in the log-probabilities of the rows; this learner scores its share of them."""
@@ -113,8 +121,9 @@ class Scoring:
         self._module.finish_passes()
         sampled = [rows.turns[row].logprobs for row in share]
         scores[_BEHAVIOUR] = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *sampled]))
-        wide = torch.float64 if self._module.lm.dtype == torch.float64 else torch.float32
-        all_scores = {name: self._sum_over_learners(rows, share, values, wide) for name, values in scores.items()}
+        all_scores = {
+            name: self._sum_over_learners(rows, share, values, self._score_dtype) for name, values in scores.items()
+        }
         behaviour = all_scores.pop(_BEHAVIOUR)
         for name, values in all_scores.items():
             if wrong := int((~values.isfinite()).sum()):
@@ -124,6 +133,11 @@ class Scoring:
                 )
             setattr(rows, name, values)
         self._compare_with_engine(rows, behaviour, version)
+        if self._config.teacher_model is not None:
+            # As an estimate over the policy's samples, the ratio is the teacher's to the policy's probability.
+            distance = engine_divergences(required(rows.hindsight_logprobs), rows.logprobs)
+            for name in ("logprob_diff", "kl"):
+                self._log(f"teacher/{name}", distance[name])
         log(self._metrics, EFFECTIVE_SAMPLE_SIZE, effective_sample_size(rows.logprobs, behaviour).item())
         if (cap := self._config.importance_cap) is not None:
             rows.importance_weights = importance_weights(
@@ -136,7 +150,7 @@ class Scoring:
         """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
         module, views = self._module, {"logprobs": rows.sequences(share)}
         scores: dict[str, Tensor] = {}
-        if self._config.teacher_context is not None:
+        if self._config.has_teacher:
             hindsight = {"hindsight_logprobs": rows.sequences(share, hindsight=True)}
             if module.teacher is None:  # One model scores both views, which form one tree.
                 views |= hindsight
@@ -187,6 +201,12 @@ class Scoring:
                 "responses. Check that both use the same dtype and temperature, and that the engine supports reloading this "
                 "model's weights."
             )
+
+
+def _weights(rows: TurnRows, config: RunSettings) -> NDArray[np.int64]:
+    """Return the weight of each row in its microbatch: its tokens to learn from, or 1 if it has any."""
+    tokens = rows.num_eligible()
+    return tokens if config.microbatch_weighting == "tokens" else (tokens > 0).astype(np.int64)
 
 
 def _require_trainable(method: Method[Any], rows: TurnRows) -> None:

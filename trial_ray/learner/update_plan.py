@@ -56,16 +56,16 @@ class UpdatePlan:
     scoring: tuple[Ints, ...]
     steps: tuple[Minibatch, ...]
 
-    def weighted_by(self, eligible: NDArray[np.bool_]) -> UpdatePlan:
-        """Return the plan with microbatches weighted by their eligible rows alone.
+    def weighted_by(self, weights: NDArray[np.int64]) -> UpdatePlan:
+        """Return the plan with microbatches weighted by the sums of their rows' weights.
 
-        The means of a microbatch are over its eligible rows or their tokens. Any other weight would scale an eligible row by the
-        number of the other rows of its microbatch.
+        The means of a microbatch are over its rows with a token to learn from, or over these tokens. A weight of other rows would
+        scale such a row by the number of the other rows of its microbatch.
 
         Args:
-            eligible: bool ``[K]``, whether each row has a token to learn from.
+            weights: int64 ``[K]``, at least 0; 0 for a row without a token to learn from.
         """
-        return replace(self, steps=tuple(_weighted(minibatch, eligible) for minibatch in self.steps))
+        return replace(self, steps=tuple(_weighted(minibatch, weights) for minibatch in self.steps))
 
 
 def plan_update(
@@ -94,8 +94,8 @@ def plan_update(
         batch_shards: number of parts of the batch; with 1, minibatches are consecutive in task order.
         num_epochs: number of passes over all rows.
         shuffle_seed: seed of a random order of rows, different in each epoch, instead of shards; ``None``: no shuffling.
-        weighting: weight of a microbatch: by its ``"rows"`` (see :meth:`UpdatePlan.weighted_by`), or ``"equal"`` for all of a
-            minibatch.
+        weighting: weight of a microbatch: by its ``"rows"`` or ``"tokens"`` (see :meth:`UpdatePlan.weighted_by`), or ``"equal"``
+            for all of a minibatch.
     """
     tokens = np.array([length for lengths in trajectory_tokens for length in lengths], np.int64)
     owners = _even_shares(trajectory_tokens, num_learners)
@@ -129,8 +129,8 @@ def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration:
     )
 
 
-def _weighted(minibatch: Minibatch, eligible: NDArray[np.bool_]) -> Minibatch:
-    counts = [int(eligible[microbatch.rows].sum()) for microbatch in minibatch]
+def _weighted(minibatch: Minibatch, weights: NDArray[np.int64]) -> Minibatch:
+    counts = [int(weights[microbatch.rows].sum()) for microbatch in minibatch]
     return tuple(
         replace(microbatch, weight=count / max(1, sum(counts)))
         for microbatch, count in zip(minibatch, counts, strict=True)

@@ -205,6 +205,27 @@ def gather_logprobs(
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
 
+@torch.no_grad()
+def gather_top(
+    hidden: Tensor, head: Head, targets: Tensor, chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+) -> tuple[Tensor, Tensor]:
+    """Compute the log-probability of each target token, and whether it is the most likely token; arguments as
+    :func:`gather_logprobs`.
+
+    Returns:
+        ``(logprobs [N], bool [N])``.
+    """
+    short = _short_weight(head, hidden.device.type)
+
+    def scored(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = _logits(hidden, head, short).log_softmax(-1)
+        own = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        return own, own == logprobs.amax(-1)
+
+    logprobs, is_top = zip(*_in_chunks(scored, (hidden, targets), chunk_tokens), strict=True)
+    return torch.cat(logprobs), torch.cat(is_top)
+
+
 def gather_divergence(
     hidden: Tensor,
     head: Head,
@@ -232,7 +253,10 @@ def gather_divergence(
     def divergence(student: Tensor, teacher: Tensor) -> Tensor:
         with torch.no_grad():
             teacher_logits = _logits(teacher, teacher_head, teacher_short)
-        return generalised_jsd(_logits(student, head, short), teacher_logits, mix, temperature)
+        logits = _logits(student, head, short)
+        # Models of a family share a vocabulary, but may pad their embeddings to other sizes.
+        shared = min(logits.shape[-1], teacher_logits.shape[-1])
+        return generalised_jsd(logits[:, :shared], teacher_logits[:, :shared], mix, temperature)
 
     return torch.cat([*_in_chunks(divergence, (hidden, teacher_hidden), chunk_tokens)])
 

@@ -106,9 +106,9 @@ class CausalLMModule(TorchRLModule):
     """Causal LM with a ``forward_train`` that returns log-probabilities and entropies of given response tokens.
 
     Settings come from ``self.model_config`` (see ``GRPOConfig.rl_module``): ``model_path``, ``model_dtype``, ``compute_dtype``,
-    ``gradient_checkpointing``, ``compile_layers``, ``lora``, ``with_reference``, ``with_teacher``. Checkpoints are folders of a
-    Hugging Face model or of an adapter. Engines get their weights from the learner; a state that contains the weights is made
-    only if a user requests it.
+    ``gradient_checkpointing``, ``compile_layers``, ``lora``, ``with_reference``, ``with_stale_teacher``, ``teacher_model``.
+    Checkpoints are folders of a Hugging Face model or of an adapter. Engines get their weights from the learner; a state that
+    contains the weights is made only if a user requests it.
     """
 
     model_config: dict[str, Any]
@@ -124,13 +124,20 @@ class CausalLMModule(TorchRLModule):
         if settings["lora"] is not None:
             self.adapter = Adapter(self.lm, dtype=getattr(torch, settings["model_dtype"]), **settings["lora"])
         self.reference = self._frozen() if settings["with_reference"] and self.adapter is None else None
-        self.teacher = self._frozen() if settings["with_teacher"] else None
+        has_teacher = settings["with_stale_teacher"] or settings["teacher_model"] is not None
+        self.teacher = self._frozen(settings["teacher_model"]) if has_teacher else None
         self.sharded: ShardedModels | None = None
 
-    def _frozen(self) -> PreTrainedModel:
-        """Model that is not trained and gets the policy's initial weights."""
+    def _frozen(self, model_path: str | None = None) -> PreTrainedModel:
+        """Model that no gradient changes, with the weights at ``model_path``; ``None``: with the policy's initial weights."""
         settings = self.model_config
-        return load_causal_lm(settings["model_path"], settings["model_dtype"], weights=False).requires_grad_(False)
+        path = model_path or settings["model_path"]
+        return load_causal_lm(path, settings["model_dtype"], weights=False).requires_grad_(False)
+
+    @property
+    def stale_teacher(self) -> PreTrainedModel | None:
+        """The teacher if it is an earlier policy, which checkpoints contain; ``None`` without one and for another model."""
+        return self.teacher if self.model_config["with_stale_teacher"] else None
 
     def load(self, device: torch.device, *, sharded: bool, fsdp_size: int | None = None) -> None:
         """Read the weights into their final memory, one tensor after the other; the optimizer must be created afterwards.
@@ -143,7 +150,7 @@ class CausalLMModule(TorchRLModule):
             fsdp_size: as in :class:`ShardedModels`.
 
         Raises:
-            ConfigError: no weights at the model's path, or the model cannot be sharded.
+            ConfigError: no weights at the path of a model, or a model cannot be sharded.
         """
         dtype = compute_dtype(self.model_config["compute_dtype"], device.type)
         self.sharded = ShardedModels(device, fsdp_size) if sharded else None
@@ -154,7 +161,8 @@ class CausalLMModule(TorchRLModule):
                     compile_layers(lm)
                 if self.sharded is not None:
                     self.sharded.shard(lm, dtype)
-                fill(lm, self.model_config["model_path"], device)
+                teacher_model = self.model_config["teacher_model"] if lm is self.teacher else None
+                fill(lm, teacher_model or self.model_config["model_path"], device)
         if self.adapter is not None:
             self.adapter.initialise()
 
@@ -171,9 +179,9 @@ class CausalLMModule(TorchRLModule):
     @torch.no_grad()
     def renew_teacher(self) -> None:
         """Copy the policy's weights into the stale teacher, if any."""
-        if self.teacher is not None:
+        if self.stale_teacher is not None:
             policy = stored_tensors(self.lm)
-            for name, tensor in stored_tensors(self.teacher).items():
+            for name, tensor in stored_tensors(self.stale_teacher).items():
                 tensor.copy_(policy[name])
 
     @contextlib.contextmanager
@@ -280,7 +288,7 @@ class CausalLMModule(TorchRLModule):
         """Tensors that change in training, by name: the adapter, or all weights and the weights of the stale teacher, if any."""
         if self.adapter is not None:
             return dict(self.adapter.tensors())
-        teacher = {} if self.teacher is None else stored_tensors(self.teacher)
+        teacher = {} if self.stale_teacher is None else stored_tensors(self.stale_teacher)
         return {**stored_tensors(self.lm), **{f"{TEACHER_FOLDER}.{name}": tensor for name, tensor in teacher.items()}}
 
     def get_state(self, *args: Any, inference_only: bool = False, **kwargs: Any) -> dict[str, Any]:
@@ -326,7 +334,7 @@ class CausalLMModule(TorchRLModule):
         if self.adapter is not None:
             self.adapter.save(folder / ADAPTER_FOLDER, write)
             return
-        for lm, name in ((self.lm, HF_FOLDER), (self.teacher, TEACHER_FOLDER)):
+        for lm, name in ((self.lm, HF_FOLDER), (self.stale_teacher, TEACHER_FOLDER)):
             if lm is None:
                 continue
             weights = ((name, gathered(tensor)) for name, tensor in stored_tensors(lm).items())
@@ -353,8 +361,8 @@ class CausalLMModule(TorchRLModule):
             return
         require_same_config(self.lm.config, model)
         restore_tensors(stored_tensors(self.lm), model)
-        if self.teacher is not None:
-            load_tensors(stored_tensors(self.teacher), Path(path) / TEACHER_FOLDER)
+        if self.stale_teacher is not None:
+            load_tensors(stored_tensors(self.stale_teacher), Path(path) / TEACHER_FOLDER)
 
 
 def _all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:

@@ -55,6 +55,7 @@ class PlanRequest:
         model_bytes: bytes of a master weight.
         compute_bytes: bytes of a number in the forward and backward passes.
         num_references: number of frozen copies of the model in addition to the policy (reference, stale teacher).
+        teacher_share: parameters of the teacher model as a multiple of the policy's; 0 without a teacher model.
         engine_bytes: bytes of a weight and of a cached number in an engine.
         kv_cache_gib: size of an engine's key-value cache; ``None``: follows from free memory or rows.
         max_batch: maximum number of requests that an engine decodes at a time; ``None``: the engine's own limit.
@@ -72,6 +73,7 @@ class PlanRequest:
     model_bytes: int
     compute_bytes: int
     num_references: int
+    teacher_share: float
     gradient_checkpointing: bool
     max_tokens_per_forward: int
     minibatch_rows: int
@@ -116,14 +118,18 @@ class PlanRequest:
         entries, chosen = config.environment_entries(), config.environment_processes
         num_env_runners = max(1, actor_range(config.num_env_runners)[1])
         evaluated = num_env_runners * config.max_episodes_in_flight if config.evaluation_split else 0
+        shape = _shape(config)
         sizes: dict[str, Any] = {field.name: getattr(config, field.name, None) for field in fields(cls)}
         sizes |= {
-            "shape": _shape(config),
+            "shape": shape,
             "num_learners": max(1, config.num_learners),
             "lora_rank": config.lora_rank or 0,
             "model_bytes": BYTES[config.model_dtype],
             "compute_bytes": BYTES[config.passes_dtype()],
             "num_references": reference + (config.teacher_sync_iterations is not None),
+            "teacher_share": _model_shape(config.teacher_model).parameters / shape.parameters
+            if config.teacher_model
+            else 0.0,
             "tensor_parallel_size": engine.get("tensor_parallel_size", 1),
             "engine_bytes": BYTES[config.engine_dtype()],
             "kv_cache_gib": cache,
@@ -190,9 +196,13 @@ def _shape(config: RunSettings) -> ModelShape:
     start = config.warm_start or {}
     path = config.model_path or start.get("model_path")
     if path is not None:
-        return model_shape(str(alfworld_tiny()) if path == ALFWORLD_TINY else HUB_NAMES.get(path, str(path)))
+        return _model_shape(str(path))
     tokenizer = build_tokenizer(config.environment_entries()[0].adapter.warm_start.vocabulary)
     return ModelShape.of_config(tiny_config(tokenizer, start.get("size", "tiny")))
+
+
+def _model_shape(path: str) -> ModelShape:
+    return model_shape(str(alfworld_tiny()) if path == ALFWORLD_TINY else HUB_NAMES.get(path, path))
 
 
 # -- actors -------------------------------------------------------------------------------------------------------------
@@ -244,6 +254,7 @@ def learner_phases(request: PlanRequest) -> dict[str, Memory]:
         "adapters": adapters * trained * request.model_bytes / request.shards,
         "optimizer": 2 * trained * request.model_bytes / request.shards,
         "reference": request.num_references * frozen / request.shards,
+        "teacher": request.teacher_share * frozen / request.shards,
         "process": DEVICE_CONTEXT_BYTES if request.num_gpus_per_learner else PROCESS_BYTES,
     }
     gradients = trained * request.model_bytes / request.shards

@@ -132,7 +132,9 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     view = request.teacher_context
     second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
     # Operations per weight and token: passes that score all views and models, and passes of an update.
-    score = 2 * (1 + second_view + request.num_references + (request.lora_rank > 0))
+    scored_by_policy = 1 + second_view * (not request.teacher_share)
+    scored_by_teacher = request.teacher_share * (1 + second_view)
+    score = 2 * (scored_by_policy + scored_by_teacher + request.num_references + (request.lora_rank > 0))
     update = (4 if request.lora_rank else 6) + 2 * request.gradient_checkpointing
     operation = tokens * request.shape.matmul_parameters / (device.flops * LEARNER_SHARE * request.num_learners)
     phases = {

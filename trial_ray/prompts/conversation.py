@@ -44,6 +44,10 @@ class ConversationBuilder(PromptWriter):
         ids = encode_untrusted(self._tokenizer, self._parts.first.lead_in) if folded else []
         self._lead_in = np.asarray(ids, np.int32)
 
+    def _end_id(self) -> int:
+        """Return the token with which the chat template closes a response."""
+        return min(self._parts.end_ids)
+
     def require_end(self, stop_ids: Sequence[int]) -> None:
         """Require that the chat template ends a response with one of the model's stop tokens.
 

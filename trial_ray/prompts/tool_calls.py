@@ -56,10 +56,10 @@ def require_response_template(tokenizer: Any) -> None:
         ) from error
 
 
-def parse_message(
+def parse_response(
     tokenizer: Any, response: str, prefix: str = "", tools: Sequence[dict[str, Any]] | None = None
-) -> tuple[list[Any], str]:
-    """Parse a response: return its calls in order, and its text without calls and reasoning.
+) -> dict[str, Any]:
+    """Parse a response into a message with ``content``, ``tool_calls`` and reasoning, as far as it has them.
 
     Args:
         tokenizer: tokenizer with a ``response_template``.
@@ -71,11 +71,24 @@ def parse_message(
         ValueError: the response cannot be parsed.
     """
     try:
-        message = tokenizer.parse_response(response, prefix=prefix, tools=tools)
-        calls, text = message.get("tool_calls", []), message.get("content")
+        message: dict[str, Any] = tokenizer.parse_response(response, prefix=prefix, tools=tools)
+        calls = message.get("tool_calls") or []
     except Exception as error:  # The response may be any text, and the parser may fail in any way.
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
-    return calls if isinstance(calls, list) else [calls], text.strip() if isinstance(text, str) else ""
+    return {**message, "tool_calls": calls if isinstance(calls, list) else [calls]}
+
+
+def parse_message(
+    tokenizer: Any, response: str, prefix: str = "", tools: Sequence[dict[str, Any]] | None = None
+) -> tuple[list[Any], str]:
+    """Parse a response: return its calls in order, and its text without calls and reasoning; arguments as :func:`parse_response`.
+
+    Raises:
+        ValueError: the response cannot be parsed.
+    """
+    message = parse_response(tokenizer, response, prefix, tools)
+    calls, text = message["tool_calls"], message.get("content")
+    return calls, text.strip() if isinstance(text, str) else ""
 
 
 def last_call(tokenizer: Any, ids: np.ndarray) -> np.ndarray:

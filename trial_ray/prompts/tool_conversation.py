@@ -171,13 +171,35 @@ class ToolConversationBuilder(ConversationBuilder):
             )
 
     def call_text(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the response that calls a tool, as the chat template writes it after a prompt, with its end token."""
-        messages: list[str | Mapping[str, Any]] = ["system", "user", call_message(name, arguments)]
+        """Return the response that calls a tool; see :meth:`response_text`."""
+        return self.response_text(call_message(name, arguments))
+
+    def response_text(self, message: Mapping[str, Any]) -> str:
+        """Return a response as the chat template writes it after a prompt, with its end token.
+
+        Args:
+            message: message of the assistant with ``content``, and ``tool_calls`` or ``reasoning_content`` if it has them.
+        """
+        calls = message.get("tool_calls") or [{}]
+        name = read_call(calls[0])[0]
+        end = self._answers[name if name in self._answers else self.tools.names[0]].end
+        messages: list[str | Mapping[str, Any]] = ["system", "user", message]
         further: dict[str, Any] = {"add_generation_prompt": False, "tools": self.tools.schemas}
         *_, written = render(self._tokenizer, messages, self._options, **further)
         # A prompt may open reasoning; the template writes that text differently in a response without reasoning.
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, self._opening, strict=False)))
-        return written[shared:].removesuffix(self._answers[name].end) + self._stop
+        return written[shared:].removesuffix(end) + self._stop
+
+    def encode_message(self, message: Mapping[str, Any]) -> np.ndarray:
+        """Return the ids of :meth:`response_text`, int32 ``[y]``.
+
+        Raises:
+            ValueError: the message spells the end token.
+        """
+        ids = np.asarray(encode_trusted(self._tokenizer, self.response_text(message)), np.int32)
+        if np.isin(ids, list(self._parts.end_ids)).sum() != 1:
+            raise ValueError("it spells the token that ends a response")
+        return ids
 
     def encode_action(self, prompt: Prompt, action: str) -> np.ndarray:
         """Return the ids of the response that calls the tool for an action, end token included: int32 ``[y]``.

@@ -16,11 +16,12 @@ from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import PromptTemplate
 from trial_ray.errors import PromptTooLongError
 from trial_ray.models.model_shape import special_token_ids, spell_unknown
-from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, REASONING_TAGS, TemplateOptions
+from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, REASONING_TAGS, TemplateOptions, encode_untrusted
 from trial_ray.trajectory import PromptCut, Turn
 
 # Chat templates of reasoning models may open the reasoning at the end of the prompt.
 _OPENED = re.compile(r"<think>\s*\Z")
+_TAGS = re.compile("(</?think>)")
 
 
 class ResponseTexts:
@@ -161,6 +162,32 @@ class PromptWriter(ABC):
             response_ids: int32 ``[y]``, as sampled.
         """
         return self.template.project(self.responses.text(prompt.ids, prompt.insert_at, response_ids))
+
+    def encode(self, prompt: Prompt, text: str) -> np.ndarray:
+        """Return the ids of a response with this text, as a policy would sample it: int32 ``[y]``, the end token included.
+
+        Control tokens that are spelled in the text are encoded as ordinary text, except reasoning tags.
+
+        Args:
+            prompt: prompt written by this class.
+            text: the response; reasoning that the prompt opens is completed or, if the text has none, closed.
+        """
+        if opened := self.responses.opened(prompt.ids, prompt.insert_at):
+            if text.startswith(opened):
+                text = text.removeprefix(opened)
+            else:
+                text = text.removeprefix("<think>") if text.startswith("<think>") else f"\n</think>\n\n{text}"
+        known = self._tokenizer.get_added_vocab()
+        ids: list[int] = []
+        for part in _TAGS.split(text) if "</think>" in known else [text]:
+            ids += (
+                [known[part]] if part in REASONING_TAGS and part in known else encode_untrusted(self._tokenizer, part)
+            )
+        return np.asarray([*ids, self._end_id()], np.int32)
+
+    def _end_id(self) -> int:
+        """Return the token with which a response ends."""
+        return int(self._tokenizer.eos_token_id)
 
 
 def too_long(parts: str, length: int | None, limit: int, advice: str = "") -> PromptTooLongError:

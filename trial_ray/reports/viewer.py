@@ -187,7 +187,9 @@ class _Chunk:
 
 def _texts(recorded: RecordedTurn, tokens: TokenTexts | None, chunk: _Chunk) -> list[list[int]]:
     turn = recorded.turn
-    response = "" if tokens is None else tokens.opened(turn) + tokens.text(turn.response_ids.tolist())
+    response = turn.response
+    if tokens is not None and not response:
+        response = tokens.opened(turn) + tokens.text(turn.response_ids.tolist())
     return [chunk.add(part) for part in (turn.observation, turn.action, response, turn.outcome)]
 
 
@@ -214,8 +216,10 @@ def _numbers(recorded: RecordedTurn) -> Json:
 
 
 def _prompts(recorded: RecordedTurn, tokens: TokenTexts | None, chunk: _Chunk) -> Json:
-    if tokens is None:
-        return {"opened": "", "prompt": None, "evidence": None, "tokens": None}
+    if tokens is None or not len(recorded.turn.response_ids):
+        sent = recorded.message_text
+        prompt = [chunk.add(sent), chunk.add("")] if sent else None
+        return {"opened": "", "prompt": prompt, "evidence": None, "tokens": None}
     turn, opened = recorded.turn, tokens.opened(recorded.turn)
     before, after = map(tokens.text, recorded.split_prompt())
     evidence = recorded.evidence_ids

@@ -134,6 +134,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._callbacks.call("on_sample_end", settings.in_evaluation, samples=group.trajectories)
         if self.config.teacher_context is not None and not settings.in_evaluation:
             add_teacher_contexts(group, self.config, self._load_tokenizer())
+        if settings.recorded and group.survivors:
+            self.record(0, group)
         logged = self._callbacks.pop_logged(settings.in_evaluation) if self._callbacks else {}
         sample = GroupSample.from_group(request, group, self.config, logged)
         return sample, None if settings.in_evaluation else group

@@ -149,6 +149,7 @@ async def _play(
         watch.create(trajectory, await _resolved(env.make(trajectory.task_id)))
     result = await _resolved(env.reset(trajectory.task_id, env_seed))
     trajectory.family, trajectory.solution = result.family, await _resolved(env.walkthrough())
+    trajectory.instruction = result.task
     if watch is not None:
         watch.call("on_episode_start", trajectory, result)
     limit: Ending = "turn_limit"
@@ -175,6 +176,8 @@ async def _play(
             replace(
                 turn,
                 observation=before.observation,
+                admissible_actions=tuple(before.admissible_actions),
+                past_turns=before.past_turns,
                 outcome=result.observation,
                 reward=result.reward,
                 invalid_action=result.invalid_action,

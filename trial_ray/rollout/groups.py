@@ -198,12 +198,14 @@ class SampleSettings:
         params: sampling parameters of responses.
         seeded: whether every response has a seed derived from the group's seed.
         in_evaluation: whether the tasks belong to an evaluation set.
+        recorded: whether env runners record the completed groups, which are of an evaluation set, as of iteration 0.
     """
 
     env_configs: tuple[dict[str, Any], ...]
     params: SamplingParams
     seeded: bool = False
     in_evaluation: bool = False
+    recorded: bool = False
 
 
 @dataclass(frozen=True)

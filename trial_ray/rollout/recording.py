@@ -171,7 +171,7 @@ def _read_partition(file: Path, iteration: int, schema: pa.Schema) -> pa.Table:
     return table.append_column("iteration", pa.array([iteration] * len(table), pa.int32()))
 
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Incremented whenever a column is added, or its name, type or meaning changes."""
 
 _TRAJECTORY_COLUMNS = (
@@ -188,6 +188,7 @@ _TRAJECTORY_COLUMNS = (
     ("failed_by", pa.string(), "for `failed`: `environment` or `engine`; else null"),
     ("function_reward", pa.float64(), "R_i by the run's reward function; null without one"),
     ("solution", pa.list_(pa.string()), "the environment's own solution of the task; empty without one"),
+    ("instruction", pa.string(), "the task in words at the start, which prompts show"),
 )
 _TURN_COLUMNS = (
     ("prompt_ids", IDS, "the ordinary prompt as sent to the engine, `[P]`"),
@@ -203,6 +204,10 @@ _TURN_COLUMNS = (
     ("finish_reason", pa.string(), "`stop` or `length`"),
     ("prompt_cut", pa.string(), "part that was dropped from the prompt: `none`, `history` or `observation`"),
     ("invalid_action", pa.bool_(), "whether the environment reported that it did not understand the action"),
+    ("admissible_actions", pa.list_(pa.string()), "the actions that the environment offered; empty if it offered none"),
+    ("past_turns", pa.int32(), "number of last turns that the conversation contained; null: all"),
+    ("messages", pa.string(), "JSON list of chat messages sent in this turn; empty where there are ids"),
+    ("response", pa.string(), "response of a chat API; empty where there are ids"),
 )
 _TURN_INDEX = ("turn_index", pa.int32(), "index of the turn in its trajectory; null without turns")
 
@@ -224,6 +229,11 @@ def write_groups(folder: Folder, iteration: int, groups: Sequence[TrajectoryGrou
         UserInputError: ``writer_id`` cannot be part of a file name, or ``iteration`` is negative.
     """
     return write_rows(folder, iteration, list(_rows(groups)), SCHEMA, writer_id)
+
+
+def write_episode(folder: Folder, trajectory: Trajectory) -> None:
+    """Write an episode that is not part of a training iteration, as of iteration 0, to one new file."""
+    write_groups(folder, 0, [TrajectoryGroup(trajectory.task_id, [trajectory])], "player")
 
 
 def _rows(groups: Sequence[TrajectoryGroup]) -> Iterator[Json]:
@@ -308,7 +318,7 @@ def _groups(table: pa.Table) -> dict[str, TrajectoryGroup]:
         values = {name: _restored(row[name]) for name, _, _ in _TRAJECTORY_COLUMNS[2:]}
         group = groups.setdefault(group_id, TrajectoryGroup(values["task_id"], [], group_id))
         if index == len(group.trajectories):
-            values["solution"] = tuple(unescaped(step) for step in row["solution"])
+            values["solution"] = tuple(map(unescaped, row["solution"]))
             group.trajectories.append(Trajectory(**values))
         if row["turn_index"] is not None:
             group.trajectories[index].turns.append(_turn(row))
@@ -319,6 +329,7 @@ def _turn(row: Json) -> Turn:
     values = {name: _restored(row[name]) for name, _, _ in _TURN_COLUMNS}
     for name, kind in (("prompt_ids", np.int32), ("response_ids", np.int32), ("logprobs", np.float32)):
         values[name] = np.array(values[name], kind)
+    values["admissible_actions"] = tuple(map(unescaped, row["admissible_actions"]))
     return Turn(**values)
 
 

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.errors import CheckpointError
+from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import (
     Json,
@@ -132,6 +132,28 @@ class RunFolder:
         remove_folder(self.path, keep=self._filled)
 
     @classmethod
+    def of_recording(cls, path: Path, config: GRPOConfig, command: Sequence[str]) -> RunFolder:
+        """Return the folder of episodes that are played without training, and set ``config`` to record into it.
+
+        Args:
+            path: folder, which is created unless it is such a folder already.
+            config: config that plays the episodes.
+            command: command line that plays them.
+
+        Raises:
+            UserInputError: the folder is not empty, or is the folder of a run.
+        """
+        folder = cls(path.expanduser().resolve(), command)
+        if not (folder.path / RUN_FILE).is_file():
+            require_new_folder(folder.path)
+            folder._begin(config, recording=True)
+        elif not folder.is_recording:
+            raise UserInputError(f"{path} is the folder of a run. Name a new folder.")
+        folder.set_state("running")
+        config.recording(trajectories_folder=str(folder.trajectories))
+        return folder
+
+    @classmethod
     def of_trial(cls, path: Path, config: GRPOConfig, command: Sequence[str]) -> RunFolder:
         """Return the run folder of a trial, in the folder that Ray Tune has created.
 
@@ -157,6 +179,11 @@ class RunFolder:
             folder.mkdir(parents=True)
         self._record_command(config, after_iteration=0)
         self._write_run(state="running", command=self.command, **about)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the folder has episodes that were played without training; see :meth:`of_recording`."""
+        return bool(self._run().get("recording"))
 
     def last_iteration(self) -> int:
         """Return the newest iteration in ``metrics.jsonl``; 0 if none is recorded."""

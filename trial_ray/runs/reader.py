@@ -160,6 +160,9 @@ class RecordedRun:
     def tokens(self) -> TokenTexts | None:
         """Texts of the run's tokens; ``None`` if it has no tokenizer yet."""
         try:
+            if self.about.get("recording"):  # Episodes of a chat API, the oracle or an expert have no tokens.
+                model = self.config.settings.get("model_path")
+                return TokenTexts(load_tokenizer(str(model))) if model else None
             return TokenTexts(load_tokenizer(str(find_tokenizer(self.path))))
         except TrialRayError as error:
             self._note("tokens", f"Prompts and responses are not shown, since no tokenizer decodes them. {error}")

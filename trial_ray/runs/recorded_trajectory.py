@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -103,6 +104,12 @@ class RecordedTurn:
     evidence_ids: list[int] | None = None
     evidence_at: int | None = None
 
+    @property
+    def message_text(self) -> str:
+        """The chat messages that were sent in this turn, each after its role; empty where there are ids."""
+        messages = json.loads(self.turn.messages or "[]")
+        return "\n\n".join(f"{message['role']}:\n{message['content']}" for message in messages)
+
     def split_prompt(self) -> tuple[list[int], list[int]]:
         """Ids of the prompt before and after the position of the teacher context or, without it, the end of the user's message."""
         at = self.turn.insert_at if self.evidence_at is None else self.evidence_at
@@ -131,6 +138,11 @@ class RecordedTrajectory:
     rollout_index: int
     trajectory: Trajectory
     turns: Sequence[RecordedTurn]
+
+    @property
+    def has_ids(self) -> bool:
+        """True if the responses were recorded as token ids."""
+        return any(len(turn.turn.response_ids) for turn in self.turns)
 
     @property
     def advantage(self) -> float | None:

@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.algorithms.learner_group import PolicyLearnerGroup
 from trial_ray.algorithms.methods import method_of, with_method
-from trial_ray.algorithms.startup import initial_policy
+from trial_ray.algorithms.startup import initial_policy, policy_folder
 from trial_ray.engines.transfer import merge_weights
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.files import Numbers
@@ -140,6 +140,8 @@ class Replay:
         """
         # Load tokenizer and frozen reference from the initial policy, even if the weights come from a checkpoint.
         self.config.rl_module(model_path=initial_policy(self.config), warm_start=None)
+        if self.config.teacher_model is not None:
+            self.config.teacher_model = policy_folder(self.config.teacher_model)
         tokenizer = load_tokenizer(str(self.config.model_path))
         for group in self.groups:
             add_teacher_contexts(group, self.config, tokenizer)

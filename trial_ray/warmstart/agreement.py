@@ -17,6 +17,7 @@ from scipy.stats import rankdata
 from trial_ray.adapters.adapter import Demonstrator, begin, plan
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import EnvironmentEntry
+from trial_ray.evaluation.local_games import WrapPlayer
 from trial_ray.files import Json
 from trial_ray.learner.rows import scored_turn
 from trial_ray.models.layout import score_views
@@ -25,7 +26,7 @@ from trial_ray.process import run_outside_event_loop
 from trial_ray.rollout.episode import History, Player, derive_seed
 from trial_ray.trajectory import Trajectory, Turn
 from trial_ray.warmstart.demonstrations import DemonstratorPlayer, outcome_contexts
-from trial_ray.warmstart.policy import HeldOutGames, Policy, WrapPlayer, load_policy, make_demonstrator, set_threads
+from trial_ray.warmstart.policy import HeldOutGames, Policy, load_policy, make_demonstrator, set_threads
 from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
 
 GAP_CLIP = 2.0
@@ -157,7 +158,7 @@ def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | 
         watchers[task] = _Watcher(wrap(task, player, env) if wrap else player, env, make_demonstrator(policy.entry))
         return watchers[task]
 
-    trajectories = games.play(watch)
+    trajectories = games.play_policy(watch)
     gaps = iter(mean_gaps(policy, trajectories))
     turns = []
     for index, trajectory in enumerate(trajectories):

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.adapters.adapter import Demonstrator, begin, plan
+from trial_ray.adapters.adapter import Demonstrator, Speaker, begin, plan
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import checked_content, get_or_build
-from trial_ray.prompts.chat_template import encode_untrusted
 from trial_ray.prompts.teacher_context import augment, encode_teacher_text, outcome_text
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.prompts.writer import Prompt
@@ -131,8 +130,9 @@ class DemonstratorPlayer:
         builder, style = self.policy.builder, self.policy.settings.response_style
         if isinstance(builder, ToolConversationBuilder):
             return builder.encode_action(prompt, action)
-        opened = builder.responses.opened(prompt.ids, prompt.insert_at)
-        return encode_response(self.policy.tokenizer, action, style, opened)
+        demonstrator = self.demonstrator
+        text = demonstrator.response(action) if isinstance(demonstrator, Speaker) else response_text(action, style)
+        return builder.encode(prompt, text)
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
         """Return the demonstrations of the last episode."""
@@ -184,25 +184,9 @@ def outcome_contexts(trajectory: Trajectory, tokenizer: Any) -> list[TeacherCont
     ]
 
 
-def encode_response(tokenizer: Any, action: str, style: str, opened: str = "") -> np.ndarray:
-    """Return the token ids of the response with an action, including the end token: int32 ``[y]``.
-
-    An end token that is spelled in the action is encoded as ordinary text.
-
-    Args:
-        tokenizer: tokenizer of the policy.
-        action: the action.
-        style: form of the response, ``"plain"`` or ``"tagged"``.
-        opened: text at the end of the prompt that already belongs to the response.
-    """
-    if style == "plain":
-        return np.asarray([*encode_untrusted(tokenizer, action), tokenizer.eos_token_id], dtype=np.int32)
-    reasoning, text = "<think>\n\n</think>".removeprefix(opened), f"\n<action>{action}</action>"
-    if "</think>" in tokenizer.get_added_vocab():  # The tag is a single token, which may be special.
-        ids = [*tokenizer.encode(reasoning, add_special_tokens=False), *encode_untrusted(tokenizer, text)]
-    else:
-        ids = encode_untrusted(tokenizer, reasoning + text)
-    return np.asarray([*ids, tokenizer.eos_token_id], dtype=np.int32)
+def response_text(action: str, style: str) -> str:
+    """Return the response of a player without reasoning: the action, with the tags that a tagged response needs."""
+    return action if style == "plain" else f"<think>\n\n</think>\n<action>{action}</action>"
 
 
 def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSettings) -> list[Example]:

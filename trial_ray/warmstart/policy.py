@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +18,15 @@ from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.adapters.templates import ConversationPrompt, PromptContext
 from trial_ray.engines.protocol import SamplingParams
-from trial_ray.engines.transformers import LocalEngine
-from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, InfrastructureError
+from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError
+from trial_ray.evaluation.local_games import LocalGames, WrapPlayer
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
-from trial_ray.models.model_shape import stop_tokens_of
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
-from trial_ray.process import run_in_event_loop
 from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.prompts.writer import PromptWriter
-from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
 from trial_ray.trajectory import Trajectory
 from trial_ray.trust import require_data
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
@@ -179,12 +175,6 @@ def set_threads(settings: WarmStartSettings) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-WrapPlayer = Callable[[str, Player, GuardedEnv], Player]
-"""Function of a task, the policy's player and the environment that returns the player of the episode."""
-IN_FLIGHT = 64
-"""Maximum number of episodes that are played at the same time."""
-
-
 def success_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """Return ``success_rate``, ``episodes``, the 95 % Wilson ``interval``, and ``invalid_share``, the share of invalid actions."""
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
@@ -197,8 +187,8 @@ def success_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     }
 
 
-class HeldOutGames:
-    """Tasks of one purpose, with environments that stay loaded for repeated use; a context manager.
+class HeldOutGames(LocalGames):
+    """The tasks of one purpose of a warm start.
 
     Args:
         policy: policy that plays the tasks.
@@ -206,60 +196,11 @@ class HeldOutGames:
     """
 
     def __init__(self, policy: Policy, purpose: int) -> None:
-        self._policy = policy
-        entry, self._tasks = task_set(policy.settings, policy.entry, purpose)
-        self._envs = [GuardedEnv(entry) for _ in range(min(len(self._tasks), IN_FLIGHT))]
+        self._policy, settings = policy, policy.settings
+        entry, tasks = task_set(settings, policy.entry, purpose)
+        super().__init__(entry, tasks, SamplingParams(settings.max_response_tokens), settings.seed)
 
-    def __enter__(self) -> HeldOutGames:
-        """Return this object."""
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Close the environments."""
-        for env in self._envs:
-            env.close()
-
-    def play(self, wrap: WrapPlayer | None = None) -> list[Trajectory]:
-        """Play each task once and return the trajectories of the tasks that did not fail.
-
-        The same model, seed and number of threads give the same trajectories.
-
-        Args:
-            wrap: function that makes the player of each episode; ``None``: the policy plays.
-
-        Raises:
-            InfrastructureError: the environment or the engine failed in every episode. If only some failed, a warning is logged.
-        """
-        model = self._policy.model.eval()
-        ends = stop_tokens_of(model.config, model.generation_config, self._policy.tokenizer)
-        with asyncio.Runner() as loop:
-            trajectories = run_in_event_loop(loop, self._play_all(LocalEngine(model, frozenset(ends)), wrap))
-        completed = [trajectory for trajectory in trajectories if not trajectory.failed]
-        if len(completed) < len(trajectories):
-            first = next(trajectory.error for trajectory in trajectories if trajectory.failed)
-            message = (
-                f"{len(trajectories) - len(completed)} of {len(trajectories)} held-out games failed; the first: {first}"
-            )
-            if not completed:
-                raise InfrastructureError(message)
-            _log.warning("%s. They are not counted.", message)
-        return completed
-
-    async def _play_all(self, engine: LocalEngine, wrap: WrapPlayer | None) -> list[Trajectory]:
-        settings, idle = self._policy.settings, asyncio.Queue[GuardedEnv]()
-        params = SamplingParams(settings.max_response_tokens)
-        for env in self._envs:
-            idle.put_nowait(env)
-
-        async def play(task: str) -> Trajectory:
-            env = await idle.get()
-            seed = derive_seed(settings.seed, task)
-            player: Player = PolicyPlayer(self._policy.builder, params, engine.generate, seed)
-            trajectory = await play_episode(env, task, wrap(task, player, env) if wrap else player)
-            if env.faulty:
-                env.close()  # The next reset creates another instance.
-                env.faulty = False
-            idle.put_nowait(env)
-            return trajectory
-
-        return await asyncio.gather(*map(play, self._tasks))
+    def play_policy(self, wrap: WrapPlayer | None = None) -> list[Trajectory]:
+        """Play each task once with the policy; see :meth:`LocalGames.play`."""
+        policy = self._policy
+        return self.play(policy.model, policy.tokenizer, policy.builder, wrap)

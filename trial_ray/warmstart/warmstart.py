@@ -311,7 +311,7 @@ def _clone(policy: Policy, examples: list[Example], bars: WarmStartProgress) -> 
                 )
             if not due:
                 continue
-            figures = success_figures(games.play())
+            figures = success_figures(games.play_policy())
             seconds = round(time.perf_counter() - started, 2)
             curve.append({"step": step, "seconds": seconds, **{name: figures[name] for name in CURVE}})
             success = f" · held-out success {figures['success_rate']:.0%} (stops at {settings.target_success:.0%})"

@@ -25,6 +25,8 @@ METHODS = {
     "sdar": ("SDAR", "SDARConfig"),
     "grpo_opsd": ("GRPO+OPSD", "GRPOOPSDConfig"),
     "opsd": ("OPSD", "OPSDConfig"),
+    "opd": ("OPD", "OPDConfig"),
+    "rft": ("RFT", "RFTConfig"),
     "rlsd": ("RLSD", "RLSDConfig"),
     "gigpo": ("GiGPO", "GiGPOConfig"),
 }
@@ -84,7 +86,12 @@ def method_of(config: GRPOConfig) -> str:
 
 def with_method(config: GRPOConfig, method: str) -> GRPOConfig:
     """Return the config of another method, with the settings of ``config`` that differ from its own defaults."""
-    target, defaults = new_config(method), vars(type(config)())
+    return with_settings_of(config, new_config(method))
+
+
+def with_settings_of(config: GRPOConfig, target: GRPOConfig) -> GRPOConfig:
+    """Return ``target`` with the settings of ``config`` that differ from the defaults of its class."""
+    defaults = vars(type(config)())
     for name, value in vars(config).items():
         if name in ("algo_class", "_is_frozen") or name not in vars(target):
             continue

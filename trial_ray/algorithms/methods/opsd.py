@@ -1,4 +1,4 @@
-"""OPSD: no reward; the policy is distilled from itself with the teacher context in its prompt.
+"""OPSD: no reward; the policy is distilled from itself, or from ``teacher_model``, with the teacher context in its prompt.
 
 ``divergence="jsd"`` minimises the full-vocabulary generalised Jensen-Shannon divergence between π_θ(·|h) and π_T(·|h⁺) along the
 sampled response; ``"sampled"`` uses only the sampled tokens, with c_t = δ_t (a reverse-KL gradient).
@@ -21,8 +21,8 @@ DIVERGENCES = ("jsd", "sampled")
 
 
 class SelfDistillation(Method["OPSDConfig"]):
-    """Â = 0. π_T is the stale teacher if there is one. Otherwise it is, for ``jsd``, the policy itself without a gradient, and
-    for ``sampled``, the policy before the update."""
+    """Â = 0. π_T is the teacher model or the stale teacher if there is one. Otherwise it is, for ``jsd``, the policy itself without
+    a gradient, and for ``sampled``, the policy before the update."""
 
     name = "opsd"
     needs_teacher_context = True

@@ -1,0 +1,183 @@
+"""Episodes to imitate have the prompts of a rollout, from recordings and from files of messages; others are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from chat_tokenizers import published_tokenizer
+from prompt_games import writer_of
+
+from trial_ray.adapters.alfworld import ADAPTER
+from trial_ray.adapters.guarded import GuardedEnv
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.prompts.messages import MessageWriter
+from trial_ray.rollout.episode import play_episode
+from trial_ray.rollout.recording import write_episode
+from trial_ray.runs.folder import RunFolder
+from trial_ray.sft.messages import write_messages
+from trial_ray.sft.sources import Dropped, load_episodes, select
+from trial_ray.trajectory import Trajectory, Turn
+
+GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 3, "max_turns": 12}
+STYLES = ("tagged", "plain", "conversation", "tools")
+TEMPLATES = ("qwen2_5", "qwen3", "smollm2", "qwen3_5_think")
+
+
+def config_of(style: str) -> GRPOConfig:
+    config = GRPOConfig().environment("trial/ALFWorld-v0", env_config=GAMES)
+    config.env_runners(prompt_style=style, max_prompt_tokens=100_000, max_response_tokens=500)
+    config.fix_date("2020-02-29")
+    return config
+
+
+class Scripted:
+    """Plays the walkthrough with reasoning; its turns have the ids of a rollout, and the texts of a chat API."""
+
+    def __init__(self, env, writer, messages) -> None:
+        self.env, self.writer, self.messages = env, writer, messages
+
+    async def act(self, result, history, step):
+        action = self.env.walkthrough()[step - 1]
+        prompt, style = self.writer.write(result, history), self.writer.template.style
+        text = action if style == "plain" else f"<think>\nStep {step}.\n</think>\n\n<action>{action}</action>"
+        ids = self.writer.encode_action(prompt, action) if style == "tools" else self.writer.encode(prompt, text)
+        new = self.messages.write(result, history)
+        self.messages.answer({"role": "assistant", "content": text})
+        read = self.writer.read(prompt, ids)
+        assert (read.action, read.valid) == (action, True)
+        return Turn(
+            prompt.ids,
+            ids,
+            insert_at=prompt.insert_at,
+            action=action,
+            prompt_cut=prompt.cut,
+            response="" if style == "tools" else text,
+            messages="" if style == "tools" else json.dumps(new),
+        )
+
+
+def played(style: str, tokenizer, number: int = 3) -> list[Trajectory]:
+    (entry,) = config_of(style).environment_entries()
+    writer, trajectories = writer_of(tokenizer, style, tools=ADAPTER.tools), []
+    for task in entry.tasks()[:number]:
+        with closing(GuardedEnv(entry)) as env:
+            player = Scripted(env, writer, MessageWriter(ADAPTER.template(style), 2))
+            trajectories.append(asyncio.run(play_episode(env, task, player)))
+    return trajectories
+
+
+def recorded(folder, style: str, trajectories, keep_ids: bool = False):
+    """Write episodes as `evaluate --record` does; without ids, as a chat API plays them."""
+    run = RunFolder.of_recording(folder, config_of(style), ["test"])
+    no_ids = {"prompt_ids": np.empty(0, np.int32), "response_ids": np.empty(0, np.int32)}
+    for each in trajectories:
+        turns = each.turns if keep_ids else [replace(turn, **no_ids) for turn in each.turns]
+        write_episode(run.trajectories, replace(each, turns=turns))
+    return folder
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("style", STYLES)
+def test_prompts_are_those_of_a_rollout(style, template, tmp_path):
+    if style == "tools" and template == "smollm2":
+        pytest.skip("the chat template has no tools")
+    if style == "plain" and template == "qwen3_5_think":
+        pytest.skip("a response that continues opened reasoning cannot be an action alone")
+    tokenizer = published_tokenizer(template)
+    episodes = played(style, tokenizer)
+    source = recorded(tmp_path / "recorded", style, episodes)
+    assert write_messages(source, tmp_path / "messages.jsonl") >= len(episodes)
+    expected = {(turn.prompt_ids.tobytes(), turn.response_ids.tobytes()) for each in episodes for turn in each.turns}
+    for path in (source, tmp_path / "messages.jsonl"):
+        dropped = Dropped(strict=True)
+        loaded = load_episodes(path, config_of(style), tokenizer, dropped)
+        found = {(turn.prompt_ids.tobytes(), turn.response_ids.tobytes()) for each in loaded for turn in each.turns}
+        assert found == expected
+
+
+def test_episodes_of_another_style_are_written_anew(tmp_path):
+    """Reasoning is kept where the form allows it; a plain response is the action."""
+    tokenizer = published_tokenizer("qwen3")
+    source = recorded(tmp_path, "conversation", played("conversation", tokenizer))
+    for style, kept in (("tagged", True), ("plain", False)):
+        episodes = load_episodes(source, config_of(style), tokenizer, Dropped(strict=True))
+        texts = [tokenizer.decode(turn.response_ids) for each in episodes for turn in each.turns]
+        assert all(("Step " in text) == kept for text in texts)
+        writer = writer_of(tokenizer, style)
+        for turn in episodes[0].turns:
+            prompt = writer.build(task="", observation="", admissible_actions=(), history=(), step=1)
+            assert writer.read(prompt, turn.response_ids).action == turn.action
+
+
+BAD = {
+    "messages with an unknown role": [{"role": "narrator", "content": "x"}, {"role": "assistant", "content": "y"}],
+    "messages whose content is not text": [{"role": "user", "content": 3}, {"role": "assistant", "content": "y"}],
+    "rows whose messages of user (or tool) and assistant do not alternate": [{"role": "user", "content": "x"}],
+    "rows with tool calls; set prompt_style='tools' to imitate them": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "fly", "arguments": {}}}]},
+    ],
+}
+
+
+def test_rows_that_cannot_be_imitated_are_counted_by_reason(tmp_path):
+    tokenizer, file = published_tokenizer("qwen3"), tmp_path / "messages.jsonl"
+    good = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>a</think><action>look</action>"}]
+    long = [good[0], {"role": "assistant", "content": f"<think>{'a ' * 600}</think><action>look</action>"}]
+    formless = [good[0], {"role": "assistant", "content": "look"}]
+    rows = [*BAD.values(), good, long, formless, good]
+    file.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows) + "{not json\n")
+    dropped = Dropped()
+    config = config_of("conversation")
+    episodes = select(load_episodes(file, config, tokenizer, dropped), dropped)
+    assert len(episodes) == 1
+    assert dropped.episodes == {
+        **dict.fromkeys(BAD, 1),
+        "rows without a list of messages": 1,
+        "episodes without a turn to imitate": 2,
+        "exact repetitions of an earlier episode": 1,
+    }
+    assert dropped.turns == {
+        "responses longer than max_response_tokens=500": 1,
+        "responses without the required form": 1,
+    }
+    with pytest.raises(UserInputError, match="row 1: messages with an unknown role"):
+        load_episodes(file, config, tokenizer, Dropped(strict=True))
+
+
+def episode(task: str, gained: float, token: int) -> Trajectory:
+    turn = Turn(np.array([1], np.int32), np.array([token], np.int32), reward=gained)
+    return Trajectory(task, "", 0, [turn])
+
+
+def test_best_episodes_of_a_task_are_selected():
+    episodes = [episode("a", 0.2, 1), episode("a", 0.9, 2), episode("b", 0.5, 3), episode("a", 0.7, 4)]
+    dropped = Dropped()
+    chosen = select(episodes, dropped, min_return=0.3, per_task=1)
+    assert [each.turns[0].response_ids[0] for each in chosen] == [2, 3]
+    assert dropped.episodes == {"a return below 0.3": 1, "more than 1 episodes of their task": 1}
+    with pytest.raises(ConfigError):
+        select(episodes, Dropped(), min_return=2.0)
+
+
+@pytest.mark.parametrize("style", ["conversation", "tools"])
+def test_hugging_face_datasets_reads_and_writes_the_messages(style, tmp_path):
+    from datasets import load_dataset
+
+    tokenizer = published_tokenizer("qwen3")
+    episodes = played(style, tokenizer)
+    write_messages(recorded(tmp_path / "recorded", style, episodes), tmp_path / "messages.jsonl")
+    rows = load_dataset(
+        "json", data_files=str(tmp_path / "messages.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert rows["success"] == [True] * len(rows)
+    rows.to_parquet(str(tmp_path / "messages.parquet"))
+    loaded = load_episodes(tmp_path / "messages.parquet", config_of(style), tokenizer, Dropped(strict=True))
+    ids = [[turn.response_ids.tolist() for turn in each.turns] for each in loaded]
+    assert sorted(ids) == sorted([turn.response_ids.tolist() for turn in each.turns] for each in episodes)

@@ -1,0 +1,203 @@
+"""``trial-ray sft``: supervised fine-tuning of a policy, on an expert's games, recorded episodes or chat messages."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trial_ray.cli.console import ENV_ADAPTER, SET, command, flag, option, output, positive, readable, show, table
+from trial_ray.errors import UserInputError
+from trial_ray.files import require_new_folder
+from trial_ray.runs.experiment import apply_overrides, experiment_file, load_experiment, override_dataclass
+
+if TYPE_CHECKING:
+    from trial_ray.adapters.adapter import EnvironmentAdapter
+    from trial_ray.algorithms.grpo import GRPOConfig
+    from trial_ray.sft.sources import Dropped
+    from trial_ray.sft.training import Check, FineTuning
+    from trial_ray.trajectory import Trajectory
+
+EXPERT = "expert"
+
+
+@command(
+    "fine-tune a policy on an expert, on recorded episodes or on chat messages",
+    """examples:
+  trial-ray sft --from expert                                         the tiny default model, on generated games
+  trial-ray sft --from expert --model path/to/hf_model --set optimizer=adamw --set learning_rate=1e-5 --out models/start
+  trial-ray evaluate oracle --env trial/ALFWorld-v0 --split generated --record recorded
+  trial-ray sft FILE.py --from recorded --out models/start            recorded episodes, in the prompts of FILE.py
+  trial-ray sft FILE.py --from runs/my-run --min-return 1 --per-task 2 --out models/start
+  trial-ray sft FILE.py --from messages.jsonl --out models/start      chat messages, as `export --messages` writes them
+
+FILE.py is the experiment that the fine-tuned policy will start: its model, environment, prompts, limits, adapters and learners are
+used, and the result is its new model_path. Without FILE.py, the config of the recording is used.
+Only the tokens of responses are learned. A share of the tasks is held out; the policy with the lowest held-out loss is kept, or
+with --set games=N the one that wins the most of N games. The same command continues after an interruption.
+--from expert clones the expert of the environment's adapter (docs/warmstart.md) and caches the result; --set changes fields of
+trial_ray.warmstart.WarmStartSettings. For other sources --set changes fields of trial_ray.sft.training.SFTSettings, and settings
+of the experiment such as lora_rank.
+""",
+    option("experiment", "experiment file, or the name of a tuned example", "FILE", readable(None), nargs="?"),
+    option(
+        "--from",
+        "expert, the folder of a run or of recorded episodes, or a file of chat messages",
+        "SOURCE",
+        required=True,
+        dest="source",
+    ),
+    option("--out", "new folder of the model (with --from expert optional)", "DIR", Path),
+    option(
+        "--model",
+        "model to fine-tune (default: the experiment's; with --from expert a tiny model from scratch)",
+        "PATH",
+    ),
+    option("--seed", "seed of the order of episodes; with --from expert of everything", "S", int, default=0),
+    option("--min-return", "imitate only episodes with at least this return", "R", float),
+    option("--per-task", "imitate at most N episodes of a task, those with the highest returns", "N", positive),
+    flag("--strict", "stop at the first episode or response that cannot be imitated, instead of counting it"),
+    ENV_ADAPTER,
+    SET,
+)
+def sft(args: Namespace) -> None:
+    """Fine-tune a policy and write it as a model folder."""
+    if args.source == EXPERT:
+        _clone(args)
+        return
+    if args.out is None:
+        raise UserInputError("Name the new folder of the model with --out DIR.")
+    require_new_folder(args.out)
+    _imitate(args)
+
+
+def _clone(args: Namespace) -> None:
+    """Clone the expert of the environment's adapter."""
+    from trial_ray.adapters.registry import load_adapters
+    from trial_ray.algorithms.startup import warm_start_settings
+    from trial_ray.warmstart import WarmStartSettings, warm_start
+
+    if args.min_return is not None or args.per_task or args.strict:
+        raise UserInputError(
+            "--min-return, --per-task and --strict select recorded episodes; leave them out with --from expert."
+        )
+    adapters = load_adapters(args.env_adapters)
+    settings = WarmStartSettings(model_path=args.model, seed=args.seed)
+    if args.experiment is not None:
+        config = load_experiment(experiment_file(args.experiment)).config
+        own, adapters_of = warm_start_settings(config)
+        settings, adapters = own, (*adapters, *adapters_of)
+        if args.model is not None:
+            settings = override_dataclass(settings, [f"model_path={args.model}"])
+    settings = override_dataclass(settings, args.overrides)
+    show(f"model: {warm_start(settings, adapters, out=args.out).path}")
+
+
+def _imitate(args: Namespace) -> None:
+    """Fine-tune on recorded episodes or on messages."""
+    from trial_ray.adapters.registry import load_adapters
+    from trial_ray.algorithms.startup import initial_policy
+    from trial_ray.config.declare import fields_of
+    from trial_ray.models.loading import load_tokenizer
+    from trial_ray.runs.ray_session import ray_session
+    from trial_ray.sft.games import EvaluationGames
+    from trial_ray.sft.sources import Dropped, load_episodes, select
+    from trial_ray.sft.training import FineTuning, SFTSettings
+
+    source, adapters, known = Path(args.source).expanduser(), load_adapters(args.env_adapters), fields_of(SFTSettings)
+    own = [override for override in args.overrides if override.partition("=")[0] in known]
+    settings = override_dataclass(SFTSettings(seed=args.seed), own)
+    config = _config(args, source, adapters, [each for each in args.overrides if each not in own])
+    config.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
+    dropped = Dropped(strict=args.strict)
+    episodes = load_episodes(source, config, load_tokenizer(str(config.model_path)), dropped, adapters)
+    chosen = select(episodes, dropped, args.min_return, args.per_task)
+    _show_selection(chosen, dropped)
+    play = EvaluationGames(config, settings.games).success_rate if settings.games else None
+    tuning = FineTuning(config, settings, chosen, args.out, play)
+    with ray_session(args.verbose):
+        _run(tuning)
+    path = tuning.finish({"source": str(source), "left_out": {"episodes": dropped.episodes, "turns": dropped.turns}})
+    picture = _plot(tuning, path)
+    show(f"model: {path}" + (f"; losses: {picture}" if picture else ""))
+
+
+def _config(
+    args: Namespace, source: Path, adapters: Sequence[EnvironmentAdapter], overrides: Sequence[str]
+) -> GRPOConfig:
+    """Return the experiment's config, or the config of the recording, with overrides."""
+    from trial_ray.algorithms.methods import with_method
+    from trial_ray.sft.messages import Recording
+
+    if args.experiment is not None:
+        config = load_experiment(experiment_file(args.experiment)).config
+    elif source.is_dir():
+        config = Recording(source, adapters).config
+    else:
+        raise UserInputError(
+            "Name the experiment file whose model and prompts are used: trial-ray sft FILE.py --from SOURCE …"
+        )
+    config = apply_overrides(with_method(config, "grpo"), list(overrides))
+    if args.model is not None:
+        config.rl_module(model_path=args.model, warm_start=None)
+    if config.model_path is None and config.warm_start is None:
+        raise UserInputError("There is no model to fine-tune; name one with --model PATH.")
+    config.validate()
+    return config
+
+
+def _show_selection(chosen: Sequence[Trajectory], dropped: Dropped) -> None:
+    """Print how many episodes and turns are imitated, and why others are not."""
+    turns = sum(len(episode.turns) for episode in chosen)
+    rows = [("episodes", reason, f"{count:,}") for reason, count in dropped.episodes.most_common()]
+    rows += [("turns", reason, f"{count:,}") for reason, count in dropped.turns.most_common()]
+    if rows:
+        output().print(table("left out", ("", "reason", ">number"), rows))
+    show(f"{len(chosen):,} episodes with {turns:,} turns are imitated")
+
+
+def _run(tuning: FineTuning) -> None:
+    """Train with a progress bar, and a line per check."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    show(f"{tuning.num_updates} updates; {len(tuning.training)} episodes to learn, {len(tuning.held_out)} held out")
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=output(), transient=True, disable=not output().is_terminal) as progress:
+        task = progress.add_task("updates", total=tuning.num_updates)
+
+        def on_update(step: int, loss: float) -> None:
+            progress.update(task, completed=step, description=f"loss {loss:.3f}")
+
+        tuning.run(on_update, lambda check: show(_line(check)))
+
+
+def _line(check: Check) -> str:
+    parts = [f"update {check.step}"]
+    if check.training_loss is not None:
+        parts.append(f"training loss {check.training_loss:.3f}")
+    parts.append(f"held-out loss {check.loss:.3f}, token accuracy {check.accuracy:.1%}")
+    if check.success is not None:
+        parts.append(f"success {check.success:.1%}")
+    return ", ".join(parts)
+
+
+def _plot(tuning: FineTuning, folder: Path) -> Path | None:
+    """Draw both losses; ``None`` without matplotlib."""
+    from trial_ray.errors import MissingDependencyError
+    from trial_ray.reports.plots import drawing
+
+    target = folder / "sft.png"
+    try:
+        with drawing([target], (6.4, 3.6)) as (_, axis):
+            for name, label in (("training_loss", "training"), ("loss", "held out")):
+                points = [
+                    (check.step, getattr(check, name)) for check in tuning.checks if getattr(check, name) is not None
+                ]
+                axis.plot(*zip(*points, strict=True), marker="o", label=label)
+            axis.set_xlabel("updates")
+            axis.set_ylabel("negative log-likelihood, nats per token")
+            axis.legend()
+    except MissingDependencyError:
+        return None
+    return target

@@ -1,0 +1,101 @@
+"""Plays tasks with a model in this process, without actors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from transformers import PreTrainedModel
+
+from trial_ray.adapters.guarded import GuardedEnv
+from trial_ray.adapters.registry import EnvironmentEntry
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.transformers import LocalEngine
+from trial_ray.errors import InfrastructureError
+from trial_ray.models.model_shape import stop_tokens_of
+from trial_ray.process import run_in_event_loop
+from trial_ray.prompts.writer import PromptWriter
+from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
+from trial_ray.trajectory import Trajectory
+
+_log = logging.getLogger(__name__)
+
+WrapPlayer = Callable[[str, Player, GuardedEnv], Player]
+"""Function of a task, the policy's player and the environment that returns the player of the episode."""
+IN_FLIGHT = 64
+"""Maximum number of episodes that are played at the same time."""
+
+
+class LocalGames:
+    """Tasks, with environments that stay loaded for repeated use; a context manager.
+
+    Args:
+        entry: the environment.
+        tasks: its tasks to play.
+        params: sampling parameters of responses.
+        seed: seed of the responses, together with the task and the turn.
+    """
+
+    def __init__(self, entry: EnvironmentEntry, tasks: Sequence[str], params: SamplingParams, seed: int) -> None:
+        self._tasks, self._params, self._seed = tasks, params, seed
+        self._envs = [GuardedEnv(entry) for _ in range(min(len(tasks), IN_FLIGHT))]
+
+    def __enter__(self) -> Self:
+        """Return this object."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the environments."""
+        for env in self._envs:
+            env.close()
+
+    def play(
+        self, model: PreTrainedModel, tokenizer: Any, writer: PromptWriter, wrap: WrapPlayer | None = None
+    ) -> list[Trajectory]:
+        """Play each task once and return the trajectories of the tasks that did not fail.
+
+        The same model, seed and number of threads give the same trajectories.
+
+        Args:
+            model: the model that plays.
+            tokenizer: its tokenizer.
+            writer: writes the prompts.
+            wrap: function that makes the player of each episode; ``None``: the model plays.
+
+        Raises:
+            InfrastructureError: the environment or the engine failed in every episode. If only some failed, a warning is logged.
+        """
+        model = model.eval()
+        ends = stop_tokens_of(model.config, model.generation_config, tokenizer)
+        engine = LocalEngine(model, frozenset(ends))
+        with asyncio.Runner() as loop:
+            trajectories = run_in_event_loop(loop, self._play_all(engine, writer, wrap))
+        completed = [trajectory for trajectory in trajectories if not trajectory.failed]
+        if len(completed) < len(trajectories):
+            first = next(trajectory.error for trajectory in trajectories if trajectory.failed)
+            message = (
+                f"{len(trajectories) - len(completed)} of {len(trajectories)} held-out games failed; the first: {first}"
+            )
+            if not completed:
+                raise InfrastructureError(message)
+            _log.warning("%s. They are not counted.", message)
+        return completed
+
+    async def _play_all(self, engine: LocalEngine, writer: PromptWriter, wrap: WrapPlayer | None) -> list[Trajectory]:
+        idle = asyncio.Queue[GuardedEnv]()
+        for env in self._envs:
+            idle.put_nowait(env)
+
+        async def play(task: str) -> Trajectory:
+            env = await idle.get()
+            player: Player = PolicyPlayer(writer, self._params, engine.generate, derive_seed(self._seed, task))
+            trajectory = await play_episode(env, task, wrap(task, player, env) if wrap else player)
+            if env.faulty:
+                env.close()  # The next reset creates another instance.
+                env.faulty = False
+            idle.put_nowait(env)
+            return trajectory
+
+        return await asyncio.gather(*map(play, self._tasks))

@@ -1,0 +1,58 @@
+"""Chat messages of an episode, with the same texts as in the prompts of a trained policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.adapters.templates import ConversationPrompt, PromptContext, PromptTemplate
+from trial_ray.prompts.writer import records
+from trial_ray.trajectory import Turn
+
+Message = dict[str, Any]
+"""A message of the chat API: ``role``, ``content``, and ``tool_calls`` in a response that calls tools."""
+
+
+@dataclass
+class MessageWriter:
+    """Writes the messages of one episode; in a conversation it keeps them for later turns.
+
+    Attributes:
+        template: template that writes the texts.
+        history_window: number of earlier turns in a message of the styles ``tagged`` and ``plain``.
+        conversation: messages of the conversation so far, without those of a new turn.
+    """
+
+    template: PromptTemplate
+    history_window: int
+    conversation: list[Message] = field(default_factory=list)
+
+    def write(self, result: StepResult, history: Sequence[Turn]) -> list[Message]:
+        """Return the messages that are new in this turn; a conversation that the environment starts again is new as a whole.
+
+        Args:
+            result: the environment's current result.
+            history: the turns so far, oldest first.
+        """
+        template, is_conversation = self.template, self.template.style in ("conversation", "tools")
+        past = [] if is_conversation or not self.history_window else records(history)[-self.history_window :]
+        context = PromptContext(
+            result.task, result.observation.strip(), result.admissible_actions, tuple(past), len(history) + 1
+        )
+        message: Message = {"role": "user", "content": template.render(context).strip()}
+        if not is_conversation or result.past_turns == 0:
+            self.conversation.clear()
+        if self.conversation and template.style == "tools":
+            message["role"] = "tool"
+        new = [message]
+        if is_conversation and not self.conversation:
+            system = cast(ConversationPrompt, template).system(result.task).strip()
+            new.insert(0, {"role": "system", "content": system})
+        self.conversation += new
+        return new
+
+    def answer(self, message: Message) -> None:
+        """Add the response to the conversation."""
+        self.conversation.append(message)

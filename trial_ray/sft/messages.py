@@ -1,0 +1,153 @@
+"""Recorded episodes as chat messages, one JSON object per conversation, which Hugging Face ``datasets`` and TRL read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.algorithms.grpo import GRPOConfig
+from trial_ray.errors import UserInputError
+from trial_ray.files import Json, writing
+from trial_ray.models.loading import load_tokenizer
+from trial_ray.prompts.messages import Message, MessageWriter
+from trial_ray.prompts.tool_calls import ToolSet, parse_response, require_response_template
+from trial_ray.prompts.writer import ResponseTexts
+from trial_ray.rollout.recording import read_iteration
+from trial_ray.runs.checkpoints import find_tokenizer
+from trial_ray.runs.config_record import load_record
+from trial_ray.runs.folder import RunFolder
+from trial_ray.trajectory import Trajectory, Turn
+from trial_ray.warmstart.demonstrations import response_text
+
+
+class Recording:
+    """Recorded episodes of a run or of ``evaluate --record``, with the config that played them.
+
+    Args:
+        path: folder of the run or of the recording.
+        adapters: adapters of the user with which it was played.
+
+    Attributes:
+        config: the config.
+        tokenizer: tokenizer of the recorded ids; ``None`` if there are none.
+
+    Raises:
+        CheckpointError: ``path`` is neither, or its config cannot be read.
+        UserInputError: nothing was recorded.
+    """
+
+    def __init__(self, path: Path, adapters: Sequence[EnvironmentAdapter] = ()) -> None:
+        folder = RunFolder.reopen(path)
+        self.config: GRPOConfig = load_record(folder.path / "resolved_config.json", adapters)
+        self._trajectories = folder.trajectories
+        if not folder.recorded_iterations():
+            raise UserInputError(f"{path} has recorded no trajectories.")
+        self.tokenizer: Any = None
+        if folder.is_recording and self.config.model_path is not None:
+            self.tokenizer = load_tokenizer(str(self.config.model_path))
+        elif not folder.is_recording:
+            self.tokenizer = load_tokenizer(str(find_tokenizer(folder.path)))
+        self._responses = None if self.tokenizer is None else ResponseTexts(self.tokenizer)
+
+    def episodes(self) -> Iterator[Trajectory]:
+        """Yield every episode that did not fail, as recorded."""
+        for group in read_iteration(self._trajectories, None):
+            yield from group.survivors
+
+    def adapter(self, trajectory: Trajectory) -> EnvironmentAdapter:
+        """Return the adapter of the environment in which an episode was played."""
+        return self.config.adapter_of(trajectory.environment)
+
+    def response(self, turn: Turn) -> str:
+        """Return the text of a turn's response; of a player that only acts, the action in the recording's form."""
+        if turn.response:
+            return turn.response
+        if self._responses is not None and len(turn.response_ids):
+            return self._responses.text(turn.prompt_ids, turn.insert_at, turn.response_ids)
+        return response_text(turn.action, self.config.prompt_style)
+
+    def message(self, turn: Turn, tools: ToolSet | None) -> Message:
+        """Return a turn's response as a message; with ``tools``, its calls are in ``tool_calls``."""
+        if tools is None:
+            return {"role": "assistant", "content": self.response(turn)}
+        if self._responses is None or not len(turn.response_ids):
+            call = tools.call_of(turn.action)
+            calls = [] if call is None else [{"name": call[0], "arguments": call[1]}]
+            parsed: Message = {"content": "", "tool_calls": calls}
+        else:
+            require_response_template(self.tokenizer)
+            prefix = self._responses.decode(turn.prompt_ids[turn.insert_at :].tolist())
+            parsed = parse_response(self.tokenizer, self._responses.whole(turn.response_ids), prefix, tools.schemas)
+        calls = [
+            {"type": "function", "function": call.get("function", call)} for call in parsed.get("tool_calls") or []
+        ]
+        message: Message = {"role": "assistant", "content": (parsed.get("content") or "").strip()}
+        if reasoning := parsed.get("reasoning_content") or parsed.get("thinking"):
+            message["reasoning_content"] = reasoning
+        return message | ({"tool_calls": calls} if calls else {})
+
+
+def shown(trajectory: Trajectory, turn: Turn) -> StepResult:
+    """Return what the environment showed before a recorded turn."""
+    return StepResult(
+        turn.observation,
+        trajectory.instruction,
+        trajectory.family,
+        turn.admissible_actions,
+        won=False,
+        score=0.0,
+        past_turns=turn.past_turns,
+    )
+
+
+def conversations(recording: Recording, trajectory: Trajectory) -> Iterator[list[Message]]:
+    """Yield the conversations of an episode: one, or one per turn in the styles ``tagged`` and ``plain``."""
+    config, adapter = recording.config, recording.adapter(trajectory)
+    writer = MessageWriter(adapter.template(config.prompt_style), config.history_window)
+    tools = ToolSet(adapter.tools) if config.prompt_style == "tools" else None
+    last: list[Message] = []
+    for number, turn in enumerate(trajectory.turns):
+        new = writer.write(shown(trajectory, turn), trajectory.turns[:number])
+        if turn.messages:
+            writer.conversation[-len(new) :] = json.loads(turn.messages)
+        if last and len(writer.conversation) <= len(last):
+            yield last
+        writer.answer(recording.message(turn, tools))
+        last = [*writer.conversation]
+    if last:
+        yield last
+
+
+def rows(recording: Recording) -> Iterator[Json]:
+    """Yield one JSON object per conversation: ``messages``, ``tools`` if there are any, and the episode's result."""
+    for trajectory in recording.episodes():
+        adapter = recording.adapter(trajectory)
+        tools = ToolSet(adapter.tools).schemas if recording.config.prompt_style == "tools" else None
+        for messages in conversations(recording, trajectory):
+            yield {
+                "messages": messages,
+                **({"tools": tools} if tools else {}),
+                "return": trajectory.episode_return,
+                "success": trajectory.success,
+                "task_id": trajectory.task_id,
+                "environment": trajectory.environment,
+            }
+
+
+def write_messages(path: Path, target: Path, adapters: Sequence[EnvironmentAdapter] = ()) -> int:
+    """Write the episodes of a run or of a recording as JSON lines; return the number of lines.
+
+    Raises:
+        CheckpointError, UserInputError: as in :class:`Recording`, or ``target`` exists or cannot be written.
+    """
+    if target.exists():
+        raise UserInputError(f"{target} exists. Name another file.")
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows(Recording(path, adapters))]
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return len(lines)

@@ -1,0 +1,354 @@
+"""Supervised fine-tuning of a policy on episodes, on the learners of a run, with checks on held-out episodes."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+from torch import Tensor
+
+from trial_ray.algorithms.grpo import GRPOConfig
+from trial_ray.algorithms.learner_group import PolicyLearnerGroup
+from trial_ray.algorithms.methods import with_settings_of
+from trial_ray.config.declare import check_settings, setting
+from trial_ray.errors import CheckpointError, ConfigError, TrainingDivergedError
+from trial_ray.files import Json, content_key, finite, read_json, text_digest, write_folder, write_json
+from trial_ray.learner.exchange import FETCH_TIMEOUT_S, TrainingGroups
+from trial_ray.learner.learner import GRPOLearner
+from trial_ray.learner.method import Method, Metrics, per_token
+from trial_ray.learner.rows import TokenBatch, scored_turn
+from trial_ray.models.folders import write_model
+from trial_ray.models.layout import pack_sequences
+from trial_ray.models.logprobs import gather_top, hidden_states, output_head
+from trial_ray.models.prefix_tree import PrefixOrder
+from trial_ray.objectives.segments import masked_mean
+from trial_ray.rollout.env_runner import SPACES
+from trial_ray.trajectory import Trajectory, TrajectoryGroup
+
+RECORD = "sft.json"
+"""File next to a fine-tuned model: settings, what was left out, and the curve."""
+ALL_ROWS = 1 << 30
+
+
+@dataclass(frozen=True)
+class SFTSettings:
+    """Settings of supervised fine-tuning; model, prompts, adapters, precision and learners are the experiment's.
+
+    Raises:
+        ConfigError: a value has the wrong type or is out of range.
+    """
+
+    epochs: int = setting(3, "passes over the episodes", at_least=1)
+    learning_rate: float = setting(
+        1e-5, "learning rate of AdamW after the warm-up; it then falls linearly to 0", above=0
+    )
+    warmup_share: float = setting(0.05, "share of the updates in which the learning rate rises", within=(0, 1))
+    weight_decay: float = setting(0.0, "weight decay of AdamW", at_least=0)
+    batch_rows: int = setting(
+        32, "turns of an update, at least; episodes stay whole, so that their prefixes are shared", at_least=1
+    )
+    held_out: float = setting(0.1, "share of the tasks whose episodes are held out", within=(0, 0.9))
+    checks: int = setting(
+        10, "checks on the held-out episodes, evenly over the updates; the best policy is kept", at_least=1
+    )
+    games: int = setting(
+        0, "games of the experiment's evaluation set that are played at each check; 0: none", at_least=0
+    )
+    seed: int = setting(0, "seed of the order of episodes", within=(0, 2**63 - 1))
+
+    def __post_init__(self) -> None:
+        """Check types and ranges."""
+        check_settings(self, "Setting ")
+
+
+class Imitation(Method["SFTConfig"]):
+    """L = −mean of log π_θ over the response tokens of an update; there are no advantages."""
+
+    name = "sft"
+    needs_scores = False
+
+    def advantages(self, groups: Sequence[TrajectoryGroup]) -> Tensor:
+        """Return 1 for every turn, float64 ``[K]``; the loss does not use it."""
+        return torch.ones(sum(len(each.turns) for group in groups for each in group.survivors), dtype=torch.float64)
+
+    @per_token
+    def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
+        """Return 0: nothing is reinforced."""
+        return logprobs.new_zeros(())
+
+    @per_token
+    def dense_loss(self, tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int) -> tuple[Tensor, Metrics]:
+        """Return the mean negative log-likelihood."""
+        loss = -masked_mean(fwd_out["logprobs"], tokens.mask)
+        return loss, {"loss": loss}
+
+
+class SFTConfig(GRPOConfig):
+    """Config of the learners during supervised fine-tuning."""
+
+    method_class = Imitation
+
+
+@dataclass(frozen=True)
+class Check:
+    """The policy after a number of updates.
+
+    Attributes:
+        step: number of updates.
+        training_loss: mean loss of the updates since the last check, in nats per token; ``None`` before the first update.
+        loss: mean negative log-likelihood of the held-out responses, in nats per token.
+        accuracy: share of held-out response tokens that are the policy's most likely token.
+        success: share of games won; ``None`` without games.
+    """
+
+    step: int
+    training_loss: float | None
+    loss: float
+    accuracy: float
+    success: float | None = None
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Order of checks, the best last: by success if games are played, then by loss."""
+        return (self.success or 0.0, -self.loss)
+
+
+def split_tasks(episodes: Sequence[Trajectory], share: float) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Return the episodes to train on, and those of the tasks that are held out, at least one task if there are several."""
+    tasks = sorted({each.task_id for each in episodes}, key=lambda task: text_digest(f"held out\n{task}"))
+    number = min(len(tasks) - 1, max(1, round(share * len(tasks)))) if share else 0
+    held_out = set(tasks[:number])
+    return (
+        [each for each in episodes if each.task_id not in held_out],
+        [each for each in episodes if each.task_id in held_out],
+    )
+
+
+class FineTuning:
+    """One fine-tuning, which continues where an interrupted one has ended.
+
+    Args:
+        config: config of the run that the policy will start, with a model folder as ``model_path``.
+        settings: settings of the fine-tuning.
+        episodes: episodes to imitate.
+        out: folder of the model; it appears when the fine-tuning is complete.
+        play: function that plays games with the learner in this process and returns the share won.
+
+    Attributes:
+        num_updates: number of updates.
+        training: episodes that are trained on.
+        held_out: held-out episodes.
+
+    Raises:
+        ConfigError: ``games`` is set, but the learners are not in this process, or there are no held-out episodes.
+        CheckpointError: an interrupted fine-tuning into ``out`` had other settings or episodes.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        settings: SFTSettings,
+        episodes: Sequence[Trajectory],
+        out: Path,
+        play: Callable[[GRPOLearner], float] | None = None,
+    ) -> None:
+        self._settings, self._out, self._play = settings, out, play
+        self.training, self.held_out = split_tasks(episodes, settings.held_out)
+        if not self.held_out:
+            raise ConfigError(
+                f"All {len(episodes)} episodes are of one task, or held_out is 0, so none can be held out. Give episodes of "
+                "several tasks."
+            )
+        self.num_updates = sum(1 for _ in self._all_batches())
+        self._every = max(1, math.ceil(self.num_updates / settings.checks))
+        self._config = self._learner_config(config)
+        self._work = out.with_name(f"{out.name}.partial")
+        ids = [(turn.prompt_ids.tolist(), turn.response_ids.tolist()) for each in episodes for turn in each.turns]
+        learned = {"episodes": text_digest(str(ids)).hex(), "model": config.model_path}
+        self._key = content_key({"settings": asdict(settings), **learned})
+        self.checks: list[Check] = []
+        self._step = 0
+        if (record := self._work / RECORD).is_file():
+            found = read_json(record)
+            if found["key"] != self._key:
+                raise CheckpointError(
+                    f"{self._work} has an unfinished fine-tuning with other settings, episodes or model. Delete it, or name "
+                    "another --out."
+                )
+            self.checks = [Check(**check) for check in found["checks"]]
+            self._step = self.checks[-1].step
+
+    def _learner_config(self, config: GRPOConfig) -> GRPOConfig:
+        settings, updates = self._settings, self.num_updates
+        warmup = max(1, round(settings.warmup_share * updates))
+        learners = with_settings_of(config, SFTConfig())
+        learners.training(
+            # RLlib's schedule counts environment steps; here these are updates.
+            lr=[
+                [0, settings.learning_rate / warmup],
+                [warmup, settings.learning_rate],
+                [max(updates, warmup + 1), 0.0],
+            ],
+            weight_decay=settings.weight_decay,
+            minibatch_rows=ALL_ROWS,
+            microbatch_rows=max(1, math.ceil(settings.batch_rows / (4 * max(1, config.num_learners)))),
+            microbatch_weighting="tokens",
+            batch_shards=1,
+            num_epochs=1,
+            shuffle=False,
+            ref_kl_coeff=0.0,
+            entropy_coeff=0.0,
+            mask_truncated=False,
+            teacher_context=None,
+            teacher_model=None,
+            teacher_sync_iterations=None,
+        )
+        learners.recording(trajectories_folder=None, training_folder=None)
+        learners.engines(colocate=False, weight_transfer="object_store")
+        return learners
+
+    def _batches(self, epoch: int) -> Iterator[list[Trajectory]]:
+        """Yield the episodes of each update of an epoch: whole episodes with at least ``batch_rows`` turns, in random order."""
+        order = np.random.default_rng([self._settings.seed, epoch]).permutation(len(self.training))
+        batch: list[Trajectory] = []
+        for index in order:
+            batch.append(self.training[index])
+            if sum(len(each.turns) for each in batch) >= self._settings.batch_rows:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def run(self, on_update: Callable[[int, float], None], on_check: Callable[[Check], None]) -> Path:
+        """Train, and return the folder of the best policy; Ray must be running.
+
+        Args:
+            on_update: called after each update with its number and loss.
+            on_check: called after each check.
+
+        Raises:
+            TrainingDivergedError: the held-out loss is not finite.
+        """
+        spec = self._config.get_multi_rl_module_spec(spaces=SPACES, inference_only=False)
+        learners: PolicyLearnerGroup = self._config.build_learner_group(rl_module_spec=spec)
+        try:
+            if self._step:
+                learners.restore_from_path(self._state(self._step))
+            else:
+                self._check(learners, [], on_check)
+            losses: list[float] = []
+            for step, batch in enumerate(self._all_batches(), start=1):
+                if step <= self._step:
+                    continue
+                losses.append(self._update(learners, batch, step))
+                on_update(step, losses[-1])
+                if step % self._every == 0 or step == self.num_updates:
+                    self._check(learners, losses, on_check, step)
+                    losses = []
+        finally:
+            learners.shutdown()
+        return self._out
+
+    def _all_batches(self) -> Iterator[list[Trajectory]]:
+        for epoch in range(self._settings.epochs):
+            yield from self._batches(epoch)
+
+    def _update(self, learners: PolicyLearnerGroup, batch: Sequence[Trajectory], step: int) -> float:
+        groups = [TrajectoryGroup(each.task_id, [each]) for each in batch]
+        data = TrainingGroups(episodes_refs=[ray.put(group) for group in groups])
+        timesteps = {"training_iteration": step, NUM_ENV_STEPS_SAMPLED_LIFETIME: step}
+        results = learners.update(training_data=data, timesteps=timesteps)
+        metrics = results[0][DEFAULT_MODULE_ID]
+        value = metrics["sft"]["loss"]
+        return float(value.peek() if hasattr(value, "peek") else value)
+
+    def _check(
+        self, learners: PolicyLearnerGroup, losses: Sequence[float], on_check: Callable[[Check], None], step: int = 0
+    ) -> None:
+        held_out: Any = ray.put(self.held_out)
+
+        def score(learner: GRPOLearner) -> tuple[float, float]:
+            return held_out_scores(learner, ray.get(held_out, timeout=FETCH_TIMEOUT_S))
+
+        (loss, accuracy), *_ = learners.ask(score)
+        if not math.isfinite(loss):
+            raise TrainingDivergedError(
+                f"The held-out loss is {loss} after update {step}. Lower learning_rate; {self._work} has the state before."
+            )
+        success = None if self._play is None else learners.ask(self._play)[0]
+        check = Check(step, float(np.mean(losses)) if losses else None, loss, accuracy, success)
+        if all(check.rank > earlier.rank for earlier in self.checks) or not self.checks:
+            self._write_model(learners)
+        self.checks.append(check)
+        learners.save_to_path(str(self._state(step)))
+        # The record names the state: an interrupt before it leaves the state of the check before.
+        write_json(self._work / RECORD, {"key": self._key, "checks": [asdict(each) for each in self.checks]})
+        for earlier in self.checks[:-1]:
+            shutil.rmtree(self._state(earlier.step), ignore_errors=True)
+        on_check(check)
+
+    def _state(self, step: int) -> Path:
+        return self._work / f"state-{step:06d}"
+
+    def _write_model(self, learners: PolicyLearnerGroup) -> None:
+        best = self._work / "best"
+
+        def fill(folder: Path) -> None:
+            learners.ask(lambda learner: write_policy(learner, folder))
+
+        shutil.rmtree(best, ignore_errors=True)
+        write_folder(best, fill)
+
+    def finish(self, record: Json) -> Path:
+        """Move the best policy to its folder with the record, and delete the state.
+
+        Args:
+            record: values that the record has beside settings and checks.
+        """
+        checks = [asdict(check) for check in self.checks]
+        content = {**record, "settings": asdict(self._settings), "updates": self.num_updates, "checks": checks}
+        write_json(self._work / "best" / RECORD, finite(content, default=str))
+        (self._work / "best").rename(self._out)
+        shutil.rmtree(self._work)
+        return self._out
+
+
+def held_out_scores(learner: GRPOLearner, episodes: Sequence[Trajectory]) -> tuple[float, float]:
+    """Return the mean negative log-likelihood of the responses, and the share of their tokens that are the most likely ones.
+
+    Every learner computes all of them; sharded learners make the same passes.
+    """
+    module, limit = learner.policy_module, learner.config.max_tokens_per_forward
+    nll, right, number = 0.0, 0, 0
+    for episode in episodes:
+        order = PrefixOrder([scored_turn(turn) for turn in episode.turns])
+        with torch.no_grad(), module.autocast():
+            packed = pack_sequences(module.lm, order, limit)
+            hidden = torch.cat([states for states, _ in hidden_states(module.lm, packed)])
+            logprobs, is_top = gather_top(hidden, output_head(module.lm), packed.targets)
+        nll -= logprobs[packed.tokens].double().sum().item()
+        right += int(is_top[packed.tokens].sum())
+        number += len(packed.tokens)
+    module.finish_passes()
+    return nll / number, right / number
+
+
+def write_policy(learner: GRPOLearner, folder: Path) -> None:
+    """Write the policy with its tokenizer in Hugging Face format, adapters merged; every learner must call this."""
+    module = learner.policy_module
+    weights = module.named_weights()
+    if learner.exchange.rank == 0:
+        write_model(module.lm, weights, folder)
+        module.tokenizer.save_pretrained(folder)
+    else:
+        for _ in weights:
+            pass
