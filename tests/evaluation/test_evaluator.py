@@ -10,6 +10,7 @@ from user_env import registered
 
 from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
 from trial_ray.evaluation.player import EvaluationPlayer, Evaluator, policy_protocol
+from trial_ray.rollout.recording import read_trajectories
 
 TASKS = 5
 
@@ -25,7 +26,7 @@ class HeardEnv(ChanceEnv):
 
 
 @pytest.mark.actors
-def test_episodes_depend_on_the_task_alone(algorithm_of, model_path):
+def test_episodes_depend_on_the_task_alone(algorithm_of, model_path, tmp_path):
     def config(num_env_runners):
         return (
             config_of(model_path)
@@ -47,7 +48,7 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path):
         assert few.episodes == whole.episodes[:3]
         assert len({episode.score for episode in whole.episodes}) == TASKS  # the model says different things
 
-        crowd.validate()
+        crowd.recording(trajectories_folder=str(tmp_path)).validate()
         second = Evaluator(crowd)
         assert second.weights == algo.weights_checksum
         assert policy_protocol(crowd, evaluation_set, entry) == whole.protocol
@@ -61,7 +62,10 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path):
                     os.kill(pids[0], signal.SIGKILL)
                 played.append(episode.task_id)
 
-            together = player.play(evaluation_set, entry, on_episode=kill_one)
+            together = player.play(evaluation_set, entry, on_episode=kill_one, recorded=True)
         assert len(pids) == 2
         assert together.episodes == whole.episodes
         assert sorted(played) == sorted(evaluation_set.task_ids)
+        recorded = read_trajectories(tmp_path)  # An episode whose env runner was killed may be there twice.
+        assert {each.task_id for each in recorded} == {*evaluation_set.task_ids}
+        assert all(len(turn.prompt_ids) and turn.admissible_actions for each in recorded for turn in each.turns)
