@@ -55,9 +55,9 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=221860 \
-  tests=204800 \
+  tests=205000 \
   benchmarks=27300 \
-  words=35500
+  words=35530
 
 lint: setup
 	$(BIN)/ruff check .

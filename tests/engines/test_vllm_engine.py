@@ -29,6 +29,20 @@ def gpu(monkeypatch):
     return report
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"max_model_len": 64, "kv_cache_gib": 2.0}, (2 << 30, 0.01, 8192)),
+        ({"max_model_len": 16_384, "async_scheduling": False}, (None, 0.9, 16_384)),
+    ],
+)
+def test_a_cache_of_given_size_needs_no_free_share_of_the_gpu(gpu, arguments, expected):
+    made = VLLMEngine("nowhere", **arguments)._arguments
+    names = ("kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_batched_tokens")
+    assert tuple(made[name] for name in names) == expected
+    assert made.get("async_scheduling") == arguments.get("async_scheduling")
+
+
 def test_model_runner_and_compilation_are_chosen_by_the_environment(gpu, monkeypatch):
     monkeypatch.setattr(os, "environ", {})
     VLLMEngine("nowhere", max_model_len=64)._set_environment()

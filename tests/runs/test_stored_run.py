@@ -174,6 +174,9 @@ def test_a_new_run_overwrites_no_other(machine, folder, there, storing):
         pass
     assert contents(there) == before
     machine("first")
+    (folder / "more").write_text("not copied yet")
+    with storing(resume=True):  # The refused command has not replaced the local folder.
+        assert (folder / "more").exists()
     shutil.rmtree(there)
     with pytest.raises(UserInputError, match="--resume"), storing():
         pass
