@@ -112,7 +112,7 @@ def test_teacher_model_neither_changes_nor_is_saved(model_path, groups, tmp_path
     assert torch.equal(teacher_weights(learner), before)
 
 
-def test_a_teacher_model_is_refused_beside_a_stale_teacher_or_for_lack_of_one(model_path):
+def test_a_teacher_model_excludes_a_stale_one_and_is_required_by_opd(model_path):
     with pytest.raises(ConfigError, match="teacher_model"):
         learner_of("serl", model_path, teacher_model=model_path, teacher_sync_iterations=2)
     with pytest.raises(ConfigError, match="teacher_model"):

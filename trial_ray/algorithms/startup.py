@@ -26,7 +26,7 @@ from trial_ray.engines.settings import check_positions
 from trial_ray.errors import CheckpointError, ConfigError, EnvironmentFaultError, TrialRayError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.files import files_digest
-from trial_ray.models.folders import PREFIX, model_folder, packaged_folder
+from trial_ray.models.folders import PREFIX, WEIGHTS, model_folder, packaged_folder
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.planning.fit import Machine, require_fit
 from trial_ray.planning.memory import PlanRequest
@@ -264,7 +264,8 @@ def teacher_digest(config: RunSettings) -> str | None:
     """Return the digest of the teacher model's weights, which checkpoints record; ``None`` without a teacher model."""
     if config.teacher_model is None:
         return None
-    return files_digest(Path(config.teacher_model).glob("*.safetensors"))
+    folder = Path(config.teacher_model)
+    return files_digest(file for pattern in WEIGHTS for file in folder.glob(pattern))
 
 
 def require_memory(config: RunSettings) -> None:

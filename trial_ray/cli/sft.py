@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ of the experiment such as lora_rank.
         "model to fine-tune (default: the experiment's; with --from expert a tiny model from scratch)",
         "PATH",
     ),
-    option("--seed", "seed of the order of episodes; with --from expert of everything", "S", int, default=0),
+    option("--seed", "seed of the order of episodes (default: 0); with --from expert of everything", "S", int),
     option("--min-return", "imitate only episodes with at least this return", "R", float),
     option("--per-task", "imitate at most N episodes of a task, those with the highest returns", "N", positive),
     flag("--strict", "stop at the first episode or response that cannot be imitated, instead of counting it"),
@@ -82,14 +83,12 @@ def _clone(args: Namespace) -> None:
         raise UserInputError(
             "--min-return, --per-task and --strict select recorded episodes; leave them out with --from expert."
         )
-    adapters = load_adapters(args.env_adapters)
-    settings = WarmStartSettings(model_path=args.model, seed=args.seed)
+    settings, adapters = WarmStartSettings(), load_adapters(args.env_adapters)
     if args.experiment is not None:
-        config = load_experiment(experiment_file(args.experiment)).config
-        own, adapters_of = warm_start_settings(config)
-        settings, adapters = own, (*adapters, *adapters_of)
-        if args.model is not None:
-            settings = override_dataclass(settings, [f"model_path={args.model}"])
+        settings, of_experiment = warm_start_settings(load_experiment(experiment_file(args.experiment)).config)
+        adapters = (*adapters, *of_experiment)
+    given = {"model_path": args.model, "seed": args.seed}
+    settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
     settings = override_dataclass(settings, args.overrides)
     show(f"model: {warm_start(settings, adapters, out=args.out).path}")
 
@@ -107,7 +106,7 @@ def _imitate(args: Namespace) -> None:
 
     source, adapters, known = Path(args.source).expanduser(), load_adapters(args.env_adapters), fields_of(SFTSettings)
     own = [override for override in args.overrides if override.partition("=")[0] in known]
-    settings = override_dataclass(SFTSettings(seed=args.seed), own)
+    settings = override_dataclass(SFTSettings(seed=args.seed or 0), own)
     config = _config(args, source, adapters, [each for each in args.overrides if each not in own])
     config.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
     dropped = Dropped(strict=args.strict)

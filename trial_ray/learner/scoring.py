@@ -134,7 +134,7 @@ class Scoring:
             setattr(rows, name, values)
         self._compare_with_engine(rows, behaviour, version)
         if self._config.teacher_model is not None:
-            # As an estimate over the policy's samples, the ratio is the teacher's to the policy's probability.
+            # The function averages over samples of its second argument, which here is the policy.
             distance = engine_divergences(required(rows.hindsight_logprobs), rows.logprobs)
             for name in ("logprob_diff", "kl"):
                 self._log(f"teacher/{name}", distance[name])

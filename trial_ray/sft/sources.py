@@ -109,8 +109,9 @@ def _recorded(recording: Recording, config: GRPOConfig, tokenizer: Any, dropped:
 
 
 def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:
-    """Return whether the recorded ids are those that the run would have: same vocabulary, prompt style and chat template."""
-    if recording.tokenizer is None or recording.config.prompt_style != config.prompt_style:
+    """Return whether the recorded ids are those that the run would have: same vocabulary, chat template, style and history."""
+    same = all(getattr(recording.config, name) == getattr(config, name) for name in ("prompt_style", "history_window"))
+    if recording.tokenizer is None or not same:
         return False
     described = [
         describe_chat_template(each, template_options(of))
@@ -130,8 +131,7 @@ def _rewritten(recording: Recording, trajectory: Trajectory, writer: PromptWrite
         else:
             keeps_text = style == source or {style, source} == TAGGED
             ids = writer.encode(prompt, recording.response(turn) if keeps_text else response_text(turn.action, style))
-        read = writer.read(prompt, ids)
-        if turn.valid and read.action != turn.action and not turn.outcome.startswith(read.answer or "\0"):
+        if turn.valid and writer.read(prompt, ids).action != turn.action:
             raise Unusable(f"a response is read as another action in the style {style!r}")
         turns.append(
             replace(turn, prompt_ids=prompt.ids, insert_at=prompt.insert_at, prompt_cut=prompt.cut, response_ids=ids)
@@ -140,13 +140,11 @@ def _rewritten(recording: Recording, trajectory: Trajectory, writer: PromptWrite
 
 
 def _tool_response(recording: Recording, turn: Turn, writer: ToolConversationBuilder) -> np.ndarray:
-    own = writer.tools if recording.config.prompt_style == "tools" else None
-    if own is None:
-        call = writer.tools.call_of(turn.action)
-        if call is None:
-            raise Unusable("no tool has the recorded action")
-        return _encoded(writer, call_message(*call))
-    return _encoded(writer, recording.message(turn, own))
+    if recording.config.prompt_style == "tools":
+        return _encoded(writer, recording.message(turn, writer.tools))
+    if (call := writer.tools.call_of(turn.action)) is None:
+        raise Unusable("no tool has the recorded action")
+    return _encoded(writer, call_message(*call))
 
 
 def _encoded(writer: ToolConversationBuilder, message: Message) -> np.ndarray:
@@ -399,8 +397,8 @@ def select(
     for numbers in places.values():
         ranked = sorted(numbers, key=lambda number: -gained(episodes[number]))
         kept += ranked[:per_task]
-        if len(ranked) > len(ranked[:per_task]):
-            left[f"more than {per_task} episodes of their task"] += len(ranked) - len(ranked[:per_task])
+        if over := len(ranked[per_task:]) if per_task else 0:
+            left[f"more than {per_task} episodes of their task"] += over
     dropped.episodes.update(left)
     if not kept:
         raise ConfigError(f"No episode is left to imitate, of {len(episodes)}: {dict(dropped.episodes)}.")

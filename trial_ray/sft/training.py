@@ -228,8 +228,8 @@ class FineTuning:
         if batch:
             yield batch
 
-    def run(self, on_update: Callable[[int, float], None], on_check: Callable[[Check], None]) -> Path:
-        """Train, and return the folder of the best policy; Ray must be running.
+    def run(self, on_update: Callable[[int, float], None], on_check: Callable[[Check], None]) -> None:
+        """Train until the last update; Ray must be running. :meth:`finish` then moves the best policy to its folder.
 
         Args:
             on_update: called after each update with its number and loss.
@@ -256,7 +256,6 @@ class FineTuning:
                     losses = []
         finally:
             learners.shutdown()
-        return self._out
 
     def _all_batches(self) -> Iterator[list[Trajectory]]:
         for epoch in range(self._settings.epochs):
@@ -286,7 +285,7 @@ class FineTuning:
             )
         success = None if self._play is None else learners.ask(self._play)[0]
         check = Check(step, float(np.mean(losses)) if losses else None, loss, accuracy, success)
-        if all(check.rank > earlier.rank for earlier in self.checks) or not self.checks:
+        if all(check.rank > earlier.rank for earlier in self.checks):
             self._write_model(learners)
         self.checks.append(check)
         learners.save_to_path(str(self._state(step)))
