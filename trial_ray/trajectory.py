@@ -59,7 +59,7 @@ class Turn:
         insert_at: index in ``prompt_ids`` of the end of the user's message; post-action teacher context is inserted before
             it.
         observation: the environment's observation before the decision.
-        action: the action sent to the environment.
+        action: the action sent to the environment; of several, one a line.
         valid: whether the response had the required form (not whether the action was admissible).
         outcome: the environment's answer to the action. For a response without an action, the player sets it, and the
             environment takes no step.
@@ -75,6 +75,9 @@ class Turn:
         past_turns: number of last turns that the environment's conversation contained before the decision; ``None``: all.
         messages: chat messages that were sent in this turn and in no earlier one, as JSON; empty where there are ids.
         response: the response of a chat API, with reasoning; empty where there are ids.
+        actions: the actions of a response with several, in order, each of which is a step of the environment; empty for any
+            other response.
+        answers: the environment's answers to ``actions``, as in ``outcome``; actions after the end of the episode have none.
     """
 
     prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -96,6 +99,8 @@ class Turn:
     past_turns: int | None = None
     messages: str = ""
     response: str = ""
+    actions: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Send bytes: cloudpickle runs Python for every array and every dataclass with slots, most of the cost of sending a group.
@@ -106,6 +111,16 @@ class Turn:
     def num_tokens(self) -> int:
         """Number of tokens of the ordinary prompt and of the response."""
         return len(self.prompt_ids) + len(self.response_ids)
+
+    @property
+    def all_actions(self) -> tuple[str, ...]:
+        """The actions of the response that were answered, in order; a call without an action has an empty text."""
+        return (self.actions or (self.action,))[: self.num_steps]
+
+    @property
+    def num_steps(self) -> int:
+        """Number of actions that were answered, by the environment or with their mistake."""
+        return len(self.answers) or 1
 
 
 _ARRAYS = {"prompt_ids": np.int32, "response_ids": np.int32, "logprobs": np.float32}
@@ -237,7 +252,7 @@ class TrajectoryGroup:
         if trajectory.success:
             return ()
         peers = (rollout for rollout in self.survivors if rollout.success)
-        return next((tuple(turn.action for turn in peer.turns) for peer in peers), ())
+        return next((tuple(action for turn in peer.turns for action in turn.all_actions) for peer in peers), ())
 
     @property
     def starts_differ(self) -> bool:

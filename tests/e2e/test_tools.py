@@ -58,7 +58,7 @@ def test_an_iteration_with_tools(algorithm_of, tmp_path):
     assert {"look", "inventory"} & set(actions)
     assert [action != "" for action in actions] == turns["valid"].to_pylist()
     for action, outcome in zip(actions, turns["outcome"].to_pylist(), strict=True):
-        assert ("Call exactly one tool in every turn" in outcome) == (action == "")
+        assert ("Call one or more tools in every turn" in outcome) == (action == "")
     assert metrics[f"{LEARNER}engine/logprob_diff"] < 1e-5
     assert metrics[f"{LEARNER}trial/turn_score_mean"] > 0
 

@@ -14,6 +14,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 
 from trial_envs.core.projection import project_action
 from trial_ray.learner.scoring import action_mask
+from trial_ray.trajectory import Turn
 
 TOKENIZERS = ("qwen3", "tiny")
 
@@ -24,7 +25,7 @@ def ids_of(tokenizer, text):
 
 def masked_text(tokenizer, ids, **kwargs):
     """Return the text of the tokens in the mask, before them and after them; ``None`` if the mask is empty."""
-    mask = action_mask([ids], tokenizer, **kwargs).numpy()
+    mask = action_mask([Turn(response_ids=ids)], tokenizer, **kwargs).numpy()
     places = mask.nonzero()[0]
     if not len(places):
         return None
@@ -58,7 +59,7 @@ def test_a_token_shared_with_a_tag_is_part_of_the_action():
 def test_all_bytes_of_the_first_and_last_character_count(action):
     tokenizer, encode = merging_tokenizer("<action>", "</action>")
     ids = encode("🍎", "<action>", action, "</action>", "é")
-    mask = action_mask([ids], tokenizer)
+    mask = action_mask([Turn(response_ids=ids)], tokenizer)
     begin = len("🍎".encode()) + 1
     assert mask.nonzero().squeeze(1).tolist() == list(range(begin, begin + len(action.encode())))
 
@@ -66,8 +67,8 @@ def test_all_bytes_of_the_first_and_last_character_count(action):
 def test_masks_of_responses_are_concatenated():
     tokenizer = chat_tokenizer("qwen3")
     responses = [ids_of(tokenizer, text) for text in ("<action>look</action>", "none", "<action>inventory</action>")]
-    parts = [action_mask([ids], tokenizer) for ids in responses]
-    whole = action_mask(responses, tokenizer)
+    parts = [action_mask([Turn(response_ids=ids)], tokenizer) for ids in responses]
+    whole = action_mask([Turn(response_ids=ids) for ids in responses], tokenizer)
     assert whole.tolist() == [value for part in parts for value in part.tolist()]
     assert not parts[1].any()
 
@@ -79,7 +80,9 @@ def test_a_plain_response_is_the_action_without_its_stop_token():
     words = ids_of(tokenizer, "go to shelf 1")
     for stop in (tokenizer.eos_token, "<end_of_turn>"):
         ids = [*words, tokenizer.convert_tokens_to_ids(stop)]
-        assert action_mask([np.array(ids)], tokenizer, "plain").tolist() == [True] * len(words) + [False]
+        assert action_mask([Turn(response_ids=np.array(ids))], tokenizer, "plain").tolist() == [True] * len(words) + [
+            False
+        ]
 
 
 pieces = st.lists(

@@ -24,6 +24,7 @@ def make_group(seed):
     first = group.trajectories[0]
     first.seed, first.environment, first.ended = 2**40 + seed, "ALFWorld-v0", "turn_limit"
     odd = {"observation": "You see a <b>mug</b> ☕.", "outcome": "You pick up\nthe mug 1.", "reward": 0.1 + 0.2}
+    odd |= {"actions": ("take mug 1", ""), "answers": ("You pick up\nthe mug 1.", "No \ud800 tool.")}
     first.turns[0] = dataclasses.replace(first.turns[0], **odd, prompt_cut="history", invalid_action=True)
     return group
 

@@ -18,6 +18,7 @@ from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.prompts.messages import MessageWriter
+from trial_ray.prompts.tool_conversation import call_message
 from trial_ray.rollout.episode import play_episode
 from trial_ray.rollout.recording import write_episode
 from trial_ray.runs.folder import RunFolder
@@ -40,16 +41,21 @@ def config_of(style: str) -> GRPOConfig:
 
 
 class Scripted:
-    """Plays the walkthrough with reasoning; its turns have the ids of a rollout, and the texts of a chat API."""
+    """Plays the walkthrough with reasoning, with tools two actions a turn; turns have ids, and the texts of a chat API."""
 
     def __init__(self, env, writer, messages) -> None:
         self.env, self.writer, self.messages = env, writer, messages
 
     async def act(self, result, history, step):
-        action = self.env.walkthrough()[step - 1]
         prompt, style = self.writer.write(result, history), self.writer.template.style
+        at = sum(turn.num_steps for turn in history)
+        actions = self.env.walkthrough()[at : at + 1 + (style == "tools")]
+        action = "\n".join(actions)
         text = action if style == "plain" else f"<think>\nStep {step}.\n</think>\n\n<action>{action}</action>"
-        ids = self.writer.encode_action(prompt, action) if style == "tools" else self.writer.encode(prompt, text)
+        if style == "tools":
+            ids = self.writer.encode_message(call_message(*map(self.writer.tools.call_of, actions)))
+        else:
+            ids = self.writer.encode(prompt, text)
         new = self.messages.write(result, history)
         self.messages.answer({"role": "assistant", "content": text})
         read = self.writer.read(prompt, ids)
@@ -59,6 +65,8 @@ class Scripted:
             ids,
             insert_at=prompt.insert_at,
             action=action,
+            actions=read.actions,
+            answers=read.answers,
             prompt_cut=prompt.cut,
             response="" if style == "tools" else text,
             messages="" if style == "tools" else json.dumps(new),

@@ -53,6 +53,8 @@ def turn_of(writer, prompt, result: StepResult, response) -> Turn:
         observation=result.observation,
         action=projection.action,
         valid=projection.valid,
+        actions=projection.actions,
+        answers=projection.answers,
         prompt_cut=prompt.cut,
     )
 

@@ -170,13 +170,22 @@ class ToolTemplate(ConversationTemplate):
     """An episode as one conversation with tool calls: role and task once, then the observation and actions of each turn.
 
     The chat template adds the tools. Calls are read by the tokenizer's ``response_template``, not by ``project``.
+
+    Attributes:
+        one_call: whether only one call of a response can be carried out.
     """
+
+    one_call: bool = False
 
     style: ClassVar[PromptStyle] = "tools"
     form: ClassVar[str] = (
-        "Call exactly one tool in every turn. Its result shows what your action led to and, where it can, the actions that "
-        "you can take next."
+        "The result of a call shows what your action led to and, where it can, the actions that you can take next."
     )
+
+    def system(self, task: str) -> str:
+        """Write the system message."""
+        amount = "exactly one tool" if self.one_call else "one or more tools, which are carried out in order,"
+        return f"{super().system(task)} Call {amount} in every turn."
 
     @property
     def hidden_actions(self) -> frozenset[str]:

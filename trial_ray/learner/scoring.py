@@ -27,8 +27,8 @@ from trial_ray.models.module import CausalLMModule
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.objectives.importance import effective_sample_size, importance_weights
-from trial_ray.prompts.tool_calls import last_call, require_response_template
-from trial_ray.trajectory import TrajectoryGroup
+from trial_ray.prompts.tool_calls import last_calls, require_response_template
+from trial_ray.trajectory import TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -103,7 +103,7 @@ class Scoring:
         else:
             rows.logprobs = torch.zeros(len(rows.turn_ids), dtype=self._score_dtype)
         if self._method.needs_action_spans:
-            mask = action_mask([rows.turns[row].response_ids for row in share], tokenizer, config.prompt_style)
+            mask = action_mask([rows.turns[row] for row in share], tokenizer, config.prompt_style)
             rows.action_mask = self._sum_over_learners(rows, share, mask, torch.uint8).bool()
         for name, value in self._method.prepare(rows, groups, iteration).items():
             self._log(f"{self._method.name}/{name}", value)
@@ -228,27 +228,27 @@ def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
             )
 
 
-def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptStyle = "tagged") -> Tensor:
-    """Return the mask of the action's tokens in concatenated responses, bool ``[T]``.
+def action_mask(turns: Sequence[Turn], tokenizer: Any, style: PromptStyle = "tagged") -> Tensor:
+    """Return the mask of the action's tokens in the concatenated responses of turns, bool ``[T]``.
 
     In a tagged response (also in a conversation), a token counts if any of its characters is between the first ``<action>`` and
     the first ``</action>``, from which the projection reads the action; without this pair of tags, no token counts. In a plain
-    response, all tokens count except special tokens. In a response that calls tools, the tokens of the last call count, see
-    :func:`~trial_ray.prompts.tool_calls.last_call`.
+    response, all tokens count except special tokens. In a response that calls tools, the tokens of its calls count, see
+    :func:`~trial_ray.prompts.tool_calls.last_calls`.
 
     Args:
-        responses: int ``[y]`` each.
+        turns: turns with their responses.
         tokenizer: the policy's tokenizer.
         style: style of the prompts, which determines the form of the responses.
     """
     if style == "plain":
         special = list(special_token_ids(tokenizer))
-        masks = [~np.isin(ids, special) for ids in responses]
+        masks = [~np.isin(turn.response_ids, special) for turn in turns]
     elif style == "tools":
         require_response_template(tokenizer)
-        masks = [last_call(tokenizer, ids) for ids in responses]
+        masks = [last_calls(tokenizer, turn.response_ids, len(turn.actions) or 1) for turn in turns]
     else:
-        masks = [_between_tags(ids, tokenizer) for ids in responses]
+        masks = [_between_tags(turn.response_ids, tokenizer) for turn in turns]
     return torch.from_numpy(np.concatenate([np.empty(0, bool), *masks]))
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import ConversationPrompt, PromptContext, PromptTemplate
-from trial_ray.prompts.writer import records
+from trial_ray.prompts.writer import answer_texts, records
 from trial_ray.trajectory import Turn
 
 Message = dict[str, Any]
@@ -39,14 +39,16 @@ class MessageWriter:
         template, is_conversation = self.template, self.template.style in ("conversation", "tools")
         past = [] if is_conversation or not self.history_window else records(history)[-self.history_window :]
         context = PromptContext(
-            result.task, result.observation.strip(), result.admissible_actions, tuple(past), len(history) + 1
+            result.task, result.observation.strip(), result.admissible_actions, tuple(past), len(records(history)) + 1
         )
+        new: list[Message] = []
         message: Message = {"role": "user", "content": template.render(context).strip()}
         if not is_conversation or result.past_turns == 0:
             self.conversation.clear()
         if self.conversation and template.style == "tools":
             message["role"] = "tool"
-        new = [message]
+            new = [{"role": "tool", "content": text} for text in answer_texts(template, result, history)]
+        new.append(message)
         if is_conversation and not self.conversation:
             system = cast(ConversationPrompt, template).system(result.task).strip()
             new.insert(0, {"role": "system", "content": system})

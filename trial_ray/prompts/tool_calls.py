@@ -84,29 +84,30 @@ def parse_message(
     return calls, text.strip() if isinstance(text, str) else ""
 
 
-def last_call(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
-    """Return a mask of the tokens from the start of a response's last call on, special tokens excluded: bool ``[y]``.
+def last_calls(tokenizer: Any, ids: np.ndarray, number: int = 1) -> np.ndarray:
+    """Return a mask of the tokens from the start of a response's last calls on, special tokens excluded: bool ``[y]``.
 
-    The mask is all False if no end of the response is a call. The whole response is not checked first: without its prompt,
-    reasoning that the prompt opened may contain a call that cannot be parsed.
+    The mask is all False if no end of the response has that many calls. The whole response is not checked first: without its
+    prompt, reasoning that the prompt opened may contain a call that cannot be parsed.
 
     Args:
         tokenizer: tokenizer with a ``response_template``.
         ids: int ``[y]``, the response.
+        number: number of calls.
     """
     mask = np.zeros(len(ids), bool)
     for start in range(len(ids) - 1, -1, -1):
-        if _has_call(tokenizer, ids[start:]):
+        if _num_calls(tokenizer, ids[start:]) >= number:
             mask[start:] = ~np.isin(ids[start:], list(special_token_ids(tokenizer)))
             break
     return mask
 
 
-def _has_call(tokenizer: Any, ids: np.ndarray) -> bool:
+def _num_calls(tokenizer: Any, ids: np.ndarray) -> int:
     try:
-        return bool(parse_message(tokenizer, tokenizer.decode(ids))[0])
+        return len(parse_message(tokenizer, tokenizer.decode(ids))[0])
     except ValueError:
-        return False
+        return 0
 
 
 class ToolSet:
@@ -117,6 +118,7 @@ class ToolSet:
 
     Attributes:
         schemas: schemas of the tools, in the order of their names, in the format of ``apply_chat_template``.
+        several: whether all calls of a response are carried out; otherwise only the call of a response with one.
 
     Raises:
         ConfigError: the class has no tools, a tool has no type hints or no docstring, or it needs more than its arguments.
@@ -124,6 +126,8 @@ class ToolSet:
 
     def __init__(self, tools: type[ToolEpisode]) -> None:
         self._commands, self._say = command_tools(tools), text_command(tools)
+        # The answer to a program has one action: a call or a text.
+        self.several = self._say is None
         if not self._commands:
             raise ConfigError(
                 f"{tools.__name__} has no tools; expected public methods that return self._take(command)."
@@ -158,18 +162,26 @@ class ToolSet:
         return list(self._commands)
 
     def project(self, calls: Sequence[Any], text: str = "") -> Projection:
-        """Return the action of a response: of its only call, if the call is valid, or of its text, if the tools accept text.
+        """Return the actions of a response's calls, or the action of its text, if the tools accept text.
 
-        Otherwise the projection is not valid and has no action, and its answer describes the mistake. docs/environments.md
-        lists the responses and their answers.
+        A call or response without an action makes the projection invalid and is answered with its mistake. docs/environments.md
+        lists the mistakes and their answers.
         """
         if not calls and text and self._say is not None:
             return Projection(self._say(text), True)
-        if len(calls) != 1:
-            return self.refuse(
-                f"{len(calls)} tools were called, so that none was carried out." if calls else "No tool was called."
-            )
-        name, arguments = read_call(calls[0])
+        if not calls:
+            return self.refuse("No tool was called.")
+        if len(calls) == 1:
+            return self._project(calls[0])
+        if not self.several:
+            return self.refuse(f"{len(calls)} tools were called, so that none was carried out.")
+        parts = [self._project(call) for call in calls]
+        actions, answers = tuple(part.action for part in parts), tuple(part.answer for part in parts)
+        action = "\n".join(filter(None, actions))
+        return Projection(action, all(part.valid for part in parts), actions=actions, answers=answers)
+
+    def _project(self, call: Any) -> Projection:
+        name, arguments = read_call(call)
         if name not in self._commands:
             return self.refuse(f"There is no tool {name[:_MAX_SHOWN]!r}.")
         try:
@@ -198,7 +210,8 @@ class ToolSet:
     def refuse(self, mistake: str) -> Projection:
         """Return the projection of a response without an action."""
         offered = ", ".join(f"{name}({', '.join(self._parameters(name))})" for name in self._commands)
-        return Projection("", False, f"{mistake} Call exactly one tool in every turn: {offered}.")
+        amount = "one or more tools" if self.several else "exactly one tool"
+        return Projection("", False, f"{mistake} Call {amount} in every turn: {offered}.")
 
     def _parameters(self, name: str) -> Sequence[str]:
         return list(inspect.signature(self._commands[name]).parameters)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEpisode
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.adapters.templates import ConversationPrompt, PromptContext
+from trial_ray.adapters.templates import ConversationPrompt, PromptContext, ToolTemplate
 from trial_ray.errors import ChatTemplateError, ConfigError
 from trial_ray.prompts.chat_template import (
     DEFAULT_OPTIONS,
@@ -21,6 +22,7 @@ from trial_ray.prompts.chat_template import (
     TemplateOptions,
     control_tokens,
     encode_trusted,
+    encode_untrusted,
     find_around,
     json_string,
     not_delimited,
@@ -30,7 +32,7 @@ from trial_ray.prompts.chat_template import (
 )
 from trial_ray.prompts.conversation import ConversationBuilder, past_turns
 from trial_ray.prompts.tool_calls import ToolSet, parse_message, read_call, require_response_template
-from trial_ray.prompts.writer import Prompt, records
+from trial_ray.prompts.writer import Prompt, answer_texts, records
 from trial_ray.trajectory import Turn
 
 _ARGUMENT = "Sentinel"
@@ -39,49 +41,82 @@ _ARGUMENT = "Sentinel"
 
 @dataclass(frozen=True)
 class AnswerParts:
-    """Texts around a tool's answer.
+    """Texts around the answers of tools.
 
     Attributes:
-        around: text around the answer; the first of its ids is the token that closes a response.
-        suffix_ids: ids between the answer and the next response.
+        around: text around all answers; the first of its ids is the token that closes a response.
+        between: text between each answer and the next.
+        suffix_ids: ids between the last answer and the next response.
         end: text that closes the last response; empty if the template writes none.
     """
 
     around: Around
+    between: Sequence[str]
     suffix_ids: list[int]
     end: str
 
+    def encode(self, tokenizer: Any, answers: Sequence[str]) -> list[int]:
+        """Return the ids of untrusted answers, and of the text between them and around them up to the special tokens."""
+        ids: list[int] = []
+        text = self.around.lead_in
+        for answer, between in zip(answers, [*self.between, self.around.lead_out], strict=True):
+            text += json_string(answer) if self.around.quoted else answer
+            opens, closes = _controls_within(tokenizer, between)
+            if opens < closes:
+                ids += encode_untrusted(tokenizer, text + between[:opens]) + encode_trusted(
+                    tokenizer, between[opens:closes]
+                )
+                text = between[closes:]
+            else:
+                text += between
+        return ids + encode_untrusted(tokenizer, text)
 
-def split_answer(tokenizer: Any, options: TemplateOptions, tools: Sequence[dict[str, Any]], name: str) -> AnswerParts:
-    """Return the texts around a tool's answer to a response that calls the tool.
+
+def _controls_within(tokenizer: Any, text: str) -> tuple[int, int]:
+    """Return the index of the first control token in a text, and the index behind the last one; 0 and 0 without any."""
+    known = [token for token in control_tokens(tokenizer) if token in text]
+    return min(map(text.find, known), default=0), max((text.rfind(token) + len(token) for token in known), default=0)
+
+
+def split_answers(
+    tokenizer: Any, options: TemplateOptions, tools: Sequence[dict[str, Any]], names: Sequence[str]
+) -> AnswerParts:
+    """Return the texts around the answers to a response that calls tools.
 
     Args:
         tokenizer: tokenizer with the chat template.
         options: arguments of the template.
         tools: schemas of all tools.
-        name: name of the tool, which some templates repeat in the answer.
+        names: names of the called tools, which some templates repeat in the answers.
 
     Raises:
-        ChatTemplateError: the template does not write calls or answers of tools, alters the answer, does not delimit it, or
-            closes a response differently if an answer follows.
+        ChatTemplateError: the template does not write these calls or answers of tools, alters the answers, does not delimit
+            them, or closes a response differently if an answer follows.
     """
-    call = call_message(name, {"argument": _ARGUMENT})
-    messages: list[str | Mapping[str, Any]] = ["system", "user", call, {"role": "tool", "name": name}]
+    call = call_message(*((name, {"argument": _ARGUMENT}) for name in names))
+    answers: list[dict[str, Any]] = [{"role": "tool", "name": name} for name in names]
+    if len(names) > 1:
+        for number, (made, answer) in enumerate(zip(call["tool_calls"], answers, strict=True)):
+            made["id"] = answer["tool_call_id"] = str(number)
+    messages: list[str | Mapping[str, Any]] = ["system", "user", call, *answers]
     try:
-        quoted, (*_, called, behind) = False, render(tokenizer, messages, options, tools=tools)
+        quoted, (_, _, called, *between, behind) = False, render(tokenizer, messages, options, tools=tools)
     except ChatTemplateError as error:
         try:
-            quoted, (*_, called, behind) = True, render(tokenizer, messages, options, quoted=True, tools=tools)
+            quoted, (_, _, called, *between, behind) = (
+                True,
+                render(tokenizer, messages, options, quoted=True, tools=tools),
+            )
         except ChatTemplateError:
             raise error from None
     *_, last = render(tokenizer, messages[:3], options, add_generation_prompt=False, tools=tools)
     *_, plain = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False, tools=tools)
-    if not called.count(_ARGUMENT) == last.count(_ARGUMENT) == 1:
+    if not called.count(_ARGUMENT) == last.count(_ARGUMENT) == len(names):
         raise ChatTemplateError(
             "The chat template does not write the tool calls of a response. Use a model that was trained to call tools, or "
             "prompt_style='conversation'."
         )
-    glue, tail = called.partition(_ARGUMENT)[2], last.partition(_ARGUMENT)[2]
+    glue, tail = called.rpartition(_ARGUMENT)[2], last.rpartition(_ARGUMENT)[2]
     end = plain if tail.endswith(plain) else tail[_last_control(tokenizer, tail) :]
     written = tail[: len(tail) - len(end)]
     if not glue.startswith(written):
@@ -94,9 +129,11 @@ def split_answer(tokenizer: Any, options: TemplateOptions, tools: Sequence[dict[
         raise not_delimited("a response", glue)
     around, rest = find_around(tokenizer, glue, behind, "the answer of a tool")
     around = Around(around.ids, around.lead_in, around.lead_out, quoted)
-    parts = AnswerParts(around, encode_trusted(tokenizer, rest), end)
-    whole = glue + (json_string(probe(0)) if quoted else probe(0)) + behind
-    require_same(tokenizer, whole, [*around.ids, *around.encode(tokenizer, probe(0)), *parts.suffix_ids])
+    parts = AnswerParts(around, between, encode_trusted(tokenizer, rest), end)
+    probes = [probe(number) for number in reversed(range(len(names)))]
+    shown = [json_string(text) if quoted else text for text in probes]
+    whole = glue + "".join(chain.from_iterable(zip(shown, [*between, behind], strict=True)))
+    require_same(tokenizer, whole, [*around.ids, *parts.encode(tokenizer, probes), *parts.suffix_ids])
     return parts
 
 
@@ -105,18 +142,23 @@ def _last_control(tokenizer: Any, text: str) -> int:
     return max((text.rfind(token) for token in control_tokens(tokenizer) if token in text), default=len(text))
 
 
-def call_message(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message that calls a tool, in the format of ``apply_chat_template``."""
-    function = {"name": name, "arguments": dict(arguments)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+def call_message(*calls: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a message that calls tools, in the format of ``apply_chat_template``.
+
+    Args:
+        calls: name and arguments of each call.
+    """
+    functions = [{"name": name, "arguments": dict(arguments)} for name, arguments in calls]
+    made = [{"type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": "", "tool_calls": made}
 
 
 class ToolConversationBuilder(ConversationBuilder):
     """Writes conversations with tools: role and task, the tools and the first observation, then calls and answers in turn.
 
     The chat template determines the position of the tools' schemas. Prompt k+1 is prompt k, the ids of response k, and the
-    chat template's text around the answer of the tool that was called. A response without a call is answered by the first
-    tool.
+    chat template's text around the answers of the tools that were called. A response without a call is answered by the
+    first tool. If the chat template cannot write several calls and their answers, a response has one call.
 
     A prompt over the limit starts the conversation again, with the last ``history_window`` turns as text in the user's
     message.
@@ -138,14 +180,16 @@ class ToolConversationBuilder(ConversationBuilder):
         self.tools = ToolSet(tools)
         require_response_template(tokenizer)
         super().__init__(tokenizer, template, *settings)
+        if isinstance(template, ToolTemplate) and not self.tools.several:
+            self.template = replace(template, one_call=True)
 
     def _split(self, options: TemplateOptions = DEFAULT_OPTIONS) -> None:
         tokenizer, schemas = self._tokenizer, self.tools.schemas
         head, opens, suffix = render(tokenizer, ["system", "user"], options, tools=schemas)
         system, between = find_around(tokenizer, head, opens, "the system message")
         first, rest = find_around(tokenizer, between, suffix, "the user's message")
-        self._answers = {name: split_answer(tokenizer, options, schemas, name) for name in self.tools.names}
-        answer = next(iter(self._answers.values()))
+        self._answers = lru_cache(1024)(partial(split_answers, tokenizer, options, schemas))
+        answer, *_ = [self._answers((name,)) for name in self.tools.names]
         # Some templates close a response only with the opening of the answer.
         self._stop = answer.end.strip() or self.responses.decode(answer.around.ids[:1])
         ends = frozenset(encode_trusted(tokenizer, self._stop))
@@ -154,25 +198,32 @@ class ToolConversationBuilder(ConversationBuilder):
         self._parts = ConversationParts(system, first, answer.around, suffix_ids, ends)
         beginning = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
         require_same(tokenizer, head + probe(1) + opens + probe(0) + suffix, [*beginning, *suffix_ids])
-        self._require_parsing()
+        first, last = self.tools.names[0], self.tools.names[-1]
+        self._require_parsing(first)
+        try:
+            for names in ((first, last), (first, last, last)):
+                self._answers(names)
+                self._require_parsing(*names)
+        except ChatTemplateError:
+            self.tools.several = False
 
-    def _require_parsing(self) -> None:
-        """Require that the ``response_template`` reads the calls of the chat template."""
-        name = self.tools.names[0]
-        response = self.call_text(name, {"argument": _ARGUMENT})
+    def _require_parsing(self, *names: str) -> None:
+        """Require that the ``response_template`` reads calls of these tools as the chat template writes them."""
+        expected: list[Any] = [(name, {"argument": _ARGUMENT}) for name in names]
+        response = self.call_text(*expected)
         try:
             calls = [read_call(call) for call in parse_message(self._tokenizer, response, self._opening)[0]]
         except ValueError as error:
             calls = [("", error)]
-        if calls != [(name, {"argument": _ARGUMENT})]:
+        if calls != expected:
             raise ChatTemplateError(
-                f"The tokenizer's response_template parses {calls} from {response!r}, but its chat template writes that text for a "
-                f"call of {name}. Set the response_template of this chat template."
+                f"The tokenizer's response_template parses {calls} from {response!r}, but its chat template writes that text for "
+                f"{expected}. Set the response_template of this chat template."
             )
 
-    def call_text(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the response that calls a tool; see :meth:`response_text`."""
-        return self.response_text(call_message(name, arguments))
+    def call_text(self, *calls: tuple[str, Mapping[str, Any]]) -> str:
+        """Return the response that makes these calls; see :meth:`response_text`."""
+        return self.response_text(call_message(*calls))
 
     def response_text(self, message: Mapping[str, Any]) -> str:
         """Return a response as the chat template writes it after a prompt, with its end token.
@@ -182,7 +233,7 @@ class ToolConversationBuilder(ConversationBuilder):
         """
         calls = message.get("tool_calls") or [{}]
         name = read_call(calls[0])[0]
-        end = self._answers[name if name in self._answers else self.tools.names[0]].end
+        end = self._answers((name if name in self.tools.names else self.tools.names[0],)).end
         messages: list[str | Mapping[str, Any]] = ["system", "user", message]
         further: dict[str, Any] = {"add_generation_prompt": False, "tools": self.tools.schemas}
         *_, written = render(self._tokenizer, messages, self._options, **further)
@@ -209,7 +260,7 @@ class ToolConversationBuilder(ConversationBuilder):
                 spells the end token.
         """
         call = self.tools.call_of(action)
-        ids = np.asarray([] if call is None else encode_trusted(self._tokenizer, self.call_text(*call)), np.int32)
+        ids = np.asarray([] if call is None else encode_trusted(self._tokenizer, self.call_text(call)), np.int32)
         if np.isin(ids, list(self._parts.end_ids)).sum() != 1 or self.read(prompt, ids) != Projection(action, True):
             raise ConfigError(
                 f"The action {action!r:.200} cannot be expressed as a call of {', '.join(self.tools.names)} in this chat template. "
@@ -218,7 +269,7 @@ class ToolConversationBuilder(ConversationBuilder):
         return ids
 
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
-        """Read the action of the tool that a response calls; see :meth:`ToolSet.project`."""
+        """Read the actions of the tools that a response calls; see :meth:`ToolSet.project`."""
         try:
             return self.tools.project(*self._parsed(prompt.ids, prompt.insert_at, response_ids))
         except ValueError as error:
@@ -234,13 +285,16 @@ class ToolConversationBuilder(ConversationBuilder):
         """Write the prompt of the next decision; the system message and the last message are never truncated."""
         num_past = past_turns(result, turns)
         if num_past:
-            answer = self._answers[self._called(turns[-1])]
-            message = answer.around.encode(self._tokenizer, self._text(result, turns, 0))
-            ids = np.concatenate(
-                [turns[-1].prompt_ids, self._answered(turns[-1], answer.around), message, answer.suffix_ids]
-            ).astype(np.int32)
-            if len(ids) <= self.max_prompt_tokens:
-                return Prompt(ids, len(ids) - len(answer.suffix_ids), "none")
+            last = turns[-1]
+            answer, texts = self._answers(self._called(last)), answer_texts(self.template, result, turns)
+            texts.append(self._text(result, turns, 0))
+            if sum(map(len, texts)) <= self._max_characters:
+                message = answer.encode(self._tokenizer, texts)
+                ids = np.concatenate(
+                    [last.prompt_ids, self._answered(last, answer.around), message, answer.suffix_ids]
+                ).astype(np.int32)
+                if len(ids) <= self.max_prompt_tokens:
+                    return Prompt(ids, len(ids) - len(answer.suffix_ids), "none")
         beginning = self._beginning(result.task)
         for num_shown in range(min(self.history_window, num_past), -1, -1):
             message = self._parts.first.encode(self._tokenizer, self._text(result, turns, num_shown))
@@ -253,17 +307,19 @@ class ToolConversationBuilder(ConversationBuilder):
         """Return the message of the next turn, preceded by the last turns."""
         past = records(turns[len(turns) - num_shown :])
         context = PromptContext(
-            result.task, result.observation.strip(), result.admissible_actions, past, len(turns) + 1
+            result.task, result.observation.strip(), result.admissible_actions, past, len(records(turns)) + 1
         )
         message = self.template.render(context).strip()
         if not num_shown and len(message) > self._max_characters:
             raise self._too_long(result, None)
         return message
 
-    def _called(self, turn: Turn) -> str:
-        """Return the name of the tool that answers a turn."""
+    def _called(self, turn: Turn) -> tuple[str, ...]:
+        """Return the names of the tools that answer a turn."""
+        known, number = self.tools.names, turn.num_steps
         try:
-            name, _ = read_call(self._parsed(turn.prompt_ids, turn.insert_at, turn.response_ids)[0][0])
-        except (ValueError, IndexError):
-            name = ""
-        return name if name in self._answers else self.tools.names[0]
+            calls = self._parsed(turn.prompt_ids, turn.insert_at, turn.response_ids)[0]
+        except ValueError:
+            calls = []
+        names = [name if name in known else known[0] for name, _ in map(read_call, calls)]
+        return (*names[:number], *known[:1] * (number - len(names)))

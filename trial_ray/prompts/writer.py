@@ -13,7 +13,7 @@ import numpy as np
 
 from trial_envs.core.projection import Projection
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.adapters.templates import PromptTemplate
+from trial_ray.adapters.templates import PromptContext, PromptTemplate
 from trial_ray.errors import PromptTooLongError
 from trial_ray.models.model_shape import special_token_ids, spell_unknown
 from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, REASONING_TAGS, TemplateOptions, encode_untrusted
@@ -229,6 +229,22 @@ def located(error: PromptTooLongError, environment: str, task_id: str, turn: int
     return f"{environment}, task {task_id!r}, turn {turn}: {error}"
 
 
+def answer_texts(template: PromptTemplate, result: StepResult, turns: Sequence[Turn]) -> list[str]:
+    """Return the messages that answer all actions of the last turn but its last one, whose message has the admissible actions.
+
+    Args:
+        template: template that writes the messages.
+        result: the environment's current result.
+        turns: the turns so far, oldest first.
+    """
+    answers = turns[-1].answers[:-1] if turns else ()
+    contexts = (
+        PromptContext(result.task, answer.strip(), (), (), step)
+        for step, answer in enumerate(answers, len(records(turns[:-1])) + 2)
+    )
+    return [template.render(context).strip() for context in contexts]
+
+
 def records(turns: Sequence[Turn]) -> list[tuple[str, str]]:
-    """Return (observation, action) of each turn."""
-    return [(turn.observation, turn.action) for turn in turns]
+    """Return (observation, action) of each step."""
+    return [pair for turn in turns for pair in zip((turn.observation, *turn.answers), turn.all_actions, strict=False)]

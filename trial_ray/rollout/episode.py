@@ -153,7 +153,7 @@ async def _play(
     if watch is not None:
         watch.call("on_episode_start", trajectory, result)
     limit: Ending = "turn_limit"
-    while not (result.terminated or result.truncated or len(trajectory.turns) >= env.max_turns):
+    while not _is_over(env, trajectory, result):
         step = len(trajectory.turns) + 1
         try:
             turn = await player.act(result, trajectory.turns, step)
@@ -162,27 +162,7 @@ async def _play(
             break
         if turn is None:
             break
-        before = result
-        if turn.outcome:  # The response has no action, so the environment takes no step.
-            result = replace(before, observation=turn.outcome, reward=0.0, rewards={}, invalid_action=True)
-            if before.past_turns is not None:
-                result = replace(result, past_turns=before.past_turns + 1)
-        else:
-            result = await _resolved(env.step(turn.action))
-        advance()
-        for name, value in result.rewards.items():
-            trajectory.rewards[name] = trajectory.rewards.get(name, 0.0) + value
-        trajectory.turns.append(
-            replace(
-                turn,
-                observation=before.observation,
-                admissible_actions=tuple(before.admissible_actions),
-                past_turns=before.past_turns,
-                outcome=result.observation,
-                reward=result.reward,
-                invalid_action=result.invalid_action,
-            )
-        )
+        result = await _carry_out(env, trajectory, turn, result)
         if watch is not None:
             watch.call("on_episode_step", trajectory, result)
     trajectory.success, trajectory.score = result.won, result.score
@@ -191,6 +171,44 @@ async def _play(
         if trajectory.turns:  # A rollout without turns is not trained on.
             await watch.rate(trajectory)
         watch.call("on_episode_end", trajectory, result)
+
+
+def _is_over(env: EpisodeEnv, trajectory: Trajectory, result: StepResult, num_steps: int = 0) -> bool:
+    """Return whether the episode ends after the turns of the trajectory and ``num_steps`` actions of the current turn."""
+    num_steps += sum(turn.num_steps for turn in trajectory.turns)
+    return result.terminated or result.truncated or num_steps >= env.max_turns
+
+
+async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before: StepResult) -> StepResult:
+    """Carry out the actions of a turn until the episode ends, append the turn, and return the last result."""
+    result, results = before, list[StepResult]()
+    for action, answer in zip(turn.all_actions, turn.answers or (turn.outcome,), strict=True):
+        if _is_over(env, trajectory, result, len(results)):
+            break
+        if answer:  # The call has no action, so the environment takes no step.
+            result = replace(result, observation=answer, reward=0.0, rewards={}, invalid_action=True)
+            if before.past_turns is not None:
+                result = replace(result, past_turns=before.past_turns + 1)
+        else:
+            result = await _resolved(env.step(action))
+        advance()
+        for name, value in result.rewards.items():
+            trajectory.rewards[name] = trajectory.rewards.get(name, 0.0) + value
+        results.append(result)
+    answers = tuple(each.observation for each in results)
+    trajectory.turns.append(
+        replace(
+            turn,
+            observation=before.observation,
+            admissible_actions=tuple(before.admissible_actions),
+            past_turns=before.past_turns,
+            outcome="\n\n".join(answers),
+            reward=sum(each.reward for each in results),
+            invalid_action=any(each.invalid_action for each in results),
+            answers=answers if turn.actions else (),
+        )
+    )
+    return result
 
 
 async def _resolved(answer: Answer | Awaitable[Answer]) -> Answer:
@@ -223,6 +241,8 @@ class PolicyPlayer:
             action=projection.action,
             valid=projection.valid,
             outcome=projection.answer,
+            actions=projection.actions,
+            answers=projection.answers,
             prompt_ids=prompt.ids,
             response_ids=response.response_ids,
             logprobs=response.logprobs,

@@ -171,7 +171,7 @@ def _read_partition(file: Path, iteration: int, schema: pa.Schema) -> pa.Table:
     return table.append_column("iteration", pa.array([iteration] * len(table), pa.int32()))
 
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Incremented whenever a column is added, or its name, type or meaning changes."""
 
 _TRAJECTORY_COLUMNS = (
@@ -197,7 +197,7 @@ _TURN_COLUMNS = (
     ("weight_version", pa.int64(), "version of the weights that sampled the response"),
     ("insert_at", pa.int32(), "index in `prompt_ids` before which teacher context is inserted"),
     ("observation", pa.string(), "the environment's observation before the decision"),
-    ("action", pa.string(), "the action sent to the environment"),
+    ("action", pa.string(), "the action sent to the environment; of several, one a line"),
     ("valid", pa.bool_(), "whether the response had the required form"),
     ("outcome", pa.string(), "the environment's answer to the action"),
     ("reward", pa.float64(), "the environment's reward for this step"),
@@ -208,6 +208,8 @@ _TURN_COLUMNS = (
     ("past_turns", pa.int32(), "number of last turns that the conversation contained; null: all"),
     ("messages", pa.string(), "JSON list of chat messages sent in this turn; empty where there are ids"),
     ("response", pa.string(), "response of a chat API; empty where there are ids"),
+    ("actions", pa.list_(pa.string()), "the actions of a response with several tool calls; else empty"),
+    ("answers", pa.list_(pa.string()), "the environment's answers to `actions`; those after the end have none"),
 )
 _TURN_INDEX = ("turn_index", pa.int32(), "index of the turn in its trajectory; null without turns")
 
@@ -329,7 +331,8 @@ def _turn(row: Json) -> Turn:
     values = {name: _restored(row[name]) for name, _, _ in _TURN_COLUMNS}
     for name, kind in (("prompt_ids", np.int32), ("response_ids", np.int32), ("logprobs", np.float32)):
         values[name] = np.array(values[name], kind)
-    values["admissible_actions"] = tuple(map(unescaped, row["admissible_actions"]))
+    for name in ("admissible_actions", "actions", "answers"):
+        values[name] = tuple(map(unescaped, row[name]))
     return Turn(**values)
 
 

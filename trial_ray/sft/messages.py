@@ -75,8 +75,8 @@ class Recording:
         if tools is None:
             return {"role": "assistant", "content": self.response(turn)}
         if self._responses is None or not len(turn.response_ids):
-            call = tools.call_of(turn.action)
-            calls = [] if call is None else [{"name": call[0], "arguments": call[1]}]
+            made = [call for action in turn.all_actions if (call := tools.call_of(action))]
+            calls = [{"name": name, "arguments": arguments} for name, arguments in made]
             parsed: Message = {"content": "", "tool_calls": calls}
         else:
             require_response_template(self.tokenizer)

@@ -125,6 +125,8 @@ def _rewritten(recording: Recording, trajectory: Trajectory, writer: PromptWrite
     style, source = config.prompt_style, recording.config.prompt_style
     turns: list[Turn] = []
     for turn in trajectory.turns:
+        if turn.actions and style != "tools":
+            raise Unusable(f"a response with several actions, which the style {style!r} lacks")
         prompt = writer.write(shown(trajectory, turn), turns)
         if isinstance(writer, ToolConversationBuilder):
             ids = _tool_response(recording, turn, writer)
@@ -144,7 +146,7 @@ def _tool_response(recording: Recording, turn: Turn, writer: ToolConversationBui
         return _encoded(writer, recording.message(turn, writer.tools))
     if (call := writer.tools.call_of(turn.action)) is None:
         raise Unusable("no tool has the recorded action")
-    return _encoded(writer, call_message(*call))
+    return _encoded(writer, call_message(call))
 
 
 def _encoded(writer: ToolConversationBuilder, message: Message) -> np.ndarray:
@@ -254,17 +256,32 @@ def _conversation(row: Any, writer: PromptWriter, config: GRPOConfig) -> Traject
     is_conversation = config.prompt_style in ("conversation", "tools")
     if system and not is_conversation:
         raise Unusable(f"rows with a system message, which prompts of the style {config.prompt_style!r} lack")
-    pairs = [(rest[number], rest[number + 1]) for number in range(0, len(rest) - 1, 2)]
+    blocks: list[list[Message]] = []
+    for message in rest:
+        if message.get("role") == "tool" and blocks and blocks[-1][0].get("role") == "tool":
+            blocks[-1].append(message)
+        else:
+            blocks.append([message])
+    pairs = [(blocks[number], *blocks[number + 1]) for number in range(0, len(blocks) - 1, 2)]
     asked = {"user"} if config.prompt_style != "tools" else {"user", "tool"}
-    if not pairs or len(rest) % 2 or any(a.get("role") not in asked or b.get("role") != "assistant" for a, b in pairs):
+    if (
+        not pairs
+        or len(blocks) % 2
+        or any(a[0].get("role") not in asked or b.get("role") != "assistant" for a, b in pairs)
+    ):
         raise Unusable("rows whose messages of user (or tool) and assistant do not alternate")
     if len(pairs) > 1 and not is_conversation:
         raise Unusable(
             f"rows with several responses, for which prompts of the style {config.prompt_style!r} have no place"
         )
     turns: list[Turn] = []
-    for question, answer in pairs:
-        result = StepResult(_text(question), system, "", (), won=False, score=0.0)
+    for questions, answer in pairs:
+        texts = tuple(map(_text, questions))
+        if len(texts) != (turns[-1].num_steps if turns else 1):
+            raise Unusable("rows in which calls and answers of tools differ in number")
+        if len(texts) > 1:
+            turns[-1] = replace(turns[-1], answers=texts)
+        result = StepResult(texts[-1], system, "", (), won=False, score=0.0)
         prompt = writer.write(result, turns)
         if isinstance(writer, ToolConversationBuilder):
             ids = _encoded(writer, _answer(answer))
@@ -272,9 +289,10 @@ def _conversation(row: Any, writer: PromptWriter, config: GRPOConfig) -> Traject
             ids = writer.encode(prompt, _with_reasoning(answer))
         read = writer.read(prompt, ids)
         turn = Turn(prompt.ids, ids, insert_at=prompt.insert_at, observation=result.observation, action=read.action)
-        turns.append(replace(turn, valid=read.valid, prompt_cut=prompt.cut))
+        reply = {"actions": read.actions, "answers": read.answers}
+        turns.append(replace(turn, valid=read.valid, prompt_cut=prompt.cut, **reply))
     task = row.get("task_id")
-    name = task if isinstance(task, str) else text_digest(json.dumps([system, _text(pairs[0][0])])).hex()[:16]
+    name = task if isinstance(task, str) else text_digest(json.dumps([system, _text(pairs[0][0][0])])).hex()[:16]
     gained, success = row.get("return", 1.0), row.get("success", True)
     if not isinstance(gained, int | float):
         raise Unusable("rows whose return is not a number")

@@ -188,7 +188,8 @@ class _Watcher:
         turn = await self.player.act(result, history, step)
         if turn is not None:
             self.planned.append(turn.action in planned)
-            self.demonstrator.carried_out(turn.action)
+            for action in turn.all_actions:
+                self.demonstrator.carried_out(action)
         return turn
 
     def decisive(self, trajectory: Trajectory) -> Iterator[bool | None]:

@@ -22,11 +22,15 @@ class Projection:
         action: the argument of the environment's ``step``.
         valid: whether the response has the required form; the action may still be inadmissible.
         answer: answer to a response without an action, in place of the environment's; if empty, the environment takes the action.
+        actions: actions of a response with several, in order; empty for any other response.
+        answers: ``answer`` of each of these actions.
     """
 
     action: str
     valid: bool
     answer: str = ""
+    actions: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 def project_action(
