@@ -87,3 +87,48 @@ def test_a_part_named_like_a_reward_of_the_environment_is_refused():
     episode = SimpleNamespace(rewards={"form": 7.0}, environment="e", task_id="0")
     with pytest.raises(RewardError, match="the environment has another reward named form"):
         asyncio.run(RewardFunction.of(config_of(lambda _: {"form": 1.5})).rate(episode))
+
+
+def brief(episode):
+    return -float(len(episode.turns))
+
+
+async def solved(episode):
+    return episode.success
+
+
+def silent(episode):
+    """Forgets its return statement."""
+
+
+def several(*functions, **weights) -> GRPOConfig:
+    return config_of([*functions]).training(reward_weights=weights)
+
+
+def test_several_functions_are_logged_by_name_and_added_with_weights():
+    config = several(brief, solved, brief=0.25)
+    config.validate()
+    episode = rated(config)
+    assert episode.function_reward == pytest.approx(1 - 0.25 * 2)
+    assert episode.rewards == pytest.approx({"brief": -2.0, "solved": 1.0, "total": 0.5})
+    assert from_record(json.loads(json.dumps(to_record(config)))).reward == "function brief, solved"
+
+
+def test_a_function_that_returns_none_is_named():
+    episode = SimpleNamespace(rewards={}, environment="e", task_id="0", success=True)
+    with pytest.raises(RewardError, match=r"reward function silent, .* it returned None, expected a number"):
+        asyncio.run(RewardFunction.of(several(solved, silent)).rate(episode))
+
+
+@pytest.mark.parametrize(
+    ("config", "cause"),
+    [
+        (several(brief, solved, length=1.0), "reward_weights names length; expected names of brief, solved"),
+        (several(brief, brief), "brief, brief"),
+        (several(), r"reward is \[\]"),
+        (several(brief, "success"), "expected one of"),
+    ],
+)
+def test_unusable_lists_of_functions_are_refused(config, cause):
+    with pytest.raises(ConfigError, match=cause):
+        config.validate()

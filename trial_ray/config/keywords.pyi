@@ -25,7 +25,7 @@ class Sections:
         shuffle: bool | Search = ...,
         microbatch_weighting: Literal["rows", "tokens", "equal"] | Search = ...,
         max_tokens_per_forward: int | Search = ...,
-        reward: Literal["success", "score", "return", "per_turn"] | Callable[..., Any] | Search = ...,
+        reward: Literal["success", "score", "return", "per_turn"] | Callable[..., Any] | list[Callable[..., Any]] | Search = ...,
         reward_weights: dict[str, float] | Search = ...,
         reward_timeout_s: float | Search = ...,
         turn_coeff: float | Search = ...,
@@ -110,8 +110,9 @@ class Sections:
                 never changes the loss.
             reward: R_i: ``"success"`` (0 or 1), the environment's ``"score"`` or ``"return"``; ``"per_turn"``: success,
                 and each turn's discounted return relative to the same turn of the group's other rollouts; or a function
-                of the episode.
-            reward_weights: weights of the named parts that a reward function returns; 1 for others, 0: only logged.
+                of the episode, or a list of functions.
+            reward_weights: weights of the named parts that a reward function returns, or of the functions of a list; 1
+                for others, 0: only logged.
             reward_timeout_s: deadline of a reward function in seconds, after which its rollout fails.
             turn_coeff: with ``reward="per_turn"``, weight of the turns' advantages.
             turn_discount: with ``reward="per_turn"``, γ of the return from a turn on.

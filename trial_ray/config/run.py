@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
-import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from gymnasium.envs.registration import EnvSpec
-from ray import cloudpickle
 
 from trial_envs.core.extras import install_command
 from trial_ray.adapters.adapter import EnvironmentAdapter
-from trial_ray.adapters.guarded import REWARD_NAME
 from trial_ray.adapters.registry import EnvironmentEntry, make_entries
 from trial_ray.config.declare import RLlibSettings, is_finite, is_search
 from trial_ray.config.sampling import (
@@ -25,13 +22,10 @@ from trial_ray.config.sampling import (
     check_number,
 )
 from trial_ray.config.training import (
-    RECORDED_FUNCTION,
-    REWARDS,
     EvaluationSettings,
     HealthCheckSettings,
     RecoverySettings,
     TrainingSettings,
-    reward_name,
 )
 from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, MAX_TEMPERATURE, MIN_TEMPERATURE, is_whole
 from trial_ray.engines.settings import NO_SLEEP
@@ -367,44 +361,6 @@ class RunSettings(
                 f"max_refills is {self.max_refills}, expected 0 with max_staleness={self.max_staleness}: an iteration takes "
                 "finished groups and does not wait for replacements."
             )
-
-    def check_reward(self) -> None:
-        """Reject a reward that is neither a known name nor a function that can be sent to actors.
-
-        Raises:
-            ConfigError: states the value found.
-        """
-        if isinstance(self.reward, str) and (self.reward in REWARDS or self.reward.startswith(RECORDED_FUNCTION)):
-            if self.reward_weights and self.reward in REWARDS:
-                raise ConfigError(
-                    f"reward_weights weighs the parts of a reward function, but reward is {self.reward!r}."
-                )
-            return
-        if not callable(self.reward):
-            raise ConfigError(
-                f"reward is {self.reward!r}, expected one of {', '.join(map(repr, REWARDS))}, or a function that is called with "
-                "each episode and returns a number."
-            )
-        try:
-            inspect.signature(self.reward).bind(None)
-        except TypeError as error:
-            raise ConfigError(
-                f"The reward function {reward_name(self.reward)} cannot be called with one argument, the episode: {error}."
-            ) from error
-        except ValueError:  # Not every callable has a signature.
-            pass
-        if not REWARD_NAME.fullmatch(name := reward_name(self.reward)):
-            raise ConfigError(
-                f"The reward function is called {name!r:.100}, and its reward is logged by that name; expected at most 64 ASCII "
-                "letters, digits and '_'."
-            )
-        try:
-            cloudpickle.dumps(self.reward)
-        except Exception as error:  # Any object that the function uses may raise its own error.
-            raise ConfigError(
-                f"The reward function {reward_name(self.reward)} cannot be sent to env runners ({type(error).__name__}: {error}). "
-                "Create clients, locks and open files inside the function."
-            ) from error
 
     @property
     def has_teacher(self) -> bool:

@@ -18,7 +18,9 @@ from trial_ray.objectives import (
 ADVANTAGE_STATISTICS = ("trajectories", "rows")
 ADVANTAGE_NORMS = ("mean_std_norm", "mean_norm")
 REWARDS = ("success", "score", "return", "per_turn")
-Reward = Literal["success", "score", "return", "per_turn"] | Callable[..., Any]
+Reward = Literal["success", "score", "return", "per_turn"] | Callable[..., Any] | list[Callable[..., Any]]
+TOTAL = "total"
+"""Name under which the weighted sum of several reward functions is logged."""
 RECORDED_FUNCTION = "function "
 """Prefix of a reward function's name in the record of a config; its code is in the experiment file."""
 TASK_SAMPLINGS = ("uniform", "success_rate")
@@ -28,7 +30,9 @@ MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "tokens", "equ
 
 
 def reward_name(reward: Reward) -> str:
-    """Return the name of a reward: the text itself, or the name of the function."""
+    """Return the name of a reward: the text itself, or the names of the functions."""
+    if isinstance(reward, list):
+        return ", ".join(map(reward_name, reward))
     return reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__).strip("<>")
 
 
@@ -75,10 +79,13 @@ class TrainingSettings(Settings):
     reward: Reward = setting(
         "success",
         'R_i: ``"success"`` (0 or 1), the environment\'s ``"score"`` or ``"return"``; ``"per_turn"``: success, and each '
-        "turn's discounted return relative to the same turn of the group's other rollouts; or a function of the episode",
+        "turn's discounted return relative to the same turn of the group's other rollouts; or a function of the "
+        "episode, or a list of functions",
     )
     reward_weights: dict[str, float] = setting(
-        factory=dict, doc="weights of the named parts that a reward function returns; 1 for others, 0: only logged"
+        factory=dict,
+        doc="weights of the named parts that a reward function returns, or of the functions of a list; 1 for others, "
+        "0: only logged",
     )
     reward_timeout_s: float = setting(
         120.0, "deadline of a reward function in seconds, after which its rollout fails", above=0

@@ -198,10 +198,10 @@ class ToolConversationBuilder(ConversationBuilder):
         self._parts = ConversationParts(system, first, answer.around, suffix_ids, ends)
         beginning = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
         require_same(tokenizer, head + probe(1) + opens + probe(0) + suffix, [*beginning, *suffix_ids])
-        first, last = self.tools.names[0], self.tools.names[-1]
-        self._require_parsing(first)
+        one, *_, other = self.tools.names * 2
+        self._require_parsing(one)
         try:
-            for names in ((first, last), (first, last, last)):
+            for names in ((one, other), (one, other, other)):
                 self._answers(names)
                 self._require_parsing(*names)
         except ChatTemplateError:

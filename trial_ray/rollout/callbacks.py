@@ -8,8 +8,9 @@ import inspect
 import logging
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -24,7 +25,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_ray.adapters.guarded import ContractError, GuardedEnv, StepResult, first_line, named_rewards
 from trial_ray.adapters.processes import ProcessEnv
-from trial_ray.config.training import reward_name
+from trial_ray.config.training import TOTAL, reward_name
 from trial_ray.errors import CallbackError, RewardError
 from trial_ray.prompts.writer import ResponseTexts
 from trial_ray.trajectory import Trajectory
@@ -37,36 +38,40 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """The user's reward function.
+    """The user's reward function, or several.
 
     Attributes:
-        function: takes the episode (``callbacks.TextEpisode``); returns a number, or numbers by name, or an awaitable of
-            them.
-        weights: weights of the named numbers; 1 for names without a weight.
+        functions: each takes the episode (``callbacks.TextEpisode``) and returns a number or an awaitable of one; a single
+            function may also return numbers by name.
+        weights: weights of the named numbers, or of the functions by name; 1 for names without a weight.
         timeout_s: time limit of a call in seconds.
+        total: name of the weighted sum.
     """
 
-    function: Callable[[Trajectory], Any]
+    functions: Sequence[Callable[[Trajectory], Any]]
     weights: Mapping[str, float]
     timeout_s: float
+    total: str
 
     @classmethod
     def of(cls, config: RunSettings) -> RewardFunction | None:
         """Return the reward function of a config; ``None`` if its reward is a string."""
-        reward = config.reward
-        return None if isinstance(reward, str) else cls(reward, config.reward_weights, config.reward_timeout_s)
+        reward, further = config.reward, (config.reward_weights, config.reward_timeout_s)
+        if isinstance(reward, str):
+            return None
+        return (
+            cls(reward, *further, TOTAL) if isinstance(reward, list) else cls([reward], *further, reward_name(reward))
+        )
 
     async def rate(self, episode: Trajectory) -> None:
         """Store the reward and its named parts in the episode.
 
         Raises:
-            RewardError: the function raised, did not return in time, or returned something other than finite numbers.
+            RewardError: a function raised, did not return in time, or returned something other than finite numbers.
         """
-        name = reward_name(self.function)
-        try:
-            async with asyncio.timeout(self.timeout_s) as deadline:
-                answer = await self._answer(episode)
-            parts = named_rewards(answer if isinstance(answer, Mapping) else {name: answer}, "the answer")
+        returned = await asyncio.gather(*(self._parts(function, episode) for function in self.functions))
+        parts = {name: value for found in returned for name, value in found.items()}
+        with _reported(", ".join(map(reward_name, self.functions)), episode):
             if unknown := self.weights.keys() - parts.keys():
                 raise ContractError(
                     f"reward_weights names {', '.join(sorted(unknown))}; the reward function returned {', '.join(parts) or 'none'}"
@@ -76,33 +81,55 @@ class RewardFunction:
                     f"the environment has another reward named {', '.join(changed)}; name the part differently"
                 )
             total = sum(self.weights.get(part, 1.0) * value for part, value in parts.items())
-            episode.rewards |= {**parts, **named_rewards({name: total}, "the weighted sum")}
+            episode.rewards |= {**parts, **named_rewards({self.total: total}, "the weighted sum")}
             episode.function_reward = float(total)
-        except (Exception, SystemExit) as error:
-            cause = str(error) if isinstance(error, ContractError) else first_line(error)
-            if deadline.expired():
-                cause = f"no answer within {self.timeout_s:g} s"
-            message = f"reward function {name}, {episode.environment}, task {episode.task_id!r}: {cause}"
-            logger.warning(message, exc_info=error)
-            raise RewardError(message) from error
 
-    async def _answer(self, episode: Trajectory) -> Any:
-        """Call the function in a thread, so other episodes continue, and return its result."""
+    async def _parts(self, function: Callable[[Trajectory], Any], episode: Trajectory) -> dict[str, float]:
+        """Return what a function returns, by name; errors as in :meth:`rate`."""
+        name = reward_name(function)
+        with _reported(name, episode):
+            try:
+                async with asyncio.timeout(self.timeout_s) as deadline:
+                    answer = await self._answer(function, episode)
+            except TimeoutError as error:
+                if deadline.expired():
+                    raise ContractError(f"no answer within {self.timeout_s:g} s") from error
+                raise
+            if answer is None:
+                raise ContractError("it returned None, expected a number; end it with a return statement")
+            several = isinstance(answer, Mapping) and len(self.functions) == 1
+            return named_rewards(answer if several else {name: answer}, "the answer")
+
+    async def _answer(self, function: Callable[[Trajectory], Any], episode: Trajectory) -> Any:
+        """Call a function in a thread, so other episodes continue, and return its result."""
         returned: Future[Any] = Future()
         returned.set_running_or_notify_cancel()
         # A daemon thread, unlike the threads of an executor, does not keep the process alive if the function hangs.
-        threading.Thread(target=lambda: returned.set_result(self._result(episode)), daemon=True).start()
+        threading.Thread(target=lambda: returned.set_result(_result(function, episode)), daemon=True).start()
         answer = await asyncio.wrap_future(returned)
         if isinstance(answer, BaseException):
             raise answer
         return await answer if inspect.isawaitable(answer) else answer
 
-    def _result(self, episode: Trajectory) -> Any | Awaitable[Any] | BaseException:
-        """Return the function's result, or what it raised: a future does not accept every exception."""
-        try:
-            return self.function(episode)
-        except BaseException as error:
-            return error
+
+def _result(function: Callable[[Trajectory], Any], episode: Trajectory) -> Any | Awaitable[Any] | BaseException:
+    """Return the function's result, or what it raised: a future does not accept every exception."""
+    try:
+        return function(episode)
+    except BaseException as error:
+        return error
+
+
+@contextmanager
+def _reported(name: str, episode: Trajectory) -> Iterator[None]:
+    """Log and re-raise errors as a :class:`RewardError` that names the function and the task."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        cause = str(error) if isinstance(error, ContractError) else first_line(error)
+        message = f"reward function {name}, {episode.environment}, task {episode.task_id!r}: {cause}"
+        logger.warning(message, exc_info=error)
+        raise RewardError(message) from error
 
 
 RUNNER_HOOKS = (

@@ -56,7 +56,7 @@ def to_record(config: GRPOConfig) -> Json:
             continue
         if name in names and may_be_infinite(type(config), name) and value == math.inf:
             settings[name] = INFINITE
-        elif name == "reward" and callable(value):
+        elif name == "reward" and not isinstance(value, str):
             settings[name] = RECORDED_FUNCTION + reward_name(value)
         elif name in names and (name in decisive or is_json(value)):
             settings[name] = _as_json(value, name, other)

@@ -262,7 +262,7 @@ def _conversation(row: Any, writer: PromptWriter, config: GRPOConfig) -> Traject
             blocks[-1].append(message)
         else:
             blocks.append([message])
-    pairs = [(blocks[number], *blocks[number + 1]) for number in range(0, len(blocks) - 1, 2)]
+    pairs = [(blocks[number], blocks[number + 1][0]) for number in range(0, len(blocks) - 1, 2)]
     asked = {"user"} if config.prompt_style != "tools" else {"user", "tool"}
     if (
         not pairs
@@ -289,10 +289,10 @@ def _conversation(row: Any, writer: PromptWriter, config: GRPOConfig) -> Traject
             ids = writer.encode(prompt, _with_reasoning(answer))
         read = writer.read(prompt, ids)
         turn = Turn(prompt.ids, ids, insert_at=prompt.insert_at, observation=result.observation, action=read.action)
-        reply = {"actions": read.actions, "answers": read.answers}
-        turns.append(replace(turn, valid=read.valid, prompt_cut=prompt.cut, **reply))
+        turn = replace(turn, valid=read.valid, prompt_cut=prompt.cut)
+        turns.append(replace(turn, actions=read.actions, answers=read.answers))
     task = row.get("task_id")
-    name = task if isinstance(task, str) else text_digest(json.dumps([system, _text(pairs[0][0][0])])).hex()[:16]
+    name = task if isinstance(task, str) else text_digest(json.dumps([system, _text(rest[0])])).hex()[:16]
     gained, success = row.get("return", 1.0), row.get("success", True)
     if not isinstance(gained, int | float):
         raise Unusable("rows whose return is not a number")
