@@ -19,6 +19,8 @@ from trial_ray.errors import ConfigError
 PromptStyle = Literal["tagged", "plain", "conversation", "tools"]
 """One prompt per turn, for responses with tags or for bare actions; or one conversation per episode, with tags or with tool
 calls."""
+ToolFormat = Literal["hermes"]
+"""Forms of tools other than the chat template's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHARED = ("chat_template_kwargs", "history_window", "max_prompt_tokens", "max_response_tokens")
+SHARED = ("tool_format", "chat_template_kwargs", "history_window", "max_prompt_tokens", "max_response_tokens")
 """Settings of the warm start that default to the config's setting of the same name."""
 Config = TypeVar("Config", bound=AlgorithmConfig)
 FirstTurn = tuple[EnvironmentEntry, str, StepResult]

@@ -255,6 +255,7 @@ class Sections:
         stop_strings: list[str] | Search = ...,
         history_window: int | Search = ...,
         prompt_style: Literal["tagged", "plain", "conversation", "tools"] | Search = ...,
+        tool_format: Literal["hermes", None] | Search = ...,
         seeded_sampling: bool | Search = ...,
         max_episodes_in_flight: int | Search = ...,
         environment_processes: bool | None | Search = ...,
@@ -316,6 +317,8 @@ class Sections:
             prompt_style: one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or
                 ``"plain"`` ones (the response is the action), or one conversation per episode, with tagged responses
                 (``"conversation"``) or with calls of tools in the model's own format (``"tools"``).
+            tool_format: with ``prompt_style="tools"``, form of schemas, calls and answers: the chat template's own, or
+                ``"hermes"``, text in messages of the system and the user, for chat templates without tools.
             seeded_sampling: seed every request: makes a run repeatable.
             max_episodes_in_flight: episodes that an env runner plays at once; several keep engines busy while
                 environments step (a server of environments needs as many sessions).

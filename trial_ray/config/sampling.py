@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from trial_ray.adapters.templates import GENERIC, PromptStyle
+from trial_ray.adapters.templates import GENERIC, PromptStyle, ToolFormat
 from trial_ray.config.declare import Section, Settings, setting
 from trial_ray.engines.protocol import is_whole
 from trial_ray.engines.requirements import ENGINES
@@ -224,6 +224,12 @@ class RolloutSettings(Settings):
         '(the response is the action), or one conversation per episode, with tagged responses (``"conversation"``) or with calls '
         'of tools in the model\'s own format (``"tools"``)',
         one_of=GENERIC,
+    )
+    tool_format: ToolFormat | None = setting(
+        None,
+        'with ``prompt_style="tools"``, form of schemas, calls and answers: the chat template\'s own, or ``"hermes"``, text in '
+        "messages of the system and the user, for chat templates without tools",
+        one_of=("hermes",),
     )
     seeded_sampling: bool = setting(False, "seed every request: makes a run repeatable")
     max_episodes_in_flight: int = setting(

@@ -53,6 +53,7 @@ def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
     return {
         **scripted_protocol(evaluation_set, entry),
         **({"stop_strings": list(config.stop_strings)} if config.stop_strings else {}),
+        **({"tool_format": config.tool_format} if config.tool_format else {}),
         "temperature": config.evaluation_temperature,
         "top_p": config.evaluation_top_p,
         "sampling_seed": config.evaluation_seed,

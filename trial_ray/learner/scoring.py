@@ -13,7 +13,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from torch import Tensor
 
 from trial_envs.core.projection import ACTION_CLOSE, ACTION_OPEN
-from trial_ray.adapters.templates import PromptStyle
+from trial_ray.adapters.templates import PromptStyle, ToolFormat
 from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
 from trial_ray.learner.exchange import LearnerExchange
@@ -27,7 +27,7 @@ from trial_ray.models.module import CausalLMModule
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.objectives.importance import effective_sample_size, importance_weights
-from trial_ray.prompts.tool_calls import last_calls, require_response_template
+from trial_ray.prompts.tool_calls import last_calls, prepare_parsing
 from trial_ray.trajectory import TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Scoring:
         else:
             rows.logprobs = torch.zeros(len(rows.turn_ids), dtype=self._score_dtype)
         if self._method.needs_action_spans:
-            mask = action_mask([rows.turns[row] for row in share], tokenizer, config.prompt_style)
+            mask = action_mask([rows.turns[row] for row in share], tokenizer, config.prompt_style, config.tool_format)
             rows.action_mask = self._sum_over_learners(rows, share, mask, torch.uint8).bool()
         for name, value in self._method.prepare(rows, groups, iteration).items():
             self._log(f"{self._method.name}/{name}", value)
@@ -228,7 +228,9 @@ def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
             )
 
 
-def action_mask(turns: Sequence[Turn], tokenizer: Any, style: PromptStyle = "tagged") -> Tensor:
+def action_mask(
+    turns: Sequence[Turn], tokenizer: Any, style: PromptStyle = "tagged", tool_format: ToolFormat | None = None
+) -> Tensor:
     """Return the mask of the action's tokens in the concatenated responses of turns, bool ``[T]``.
 
     In a tagged response (also in a conversation), a token counts if any of its characters is between the first ``<action>`` and
@@ -240,12 +242,13 @@ def action_mask(turns: Sequence[Turn], tokenizer: Any, style: PromptStyle = "tag
         turns: turns with their responses.
         tokenizer: the policy's tokenizer.
         style: style of the prompts, which determines the form of the responses.
+        tool_format: the run's ``tool_format``.
     """
     if style == "plain":
         special = list(special_token_ids(tokenizer))
         masks = [~np.isin(turn.response_ids, special) for turn in turns]
     elif style == "tools":
-        require_response_template(tokenizer)
+        prepare_parsing(tokenizer, tool_format)
         masks = [last_calls(tokenizer, turn.response_ids, len(turn.actions) or 1) for turn in turns]
     else:
         masks = [_between_tags(turn.response_ids, tokenizer) for turn in turns]

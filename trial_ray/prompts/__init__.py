@@ -9,6 +9,7 @@ In reading order:
 - ``tool_schemas``: schemas of tools, and the check of arguments against them.
 - ``tool_calls``: an environment's tools, and parsing of tool calls.
 - ``tool_conversation``: one conversation per episode with tool calls (style ``"tools"``).
+- ``hermes``: the same for chat templates without tools (``tool_format="hermes"``).
 - ``styles``: creates the prompt writer of a run.
 - ``teacher_context``: the second context of a turn, in which the teacher scores the response.
 """

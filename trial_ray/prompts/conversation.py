@@ -10,7 +10,7 @@ from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import ConversationPrompt, PromptContext
 from trial_ray.errors import ChatTemplateError, PromptTooLongError
 from trial_ray.prompts.chat_template import Around, TemplateOptions, encode_head, encode_untrusted, split_conversation
-from trial_ray.prompts.writer import Prompt, PromptWriter, too_long
+from trial_ray.prompts.writer import Prompt, PromptWriter, records, too_long
 from trial_ray.trajectory import Turn
 
 
@@ -68,8 +68,7 @@ class ConversationBuilder(PromptWriter):
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
         """Write the prompt of the next decision; the system message and the user's message are never truncated."""
-        context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), len(turns) + 1)
-        message = self.template.render(context).strip()
+        message = self._shown(result, turns)
         if len(message) > self._max_characters:
             raise self._too_long(result, None)
         later = np.asarray([*self._parts.later.encode(self._tokenizer, message), *self._parts.suffix_ids], np.int32)
@@ -85,6 +84,16 @@ class ConversationBuilder(PromptWriter):
                 return self._prompt(ids, len(turns) - num_kept)
         raise self._too_long(result, len(ids))
 
+    def _shown(self, result: StepResult, turns: Sequence[Turn]) -> str:
+        """Return the text of the user's message of the next turn."""
+        step = len(records(turns)) + 1
+        context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), step)
+        return self.template.render(context).strip()
+
+    def _system(self, task: str) -> str:
+        """Return the text of role, task and form of responses."""
+        return self.template.system(task).strip()
+
     def _conversation(self, beginning: np.ndarray, turns: Sequence[Turn], message: np.ndarray) -> np.ndarray:
         """Return the ids of a conversation that starts with these turns, up to the response to a message."""
         later = self._parts.later
@@ -94,7 +103,7 @@ class ConversationBuilder(PromptWriter):
 
     def _beginning(self, task: str) -> np.ndarray:
         """Return the ids of role, task and form of responses, up to the user's first message."""
-        parts, text = self._parts, self.template.system(task).strip()
+        parts, text = self._parts, self._system(task)
         if parts.system is None:
             return np.asarray([*parts.first.ids, *encode_head(self._tokenizer, parts.first, text)], np.int32)
         return np.asarray([*parts.system.ids, *parts.system.encode(self._tokenizer, text), *parts.first.ids], np.int32)

@@ -11,6 +11,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.models.model_shape import stop_token_ids
 from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.conversation import ConversationBuilder
+from trial_ray.prompts.hermes import HermesBuilder
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.prompts.writer import PromptWriter
@@ -30,7 +31,8 @@ def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapt
         return PromptBuilder(tokenizer, template, *settings)
     conversation = cast(ConversationPrompt, template)
     if config.prompt_style == "tools":
-        writer: ConversationBuilder = ToolConversationBuilder(tokenizer, conversation, adapter.tools, *settings)
+        kind = HermesBuilder if config.tool_format == "hermes" else ToolConversationBuilder
+        writer: ConversationBuilder = kind(tokenizer, conversation, adapter.tools, *settings)
     else:
         writer = ConversationBuilder(tokenizer, conversation, *settings)
     if config.model_path is not None and Path(config.model_path).is_dir():

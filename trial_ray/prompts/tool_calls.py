@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEpisode, command_tools, text_command
+from trial_ray.adapters.templates import ToolFormat
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError, first_line
 from trial_ray.models.model_shape import special_token_ids
 from trial_ray.prompts.tool_schemas import argument_validator, find_mistake, tool_schema
@@ -19,22 +21,27 @@ _MAX_SHOWN = 200
 """Maximum number of characters of a name, value or error in an answer or message."""
 
 
-def require_response_template(tokenizer: Any) -> None:
-    """Set a tokenizer's ``response_template`` if it is missing; ``parse_response`` reads the model's responses with it.
+def prepare_parsing(tokenizer: Any, tool_format: ToolFormat | None) -> None:
+    """Set how :func:`parse_response` reads a tokenizer's responses: in the Hermes format, or with its ``response_template``.
 
-    The template comes from TRL, which has response templates for published chat templates.
+    A missing template comes from TRL, which has response templates for published chat templates.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        tool_format: the run's ``tool_format``.
 
     Raises:
         MissingDependencyError: TRL is not installed.
         ChatTemplateError: TRL has no response template for the tokenizer's chat template.
     """
-    if getattr(tokenizer, "response_template", None) is not None:
+    tokenizer.tool_format = tool_format
+    if tool_format is not None or getattr(tokenizer, "response_template", None) is not None:
         return
     needed = (
         "prompt_style='tools' parses calls with the tokenizer's response_template (transformers' response parsing), and this "
         "tokenizer has none"
     )
-    own = "add response_template to the model's tokenizer_config.json"
+    own = "add response_template to the model's tokenizer_config.json, or set tool_format='hermes'"
     try:
         from trl.chat_template_utils import add_response_schema
     except ImportError as error:
@@ -44,9 +51,7 @@ def require_response_template(tokenizer: Any) -> None:
     try:
         add_response_schema(tokenizer)
     except ValueError as error:
-        raise ChatTemplateError(
-            f"{needed}, and TRL has none for its chat template; {own}, or choose prompt_style='conversation'."
-        ) from error
+        raise ChatTemplateError(f"{needed}, and TRL has none for its chat template; {own}.") from error
 
 
 def parse_response(
@@ -55,7 +60,7 @@ def parse_response(
     """Parse a response into a message with ``content``, ``tool_calls`` and reasoning, as far as it has them.
 
     Args:
-        tokenizer: tokenizer with a ``response_template``.
+        tokenizer: tokenizer of :func:`prepare_parsing`.
         response: text of the response, special tokens included.
         prefix: end of the prompt, from the opening of the response on.
         tools: schemas; arguments written as text are converted to the types in them.
@@ -63,12 +68,32 @@ def parse_response(
     Raises:
         ValueError: the response cannot be parsed.
     """
+    if tokenizer.tool_format == "hermes":
+        return _parse_hermes(tokenizer, response, prefix)
     try:
         message: dict[str, Any] = tokenizer.parse_response(response, prefix=prefix, tools=tools)
         calls = message.get("tool_calls") or []
     except Exception as error:  # The response may be any text, and the parser may fail in any way.
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
     return {**message, "tool_calls": calls if isinstance(calls, list) else [calls]}
+
+
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+def _parse_hermes(tokenizer: Any, response: str, prefix: str) -> dict[str, Any]:
+    opening, closes, said = response.rpartition("</think>")
+    if not closes and prefix.rstrip().endswith("<think>"):
+        opening, said = said, ""
+    try:
+        calls = [json.loads(call) for call in _CALL.findall(said)]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
+    text = _CALL.sub("", said)
+    for token in special_token_ids(tokenizer):
+        text = text.replace(tokenizer.decode([token]), "")
+    reasoning = opening.strip().removeprefix("<think>").strip()
+    return {"content": text, "tool_calls": calls, "reasoning_content": reasoning}
 
 
 def parse_message(
@@ -91,7 +116,7 @@ def last_calls(tokenizer: Any, ids: np.ndarray, number: int = 1) -> np.ndarray:
     prompt, reasoning that the prompt opened may contain a call that cannot be parsed.
 
     Args:
-        tokenizer: tokenizer with a ``response_template``.
+        tokenizer: tokenizer of :func:`prepare_parsing`.
         ids: int ``[y]``, the response.
         number: number of calls.
     """

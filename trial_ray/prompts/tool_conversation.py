@@ -13,7 +13,7 @@ import numpy as np
 from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEpisode
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.adapters.templates import ConversationPrompt, PromptContext, ToolTemplate
+from trial_ray.adapters.templates import ConversationPrompt, PromptContext, ToolFormat, ToolTemplate
 from trial_ray.errors import ChatTemplateError, ConfigError
 from trial_ray.prompts.chat_template import (
     DEFAULT_OPTIONS,
@@ -31,7 +31,7 @@ from trial_ray.prompts.chat_template import (
     require_same,
 )
 from trial_ray.prompts.conversation import ConversationBuilder, past_turns
-from trial_ray.prompts.tool_calls import ToolSet, parse_message, read_call, require_response_template
+from trial_ray.prompts.tool_calls import ToolSet, parse_message, prepare_parsing, read_call
 from trial_ray.prompts.writer import Prompt, answer_texts, records
 from trial_ray.trajectory import Turn
 
@@ -114,7 +114,7 @@ def split_answers(
     if not called.count(_ARGUMENT) == last.count(_ARGUMENT) == len(names):
         raise ChatTemplateError(
             "The chat template does not write the tool calls of a response. Use a model that was trained to call tools, or "
-            "prompt_style='conversation'."
+            "tool_format='hermes'."
         )
     glue, tail = called.rpartition(_ARGUMENT)[2], last.rpartition(_ARGUMENT)[2]
     end = plain if tail.endswith(plain) else tail[_last_control(tokenizer, tail) :]
@@ -176,9 +176,11 @@ class ToolConversationBuilder(ConversationBuilder):
         MissingDependencyError: the tokenizer has no ``response_template``, and TRL is not installed.
     """
 
+    tool_format: ToolFormat | None = None
+
     def __init__(self, tokenizer: Any, template: ConversationPrompt, tools: type[ToolEpisode], *settings: Any) -> None:
         self.tools = ToolSet(tools)
-        require_response_template(tokenizer)
+        prepare_parsing(tokenizer, self.tool_format)
         super().__init__(tokenizer, template, *settings)
         if isinstance(template, ToolTemplate) and not self.tools.several:
             self.template = replace(template, one_call=True)

@@ -14,7 +14,7 @@ from trial_ray.errors import UserInputError
 from trial_ray.files import Json, writing
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.prompts.messages import Message, MessageWriter
-from trial_ray.prompts.tool_calls import ToolSet, parse_response, require_response_template
+from trial_ray.prompts.tool_calls import ToolSet, parse_response, prepare_parsing
 from trial_ray.prompts.writer import ResponseTexts
 from trial_ray.rollout.recording import read_iteration
 from trial_ray.runs.checkpoints import find_tokenizer
@@ -79,7 +79,7 @@ class Recording:
             calls = [{"name": name, "arguments": arguments} for name, arguments in made]
             parsed: Message = {"content": "", "tool_calls": calls}
         else:
-            require_response_template(self.tokenizer)
+            prepare_parsing(self.tokenizer, self.config.tool_format)
             prefix = self._responses.decode(turn.prompt_ids[turn.insert_at :].tolist())
             parsed = parse_response(self.tokenizer, self._responses.whole(turn.response_ids), prefix, tools.schemas)
         calls = [

@@ -110,7 +110,8 @@ def _recorded(recording: Recording, config: GRPOConfig, tokenizer: Any, dropped:
 
 def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:
     """Return whether the recorded ids are those that the run would have: same vocabulary, chat template, style and history."""
-    same = all(getattr(recording.config, name) == getattr(config, name) for name in ("prompt_style", "history_window"))
+    names = ("prompt_style", "tool_format", "history_window")
+    same = all(getattr(recording.config, name) == getattr(config, name) for name in names)
     if recording.tokenizer is None or not same:
         return False
     described = [

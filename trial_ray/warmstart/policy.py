@@ -24,6 +24,7 @@ from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.prompts.chat_template import TemplateOptions
+from trial_ray.prompts.hermes import HermesBuilder
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.prompts.writer import PromptWriter
@@ -96,8 +97,8 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
     """
     if settings.response_style == "tools" and settings.model_path is None:
         raise ConfigError(
-            "Warm-start setting response_style is 'tools', but the tiny model's chat template has no tools; set model_path to a "
-            "model that has them, or response_style='plain'."
+            "Warm-start setting response_style is 'tools', but the tiny model's chat template has no tools; set model_path, or "
+            "response_style='plain'."
         )
     path = settings.model_path
     model: Any
@@ -117,7 +118,8 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
     builder: PromptWriter
     if settings.response_style == "tools":
         conversation = cast(ConversationPrompt, template)
-        builder = ToolConversationBuilder(tokenizer, conversation, entry.adapter.tools, *limits)
+        kind = HermesBuilder if settings.tool_format == "hermes" else ToolConversationBuilder
+        builder = kind(tokenizer, conversation, entry.adapter.tools, *limits)
     else:
         builder = PromptBuilder(tokenizer, template, *limits)
     return Policy(settings, entry, model.to(settings.device), tokenizer, builder)

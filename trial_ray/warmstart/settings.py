@@ -36,6 +36,11 @@ class WarmStartSettings:
         None, "Hugging Face folder of a causal LM with a chat template; ``None`` builds the tiny model"
     )
     size: str = setting("tiny", "shape of the tiny model, a key of ``trial_ray.models.tiny.SHAPES``")
+    tool_format: Literal["hermes"] | None = setting(
+        None,
+        "with ``tools``: ``hermes`` for chat templates without tools; inside a config the config's",
+        one_of=("hermes",),
+    )
     # Conversations with tags are not offered: later prompts would contain the empty reasoning of the demonstrated responses.
     response_style: Literal["plain", "tagged", "tools"] = setting(
         "plain",

@@ -1,0 +1,70 @@
+"""Tools for chat templates without them, in the Hermes format: schemas in the system message, calls and answers as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, TemplateOptions
+from trial_ray.prompts.conversation import ConversationBuilder
+from trial_ray.prompts.tool_calls import read_call
+from trial_ray.prompts.tool_conversation import ToolConversationBuilder
+from trial_ray.prompts.writer import Prompt, answer_texts
+from trial_ray.trajectory import Turn
+
+_TOOLS = """The functions that you can call are described as JSON between <tools> and </tools>:
+<tools>
+{}
+</tools>
+
+Write each call as a JSON object with the name and the arguments of the function, between <tool_call> and </tool_call>:
+<tool_call>
+{{"name": "<function>", "arguments": {{"<argument>": "<value>"}}}}
+</tool_call>"""
+
+
+class HermesBuilder(ToolConversationBuilder):
+    """Writes conversations with tools for every chat template that a conversation without tools can use.
+
+    The schemas are at the end of the system message, or of the head of the user's first message if the chat template does
+    not delimit a system message. A user message has the answers to the calls of the previous response. Over the limit, the
+    conversation restarts as in :class:`ConversationBuilder`.
+
+    Arguments and errors as in the base class.
+    """
+
+    tool_format = "hermes"
+
+    def _split(self, options: TemplateOptions = DEFAULT_OPTIONS) -> None:
+        ConversationBuilder._split(self, options)
+
+    def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
+        """Write the prompt of the next decision; see :meth:`ConversationBuilder.write`."""
+        return ConversationBuilder.write(self, result, turns)
+
+    def _system(self, task: str) -> str:
+        schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.tools.schemas)
+        return f"{super()._system(task)}\n\n{_TOOLS.format(schemas)}".strip()
+
+    def _shown(self, result: StepResult, turns: Sequence[Turn]) -> str:
+        texts = [*answer_texts(self.template, result, turns), super()._shown(result, turns)]
+        return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts) if turns else texts[-1]
+
+    def response_text(self, message: Mapping[str, Any]) -> str:
+        """Return a response with its calls, with the end token; see the base class."""
+        reasoning = message.get("reasoning_content", "")
+        opened = self.responses.opened(np.asarray(self._parts.suffix_ids), 0)
+        calls = [
+            json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+            for name, arguments in map(read_call, message.get("tool_calls") or [])
+        ]
+        parts = [
+            f"<think>\n{reasoning}\n</think>\n" if reasoning or opened else "",
+            message["content"],
+            *(f"<tool_call>\n{call}\n</tool_call>" for call in calls),
+        ]
+        return "\n".join(filter(None, parts)).removeprefix(opened) + self.responses.decode([self._end_id()])
