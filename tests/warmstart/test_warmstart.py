@@ -304,6 +304,47 @@ def test_checks_follow_the_updates_until_the_target(right, target, checks, demon
     assert ("below the target of 35 %" in caplog.text) == (target > 0)
 
 
+@pytest.mark.parametrize(
+    ("won", "checks"),
+    [
+        ({50: 0.3, 59: 0.55}, [50, 59]),
+        ({50: 0.3, 59: 0.34, 64: 0.36}, [50, 59, 64]),
+        ({50: 0.2, 100: 0.4}, [50, 100]),
+        ({50: 0.1, 100: 0.05, 150: 0.97}, [50, 100, 150]),
+    ],
+)
+def test_fast_learning_is_checked_early(won, checks, monkeypatch):
+    """A warm start that would stop far above the target is checked before the next regular check; others are not."""
+    steps = []
+
+    def update():
+        for step in range(1, 801):
+            steps.append(step)
+            yield 1.0, 1.0
+
+    monkeypatch.setattr(module, "updates", lambda *_: update())
+    monkeypatch.setattr(HeldOutGames, "play_policy", lambda self: steps[-1])
+    monkeypatch.setattr(module, "success_figures", lambda step: {"success_rate": won[step], "invalid_share": 0.0})
+    settings = replace(SETTINGS, max_steps=800, check_every=50)
+    found, curve = module._clone(load_policy(settings, HOME), [], module.WarmStartProgress(settings, False))
+    assert ([point["step"] for point in curve], found) == (checks, checks[-1])
+
+
+def test_checks_leave_the_random_numbers_of_training(policy):
+    with HeldOutGames(policy(), CHECKED) as games:
+        torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+        games.play_policy()
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert (np.random.get_state()[1] == numpy_state).all()
+
+
+def test_a_success_far_above_the_target_is_reported():
+    result = module.WarmStartResult(Path(), 0.97, 64, (0.9, 1.0), 0.0, 100, [], False, 1.0, 0.35)
+    assert result.overshot
+    assert "far above the target of 35%" in str(result)
+    assert not replace(result, success_rate=0.6).overshot
+
+
 @pytest.mark.parametrize("weights_diverge", [False, True])
 def test_diverged_model_is_not_kept(weights_diverge, demonstrated, own_cache, monkeypatch):
     demonstrated(SETTINGS)

@@ -100,7 +100,7 @@ class WarmStartSettings:
         "cloning stops at the first check that reaches this success, which leaves room for reinforcement learning",
         within=(0, 1),
     )
-    check_every: int = setting(50, "updates between checks", at_least=1)
+    check_every: int = setting(50, "updates between checks; fewer while success grows fast", at_least=1)
     check_games: int = setting(64, "held-out games of a check; the final evaluation has others", at_least=1)
     evaluation_games: int = setting(
         192, "games of the final evaluation, unseen by cloning and checks; one episode each", at_least=1

@@ -119,6 +119,7 @@ class WarmStartResult:
         curve: one entry per check: ``step``, ``seconds`` since the start of cloning, ``success_rate``, ``invalid_share``.
         cached: True if the model was already in the cache.
         seconds: wall-clock time for making the model, also if it was made by an earlier command.
+        target_success: success at which cloning was to stop.
     """
 
     path: Path
@@ -130,14 +131,25 @@ class WarmStartResult:
     curve: list[Numbers]
     cached: bool
     seconds: float
+    target_success: float
+
+    @property
+    def overshot(self) -> bool:
+        """Whether the success is far above the target, so that little is left to learn."""
+        return self.success_rate > _overshoot(self.target_success)
 
     def __str__(self) -> str:
         """Return a summary in one sentence."""
         low, high = self.interval
+        advice = (
+            f"; this is far above the target of {self.target_success:.0%}, which leaves little to learn: lower check_every"
+            if self.overshot
+            else ""
+        )
         origin = "from the cache, made" if self.cached else "made"
         return (
             f"Warm start: {self.success_rate:.1%} [{low:.1%}, {high:.1%}] of {self.episodes} held-out games won "
-            f"({origin} in {self.seconds:.0f} s with {self.steps} updates)"
+            f"({origin} in {self.seconds:.0f} s with {self.steps} updates){advice}"
         )
 
 
@@ -180,7 +192,15 @@ def warm_start(
     figures = {
         name: record[name] for name in ("success_rate", "episodes", "invalid_share", "steps", "curve", "seconds")
     }
-    result = WarmStartResult(path=out or path, interval=tuple(record["interval"]), cached=cached, **figures)
+    result = WarmStartResult(
+        path=out or path,
+        interval=tuple(record["interval"]),
+        cached=cached,
+        target_success=settings.target_success,
+        **figures,
+    )
+    if result.overshot:
+        _log.warning("%s.", result)
     if progress:
         rich.get_console().print(str(result), highlight=False)
     return result
@@ -287,6 +307,26 @@ def _evaluated(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Pat
     return record
 
 
+def _overshoot(target: float) -> float:
+    """Return the success that is far above a target: halfway between the target and 1."""
+    return (target + 1) / 2
+
+
+def _early_check(settings: WarmStartSettings, curve: Sequence[Numbers]) -> int:
+    """Return the update after which to check before the next regular check; 0 if that is soon enough.
+
+    An early check follows if twice the gain of the last check would take the next regular one far above the target, because
+    success accelerates. The early check is where the last gain alone reaches the target.
+    """
+    step, success = int(curve[-1]["step"]), curve[-1]["success_rate"]
+    before = (curve[-2]["step"], curve[-2]["success_rate"]) if len(curve) > 1 else (step - settings.check_every, 0.0)
+    gain = (success - before[1]) / (step - before[0])
+    left = settings.check_every - step % settings.check_every
+    if success + 2 * gain * left <= _overshoot(settings.target_success):
+        return 0
+    return step + max(1, settings.check_every // 10, math.ceil((settings.target_success - success) / gain))
+
+
 def _clone(policy: Policy, examples: list[Example], bars: WarmStartProgress) -> tuple[int, list[Numbers]]:
     """Update until a check reaches the target; return the number of updates and the curve of the checks.
 
@@ -296,11 +336,13 @@ def _clone(policy: Policy, examples: list[Example], bars: WarmStartProgress) -> 
     settings, started, success = policy.settings, time.perf_counter(), ""
     curve: list[Numbers] = []
     accuracies: list[float] = []
+    early = 0
     with HeldOutGames(policy, CHECKED) as games:
         for step, (loss, right) in zip(range(1, settings.max_steps + 1), updates(policy, examples), strict=False):
             accuracies.append(right)
             bars.cloned(step, f"loss {loss:.2f}{success}", line=step % LINE_EVERY == 0)
-            due = step % settings.check_every == 0 and fmean(accuracies[-25:]) >= MIN_RESPONSE_ACCURACY
+            due = step % settings.check_every == 0 or step == early
+            due = due and fmean(accuracies[-25:]) >= MIN_RESPONSE_ACCURACY
             due = due or step == settings.max_steps
             if not math.isfinite(loss) or (
                 due and not all(bool(parameter.isfinite().all()) for parameter in policy.model.parameters())
@@ -318,6 +360,7 @@ def _clone(policy: Policy, examples: list[Example], bars: WarmStartProgress) -> 
             bars.cloned(step, f"loss {loss:.2f}{success}", line=True)
             if figures["success_rate"] >= settings.target_success:
                 return step, curve
+            early = _early_check(settings, curve)
     _log.warning(
         "Cloning ended after %d updates with %.0f %% of the last check's games won, below the target of %.0f %%; raise max_steps "
         "or games, or choose easier games.",
