@@ -98,6 +98,34 @@ class SFTConfig(GRPOConfig):
     method_class = Imitation
 
 
+def learner_config(config: GRPOConfig, settings: SFTSettings, updates: int) -> SFTConfig:
+    """Return the config of the learners: model, adapters, precision and learners of ``config``, with the loss of SFT."""
+    warmup = max(1, round(settings.warmup_share * updates))
+    learners: SFTConfig = with_settings_of(config, SFTConfig())
+    learners.training(
+        # RLlib's schedule counts environment steps; here these are updates.
+        lr=[[0, settings.learning_rate / warmup], [warmup, settings.learning_rate], [max(updates, warmup + 1), 0.0]],
+        weight_decay=settings.weight_decay,
+        minibatch_rows=ALL_ROWS,
+        microbatch_rows=max(1, math.ceil(settings.batch_rows / (4 * max(1, config.num_learners)))),
+        microbatch_weighting="tokens",
+        batch_shards=1,
+        num_epochs=1,
+        shuffle=False,
+        ref_kl_coeff=0.0,
+        entropy_coeff=0.0,
+        mask_truncated=False,
+        teacher_context=None,
+        teacher_model=None,
+        teacher_sync_iterations=None,
+    )
+    # A temperature of rollouts would divide the logits of the loss.
+    learners.env_runners(temperature=1.0)
+    learners.recording(trajectories_folder=None, training_folder=None)
+    learners.engines(colocate=False, weight_transfer="object_store")
+    return learners
+
+
 @dataclass(frozen=True)
 class Check:
     """The policy after a number of updates.
@@ -170,7 +198,7 @@ class FineTuning:
             )
         self.num_updates = sum(1 for _ in self._all_batches())
         self._every = max(1, math.ceil(self.num_updates / settings.checks))
-        self._config = self._learner_config(config)
+        self._config = learner_config(config, settings, self.num_updates)
         self._work = out.with_name(f"{out.name}.partial")
         ids = [(turn.prompt_ids.tolist(), turn.response_ids.tolist()) for each in episodes for turn in each.turns]
         learned = {"episodes": text_digest(str(ids)).hex(), "model": config.model_path}
@@ -186,35 +214,6 @@ class FineTuning:
                 )
             self.checks = [Check(**check) for check in found["checks"]]
             self._step = self.checks[-1].step
-
-    def _learner_config(self, config: GRPOConfig) -> GRPOConfig:
-        settings, updates = self._settings, self.num_updates
-        warmup = max(1, round(settings.warmup_share * updates))
-        learners = with_settings_of(config, SFTConfig())
-        learners.training(
-            # RLlib's schedule counts environment steps; here these are updates.
-            lr=[
-                [0, settings.learning_rate / warmup],
-                [warmup, settings.learning_rate],
-                [max(updates, warmup + 1), 0.0],
-            ],
-            weight_decay=settings.weight_decay,
-            minibatch_rows=ALL_ROWS,
-            microbatch_rows=max(1, math.ceil(settings.batch_rows / (4 * max(1, config.num_learners)))),
-            microbatch_weighting="tokens",
-            batch_shards=1,
-            num_epochs=1,
-            shuffle=False,
-            ref_kl_coeff=0.0,
-            entropy_coeff=0.0,
-            mask_truncated=False,
-            teacher_context=None,
-            teacher_model=None,
-            teacher_sync_iterations=None,
-        )
-        learners.recording(trajectories_folder=None, training_folder=None)
-        learners.engines(colocate=False, weight_transfer="object_store")
-        return learners
 
     def _batches(self, epoch: int) -> Iterator[list[Trajectory]]:
         """Yield the episodes of each update of an epoch: whole episodes with at least ``batch_rows`` turns, in random order."""
