@@ -56,7 +56,7 @@ test-gpu:
 SIZES := \
   trial_ray=221860 \
   tests=205000 \
-  benchmarks=27300 \
+  benchmarks=29020 \
   words=35530
 
 lint: setup
