@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from small_learners import build_learner
 from synthetic_groups import synthetic_groups
 
 from trial_ray.adapters.alfworld import ADAPTER
@@ -12,7 +15,7 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import CheckpointError
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.sft.training import FineTuning, SFTSettings, split_tasks
+from trial_ray.sft.training import FineTuning, SFTSettings, games_of, split_tasks
 from trial_ray.trajectory import Trajectory
 
 SETTINGS = SFTSettings(epochs=2, learning_rate=1e-2, batch_rows=6, checks=3, held_out=0.3)
@@ -47,9 +50,11 @@ class Interrupted(Exception):
 
 
 @pytest.mark.actors
-def test_continues_where_it_was_interrupted(ray_session, model_path, episodes, tmp_path):
+def test_continues_where_it_was_interrupted(ray_session, model_path, episodes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
     def tune(name: str, settings=SETTINGS, stop_after: int | None = None) -> FineTuning:
-        tuning = FineTuning(config_of(model_path), settings, episodes, tmp_path / name)
+        tuning = FineTuning(config_of(model_path), settings, episodes, Path(name))
 
         def on_check(check):
             if check.step and check.step == stop_after:
@@ -71,3 +76,13 @@ def test_continues_where_it_was_interrupted(ray_session, model_path, episodes, t
         assert (folder / "sft.json").is_file()
         assert not folder.with_name(f"{folder.name}.partial").exists()
     assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def test_layers_stay_checkpointed_after_games(model_path):
+    """transformers checkpoints layers in training mode only, and a model plays in evaluation mode."""
+    config = config_of(model_path).rl_module(gradient_checkpointing=True).env_runners(prompt_style="plain")
+    config.evaluation(evaluation_split="generated", evaluation_env_config={"num_games": 1, "max_turns": 2})
+    learner = build_learner(config)
+    checkpointed = [module for module in learner.policy_module.lm.modules() if module.training]
+    games_of(config, 1)(learner)
+    assert checkpointed == [module for module in learner.policy_module.lm.modules() if module.training] != []

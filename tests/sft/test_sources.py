@@ -51,7 +51,6 @@ def test_episodes_of_another_style_are_written_anew(tmp_path):
 
 
 BAD = {
-    "messages with an unknown role": [{"role": "narrator", "content": "x"}, {"role": "assistant", "content": "y"}],
     "messages whose content is not text": [{"role": "user", "content": 3}, {"role": "assistant", "content": "y"}],
     "rows whose messages of user (or tool) and assistant do not alternate": [{"role": "user", "content": "x"}],
     "rows with tool calls; set prompt_style='tools' to imitate them": [
@@ -76,13 +75,13 @@ def test_rows_that_cannot_be_imitated_are_counted_by_reason(tmp_path):
         **dict.fromkeys(BAD, 1),
         "rows without a list of messages": 1,
         "episodes without a turn to imitate": 2,
-        "exact repetitions of an earlier episode": 1,
+        "exact repetitions of another episode": 1,
     }
     assert dropped.turns == {
         "responses longer than max_response_tokens=500": 1,
         "responses without the required form": 1,
     }
-    with pytest.raises(UserInputError, match="row 1: messages with an unknown role"):
+    with pytest.raises(UserInputError, match="row 1: messages whose content is not text"):
         load_episodes(file, config, tokenizer, Dropped(strict=True))
 
 

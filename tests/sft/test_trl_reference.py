@@ -64,4 +64,4 @@ def test_loss_and_gradient_are_those_of_trl(style, tmp_path):
     predicted = lm(batch["input_ids"], batch["attention_mask"]).logits.argmax(-1)[:, :-1]
     accuracy = (predicted == targets)[trained].double().mean().item()
     assert held_out_scores(learner, episodes) == pytest.approx((loss.item(), accuracy), abs=1e-5)
-    assert update(learner, groups)["sft"]["loss"].peek() == pytest.approx(loss.item(), abs=1e-5)
+    assert update(learner, groups)["grpo"]["surrogate_loss"].peek() == pytest.approx(loss.item(), abs=1e-5)

@@ -369,7 +369,7 @@ def test_what_an_interrupted_warm_start_has_completed_is_kept(first, own_cache, 
             warm_start(SETTINGS, progress=False)
 
     monkeypatch.setattr(
-        module, "collect", lambda policy, on_game: collect(policy, lambda: interrupting(played, SETTINGS.games))
+        module, "collect", lambda policy, on_game: collect(policy, lambda number: interrupting(played, SETTINGS.games))
     )
     require_stop(KeyboardInterrupt)
     assert [path for path in own_cache.rglob("*") if path.is_file()] == []

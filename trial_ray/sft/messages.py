@@ -11,10 +11,11 @@ from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.errors import UserInputError
-from trial_ray.files import Json, writing
+from trial_ray.files import writing
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.prompts.messages import Message, MessageWriter
 from trial_ray.prompts.tool_calls import ToolSet, parse_response, require_response_template
+from trial_ray.prompts.tool_conversation import call_message
 from trial_ray.prompts.writer import ResponseTexts
 from trial_ray.rollout.recording import read_iteration
 from trial_ray.runs.checkpoints import find_tokenizer
@@ -76,12 +77,10 @@ class Recording:
             return {"role": "assistant", "content": self.response(turn)}
         if self._responses is None or not len(turn.response_ids):
             call = tools.call_of(turn.action)
-            calls = [] if call is None else [{"name": call[0], "arguments": call[1]}]
-            parsed: Message = {"content": "", "tool_calls": calls}
-        else:
-            require_response_template(self.tokenizer)
-            prefix = self._responses.decode(turn.prompt_ids[turn.insert_at :].tolist())
-            parsed = parse_response(self.tokenizer, self._responses.whole(turn.response_ids), prefix, tools.schemas)
+            return {"role": "assistant", "content": ""} if call is None else call_message(*call)
+        require_response_template(self.tokenizer)
+        prefix = self._responses.decode(turn.prompt_ids[turn.insert_at :].tolist())
+        parsed = parse_response(self.tokenizer, self._responses.whole(turn.response_ids), prefix, tools.schemas)
         calls = [
             {"type": "function", "function": call.get("function", call)} for call in parsed.get("tool_calls") or []
         ]
@@ -122,13 +121,21 @@ def conversations(recording: Recording, trajectory: Trajectory) -> Iterator[list
         yield last
 
 
-def rows(recording: Recording) -> Iterator[Json]:
-    """Yield one JSON object per conversation: ``messages``, ``tools`` if there are any, and the episode's result."""
+def write_messages(path: Path, target: Path, adapters: Sequence[EnvironmentAdapter] = ()) -> int:
+    """Write the episodes of a run or of a recording as JSON lines, one per conversation; return the number of lines.
+
+    A line has ``messages``, ``tools`` if there are any, and the episode's result.
+
+    Raises:
+        CheckpointError, UserInputError: as in :class:`Recording`, or ``target`` exists or cannot be written.
+    """
+    if target.exists():
+        raise UserInputError(f"{target} exists. Name another file.")
+    recording, lines = Recording(path, adapters), list[str]()
     for trajectory in recording.episodes():
-        adapter = recording.adapter(trajectory)
-        tools = ToolSet(adapter.tools).schemas if recording.config.prompt_style == "tools" else None
+        tools = ToolSet(recording.adapter(trajectory).tools).schemas if recording.config.prompt_style == "tools" else []
         for messages in conversations(recording, trajectory):
-            yield {
+            row = {
                 "messages": messages,
                 **({"tools": tools} if tools else {}),
                 "return": trajectory.episode_return,
@@ -136,18 +143,8 @@ def rows(recording: Recording) -> Iterator[Json]:
                 "task_id": trajectory.task_id,
                 "environment": trajectory.environment,
             }
-
-
-def write_messages(path: Path, target: Path, adapters: Sequence[EnvironmentAdapter] = ()) -> int:
-    """Write the episodes of a run or of a recording as JSON lines; return the number of lines.
-
-    Raises:
-        CheckpointError, UserInputError: as in :class:`Recording`, or ``target`` exists or cannot be written.
-    """
-    if target.exists():
-        raise UserInputError(f"{target} exists. Name another file.")
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows(Recording(path, adapters))]
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        target.write_text("".join(lines), encoding="utf-8")
     return len(lines)
