@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=221860 \
-  tests=205000 \
+  trial_ray=220910 \
+  tests=205470 \
   benchmarks=29020 \
-  words=35530
+  words=35585
 
 lint: setup
 	$(BIN)/ruff check .

@@ -157,11 +157,7 @@ def _plot(checks: Sequence[Check], target: Path) -> None:
     from trial_ray.reports.plots import drawing
 
     with suppress(MissingDependencyError), drawing([target], (6.4, 3.6)) as (_, axis):
-        axis.plot([check.step for check in checks], [check.loss for check in checks], marker="o", label="held out")
-        trained = checks[1:]
-        axis.plot(
-            [check.step for check in trained], [check.training_loss for check in trained], marker="o", label="training"
-        )
-        axis.set_xlabel("updates")
-        axis.set_ylabel("negative log-likelihood, nats per token")
+        for name, label, drawn in (("training_loss", "training", checks[1:]), ("loss", "held out", checks)):
+            axis.plot([each.step for each in drawn], [getattr(each, name) for each in drawn], marker="o", label=label)
+        axis.set(xlabel="updates", ylabel="negative log-likelihood, nats per token")
         axis.legend()

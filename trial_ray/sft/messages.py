@@ -59,9 +59,10 @@ class Recording:
         for group in read_iteration(self._trajectories, None):
             yield from group.survivors
 
-    def adapter(self, trajectory: Trajectory) -> EnvironmentAdapter:
-        """Return the adapter of the environment in which an episode was played."""
-        return self.config.adapter_of(trajectory.environment)
+    def tools(self, trajectory: Trajectory) -> ToolSet | None:
+        """Return the tools of an episode; ``None`` in other prompt styles than ``tools``."""
+        is_tools = self.config.prompt_style == "tools"
+        return ToolSet(self.config.adapter_of(trajectory.environment).tools) if is_tools else None
 
     def response(self, turn: Turn) -> str:
         """Return the text of a turn's response; of a player that only acts, the action in the recording's form."""
@@ -105,9 +106,9 @@ def shown(trajectory: Trajectory, turn: Turn) -> StepResult:
 
 def conversations(recording: Recording, trajectory: Trajectory) -> Iterator[list[Message]]:
     """Yield the conversations of an episode: one, or one per turn in the styles ``tagged`` and ``plain``."""
-    config, adapter = recording.config, recording.adapter(trajectory)
-    writer = MessageWriter(adapter.template(config.prompt_style), config.history_window)
-    tools = ToolSet(adapter.tools) if config.prompt_style == "tools" else None
+    config, tools = recording.config, recording.tools(trajectory)
+    template = config.adapter_of(trajectory.environment).template(config.prompt_style)
+    writer = MessageWriter(template, config.history_window)
     last: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
         new = writer.write(shown(trajectory, turn), trajectory.turns[:number])
@@ -133,11 +134,11 @@ def write_messages(path: Path, target: Path, adapters: Sequence[EnvironmentAdapt
         raise UserInputError(f"{target} exists. Name another file.")
     recording, lines = Recording(path, adapters), list[str]()
     for trajectory in recording.episodes():
-        tools = ToolSet(recording.adapter(trajectory).tools).schemas if recording.config.prompt_style == "tools" else []
+        tools = recording.tools(trajectory)
         for messages in conversations(recording, trajectory):
             row = {
                 "messages": messages,
-                **({"tools": tools} if tools else {}),
+                **({"tools": tools.schemas} if tools else {}),
                 "return": trajectory.episode_return,
                 "success": trajectory.success,
                 "task_id": trajectory.task_id,

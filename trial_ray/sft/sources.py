@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -145,15 +145,13 @@ def _written(writer: PromptWriter, decisions: Iterable[tuple[StepResult, Turn, s
 
 
 def _recorded(recording: Recording, config: GRPOConfig, tokenizer: Any) -> Iterator[tuple[str, Read]]:
-    same, writers = _same_tokens(recording, config, tokenizer), dict[str, PromptWriter]()
+    writer = cache(lambda name: prompt_writer(tokenizer, config, recording.config.adapter_of(name)))
+    same = _same_tokens(recording, config, tokenizer)
     for episode in recording.episodes():
-        where, name = f"the episode of task {episode.task_id}", episode.environment
-        if same and all(len(turn.response_ids) for turn in episode.turns):
-            yield where, partial(replace, episode)
-            continue
-        if name not in writers:
-            writers[name] = prompt_writer(tokenizer, config, recording.adapter(episode))
-        yield where, partial(_rewritten, recording, episode, writers[name])
+        read = partial(replace, episode)
+        if not same or not all(len(turn.response_ids) for turn in episode.turns):
+            read = partial(_rewritten, recording, episode, writer(episode.environment))
+        yield f"the episode of task {episode.task_id}", read
 
 
 def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:

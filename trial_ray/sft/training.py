@@ -205,8 +205,7 @@ class FineTuning:
         self._config = learner_config(config, settings, self.num_updates)
         self._work = self._out.with_name(f"{out.name}.partial")
         ids = [(turn.prompt_ids.tolist(), turn.response_ids.tolist()) for each in episodes for turn in each.turns]
-        learned = {"episodes": text_digest(str(ids)).hex(), "model": config.model_path}
-        self._key = content_key({"settings": asdict(settings), **learned})
+        self._key = content_key({"settings": asdict(settings), "episodes": ids, "model": config.model_path})
         self.checks: list[Check] = []
         if states := list_checkpoints(self._work):
             found = read_json(states[-1] / RECORD)
