@@ -286,7 +286,7 @@ def _text(message: Mapping[str, Any]) -> str:
     if content is None and message.get("tool_calls"):
         return ""
     parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise Unusable("messages whose content is not text")
     return "".join(texts)
