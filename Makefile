@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=221860 \
-  tests=205000 \
-  benchmarks=27300 \
-  words=35530
+  trial_ray=228150 \
+  tests=215200 \
+  benchmarks=29050 \
+  words=36150
 
 lint: setup
 	$(BIN)/ruff check .

@@ -85,7 +85,7 @@ setup(
         "verifiers": ["verifiers==0.4.0"],
         "skyrl-gym": ["skyrl-gym==0.4.0"],
         "lora": ["peft==0.21.2"],
-        "endpoint": ["openai>=3.52,<4"],
+        "endpoint": ["openai>=3.52,<4", "aiohttp>=3.12,<4"],
         "tune": TUNE,
         "optuna": [*TUNE, "optuna==5.0.0"],
         "wandb": ["wandb==0.31.0"],

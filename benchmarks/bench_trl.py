@@ -33,30 +33,38 @@ ROUNDS = 3
 
 
 class TRL:
-    """The process with TRL's trainer.
+    """The process with a trainer of TRL.
 
     Args:
         python: of the environment with TRL.
-        rows: file with the minibatches.
+        worker: name of the script beside this one.
+        rows: file with what is trained on.
         model_path: the policy.
     """
 
-    def __init__(self, python: Path, rows: Path, model_path: str) -> None:
-        command = [str(python), str(HERE / "trl_worker.py"), str(rows), model_path]
+    def __init__(self, python: Path, worker: str, rows: Path, model_path: str) -> None:
+        if not python.is_file():
+            raise SystemExit(f"{python} is missing; make the environment with TRL: make bench-setup")
+        command = [str(python), str(HERE / worker), str(rows), model_path]
         settings = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings}
         )
         self.threads = self._answer()["threads"]
 
+    def ask(self, line: str) -> dict[str, Any]:
+        """Return the answer to a command of the worker."""
+        print(line, file=self._process.stdin, flush=True)
+        return self._answer()
+
     def run(self, padding: str, batch_size: int) -> float:
         """Return the seconds of forward and backward passes of all minibatches."""
-        return float(self._ask(f"run {padding} {batch_size}")["seconds"])
+        return float(self.ask(f"run {padding} {batch_size}")["seconds"])
 
     def gradients(self, padding: str, batch_size: int, folder: Path) -> list[dict[str, Any]]:
         """Return loss and gradient of each minibatch."""
         file = folder / "gradients.pt"
-        self._ask(f"gradient {padding} {batch_size} {file}")
+        self.ask(f"gradient {padding} {batch_size} {file}")
         kept: list[dict[str, Any]] = torch.load(file, weights_only=True)
         return kept
 
@@ -64,10 +72,6 @@ class TRL:
         """End the process."""
         self._process.stdin.close()
         self._process.wait(timeout=60)
-
-    def _ask(self, line: str) -> dict[str, Any]:
-        print(line, file=self._process.stdin, flush=True)
-        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
@@ -99,7 +103,7 @@ def compare(python: Path, folder: Path) -> tuple[list[Measure], dict[str, Any]]:
     ours = learner.update(quickstart.groups, keep_gradients=True)
     rows = folder / "rows.pickle"
     rows.write_bytes(pickle.dumps(minibatches(ours)))
-    trl = TRL(python, rows, quickstart.model_path)
+    trl = TRL(python, "trl_worker.py", rows, quickstart.model_path)
     try:
         agreement = agrees(ours, trl.gradients("sorted", 64, folder))
         best = {}
@@ -146,8 +150,6 @@ def main() -> None:
     parser.add_argument("--python", type=Path, default=PYTHON, help="of the environment with TRL")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if not args.python.is_file():
-        raise SystemExit(f"{args.python} is missing; make the environment with TRL: make bench-setup")
     with tempfile.TemporaryDirectory(prefix="bench_trl-") as folder:
         measures, details = compare(args.python, Path(folder))
     write_report(args.json, measures, details)

@@ -30,7 +30,7 @@ setup(
         "verifiers": ["verifiers==0.4.0"],
         "skyrl-gym": ["skyrl-gym==0.4.0"],
         "gem": ["gem-llm==0.1.0"],
-        "endpoint": ["openai>=3.52,<4"],
+        "endpoint": ["openai>=3.52,<4", "aiohttp>=3.12,<4"],
     },
     classifiers=[
         "Development Status :: 4 - Beta",

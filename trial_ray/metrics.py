@@ -90,12 +90,25 @@ _ROLLOUTS = _group(
         "invalid_response_rate": "share of turns whose response lacks the required form",
         "invalid_action_rate": "share of turns whose action the environment reported as invalid",
         "cut_response_rate": "share of turns whose response reached `max_response_tokens`",
-        "cut_history_rate": "share of turns whose prompt lost history to `max_prompt_tokens`, or that start another conversation",
+        "cut_history_rate": "share of turns whose prompt lost history to `max_prompt_tokens`",
         "cut_observation_rate": "share of turns whose prompt also lost a part of the observation",
+        "num_branches": ("sum", "calls of programs that do not continue an earlier call with its answer"),
+        "num_refused_calls": ("sum", "calls of programs that the policy did not answer because of their content"),
+        "num_cancelled_calls": ("sum", "calls of programs that their client gave up; nothing of them is trained"),
+        "taken_prompt_rate": "share of the prompt tokens of programs' calls that are the ids of an earlier call and its answer",
         "rewards/NAME_mean": ("mean over the episodes that report the reward NAME, of its sum over the episode"),
     },
 )
-_NOT_OF_EVALUATIONS = ("_lifetime", "num_failed_episodes", "_tokens", "invalid_", "cut_")
+_NOT_OF_EVALUATIONS = (
+    "_lifetime",
+    "num_failed_episodes",
+    "_tokens",
+    "invalid_",
+    "cut_",
+    "_branches",
+    "_calls",
+    "taken_",
+)
 """Parts of names of metrics that are logged of training rollouts alone."""
 _EVALUATION = _group(
     "evaluation",

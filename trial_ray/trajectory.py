@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trial_envs.program import ChatCall
 from trial_ray.config.training import Reward, reward_name
 from trial_ray.errors import ConfigError
 from trial_ray.objectives import equal_up_to_rounding
@@ -65,14 +66,13 @@ class Turn:
             environment takes no step.
         reward: the environment's reward for this step.
         finish_reason: ``"stop"`` or ``"length"``.
-        prompt_cut: parts dropped from the prompt because of its length, or by an environment that started another
-            conversation.
+        prompt_cut: parts dropped from the prompt because of its length.
         invalid_action: whether the environment did not understand the action, if it reports this.
         reasoning_tokens: number of reasoning tokens in the response; logged but not recorded.
         teacher_context: context of the teacher, which the env runner adds when the group is complete; ``None`` if the config has
             none. Not recorded with the trajectory.
         admissible_actions: the actions that the environment offered before the decision; empty if it offered none.
-        past_turns: number of last turns that the environment's conversation contained before the decision; ``None``: all.
+        call: the call of a program that the turn answers; ``None`` in other environments.
         messages: chat messages that were sent in this turn and in no earlier one, as JSON; empty where there are ids.
         response: the response of a chat API, with reasoning; empty where there are ids.
         actions: the actions of a response with several, in order, each of which is a step of the environment; empty for any
@@ -96,7 +96,7 @@ class Turn:
     reasoning_tokens: int = 0
     teacher_context: TeacherContext | None = None
     admissible_actions: tuple[str, ...] = ()
-    past_turns: int | None = None
+    call: ChatCall | None = None
     messages: str = ""
     response: str = ""
     actions: tuple[str, ...] = ()
@@ -142,7 +142,8 @@ class Trajectory:
     environment failed (``failed``; ``failed_by`` then names it, and ``error`` is the message). Failed rollouts never enter
     group statistics. ``rewards`` are sums of the environment's named rewards (``info["rewards"]``), and the parts that a
     reward function returns; they are logged but not recorded. ``function_reward`` is R_i by the run's reward function.
-    ``instruction`` is the task in words at the start, which prompts show.
+    ``instruction`` is the task in words at the start, which prompts show. ``calls`` are the numbers of a program's calls, which are
+    logged but not recorded.
     """
 
     task_id: str
@@ -159,6 +160,15 @@ class Trajectory:
     rewards: dict[str, float] = field(default_factory=dict)
     function_reward: float | None = None
     instruction: str = ""
+    calls: Mapping[str, int] = field(default_factory=dict)
+
+    def successor(self, index: int) -> int | None:
+        """Return the index of the turn that follows a turn in its conversation; ``None`` if no turn does."""
+        turns = self.turns
+        if turns[index].call is None:
+            return index + 1 if index + 1 < len(turns) else None
+        later = range(index + 1, len(turns))
+        return next((other for other in later if (call := turns[other].call) and call.follows(index)), None)
 
     @property
     def episode_return(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from trial_envs.chat import make_text_env, user_message, with_task
 
@@ -19,8 +19,7 @@ class ToolEpisode:
     """Base class: ``reset`` starts an episode, ``get_reward`` returns its reward; a subclass adds the tools.
 
     A tool is a public method that makes a command and returns the result of :meth:`_take`. An environment plays any number
-    of episodes, one at a time. A subclass with a function ``_say`` from a text to a command also accepts responses without a
-    tool call.
+    of episodes, one at a time.
 
     Args:
         env_id: id of a text environment.
@@ -29,8 +28,6 @@ class ToolEpisode:
     Raises:
         TypeError: the environment is not a :class:`trial_envs.core.TextEnv`.
     """
-
-    _say: ClassVar[Callable[[str], str] | None] = None
 
     def __init__(self, env_id: str, **settings: Any) -> None:
         self._env = make_text_env(env_id, **settings)
@@ -97,8 +94,3 @@ def command_tools(tools: type[ToolEpisode]) -> dict[str, Callable[..., str]]:
     commands: ToolEpisode = object.__new__(type(tools.__name__, (tools,), {"_take": lambda self, command: command}))
     methods = [name for name, _ in inspect.getmembers(tools, inspect.isfunction)]
     return {name: getattr(commands, name) for name in methods if name[0] != "_" and name not in ("reset", "get_reward")}
-
-
-def text_command(tools: type[ToolEpisode]) -> Callable[[str], str] | None:
-    """Return the function from the text of a response to a command; ``None`` if the class requires a tool call."""
-    return tools._say

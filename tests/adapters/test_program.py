@@ -1,129 +1,55 @@
-"""Programs that call a chat model are played, trained and refused as environments."""
+"""Programs that call a chat model are played and trained as environments, whatever their conversations."""
 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
-import re
+import os
+import subprocess
+import sys
 import threading
+from concurrent.futures import CancelledError
 
-import gymnasium
-import numpy as np
 import pytest
 from chat_tokenizers import chat_tokenizer
-from prompt_games import rendered, writer_of
+from programs import CALL, SYSTEM, USER, ask, asks, decoded, entry, episode, places, require_extends
+from prompt_games import rendered
 from ray import cloudpickle
 
-from trial_envs.local_endpoint import local_endpoint
-from trial_envs.program import ProgramEnv, tool_program
-from trial_ray.adapters import EnvironmentEntry, program_adapter
-from trial_ray.adapters.guarded import GuardedEnv
+from trial_envs.program import ProgramEnv, local_endpoint, said, tool_program, tool_schema
 from trial_ray.algorithms.startup import check_environment
-from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.rollout.episode import PolicyPlayer, play_episode
-
-ANSWERS = ["2", "9", "5", "1"]
+from trial_ray.rollout.groups import RolloutCounts
 
 
-SYSTEM, USER = ({"role": role, "content": role} for role in ("system", "user"))
-
-
-async def ask(chat, messages, **settings):
-    """Call the policy and append its answer to the messages."""
-    completion = await chat.chat.completions.create(model="policy", messages=messages, **settings)
-    messages.append(completion.choices[0].message.model_dump(exclude_none=True))
-    return completion.choices[0]
-
-
-def entry(made, adapter, **kwargs) -> EnvironmentEntry:
-    spec = gymnasium.envs.registration.EnvSpec(adapter.env_id, entry_point=made, kwargs=kwargs)
-    return EnvironmentEntry(spec, adapter, name="Numbers")
-
-
-def program(run, **fields) -> EnvironmentEntry:
-    return entry(ProgramEnv, program_adapter("test/Program-v0", **fields), run=run, tasks={"train": ["5"]}, max_turns=4)
-
-
-def episode(played: EnvironmentEntry, texts=ANSWERS, style="conversation", task="5"):
-    tokenizer = chat_tokenizer("qwen3")
-    answers = iter(texts)
-
-    async def generate(prompt_ids, params):
-        ids = [*tokenizer.encode(next(answers), add_special_tokens=False), tokenizer.eos_token_id]
-        return Response(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), 0, "stop")
-
-    writer = writer_of(tokenizer, style, window=4, adapter=played.adapter, tools=played.adapter.tools)
-    player = PolicyPlayer(writer, SamplingParams(max_tokens=64), generate)
-    env = GuardedEnv(played)
-    try:
-        return asyncio.run(play_episode(env, task, player))
-    finally:
-        env.close()
-
-
-def require_same_turns(turns, expected):
-    for turn, other in zip(turns, expected, strict=True):
-        assert np.array_equal(turn.prompt_ids, other.prompt_ids)
-        assert np.array_equal(turn.response_ids, other.response_ids)
-        assert (turn.insert_at, turn.reward) == (other.insert_at, other.reward)
-
-
-def test_a_program_is_played_with_its_messages_as_prompts():
-    tokenizer, shown = chat_tokenizer("qwen3"), []
-
+@pytest.mark.parametrize("name", ["qwen3", "smollm2"])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [USER],
+        [asks("few"), {"role": "assistant", "content": "shots"}, asks("now")],
+        [
+            SYSTEM,
+            asks("one <|im_end|> two"),
+            {"role": "assistant", "content": "<think>\nso\n</think>\n\nthree"},
+            asks(" four "),
+        ],
+    ],
+)
+def test_a_first_prompt_is_what_the_chat_template_writes(name, messages):
     async def run(task, chat):
-        messages = [SYSTEM]
-        for said in ("which number?", "higher", "lower"):
-            messages.append({"role": "user", "content": said})
-            shown.append(rendered(tokenizer, messages))
-            await ask(chat, messages)
-        return {"reward": 1.0, "outcome": "found", "rewards": {"steps": 3}}
+        await ask(chat, list(messages))
+        return 1.0
 
-    played = episode(program(run))
-    assert [tokenizer.decode(turn.prompt_ids) for turn in played.turns] == shown
-    assert [(turn.action, turn.reward) for turn in played.turns] == [*zip(ANSWERS, (0.0, 0.0, 1.0), strict=False)]
-    assert played.turns[-1].outcome == "found"
-    assert (played.ended, played.success, played.score, played.rewards) == ("terminated", True, 1.0, {"steps": 3.0})
-
-
-def test_an_agent_elsewhere_needs_the_key_and_gets_status_503_at_the_end():
-    """The request that waits gets it, and a later one on the same connection, which a closed listener does not end."""
-    answers, agents = [], []
-
-    def agent(variables):
-        connection = http.client.HTTPConnection(variables["OPENAI_BASE_URL"].split("/")[2], timeout=60)
-        key, path = variables["OPENAI_API_KEY"], "chat/completions"
-        for token, asked in (("other", path), (key, "embeddings"), (key, path), (key, path), (key, path)):
-            body = json.dumps({"messages": [SYSTEM, USER]})
-            connection.request("POST", f"/v1/{asked}", body, {"Authorization": f"Bearer {token}"})
-            with connection.getresponse() as answer:
-                answers.append((answer.status, json.load(answer)))
-
-    async def waits(task, chat):
-        async with local_endpoint(chat) as variables:
-            agents.append(threading.Thread(target=agent, args=(variables,)))
-            agents[0].start()
-            await asyncio.Event().wait()
-
-    env = ProgramEnv(waits, {"train": ["5"]})
-    assert env.reset(options={"task": "5"})[0] == "user"
-    assert not env.step("x")[2]
-    env.close()
-    agents[0].join(60)
-    assert [status for status, _ in answers] == [401, 400, 200, 503, 503]
-    assert "chat.completions.create only" in answers[1][1]["error"]["message"]
-    assert answers[2][1]["choices"][0]["message"]["content"] == "x"
-
-
-def requests(*conversations, **settings):
-    """Return a program that asks the policy once per conversation and returns nothing."""
-
-    async def run(task, chat):
-        for messages in conversations:
-            await ask(chat, list(messages), **settings)
-
-    return run
+    tokenizer = chat_tokenizer(name)
+    played = episode(entry(run), ["x"], name, "conversation")
+    assert decoded(played, name) == [rendered(tokenizer, messages)]
+    special = {tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>",)} & set(
+        tokenizer.added_tokens_decoder
+    )
+    spelled = any("<|im_end|>" in message["content"] for message in messages)
+    ids = played.turns[0].prompt_ids.tolist()
+    stock = tokenizer.encode(rendered(tokenizer, messages), add_special_tokens=False)
+    assert (ids == stock) == (not spelled or not special)
 
 
 def guess(number: int) -> str:
@@ -132,88 +58,318 @@ def guess(number: int) -> str:
     Args:
         number: From 1 to 9.
     """
-    raise AssertionError("the program answers the call itself")
 
 
-def program_with_tools(run) -> EnvironmentEntry:
-    adapter = program_adapter("test/Program-v0", [guess])
-    return entry(ProgramEnv, adapter, run=run, tasks={"train": ["5"]}, max_turns=4, tools=[guess])
+OFFER = tool_schema(guess)
 
 
-CALL = '<tool_call>\n{{"name": "guess", "arguments": {{"number": {}}}}}\n</tool_call>'
-CALLS = ["<think>low</think>\n\n" + CALL.format(2), CALL.format(9), CALL.format(5)]
-OFFER = {"type": "function", "function": {"name": "guess", "parameters": {}}}
-SEVEN = {"id": "call_2", "type": "function", "function": {"name": "guess", "arguments": '{"number": 7}'}}
-OTHER_CALL = [{"role": "assistant", "tool_calls": [SEVEN]}, {"role": "tool", "content": "no"}]
-OTHER_WORDS = {"role": "assistant", "content": "other words"}
-IMAGE = {"role": "system", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+def test_calls_and_their_results_continue_with_the_sampled_ids():
+    """Reasoning that the program drops stays in the prompt, as the template drops it, too; several calls are one answer."""
+    choices = []
+
+    async def run(task, chat):
+        messages = [SYSTEM, USER]
+        for _ in range(2):
+            choices.append(await ask(chat, messages, tools=[OFFER], logprobs=True))
+            calls = choices[-1].message.tool_calls
+            messages += [{"role": "tool", "tool_call_id": call.id, "content": f"no {call.id}"} for call in calls]
+        for message in messages:
+            message.pop("reasoning_content", None)
+        await ask(chat, [*messages[:-1], asks("and now?")], tools=[OFFER])
+        choices.append(await ask(chat, [SYSTEM, USER], tools=[OFFER], tool_choice="none"))
+        return 1.0
+
+    texts = [
+        f"<think>\nlow\n</think>\n\n{CALL.format(2)}\n{CALL.format(3)}",
+        f"<think>\nhm\n</think>\n\n{CALL.format(4)}",
+    ]
+    played = episode(entry(run), [*texts, "five", "six"])
+    assert places(played)[:2] == [(None, 0, False), (0, 3, True)]
+    require_extends(played.turns[1], played.turns[0])
+    require_extends(played.turns[2], played.turns[1])
+    tokenizer, first = chat_tokenizer("qwen3"), choices[0]
+    assert (first.finish_reason, first.message.reasoning_content) == ("tool_calls", "low")
+    assert [json.loads(call.function.arguments) for call in first.message.tool_calls] == [{"number": 2}, {"number": 3}]
+    assert len(first.logprobs.content) == len(played.turns[0].response_ids)
+    ids = [call.id for call in first.message.tool_calls]
+    behind = decoded(played)[1].removeprefix(decoded(played)[0] + texts[0])
+    assert behind == (
+        f"<|im_end|>\n<|im_start|>user\n<tool_response>\nno {ids[0]}\n</tool_response>\n<tool_response>\nno {ids[1]}\n"
+        "</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "<tools>" not in decoded(played)[3]
+    assert played.turns[0].outcome == f"no {ids[0]}\n\nno {ids[1]}"
+    assert (
+        tokenizer.decode(played.turns[1].prompt_ids[played.turns[1].insert_at :]).startswith("\n</tool_response>")
+        is False
+    )
+
+
+def test_branches_of_several_agents_each_continue_their_own():
+    """The outcome of a call is what follows in its own conversation, or the result of the episode."""
+
+    async def agent(chat, name):
+        messages = [{"role": "system", "content": name}, asks(f"{name} begins")]
+        for number in range(2):
+            await ask(chat, messages)
+            messages.append(asks(f"{name} goes on {number}"))
+
+    async def run(task, chat):
+        await asyncio.gather(*(agent(chat, name) for name in "AB"))
+        return {"reward": 1.0, "outcome": "done"}
+
+    played = episode(entry(run), ["1", "2", "3", "4"])
+    assert sorted(places(played), key=str) == [(0, 3, True), (1, 3, True), (None, 0, False), (None, 0, False)]
+    for index, turn in enumerate(played.turns):
+        name = turn.call.messages[0]["content"]
+        assert turn.outcome == (f"{name} goes on 0" if turn.call.parent is None else "done")
+        if turn.call.parent is not None:
+            require_extends(turn, played.turns[turn.call.parent])
+            assert played.successor(turn.call.parent) == index
+    counts = RolloutCounts.of([played]).metrics()
+    prompts = [len(turn.prompt_ids) + len(turn.response_ids) for turn in played.turns if turn.call.parent is None]
+    assert counts["num_branches"] == 2
+    assert counts["taken_prompt_rate"] == sum(prompts) / counts["num_prompt_tokens"]
+
+
+def test_a_changed_answer_keeps_the_ids_before_it():
+    async def run(task, chat):
+        messages = [SYSTEM, USER]
+        await ask(chat, messages)
+        messages.append(asks("more"))
+        await ask(chat, messages)
+        messages[-1] = {"role": "assistant", "content": "two, trimmed"}
+        await ask(chat, [*messages, asks("last")])
+        await ask(chat, [SYSTEM, asks("a summary")])
+        return 1.0
+
+    played = episode(entry(run), ["one", "two", "three", "four"])
+    assert places(played) == [(None, 0, False), (0, 3, True), (1, 4, False), (None, 0, False)]
+    second, third = played.turns[1:3]
+    require_extends(third, second, second.insert_at)
+    assert decoded(played)[2].endswith(
+        "two, trimmed<|im_end|>\n<|im_start|>user\nlast<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (played.successor(1), played.successor(2), second.outcome) == (2, None, "last")
+
+
+def test_dropped_reasoning_starts_anew_where_the_template_keeps_it():
+    async def run(task, chat):
+        messages = [SYSTEM, USER]
+        await ask(chat, messages, tools=[OFFER])
+        if task == "drops":
+            del messages[-1]["reasoning_content"]
+        call = messages[-1]["tool_calls"][0]["id"]
+        messages.append({"role": "tool", "tool_call_id": call, "content": "higher"})
+        await ask(chat, messages, tools=[OFFER])
+        return 1.0
+
+    texts = [f"<think>\nrarely\n</think>\n\n{CALL.format(2)}", "three"]
+    kept, dropped = (episode(entry(run, ["keeps", "drops"]), texts, task=task) for task in ("keeps", "drops"))
+    require_extends(kept.turns[1], kept.turns[0])
+    require_extends(dropped.turns[1], dropped.turns[0], dropped.turns[0].insert_at)
+    assert ["rarely" in decoded(played)[1] for played in (kept, dropped)] == [True, False]
+
+
+def test_fields_of_clients_are_accepted_and_recorded():
+    seen, params = [], []
+
+    async def run(task, chat):
+        settings = {"temperature": 0.1, "stop": ["x"], "seed": 3, "user": "u", "store": False, "extra_body": {"own": 1}}
+        cut = await ask(chat, [USER], max_completion_tokens=1, **settings)
+        both = await chat.chat.completions.create(
+            model="m", messages=[{"role": "developer", "content": "d"}, USER], n=2
+        )
+        chunks = await chat.chat.completions.create(
+            model="m", messages=[USER, USER], stream=True, stream_options={"include_usage": True}
+        )
+        streamed = [chunk async for chunk in chunks]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+        seen.extend([cut.finish_reason, [choice.message.content for choice in both.choices], text, streamed[-1].usage])
+        seen.append([card.id async for card in chat.models.list()])
+        return 1.0
+
+    played = episode(entry(run), ["long answer", "a", "b", "c"], style="conversation", sampled=params)
+    assert seen[:3] == ["length", ["a", "b"], "c"]
+    assert seen[3].prompt_tokens == len(played.turns[3].prompt_ids)
+    assert seen[4] == ["policy"]
+    assert [param.max_tokens for param in params] == [1, 512, 512, 512]
+    assert played.turns[0].call.sampling == {"temperature": 0.1, "stop": ["x"], "seed": 3}
+    assert played.turns[0].call.ignored == ["own", "store", "user"]
+    assert len({turn.prompt_ids.tobytes() for turn in played.turns[1:3]}) == 1
+    assert played.calls == {"received": 4, "answered": 4, "cancelled": 0, "refused": 0}
+
+
+@pytest.mark.parametrize(
+    ("request_", "style"),
+    [
+        ({"messages": [USER], "response_format": {"type": "json_object"}}, "tools"),
+        ({"messages": [USER], "n": 99}, "tools"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}, "tools"),
+        ({"messages": []}, "tools"),
+        ({"messages": [USER], "tools": [OFFER]}, "conversation"),
+    ],
+)
+def test_a_program_that_ends_after_a_refusal_fails_its_rollout(request_, style):
+    """The refusal may come to the program's end in any way: its exception, or its reward."""
+
+    async def run(task, chat):
+        await ask(chat, [USER])
+        try:
+            await chat.chat.completions.create(model="m", **request_)
+        except Exception:
+            return 0.0
+
+    played = episode(entry(run), ["x"], style=style)
+    assert (played.ended, played.failed_by) == ("failed", "environment")
+    assert "refused" in played.error
 
 
 @pytest.mark.parametrize(
     ("run", "cause"),
-    [
-        (requests([SYSTEM, USER], [SYSTEM, USER, OTHER_WORDS, USER]), "one message of the user"),
-        (requests([], stream=True), "stream or n"),
-        (requests([], temperature=0.1), "temperature"),
-        (requests([USER]), "['user']"),
-        (requests([IMAGE]), "image_url"),
-        (lambda task, chat: asyncio.sleep(0, 1.0), "first call"),
-        (requests([SYSTEM, USER]), "got None"),
-    ],
+    [(lambda task, chat: asyncio.sleep(0, 1.0), "first call"), (lambda task, chat: ask(chat, [USER]), "reward")],
 )
-def test_a_program_that_cannot_be_trained_fails_its_rollout(run, cause):
-    failed = episode(program(run))
-    assert (failed.ended, failed.failed_by) == ("failed", "environment")
-    assert cause in failed.error
+def test_a_program_without_a_call_or_a_reward_fails_its_rollout(run, cause):
+    played = episode(entry(run), ["x"])
+    assert (played.ended, cause in played.error) == ("failed", True)
 
 
-@pytest.mark.parametrize(
-    ("run", "answer", "cause"),
-    [
-        (requests([SYSTEM, USER], [SYSTEM, USER, OTHER_WORDS, USER], tools=[OFFER]), "It is 5.", "of system and user"),
-        (requests([SYSTEM, USER], [SYSTEM, USER, *OTHER_CALL], tools=[OFFER]), CALLS[0], "one message of the tool"),
-        (requests([SYSTEM, USER]), CALLS[0], "got none"),
-        (requests([SYSTEM, USER], tools=[OFFER], tool_choice="required"), CALLS[0], "'required'"),
-    ],
-)
-def test_a_program_with_tools_that_cannot_be_trained_fails_its_rollout(run, answer, cause):
-    failed = episode(program_with_tools(run), [answer], "tools")
-    assert failed.failed_by == "environment"
-    assert cause in failed.error
+def test_a_prompt_over_the_limit_is_the_error_that_harnesses_handle():
+    """A program that shortens its messages goes on; one that does not is cut."""
+    import openai
 
-
-def test_conversations_that_start_together_are_turns_in_sequence():
     async def run(task, chat):
-        first, second = await asyncio.gather(*(ask(chat, [SYSTEM, USER]) for _ in range(2)))
-        return float(first.message.content + second.message.content == "ab")
+        messages = [SYSTEM, asks("long " * 200)]
+        try:
+            await ask(chat, messages)
+        except openai.BadRequestError as error:
+            if task == "gives up":
+                raise
+            if error.code != "context_length_exceeded":
+                return None
+        await ask(chat, [SYSTEM, USER])
+        return 1.0
 
-    played = episode(program(run), "ab")
-    assert (played.success, len(played.turns)) == (True, 2)
-    assert np.array_equal(played.turns[0].prompt_ids, played.turns[1].prompt_ids)
+    tasks = ["compacts", "gives up"]
+
+    async def first(task, chat):
+        await ask(chat, [USER])
+        return await run(task, chat)
+
+    compacts, gives_up = (episode(entry(first, tasks), ["x", "y"], task=task, limit=64) for task in tasks)
+    assert (compacts.ended, compacts.error, len(compacts.turns), compacts.success) == ("terminated", None, 2, True)
+    assert (gives_up.ended, len(gives_up.turns), gives_up.episode_return) == ("prompt_limit", 1, 0.0)
 
 
-def test_a_truncated_program_is_cancelled_before_the_next_episode():
-    """Each episode has a client of its own, which the program may close."""
+def test_a_call_that_its_client_gives_up_is_not_trained(monkeypatch):
+    """The policy does not sample it to its end, and the repetition is one turn."""
+    monkeypatch.setattr("trial_ray.rollout.episode.GIVEN_UP_POLL_S", 0.01)
+    cancelled, waits = [], []
+
+    async def endless():
+        waits.append(True)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    async def run(task, chat):
+        for number in range(2):
+            call = asyncio.create_task(ask(chat, [USER]))
+            while len(waits) <= number:
+                await asyncio.sleep(0.01)
+            call.cancel()
+            await asyncio.wait([call])
+        await ask(chat, [USER])
+        return 1.0
+
+    played = episode(entry(run), [endless, endless, "x"])
+    assert (len(played.turns), len(cancelled), played.success) == (1, 2, True)
+    assert played.calls == {"received": 3, "answered": 1, "cancelled": 2, "refused": 0}
+
+
+def test_a_program_that_is_cut_still_gives_its_reward():
+    """Each episode has a client of its own, which the program may close; a program that asks on without end is left."""
     ended = []
 
     async def endless(task, chat):
-        messages = [SYSTEM]
-        try:
-            async with chat:
-                while True:
-                    messages.append(USER)
+        messages = [SYSTEM, USER]
+        async with chat:
+            try:
+                for _ in range(3):
                     await ask(chat, messages)
-        finally:
-            ended.append(task)
+                    messages.append(USER)
+            except Exception:
+                if task == "a":
+                    return 0.25
+                while True:
+                    await asyncio.gather(ask(chat, messages), return_exceptions=True)
+            finally:
+                ended.append(task)
 
     env = ProgramEnv(endless, {"train": ["a", "b"]}, max_turns=2)
-    for task in ("a", "b"):
+    for task, reward in (("a", 0.25), ("b", 0.0)):
         observation, info = env.reset(options={"task": task})
         assert (observation, info["task"]) == ("user", "system")
-        assert [env.step("go")[3] for _ in range(2)] == [False, True]
-    assert ended == ["a"]
+        assert [env.step(said("go"))[1:4] for _ in range(2)] == [(0.0, False, False), (reward, False, True)]
     env.close()
     assert ended == ["a", "b"]
+
+
+AGENT = """
+import os, openai, urllib.request
+client = openai.OpenAI(max_retries=0)
+def code(**settings):
+    try:
+        client.with_options(**settings).chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    except openai.APIStatusError as error:
+        return error.status_code
+codes = [code(api_key="other"), code(base_url=os.environ["OPENAI_BASE_URL"] + "/nowhere")]
+print([card.id for card in client.models.list()], codes, code())
+"""
+
+
+def test_an_agent_in_another_process_has_the_policy_at_an_address():
+    """The program may block its thread while it waits for the agent; a call that waits at the end is ended."""
+    outputs = []
+
+    async def run(task, chat):
+        async with local_endpoint(chat) as variables:
+            command = [sys.executable, "-c", AGENT]
+            agent = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=60)
+        outputs.append(agent.stdout.strip() or agent.stderr)
+        return 1.0
+
+    played = episode(entry(run), ["x"])
+    assert (played.success, outputs) == (True, ["['policy'] [401, 404] None"])
+
+
+def test_a_call_that_waits_when_its_endpoint_closes_gets_status_503():
+    statuses, agents = [], []
+
+    def agent(variables):
+        import openai
+
+        client = openai.OpenAI(
+            base_url=variables["OPENAI_BASE_URL"], api_key=variables["OPENAI_API_KEY"], max_retries=0
+        )
+        try:
+            client.chat.completions.create(model="m", messages=[USER])
+        except openai.APIStatusError as error:
+            statuses.append(error.status_code)
+
+    async def run(task, chat):
+        async with local_endpoint(chat) as variables:
+            agents.append(threading.Thread(target=agent, args=(variables,)))
+            agents[0].start()
+            await asyncio.Event().wait()
+
+    env = ProgramEnv(run, {"train": ["5"]})
+    assert env.reset(options={"task": "5"})[0] == "user"
+    env.close()
+    agents[0].join(60)
+    assert statuses == [503]
 
 
 def test_an_environment_can_be_closed_while_its_program_waits():
@@ -225,8 +381,8 @@ def test_an_environment_can_be_closed_while_its_program_waits():
         await asyncio.Event().wait()
 
     def step():
-        with pytest.raises(asyncio.CancelledError):
-            env.step("hello")
+        with pytest.raises(CancelledError):
+            env.step(said("hello"))
         ended.append(True)
 
     env = ProgramEnv(waits, {"train": ["a"]})
@@ -239,54 +395,21 @@ def test_an_environment_can_be_closed_while_its_program_waits():
     assert ended
 
 
-def summarises(num_before, tools):
-    """Return a program with two calls about a summary, after calls whose conversation it drops."""
-
+def test_a_program_starts_a_run_with_its_first_call():
     async def run(task, chat):
-        for system, num_calls in (("long", num_before), ("short", 2)):
-            messages = [{"role": "system", "content": system}, {"role": "user", "content": "so far: 2 is too low"}]
-            for _ in range(num_calls):
-                choice = await ask(chat, messages, **({"tools": [OFFER]} if tools else {}))
-                assert choice.finish_reason == ("tool_calls" if tools else "stop")
-                call = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id} if tools else USER
-                messages.append({**call, "content": "higher"})
+        await ask(chat, [SYSTEM, USER])
         return 1.0
 
-    return run
+    start = check_environment(entry(run), ["5"], style="tools", reward="return", teacher_context=None)
+    assert (start.task, start.observation) == ("system", "user")
 
 
-@pytest.mark.parametrize(
-    ("style", "made", "before", "answers"),
-    [
-        ("conversation", program, ANSWERS[:2], ANSWERS),
-        ("tools", program_with_tools, CALLS[:1], [CALL.format(1).replace("guess", "leave"), *CALLS]),
-    ],
-)
-def test_a_restarted_conversation_has_the_prompts_of_a_new_one(style, made, before, answers):
-    expected = episode(made(summarises(0, style == "tools")), answers, style)
-    if style == "tools":  # the mistake takes a turn, and no step of the environment
-        mistake, following, _ = expected.turns
-        assert (mistake.valid, mistake.invalid_action, following.invalid_action) == (False, True, False)
-        assert mistake.outcome == following.observation
-        assert mistake.outcome.startswith("There is no tool 'leave'")
-    played = episode(made(summarises(len(before), style == "tools")), [*before, *answers], style)
-    assert (expected.success, played.success) == (True, True)
-    again = played.turns[len(before) :]
-    assert [turn.prompt_cut for turn in again] == ["history", *["none"] * (len(expected.turns) - 1)]
-    require_same_turns(again, expected.turns)
-    assert played.turns[len(before) - 1].outcome == "so far: 2 is too low"
-
-
-def test_an_answer_without_a_call_goes_to_the_program():
-    async def asks_in_words(task, chat):
-        choice = await ask(chat, [SYSTEM, USER], tools=[OFFER])
-        return {"reward": float(choice.message.content == "It is 5."), "outcome": choice.finish_reason}
-
-    made = program_with_tools(asks_in_words)
-    start = check_environment(made, ["5"], style="tools", reward="return", teacher_context=None)
-    assert (start.task, start.observation, made.max_turns) == ("system", "user", 4)
-    played = episode(made, ["<think>so</think>\n\nIt is 5."], "tools")
-    assert (played.success, played.turns[-1].outcome, played.turns[-1].valid) == (True, "stop", True)
+def test_an_action_that_is_no_answer_is_refused():
+    env = entry(lambda task, chat: ask(chat, [USER])).make()
+    env.reset()
+    with pytest.raises(ValueError, match="'look'"):
+        env.step("look")
+    env.close()
 
 
 class Numbers:
@@ -330,27 +453,62 @@ class Numbers:
         return float(self.found)
 
 
-def test_tools_of_an_object_are_called_as_trl_calls_them():
-    """Exceptions are results, async tools are awaited, and an answer without a call is the last answer."""
-    row = {"prompt": [{"role": "user", "content": [{"type": "text", "text": "Guess."}]}], "hidden": 5}
+@pytest.mark.parametrize("max_turns", [9, 3])
+def test_tools_of_an_object_are_called_as_trl_calls_them(max_turns):
+    """Exceptions are results, async tools are awaited, several calls are carried out, and an episode that is cut has its reward."""
+    row = {"prompt": "Guess.", "hidden": 5}
     kwargs = cloudpickle.loads(cloudpickle.dumps(tool_program(Numbers, {"train": [row]})))
-    env = entry(ProgramEnv, program_adapter("test/Program-v0", kwargs["tools"]), max_turns=9, **kwargs)
+    played = entry(kwargs["run"], max_turns=max_turns)
+    played.spec.kwargs["tasks"] = kwargs["tasks"]
     give_up = '<tool_call>\n{"name": "give_up", "arguments": {}}\n</tool_call>'
-    played = episode(env, [CALL.format(2), CALL.format(9), give_up, CALL.format(5), "It is 5."], "tools", "train/0")
-    assert (played.ended, played.success, played.score) == ("terminated", True, 1.0)
-    prompt = chat_tokenizer("qwen3").decode(played.turns[-1].prompt_ids)
-    results = re.findall(r"<tool_response>\n(.*)\n</tool_response>", prompt)
-    assert results == ["higher", "{'error': 'too high'}", "5", "found"]
-    assert "Guess. Which number?" in prompt
-    assert "Use the tools.\n\nGuess." in prompt, "the system message, which a conversation over the limit keeps"
-    assert [tool.__name__ for tool in kwargs["tools"]] == ["give_up", "guess", "range"]
-    with pytest.raises(TypeError):
-        program_adapter("test/Program-v0", [Numbers.guess])
+    texts = [CALL.format(2), f"{CALL.format(9)}\n{give_up}", CALL.format(5), "It is 5."]
+    played = episode(played, texts, task="train/0")
+    assert (played.success, played.score, len(played.turns)) == (True, 1.0, min(4, max_turns))
+    assert played.ended == ("terminated" if max_turns == 9 else "turn_limit")
+    results = [message["content"] for message in played.turns[2].call.messages if message["role"] == "tool"]
+    assert results == ["higher", "{'error': 'too high'}", "5"]
+    assert played.turns[0].observation == "Guess. Which number?"
+    names = [tool["function"]["name"] for tool in played.turns[0].call.tools]
+    assert names == ["give_up", "guess", "range"]
 
 
-def test_an_action_without_a_call_of_the_tools_is_refused():
-    env = program_with_tools(requests([SYSTEM, USER], tools=[OFFER])).make()
-    env.reset()
-    with pytest.raises(ValueError, match=r"program_tools\(guess\).*'look'"):
-        env.step("look")
-    env.close()
+CLIENT = """
+import http.client, json, os, sys
+host = os.environ["OPENAI_BASE_URL"].split("/")[2]
+connection = http.client.HTTPConnection(host)
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+body = json.dumps({"messages": [{"role": "user", "content": sys.argv[1]}]})
+connection.request("POST", "/v1/chat/completions", body, headers)
+print(json.load(connection.getresponse())["choices"][0]["message"]["content"])
+"""
+
+
+@pytest.mark.parametrize("number", [3])
+def test_agents_that_are_killed_in_a_call_leave_nothing_behind(monkeypatch, number):
+    """Their calls are not sampled to the end, and only the call of the agent that lives is trained."""
+    monkeypatch.setattr("trial_ray.rollout.episode.GIVEN_UP_POLL_S", 0.01)
+    agents, sampled = [], []
+
+    async def killed():
+        agents[-1].kill()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            sampled.append("ended")
+
+    async def run(task, chat):
+        async with local_endpoint(chat) as variables:
+            for index in range(number + 1):
+                command = (sys.executable, "-c", CLIENT, str(index))
+                agents.append(
+                    await asyncio.create_subprocess_exec(
+                        *command, env={**os.environ, **variables}, stdout=subprocess.PIPE
+                    )
+                )
+                output, _ = await agents[-1].communicate()
+        return float(output == b"yes\n")
+
+    played = episode(entry(run, max_turns=number + 2), [*[killed] * number, "yes"])
+    assert (played.success, len(played.turns), len(sampled)) == (True, 1, number)
+    assert played.calls == {"received": number + 1, "answered": 1, "cancelled": number, "refused": 0}
+    assert [agent.returncode for agent in agents] == [*[-9] * number, 0]

@@ -20,7 +20,8 @@ import trial_ray
 from trial_ray import OPDConfig
 from trial_ray.algorithms import GRPO, TRIALConfig
 from trial_ray.algorithms.methods import method_names, new_config
-from trial_ray.metrics import GROUPS, METRICS
+from trial_ray.metrics import ENV_RUNNERS, GROUPS, METRICS
+from trial_ray.rollout.groups import RolloutCounts
 from trial_ray.runs.metrics_file import flatten
 
 PACKAGE = str(Path(trial_ray.__file__).parent)
@@ -81,6 +82,7 @@ def driver_names(algorithm_of: Callable[[Any], GRPO], model_path: str) -> set[st
 @pytest.mark.actors
 def test_table_has_exactly_the_logged_metrics(model_path, algorithm_of):
     logged = learner_names(model_path) | driver_names(algorithm_of, model_path)
+    logged |= {f"{ENV_RUNNERS}{name}" for name in RolloutCounts(turns=1, called_tokens=1).metrics()}  # of programs
     of_rllib = {metric.name for group in GROUPS if group.name == "rllib" for metric in group.metrics}
     missing = {name for name in METRICS.keys() - logged - of_rllib if "rewards/NAME" not in name}
     assert (logged - METRICS.keys(), missing) == (set(), set()), "logged but not in the table, and the reverse"

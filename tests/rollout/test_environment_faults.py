@@ -57,7 +57,7 @@ def play(env: GuardedEnv, generate=None):
         ("step.rewards=no number", "turn 2", "info['rewards'] {'form': 'good'} (dict); expected"),
         ("step.rewards=nan by name", "turn 2", "info['rewards'] {'form': nan} (dict); expected"),
         ("step.rewards=too many", "turn 2", "info['rewards'] {'r0': 0.0, 'r1': 0.0"),
-        ("step.past_turns=nan", "turn 2", "info['past_turns'] nan (float); expected a whole number"),
+        ("step.call=nan", "turn 2", "must be a mapping, not float"),
     ],
 )
 def test_environment_fault_fails_the_rollout_and_names_its_place(fault, where, told):

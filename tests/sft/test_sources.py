@@ -2,95 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from contextlib import closing
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from chat_tokenizers import published_tokenizer
 from prompt_games import writer_of
+from recorded_games import config_of, played, recorded
 
-from trial_ray.adapters.alfworld import ADAPTER
-from trial_ray.adapters.guarded import GuardedEnv
-from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.prompts.messages import MessageWriter
-from trial_ray.prompts.tool_conversation import call_message
-from trial_ray.rollout.episode import play_episode
-from trial_ray.rollout.recording import write_episode
-from trial_ray.runs.folder import RunFolder
 from trial_ray.sft.messages import write_messages
 from trial_ray.sft.sources import Dropped, load_episodes, select
 from trial_ray.trajectory import Trajectory, Turn
 
-GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 3, "max_turns": 12}
 STYLES = ("tagged", "plain", "conversation", "tools")
 TEMPLATES = ("qwen2_5", "qwen3", "smollm2", "qwen3_5_think")
 IMPOSSIBLE = {("tools", "smollm2"), ("plain", "qwen3_5_think")}
 """A chat template without tools, and one that opens reasoning, behind which a response cannot be an action alone."""
-
-
-def config_of(style: str) -> GRPOConfig:
-    config = GRPOConfig().environment("trial/ALFWorld-v0", env_config=GAMES)
-    config.env_runners(prompt_style=style, max_prompt_tokens=100_000, max_response_tokens=500)
-    config.fix_date("2020-02-29")
-    return config
-
-
-class Scripted:
-    """Plays the walkthrough with reasoning, with tools two actions a turn; turns have ids, and the texts of a chat API."""
-
-    def __init__(self, env, writer, messages) -> None:
-        self.env, self.writer, self.messages = env, writer, messages
-
-    async def act(self, result, history, step):
-        prompt, style = self.writer.write(result, history), self.writer.template.style
-        at = sum(turn.num_steps for turn in history)
-        actions = self.env.walkthrough()[at : at + 1 + (style == "tools")]
-        action = "\n".join(actions)
-        text = action if style == "plain" else f"<think>\nStep {step}.\n</think>\n\n<action>{action}</action>"
-        if style == "tools":
-            ids = self.writer.encode_message(call_message(*map(self.writer.tools.call_of, actions)))
-        else:
-            ids = self.writer.encode(prompt, text)
-        new = self.messages.write(result, history)
-        self.messages.answer({"role": "assistant", "content": text})
-        read = self.writer.read(prompt, ids)
-        assert (read.action, read.valid) == (action, True)
-        return Turn(
-            prompt.ids,
-            ids,
-            insert_at=prompt.insert_at,
-            action=action,
-            actions=read.actions,
-            answers=read.answers,
-            prompt_cut=prompt.cut,
-            response="" if style == "tools" else text,
-            messages="" if style == "tools" else json.dumps(new),
-        )
-
-
-def played(style: str, tokenizer, number: int = 3) -> list[Trajectory]:
-    (entry,) = config_of(style).environment_entries()
-    writer, trajectories = writer_of(tokenizer, style, tools=ADAPTER.tools), []
-    for task in entry.tasks()[:number]:
-        with closing(GuardedEnv(entry)) as env:
-            player = Scripted(env, writer, MessageWriter(ADAPTER.template(style), 2))
-            trajectories.append(asyncio.run(play_episode(env, task, player)))
-    return trajectories
-
-
-def recorded(folder, style: str, trajectories, keep_ids: bool = False):
-    """Write episodes as `evaluate --record` does; without ids, as a chat API plays them."""
-    run = RunFolder.of_recording(folder, config_of(style), ["test"])
-    no_ids = {"prompt_ids": np.empty(0, np.int32), "response_ids": np.empty(0, np.int32)}
-    for each in trajectories:
-        turns = each.turns if keep_ids else [replace(turn, **no_ids) for turn in each.turns]
-        write_episode(run.trajectories, replace(each, turns=turns))
-    return folder
 
 
 @pytest.mark.parametrize(("style", "template"), sorted({*product(STYLES, TEMPLATES)} - IMPOSSIBLE))
@@ -122,7 +51,6 @@ def test_episodes_of_another_style_are_written_anew(tmp_path):
 
 
 BAD = {
-    "messages with an unknown role": [{"role": "narrator", "content": "x"}, {"role": "assistant", "content": "y"}],
     "messages whose content is not text": [{"role": "user", "content": 3}, {"role": "assistant", "content": "y"}],
     "rows whose messages of user (or tool) and assistant do not alternate": [{"role": "user", "content": "x"}],
     "rows with tool calls; set prompt_style='tools' to imitate them": [
@@ -147,13 +75,13 @@ def test_rows_that_cannot_be_imitated_are_counted_by_reason(tmp_path):
         **dict.fromkeys(BAD, 1),
         "rows without a list of messages": 1,
         "episodes without a turn to imitate": 2,
-        "exact repetitions of an earlier episode": 1,
+        "exact repetitions of another episode": 1,
     }
     assert dropped.turns == {
         "responses longer than max_response_tokens=500": 1,
         "responses without the required form": 1,
     }
-    with pytest.raises(UserInputError, match="row 1: messages with an unknown role"):
+    with pytest.raises(UserInputError, match="row 1: messages whose content is not text"):
         load_episodes(file, config, tokenizer, Dropped(strict=True))
 
 

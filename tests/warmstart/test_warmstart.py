@@ -326,7 +326,7 @@ def test_fast_learning_is_checked_early(won, checks, monkeypatch):
     monkeypatch.setattr(HeldOutGames, "play_policy", lambda self: steps[-1])
     monkeypatch.setattr(module, "success_figures", lambda step: {"success_rate": won[step], "invalid_share": 0.0})
     settings = replace(SETTINGS, max_steps=800, check_every=50)
-    found, curve = module._clone(load_policy(settings, HOME), [], module.WarmStartProgress(settings, False))
+    found, curve = module._clone(load_policy(settings, HOME), [], lambda *_, **__: None)
     assert ([point["step"] for point in curve], found) == (checks, checks[-1])
 
 
@@ -410,7 +410,7 @@ def test_what_an_interrupted_warm_start_has_completed_is_kept(first, own_cache, 
             warm_start(SETTINGS, progress=False)
 
     monkeypatch.setattr(
-        module, "collect", lambda policy, on_game: collect(policy, lambda: interrupting(played, SETTINGS.games))
+        module, "collect", lambda policy, on_game: collect(policy, lambda number: interrupting(played, SETTINGS.games))
     )
     require_stop(KeyboardInterrupt)
     assert [path for path in own_cache.rglob("*") if path.is_file()] == []

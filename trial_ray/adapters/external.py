@@ -6,14 +6,14 @@ The libraries are TextWorld, OpenEnv, TextArena, Reasoning Gym, GEM and ScienceW
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from trial_envs.core.projection import Projection
 from trial_envs.imports.number_search import NumberSearch
-from trial_envs.program import program_tools
+from trial_envs.program import said
 from trial_ray.adapters.adapter import (
     ACQUISITION,
     NAVIGATION,
@@ -23,9 +23,10 @@ from trial_ray.adapters.adapter import (
     ReportLabels,
     WarmStartSpec,
 )
-from trial_ray.adapters.templates import PromptContext, PromptStyle, TaggedTemplate, ToolTemplate
+from trial_ray.adapters.templates import PromptContext, PromptStyle, TaggedTemplate
 from trial_ray.errors import ConfigError
 
+_REASONING = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 ROLE = "You are an agent who plays a text game by yourself, one move at a time."
 
 
@@ -133,53 +134,39 @@ SCIENCEWORLD = EnvironmentAdapter(
 
 @dataclass(frozen=True)
 class ProgramTemplate:
-    """Messages written by the program; the whole response is the action, which answers the program's call."""
+    """Stands for the messages of a program, which are written as its calls contain them.
 
-    style: ClassVar[PromptStyle] = "conversation"
+    Attributes:
+        style: ``"tools"`` if calls may offer tools, else ``"conversation"``.
+    """
+
+    style: PromptStyle = "conversation"
 
     def system(self, task: str) -> str:
-        """Return the program's system message."""
+        """Return the first message."""
         return task
 
     def render(self, context: PromptContext) -> str:
-        """Return the program's next message."""
+        """Return the program's new messages."""
         return context.observation
 
     def project(self, response: str) -> Projection:
-        """Return the whole response; a response without text is invalid."""
-        return Projection(response, bool(response.strip()))
+        """Return a response as the answer to a call, with reasoning apart; one without other text is invalid."""
+        match = _REASONING.match(response)
+        text = response[match.end() :].strip() if match else response
+        return Projection(said(text, reasoning=match[1].strip() if match else ""), bool(text.strip()))
 
 
-@dataclass(frozen=True)
-class ProgramToolTemplate(ToolTemplate):
-    """Messages written by the program; a message after a tool call is the tool's result."""
-
-    tagged: TaggedTemplate = field(default_factory=partial(TaggedTemplate, ""))
-
-    def system(self, task: str) -> str:
-        """Return the program's system message."""
-        return task
-
-    def render(self, context: PromptContext) -> str:
-        """Return the program's next message, preceded by the last turns if the conversation restarts."""
-        past = [self.tagged.past(context)] if context.history else []
-        return "\n\n".join([*past, context.observation])
-
-
-def program_adapter(env_id: str, tools: Sequence[Callable[..., Any]] = (), **fields: Any) -> EnvironmentAdapter:
+def program_adapter(env_id: str, **fields: Any) -> EnvironmentAdapter:
     """Create the adapter of a :class:`~trial_envs.program.ProgramEnv`.
 
-    It is for ``prompt_style="conversation"``, or ``"tools"`` with tools.
+    It is for ``prompt_style="conversation"``, or ``"tools"`` if the program's calls offer tools.
 
     Args:
         env_id: id of the environment in Gymnasium's registry.
-        tools: functions that the program offers the policy, with type hints and docstrings.
         fields: further fields of the adapter. ``own_process`` is ``True`` by default, since a program may block, and ``reward``
             is ``"return"``: what the program returns.
     """
     defaults: dict[str, Any] = {"own_process": True, "defaults": {"reward": "return"}}
-    if tools:
-        defaults |= {"tools": program_tools(tools), "templates": {"tools": ProgramToolTemplate()}}
-    else:
-        defaults["templates"] = {"conversation": ProgramTemplate()}
+    defaults["templates"] = {"conversation": ProgramTemplate(), "tools": ProgramTemplate("tools")}
     return EnvironmentAdapter(env_id, **{**defaults, **fields})

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import gymnasium
 import numpy as np
 
+from trial_envs.program import ChatCall
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError
@@ -51,7 +52,10 @@ class StepResult:
         rewards: ``info["rewards"]``, named rewards that are logged, in addition to the reward or as its parts; else empty.
         terminated: the task itself ended.
         truncated: a limit of the environment ended the episode.
-        past_turns: ``info["past_turns"]``, the number of last turns that the conversation contains; ``None``: all.
+        call: ``info["call"]``, the call of a program that the policy is to answer; ``None`` in other environments.
+        calls: ``info["calls"]``, numbers of a program's calls so far; else empty.
+        refusal: ``info["refusal"]``, why a program's call was refused for the first time; else empty.
+        answered: ``info["answered"]``, whether the action reached a program; else ``True``.
         info: the entries of ``info`` that JSON can represent, if they are kept.
     """
 
@@ -66,7 +70,10 @@ class StepResult:
     rewards: Mapping[str, float] = field(default_factory=dict)
     terminated: bool = False
     truncated: bool = False
-    past_turns: int | None = None
+    call: ChatCall | None = None
+    calls: Mapping[str, int] = field(default_factory=dict)
+    refusal: str = ""
+    answered: bool = True
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -149,6 +156,14 @@ class GuardedEnv:
         return self._call(
             "walkthrough", lambda: tuple(_texts("walkthrough", getattr(self._made().unwrapped, "walkthrough", ())))
         )
+
+    def is_waiting(self) -> bool:
+        """Return whether a program still waits for the answer to its call.
+
+        Raises:
+            EnvironmentFaultError: reading it raised.
+        """
+        return self._call("is_waiting", lambda: bool(self._made().unwrapped.is_waiting()))  # type: ignore[attr-defined]
 
     def commands_to_win(self) -> int | None:
         """Return the number of actions to win from here, by the environment's own planner; ``None`` without planner or plan.
@@ -235,7 +250,10 @@ class GuardedEnv:
             invalid_action=_truth("info['invalid_action']", info.get("invalid_action", False)),
             reward=reward,
             rewards=named_rewards(info.get("rewards", {}), "info['rewards']"),
-            past_turns=_past_turns(info.get("past_turns")),
+            call=None if (call := info.get("call")) is None else ChatCall(**call),
+            calls=info.get("calls", {}),
+            refusal=info.get("refusal", ""),
+            answered=info.get("answered", True),
             info=_as_json(info) if self._keep_info else {},
             **ends,
         )
@@ -314,15 +332,6 @@ def _truth(name: str, value: Any) -> bool:
 
 def _require_finite(name: str, value: Any) -> None:
     _require(name, value, "a finite number", isinstance(value, Real) and math.isfinite(value))
-
-
-def _past_turns(value: Any) -> int | None:
-    if value is None:
-        return None
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return int(
-        _require("info['past_turns']", value, "a whole number of at least 0, or None", whole and int(value) >= 0)
-    )
 
 
 def _texts(name: str, value: Any) -> Sequence[str]:

@@ -23,6 +23,7 @@ import numpy as np
 from ray import cloudpickle
 
 from trial_envs.core.fork_server import ForkedProcesses, ask, json_line, serve
+from trial_envs.program import ChatCall
 from trial_ray.adapters.guarded import MAX_CHARACTERS, GuardedEnv, StepResult, first_line
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError
@@ -113,7 +114,7 @@ class ProcessEnv:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
         """
         await self.make(task_id)
-        return StepResult(**await self._exchange("reset", ["reset", task_id, seed]))
+        return _result(await self._exchange("reset", ["reset", task_id, seed]))
 
     async def step(self, action: str) -> StepResult:
         """Carry out an action; see :meth:`~trial_ray.adapters.guarded.GuardedEnv.step`.
@@ -122,7 +123,7 @@ class ProcessEnv:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
         """
         self._turn += 1
-        return StepResult(**await self._exchange(f"turn {self._turn}", ["step", action]))
+        return _result(await self._exchange(f"turn {self._turn}", ["step", action]))
 
     async def walkthrough(self) -> tuple[str, ...]:
         """Return the environment's own solution of the running task; see ``GuardedEnv.walkthrough``.
@@ -131,6 +132,14 @@ class ProcessEnv:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
         """
         return tuple(await self._exchange("walkthrough", ["walkthrough"]))
+
+    async def is_waiting(self) -> bool:
+        """Return whether a program still waits for the answer to its call; see ``GuardedEnv.is_waiting``.
+
+        Raises:
+            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+        """
+        return bool(await self._exchange("is_waiting", ["is_waiting"]))
 
     def close(self) -> None:
         """Close the connection, without waiting; the process then closes the environment and ends."""
@@ -188,6 +197,11 @@ class ProcessEnv:
         return EnvironmentFaultError(message)
 
 
+def _result(answer: dict[str, Any]) -> StepResult:
+    call = answer.pop("call")
+    return StepResult(**answer, call=None if call is None else ChatCall(**call))
+
+
 def _has_ended(connection: socket.socket) -> bool:
     """Return whether an idle process has ended; only then its connection is readable."""
     try:
@@ -241,7 +255,7 @@ def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, An
         return {"fault": str(error)}
     if isinstance(result, StepResult):
         return {"answer": asdict(result)}
-    return {"answer": result if method == "walkthrough" else None}
+    return {"answer": None if method == "make" else result}
 
 
 def _limit_memory(num_bytes: int | None) -> None:

@@ -12,7 +12,7 @@ import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from trial_envs.errors import TrialEnvError
-from trial_envs.tool_env import text_command
+from trial_envs.program import said
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.guarded import ContractError, GuardedEnv, StepResult, required_keys
 from trial_ray.adapters.registry import EnvironmentEntry, make_entries
@@ -372,9 +372,8 @@ def check_environment(
 
 def _step(env: GuardedEnv, entry: EnvironmentEntry, style: str, start: StepResult) -> bool:
     """Carry out an action, and return whether an action is known that the environment accepts."""
-    say = text_command(entry.adapter.tools) if style == "tools" else None
-    if say is not None:
-        env.step(say("look"))
+    if start.call is not None:
+        env.step(said("look"))
     elif start.admissible_actions:
         env.step(start.admissible_actions[0])
     elif style != "tools":

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,13 +28,14 @@ from trial_ray.cli.console import (
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.evaluation_sets import SEED, SIZES, EvaluationSet, choose_evaluation_set, evaluation_set_names
 from trial_ray.files import Json, finite, make_folder, write_json
+from trial_ray.progress import progress_bar
 from trial_ray.runs.checkpoints import checkpoint_iteration, find_model, find_run_folder
 from trial_ray.runs.experiment import apply_overrides, override_dataclass
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
     from trial_ray.algorithms.grpo import GRPOConfig
-    from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult
+    from trial_ray.evaluation.results import EvaluationResult
     from trial_ray.trajectory import EpisodeResult, Trajectory
 
     Play = Callable[[dict[str, EpisodeResult], Callable[[EpisodeResult], None]], EvaluationResult]
@@ -286,7 +286,14 @@ def evaluate(args: Namespace) -> None:
         if result is not None:
             show(f"nothing was played: {file} has this evaluation")
         else:
-            with _episode_bar(len(evaluation_set), journal) as on_episode:
+            if journal.episodes:
+                show(f"continuing: {len(journal.episodes)} of {len(evaluation_set)} episodes are known")
+            with progress_bar("episodes", len(evaluation_set)) as update:
+
+                def on_episode(episode: EpisodeResult) -> None:
+                    journal.add(episode)
+                    update(len(journal.episodes))
+
                 result = play(journal.episodes, on_episode)
             result.weights, result.labels = weights, labels
             journal.finish(result)
@@ -341,28 +348,6 @@ def _checkpoint_player(
         return result
 
     return policy_protocol(config, evaluation_set, entry), evaluator.weights, play
-
-
-@contextmanager
-def _episode_bar(total: int, journal: EpisodeJournal) -> Iterator[Callable[[EpisodeResult], None]]:
-    """Show a progress bar on a terminal, else a line for every tenth of the episodes; yield the function to call per episode."""
-    from rich.progress import Progress
-
-    console = output()
-    if journal.episodes:
-        show(f"continuing: {len(journal.episodes)} of {total} episodes are known")
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total)
-
-        def on_episode(episode: EpisodeResult) -> None:
-            journal.add(episode)
-            done = len(journal.episodes)
-            text = f"{done} of {total} episodes"  # The number of wins is biased, because wins end first.
-            progress.update(task, completed=done, description=text)
-            if not console.is_terminal and done * 10 // total > (done - 1) * 10 // total:
-                show(text)
-
-        yield on_episode
 
 
 def measure_hindsight(args: Namespace) -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trial_ray.cli.console import ENV_ADAPTER, SET, command, flag, option, output, positive, readable, show, table
+from trial_ray.cli.console import ENV_ADAPTER, SET, command, flag, option, output, positive, show, table
 from trial_ray.errors import UserInputError
 from trial_ray.files import require_new_folder
+from trial_ray.progress import progress_bar
 from trial_ray.runs.experiment import apply_overrides, experiment_file, load_experiment, override_dataclass
 
 if TYPE_CHECKING:
     from trial_ray.adapters.adapter import EnvironmentAdapter
     from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.sft.sources import Dropped
-    from trial_ray.sft.training import Check, FineTuning
+    from trial_ray.sft.training import Check
     from trial_ray.trajectory import Trajectory
 
 EXPERT = "expert"
@@ -41,7 +43,7 @@ with --set games=N the one that wins the most of N games. The same command conti
 trial_ray.warmstart.WarmStartSettings. For other sources --set changes fields of trial_ray.sft.training.SFTSettings, and settings
 of the experiment such as lora_rank.
 """,
-    option("experiment", "experiment file, or the name of a tuned example", "FILE", readable(None), nargs="?"),
+    option("experiment", "experiment file, or the name of a tuned example", "FILE", experiment_file, nargs="?"),
     option(
         "--from",
         "expert, the folder of a run or of recorded episodes, or a file of chat messages",
@@ -70,7 +72,30 @@ def sft(args: Namespace) -> None:
     if args.out is None:
         raise UserInputError("Name the new folder of the model with --out DIR.")
     require_new_folder(args.out)
-    _imitate(args)
+    from trial_ray.adapters.registry import load_adapters
+    from trial_ray.algorithms.startup import initial_policy
+    from trial_ray.config.declare import fields_of
+    from trial_ray.models.loading import load_tokenizer
+    from trial_ray.runs.ray_session import ray_session
+    from trial_ray.sft.sources import Dropped, load_episodes, select
+    from trial_ray.sft.training import FineTuning, SFTSettings
+
+    source, adapters, known = Path(args.source).expanduser(), load_adapters(args.env_adapters), fields_of(SFTSettings)
+    own = [override for override in args.overrides if override.partition("=")[0] in known]
+    settings = override_dataclass(SFTSettings(seed=args.seed or 0), own)
+    config = _config(args, source, adapters, [each for each in args.overrides if each not in own])
+    config.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
+    dropped = Dropped(strict=args.strict)
+    episodes = load_episodes(source, config, load_tokenizer(str(config.model_path)), dropped, adapters)
+    chosen = select(episodes, dropped, args.min_return, args.per_task)
+    _show_selection(chosen, dropped)
+    tuning = FineTuning(config, settings, chosen, args.out)
+    show(f"{tuning.num_updates} updates; {len(tuning.training)} episodes to learn, {len(tuning.held_out)} held out")
+    with ray_session(args.verbose), progress_bar("updates", tuning.num_updates) as update:
+        tuning.run(lambda step, loss: update(step, f"loss {loss:.3f}"), lambda check: show(str(check)))
+    path = tuning.finish({"source": str(source), "left_out": {"episodes": dropped.episodes, "turns": dropped.turns}})
+    _plot(tuning.checks, path / "sft.png")
+    show(f"model: {path}")
 
 
 def _clone(args: Namespace) -> None:
@@ -85,41 +110,12 @@ def _clone(args: Namespace) -> None:
         )
     settings, adapters = WarmStartSettings(), load_adapters(args.env_adapters)
     if args.experiment is not None:
-        settings, of_experiment = warm_start_settings(load_experiment(experiment_file(args.experiment)).config)
+        settings, of_experiment = warm_start_settings(load_experiment(args.experiment).config)
         adapters = (*adapters, *of_experiment)
     given = {"model_path": args.model, "seed": args.seed}
     settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
     settings = override_dataclass(settings, args.overrides)
     show(f"model: {warm_start(settings, adapters, out=args.out).path}")
-
-
-def _imitate(args: Namespace) -> None:
-    """Fine-tune on recorded episodes or on messages."""
-    from trial_ray.adapters.registry import load_adapters
-    from trial_ray.algorithms.startup import initial_policy
-    from trial_ray.config.declare import fields_of
-    from trial_ray.models.loading import load_tokenizer
-    from trial_ray.runs.ray_session import ray_session
-    from trial_ray.sft.games import EvaluationGames
-    from trial_ray.sft.sources import Dropped, load_episodes, select
-    from trial_ray.sft.training import FineTuning, SFTSettings
-
-    source, adapters, known = Path(args.source).expanduser(), load_adapters(args.env_adapters), fields_of(SFTSettings)
-    own = [override for override in args.overrides if override.partition("=")[0] in known]
-    settings = override_dataclass(SFTSettings(seed=args.seed or 0), own)
-    config = _config(args, source, adapters, [each for each in args.overrides if each not in own])
-    config.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
-    dropped = Dropped(strict=args.strict)
-    episodes = load_episodes(source, config, load_tokenizer(str(config.model_path)), dropped, adapters)
-    chosen = select(episodes, dropped, args.min_return, args.per_task)
-    _show_selection(chosen, dropped)
-    play = EvaluationGames(config, settings.games).success_rate if settings.games else None
-    tuning = FineTuning(config, settings, chosen, args.out, play)
-    with ray_session(args.verbose):
-        _run(tuning)
-    path = tuning.finish({"source": str(source), "left_out": {"episodes": dropped.episodes, "turns": dropped.turns}})
-    picture = _plot(tuning, path)
-    show(f"model: {path}" + (f"; losses: {picture}" if picture else ""))
 
 
 def _config(
@@ -130,7 +126,7 @@ def _config(
     from trial_ray.sft.messages import Recording
 
     if args.experiment is not None:
-        config = load_experiment(experiment_file(args.experiment)).config
+        config = load_experiment(args.experiment).config
     elif source.is_dir():
         config = Recording(source, adapters).config
     else:
@@ -148,55 +144,20 @@ def _config(
 
 def _show_selection(chosen: Sequence[Trajectory], dropped: Dropped) -> None:
     """Print how many episodes and turns are imitated, and why others are not."""
-    turns = sum(len(episode.turns) for episode in chosen)
-    rows = [("episodes", reason, f"{count:,}") for reason, count in dropped.episodes.most_common()]
-    rows += [("turns", reason, f"{count:,}") for reason, count in dropped.turns.most_common()]
+    counted = {"episodes": dropped.episodes, "turns": dropped.turns}
+    rows = [(kind, *row) for kind, reasons in counted.items() for row in reasons.most_common()]
     if rows:
         output().print(table("left out", ("", "reason", ">number"), rows))
-    show(f"{len(chosen):,} episodes with {turns:,} turns are imitated")
+    show(f"{len(chosen):,} episodes with {sum(len(episode.turns) for episode in chosen):,} turns are imitated")
 
 
-def _run(tuning: FineTuning) -> None:
-    """Train with a progress bar, and a line per check."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    show(f"{tuning.num_updates} updates; {len(tuning.training)} episodes to learn, {len(tuning.held_out)} held out")
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=output(), transient=True, disable=not output().is_terminal) as progress:
-        task = progress.add_task("updates", total=tuning.num_updates)
-
-        def on_update(step: int, loss: float) -> None:
-            progress.update(task, completed=step, description=f"loss {loss:.3f}")
-
-        tuning.run(on_update, lambda check: show(_line(check)))
-
-
-def _line(check: Check) -> str:
-    parts = [f"update {check.step}"]
-    if check.training_loss is not None:
-        parts.append(f"training loss {check.training_loss:.3f}")
-    parts.append(f"held-out loss {check.loss:.3f}, token accuracy {check.accuracy:.1%}")
-    if check.success is not None:
-        parts.append(f"success {check.success:.1%}")
-    return ", ".join(parts)
-
-
-def _plot(tuning: FineTuning, folder: Path) -> Path | None:
-    """Draw both losses; ``None`` without matplotlib."""
+def _plot(checks: Sequence[Check], target: Path) -> None:
+    """Draw both losses, if matplotlib is installed."""
     from trial_ray.errors import MissingDependencyError
     from trial_ray.reports.plots import drawing
 
-    target = folder / "sft.png"
-    try:
-        with drawing([target], (6.4, 3.6)) as (_, axis):
-            for name, label in (("training_loss", "training"), ("loss", "held out")):
-                points = [
-                    (check.step, getattr(check, name)) for check in tuning.checks if getattr(check, name) is not None
-                ]
-                axis.plot(*zip(*points, strict=True), marker="o", label=label)
-            axis.set_xlabel("updates")
-            axis.set_ylabel("negative log-likelihood, nats per token")
-            axis.legend()
-    except MissingDependencyError:
-        return None
-    return target
+    with suppress(MissingDependencyError), drawing([target], (6.4, 3.6)) as (_, axis):
+        for name, label, drawn in (("training_loss", "training", checks[1:]), ("loss", "held out", checks)):
+            axis.plot([each.step for each in drawn], [getattr(each, name) for each in drawn], marker="o", label=label)
+        axis.set(xlabel="updates", ylabel="negative log-likelihood, nats per token")
+        axis.legend()

@@ -194,8 +194,11 @@ class EndpointPlayer:
             # vLLM and SGLang read this field; other endpoints may reject it.
             "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
         }
-        new = self.writer.write(result, history)
-        text, finish_reason = await self.endpoint.complete(self.client, [*self.writer.conversation], fields)
+        if result.call is None:
+            new, sent = self.writer.write(result, history), [*self.writer.conversation]
+        else:
+            new, sent = result.call.messages[result.call.num_known :], result.call.messages
+        text, finish_reason = await self.endpoint.complete(self.client, sent, fields)
         if config.prompt_style != "plain":
             text = with_opening(text)
         # Stop strings are not sent: an endpoint would remove them from the response.

@@ -67,11 +67,14 @@ class LocalGames:
         Raises:
             InfrastructureError: the environment or the engine failed in every episode. If only some failed, a warning is logged.
         """
+        training = [module for module in model.modules() if module.training]
         model = model.eval()
         ends = stop_tokens_of(model.config, model.generation_config, tokenizer)
         engine = LocalEngine(model, frozenset(ends))
         with asyncio.Runner() as loop:
             trajectories = run_in_event_loop(loop, self._play_all(engine, writer, wrap))
+        for module in training:  # Layers are checkpointed in training mode only.
+            module.training = True
         completed = [trajectory for trajectory in trajectories if not trajectory.failed]
         if len(completed) < len(trajectories):
             first = next(trajectory.error for trajectory in trajectories if trajectory.failed)

@@ -290,19 +290,6 @@ def render(
         ChatTemplateError: the template rejects the messages, or alters or repeats a probe.
         ConfigError: an option is an argument that this package sets itself.
     """
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise ChatTemplateError(
-            "The tokenizer has no chat template. Use an instruct model, or set tokenizer.chat_template."
-        )
-    arguments = {"add_generation_prompt": True, **further, "tokenize": False}
-    reserved = {"self", "strftime_now", *inspect.signature(type(tokenizer).apply_chat_template).parameters, *arguments}
-    if wrong := sorted(reserved & options.kwargs.keys()):
-        raise ConfigError(
-            f"chat_template_kwargs has {', '.join(map(repr, wrong))}, which this package sets itself; expected variables of the "
-            "template, such as enable_thinking."
-        )
-    day = _day(options)
-    arguments |= {**options.kwargs, "strftime_now": day.strftime}
     messages: list[dict[str, Any]] = [{"role": role} if isinstance(role, str) else dict(role) for role in roles]
     probed = [message for message in messages if "content" not in message]
     probes = [probe(len(probed) - 1 - index) for index in range(len(probed))]
@@ -312,16 +299,50 @@ def render(
         for message, text in zip(probed, probes, strict=True):
             message["content"] = [{"type": "text", "text": text}] if in_parts else text
         try:
-            try:
-                rendered: str = tokenizer.apply_chat_template(messages, **arguments)
-            except Exception as error:  # The template is a program, which may fail in any way.
-                names = ", ".join(message["role"] for message in messages)
-                raise ChatTemplateError(f"The chat template cannot render messages of {names}: {error}") from error
+            rendered = write_messages(tokenizer, messages, options, **further)
             return _pieces(rendered, [message["role"] for message in probed], written)
         except ChatTemplateError as error:
             first_error = first_error or error
     assert first_error is not None
     raise first_error
+
+
+def write_messages(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], options: TemplateOptions, **further: Any
+) -> str:
+    """Return what the chat template writes for messages, up to the start of the response.
+
+    Args:
+        tokenizer: tokenizer with the chat template.
+        messages: messages of the chat API.
+        options: arguments of the template.
+        further: further arguments of ``apply_chat_template``.
+
+    Raises:
+        ChatTemplateError: the template rejects the messages.
+        ConfigError: an option is an argument that this package sets itself.
+    """
+    arguments = _arguments(tokenizer, options, {"add_generation_prompt": True, **further})
+    try:
+        return str(tokenizer.apply_chat_template(messages, **arguments))
+    except Exception as error:  # The template is a program, which may fail in any way.
+        names = ", ".join(message["role"] for message in messages)
+        raise ChatTemplateError(f"The chat template cannot render messages of {names}: {error}") from error
+
+
+def _arguments(tokenizer: Any, options: TemplateOptions, further: Mapping[str, Any]) -> dict[str, Any]:
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ChatTemplateError(
+            "The tokenizer has no chat template. Use an instruct model, or set tokenizer.chat_template."
+        )
+    arguments = {**further, "tokenize": False}
+    reserved = {"self", "strftime_now", *inspect.signature(type(tokenizer).apply_chat_template).parameters, *arguments}
+    if wrong := sorted(reserved & options.kwargs.keys()):
+        raise ConfigError(
+            f"chat_template_kwargs has {', '.join(map(repr, wrong))}, which this package sets itself; expected variables of the "
+            "template, such as enable_thinking."
+        )
+    return {**arguments, **options.kwargs, "strftime_now": _day(options).strftime}
 
 
 def _pieces(rendered: str, roles: Sequence[str], probes: Sequence[str]) -> list[str]:

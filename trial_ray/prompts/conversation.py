@@ -8,15 +8,10 @@ import numpy as np
 
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import ConversationPrompt, PromptContext
-from trial_ray.errors import ChatTemplateError, PromptTooLongError
+from trial_ray.errors import PromptTooLongError
 from trial_ray.prompts.chat_template import Around, TemplateOptions, encode_head, encode_untrusted, split_conversation
 from trial_ray.prompts.writer import Prompt, PromptWriter, records, too_long
 from trial_ray.trajectory import Turn
-
-
-def past_turns(result: StepResult, turns: Sequence[Turn]) -> int:
-    """Return the number of last turns that the conversation contains; 0 if a new conversation starts."""
-    return len(turns) if result.past_turns is None else min(len(turns), result.past_turns)
 
 
 class ConversationBuilder(PromptWriter):
@@ -44,27 +39,10 @@ class ConversationBuilder(PromptWriter):
         ids = encode_untrusted(self._tokenizer, self._parts.first.lead_in) if folded else []
         self._lead_in = np.asarray(ids, np.int32)
 
-    def _end_id(self) -> int:
-        """Return the token with which the chat template closes a response."""
-        return min(self._parts.end_ids)
-
-    def require_end(self, stop_ids: Sequence[int]) -> None:
-        """Require that the chat template ends a response with one of the model's stop tokens.
-
-        Args:
-            stop_ids: stop tokens of the model.
-
-        Raises:
-            ChatTemplateError: the chat template ends a response with another token; the message contains the tokens.
-        """
-        if (ends := self._parts.end_ids).isdisjoint(stop_ids):
-            written, known = (self._tokenizer.convert_ids_to_tokens(sorted(ids)) for ids in (ends, stop_ids))
-            raise ChatTemplateError(
-                f"The chat template ends a response with {' '.join(written)}, expected one of the model's stop tokens "
-                f"({' '.join(map(str, known)) or 'none'}): the policy would continue and write the user's next message itself. Add "
-                f"the id of {written[0]}, {min(ends)}, to eos_token_id in the model's generation_config.json, or use "
-                "prompt_style='tagged'."
-            )
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens with which the chat template closes a response."""
+        return self._parts.end_ids
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
         """Write the prompt of the next decision; the system message and the user's message are never truncated."""
@@ -72,7 +50,7 @@ class ConversationBuilder(PromptWriter):
         if len(message) > self._max_characters:
             raise self._too_long(result, None)
         later = np.asarray([*self._parts.later.encode(self._tokenizer, message), *self._parts.suffix_ids], np.int32)
-        num_past = past_turns(result, turns)
+        num_past = len(turns)
         if num_past:
             ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1], self._parts.later), later])
             if len(ids) <= self.max_prompt_tokens:

@@ -11,6 +11,7 @@ import numpy as np
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, TemplateOptions
 from trial_ray.prompts.conversation import ConversationBuilder
+from trial_ray.prompts.messages import Message
 from trial_ray.prompts.tool_calls import read_call
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.prompts.writer import Prompt, answer_texts
@@ -25,6 +26,43 @@ Write each call as a JSON object with the name and the arguments of the function
 <tool_call>
 {{"name": "<function>", "arguments": {{"<argument>": "<value>"}}}}
 </tool_call>"""
+
+
+def hermes_messages(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return messages without tools: the first one describes them, and calls and their results are text.
+
+    Args:
+        messages: messages of a chat API, with calls and messages of the role ``tool``.
+        tools: schemas of the tools.
+    """
+    written: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            answer = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+            if written and written[-1].get("answers"):
+                written[-1]["content"] += f"\n{answer['content']}"
+            else:
+                written.append({**answer, "answers": True})
+        else:
+            content = "\n".join(filter(None, [message["content"], *_call_texts(message)]))
+            written.append(
+                {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
+            )
+    if tools:
+        known = written.pop(0)["content"] if written[0]["role"] == "system" else ""
+        written.insert(0, {"role": "system", "content": f"{known}\n\n{_described(tools)}".strip()})
+    return [{name: value for name, value in message.items() if name != "answers"} for message in written]
+
+
+def _described(tools: Sequence[Mapping[str, Any]]) -> str:
+    return _TOOLS.format("\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools))
+
+
+def _call_texts(message: Mapping[str, Any]) -> list[str]:
+    calls = (
+        {"name": name, "arguments": arguments} for name, arguments in map(read_call, message.get("tool_calls") or [])
+    )
+    return [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
 
 
 class HermesBuilder(ToolConversationBuilder):
@@ -47,8 +85,7 @@ class HermesBuilder(ToolConversationBuilder):
         return ConversationBuilder.write(self, result, turns)
 
     def _system(self, task: str) -> str:
-        schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.tools.schemas)
-        return f"{super()._system(task)}\n\n{_TOOLS.format(schemas)}".strip()
+        return f"{super()._system(task)}\n\n{_described(self.tools.schemas)}".strip()
 
     def _shown(self, result: StepResult, turns: Sequence[Turn]) -> str:
         texts = [*answer_texts(self.template, result, turns), super()._shown(result, turns)]
@@ -58,13 +95,9 @@ class HermesBuilder(ToolConversationBuilder):
         """Return a response with its calls, with the end token; see the base class."""
         reasoning = message.get("reasoning_content", "")
         opened = self.responses.opened(np.asarray(self._parts.suffix_ids), 0)
-        calls = [
-            json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-            for name, arguments in map(read_call, message.get("tool_calls") or [])
-        ]
         parts = [
             f"<think>\n{reasoning}\n</think>\n" if reasoning or opened else "",
             message["content"],
-            *(f"<tool_call>\n{call}\n</tool_call>" for call in calls),
+            *_call_texts(message),
         ]
-        return "\n".join(filter(None, parts)).removeprefix(opened) + self.responses.decode([self._end_id()])
+        return "\n".join(filter(None, parts)).removeprefix(opened) + self.responses.decode([min(self.end_ids)])

@@ -43,7 +43,7 @@ class MessageWriter:
         )
         new: list[Message] = []
         message: Message = {"role": "user", "content": template.render(context).strip()}
-        if not is_conversation or result.past_turns == 0:
+        if not is_conversation:
             self.conversation.clear()
         if self.conversation and template.style == "tools":
             message["role"] = "tool"

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from trial_ray.adapters.adapter import EnvironmentAdapter
+from trial_ray.adapters.external import ProgramTemplate
 from trial_ray.adapters.templates import ConversationPrompt
 from trial_ray.config.run import RunSettings
 from trial_ray.models.model_shape import stop_token_ids
+from trial_ray.prompts.call_conversation import CallWriter
 from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.conversation import ConversationBuilder
 from trial_ray.prompts.hermes import HermesBuilder
@@ -30,9 +32,12 @@ def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapt
     if config.prompt_style not in ("conversation", "tools"):
         return PromptBuilder(tokenizer, template, *settings)
     conversation = cast(ConversationPrompt, template)
-    if config.prompt_style == "tools":
+    writer: PromptWriter
+    if isinstance(template, ProgramTemplate):
+        writer = CallWriter(tokenizer, template, *settings, tool_format=config.tool_format)
+    elif config.prompt_style == "tools":
         kind = HermesBuilder if config.tool_format == "hermes" else ToolConversationBuilder
-        writer: ConversationBuilder = kind(tokenizer, conversation, adapter.tools, *settings)
+        writer = kind(tokenizer, conversation, adapter.tools, *settings)
     else:
         writer = ConversationBuilder(tokenizer, conversation, *settings)
     if config.model_path is not None and Path(config.model_path).is_dir():

@@ -170,7 +170,7 @@ def teacher_text(
     frame, outcome = FRAMES[name], trajectory.turns[index].outcome
     if name == "outcome":
         # If a limit ended the episode, its last turn is not terminal.
-        terminal = trajectory.ended == "terminated" and index == len(trajectory.turns) - 1
+        terminal = trajectory.ended == "terminated" and trajectory.successor(index) is None
         return outcome_text(outcome, terminal=terminal, success=trajectory.success)
     if name in ("feedback", "peer"):
         shown = outcome.strip() if name == "feedback" else ", ".join(peer)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trial_envs.core.projection import Projection
-from trial_envs.tool_env import ToolEpisode, command_tools, text_command
+from trial_envs.tool_env import ToolEpisode, command_tools
 from trial_ray.adapters.templates import ToolFormat
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError, first_line
 from trial_ray.models.model_shape import special_token_ids
@@ -96,19 +96,6 @@ def _parse_hermes(tokenizer: Any, response: str, prefix: str) -> dict[str, Any]:
     return {"content": text, "tool_calls": calls, "reasoning_content": reasoning}
 
 
-def parse_message(
-    tokenizer: Any, response: str, prefix: str = "", tools: Sequence[dict[str, Any]] | None = None
-) -> tuple[list[Any], str]:
-    """Parse a response: return its calls in order, and its text without calls and reasoning; arguments as :func:`parse_response`.
-
-    Raises:
-        ValueError: the response cannot be parsed.
-    """
-    message = parse_response(tokenizer, response, prefix, tools)
-    calls, text = message["tool_calls"], message.get("content")
-    return calls, text.strip() if isinstance(text, str) else ""
-
-
 def last_calls(tokenizer: Any, ids: np.ndarray, number: int = 1) -> np.ndarray:
     """Return a mask of the tokens from the start of a response's last calls on, special tokens excluded: bool ``[y]``.
 
@@ -130,7 +117,7 @@ def last_calls(tokenizer: Any, ids: np.ndarray, number: int = 1) -> np.ndarray:
 
 def _num_calls(tokenizer: Any, ids: np.ndarray) -> int:
     try:
-        return len(parse_message(tokenizer, tokenizer.decode(ids))[0])
+        return len(parse_response(tokenizer, tokenizer.decode(ids))["tool_calls"])
     except ValueError:
         return 0
 
@@ -150,9 +137,7 @@ class ToolSet:
     """
 
     def __init__(self, tools: type[ToolEpisode]) -> None:
-        self._commands, self._say = command_tools(tools), text_command(tools)
-        # The answer to a program has one action: a call or a text.
-        self.several = self._say is None
+        self._commands, self.several = command_tools(tools), True
         if not self._commands:
             raise ConfigError(
                 f"{tools.__name__} has no tools; expected public methods that return self._take(command)."
@@ -186,14 +171,12 @@ class ToolSet:
         """Names of the tools."""
         return list(self._commands)
 
-    def project(self, calls: Sequence[Any], text: str = "") -> Projection:
-        """Return the actions of a response's calls, or the action of its text, if the tools accept text.
+    def project(self, calls: Sequence[Any]) -> Projection:
+        """Return the actions of a response's calls.
 
         A call or response without an action makes the projection invalid and is answered with its mistake. docs/environments.md
         lists the mistakes and their answers.
         """
-        if not calls and text and self._say is not None:
-            return Projection(self._say(text), True)
         if not calls:
             return self.refuse("No tool was called.")
         if len(calls) == 1:

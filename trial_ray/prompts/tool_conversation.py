@@ -30,8 +30,8 @@ from trial_ray.prompts.chat_template import (
     render,
     require_same,
 )
-from trial_ray.prompts.conversation import ConversationBuilder, past_turns
-from trial_ray.prompts.tool_calls import ToolSet, parse_message, prepare_parsing, read_call
+from trial_ray.prompts.conversation import ConversationBuilder
+from trial_ray.prompts.tool_calls import ToolSet, parse_response, prepare_parsing, read_call
 from trial_ray.prompts.writer import Prompt, answer_texts, records
 from trial_ray.trajectory import Turn
 
@@ -214,7 +214,7 @@ class ToolConversationBuilder(ConversationBuilder):
         expected: list[Any] = [(name, {"argument": _ARGUMENT}) for name in names]
         response = self.call_text(*expected)
         try:
-            calls = [read_call(call) for call in parse_message(self._tokenizer, response, self._opening)[0]]
+            calls = [read_call(call) for call in parse_response(self._tokenizer, response, self._opening)["tool_calls"]]
         except ValueError as error:
             calls = [("", error)]
         if calls != expected:
@@ -273,19 +273,20 @@ class ToolConversationBuilder(ConversationBuilder):
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
         """Read the actions of the tools that a response calls; see :meth:`ToolSet.project`."""
         try:
-            return self.tools.project(*self._parsed(prompt.ids, prompt.insert_at, response_ids))
+            return self.tools.project(self._parsed(prompt.ids, prompt.insert_at, response_ids))
         except ValueError as error:
             return self.tools.refuse(f"The response could not be read ({error!s:.200}).")
 
-    def _parsed(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> tuple[list[Any], str]:
-        """Return the calls and the text of a response."""
+    def _parsed(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> list[Any]:
+        """Return the calls of a response."""
         # Start at the end of the last message, so that an observation cannot imitate the opening of a response.
         prefix = self.responses.decode(prompt_ids[insert_at:].tolist())
-        return parse_message(self._tokenizer, self.responses.whole(response_ids), prefix, self.tools.schemas)
+        whole = self.responses.whole(response_ids)
+        return list(parse_response(self._tokenizer, whole, prefix, self.tools.schemas)["tool_calls"])
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
         """Write the prompt of the next decision; the system message and the last message are never truncated."""
-        num_past = past_turns(result, turns)
+        num_past = len(turns)
         if num_past:
             last = turns[-1]
             answer, texts = self._answers(self._called(last)), answer_texts(self.template, result, turns)
@@ -320,7 +321,7 @@ class ToolConversationBuilder(ConversationBuilder):
         """Return the names of the tools that answer a turn."""
         known, number = self.tools.names, turn.num_steps
         try:
-            calls = self._parsed(turn.prompt_ids, turn.insert_at, turn.response_ids)[0]
+            calls = self._parsed(turn.prompt_ids, turn.insert_at, turn.response_ids)
         except ValueError:
             calls = []
         names = [name if name in known else known[0] for name, _ in map(read_call, calls)]

@@ -14,7 +14,7 @@ import numpy as np
 from trial_envs.core.projection import Projection
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import PromptContext, PromptTemplate
-from trial_ray.errors import PromptTooLongError
+from trial_ray.errors import ChatTemplateError, PromptTooLongError
 from trial_ray.models.model_shape import special_token_ids, spell_unknown
 from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, REASONING_TAGS, TemplateOptions, encode_untrusted
 from trial_ray.trajectory import PromptCut, Turn
@@ -100,11 +100,13 @@ class Prompt:
         insert_at: index in ``ids`` of the first token after the user's message (post-action teacher context is inserted
             before it).
         cut: parts dropped because of the length; if a part of the observation was dropped, all history was dropped, too.
+        tools: schemas of the tools that a program's call offers.
     """
 
     ids: np.ndarray
     insert_at: int
     cut: PromptCut
+    tools: Sequence[dict[str, Any]] = ()
 
 
 class PromptWriter(ABC):
@@ -183,11 +185,30 @@ class PromptWriter(ABC):
             ids += (
                 [known[part]] if part in REASONING_TAGS and part in known else encode_untrusted(self._tokenizer, part)
             )
-        return np.asarray([*ids, self._end_id()], np.int32)
+        return np.asarray([*ids, min(self.end_ids)], np.int32)
 
-    def _end_id(self) -> int:
-        """Return the token with which a response ends."""
-        return int(self._tokenizer.eos_token_id)
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens with which a response ends."""
+        return frozenset([int(self._tokenizer.eos_token_id)])
+
+    def require_end(self, stop_ids: Sequence[int]) -> None:
+        """Require that the chat template ends a response with one of the model's stop tokens.
+
+        Args:
+            stop_ids: stop tokens of the model.
+
+        Raises:
+            ChatTemplateError: the chat template ends a response with another token; the message contains the tokens.
+        """
+        if self.end_ids.isdisjoint(stop_ids):
+            written, known = (self._tokenizer.convert_ids_to_tokens(sorted(ids)) for ids in (self.end_ids, stop_ids))
+            raise ChatTemplateError(
+                f"The chat template ends a response with {' '.join(written)}, expected one of the model's stop tokens "
+                f"({' '.join(map(str, known)) or 'none'}): the policy would continue and write the user's next message itself. Add "
+                f"the id of {written[0]}, {min(self.end_ids)}, to eos_token_id in the model's generation_config.json, or use "
+                "prompt_style='tagged'."
+            )
 
 
 def too_long(parts: str, length: int | None, limit: int, advice: str = "") -> PromptTooLongError:

@@ -197,7 +197,12 @@ def _details(recorded: RecordedTrajectory, tokens: TokenTexts | None, chunk: _Ch
     return {
         "error": visible(recorded.trajectory.error or ""),
         "solution": [visible(action) for action in recorded.trajectory.solution],
-        "turns": [_numbers(turn) | _prompts(turn, tokens, chunk) for turn in recorded.turns],
+        "turns": [
+            _numbers(each)
+            | _prompts(each, tokens, chunk)
+            | {"place": each.turn.call.place(index) if each.turn.call else ""}
+            for index, each in enumerate(recorded.turns)
+        ],
     }
 
 

@@ -9,6 +9,8 @@ import asyncio
 import heapq
 import inspect
 import itertools
+import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,17 +18,28 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from trial_envs.program import ChatCall, refused
+from trial_envs.program.calls import TOO_LONG
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.processes import ProcessEnv
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
+from trial_ray.errors import ChatTemplateError, EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import text_digest
 from trial_ray.process import advance
-from trial_ray.prompts.writer import PromptWriter, located
+from trial_ray.prompts.writer import Prompt, PromptWriter, located
 from trial_ray.trajectory import Ending, Trajectory, Turn
 
 if TYPE_CHECKING:
     from trial_ray.rollout.callbacks import EpisodeWatch
+
+
+logger = logging.getLogger(__name__)
+
+GIVEN_UP_POLL_S = 1.0
+"""Seconds between two looks at whether a program still waits for an answer that is being sampled."""
+MAX_REPORTED = 20
+"""Maximum number of different reports about programs in one process."""
+_reported: set[str] = set()
 
 
 class EpisodeSlots:
@@ -155,22 +168,56 @@ async def _play(
     limit: Ending = "turn_limit"
     while not _is_over(env, trajectory, result):
         step = len(trajectory.turns) + 1
+        refusal = refused("The client has given up the call.")
         try:
-            turn = await player.act(result, trajectory.turns, step)
+            turn = await _decided(env, player, result, trajectory.turns, step)
         except PromptTooLongError as error:
             limit, trajectory.error = "prompt_limit", located(error, env.name, trajectory.task_id, step)
-            break
-        if turn is None:
-            break
-        result = await _carry_out(env, trajectory, turn, result)
+            turn, refusal = None, refused(str(error), TOO_LONG)
+        except ChatTemplateError as error:
+            if result.call is None:
+                raise
+            turn, refusal = None, refused(str(error))
+        if result.call is None:
+            if turn is None:
+                break
+            result = await _carry_out(env, trajectory, turn, result)
+        else:
+            result = await _answer_call(env, trajectory, turn, refusal, result)
+            if turn is None or not result.answered:
+                continue
+            limit, trajectory.error = "turn_limit", None
         if watch is not None:
             watch.call("on_episode_step", trajectory, result)
-    trajectory.success, trajectory.score = result.won, result.score
+    trajectory.success, trajectory.score, trajectory.calls = result.won, result.score, result.calls
+    if result.refusal:
+        _report(f"{env.name}: a call of the program was refused: {result.refusal}")
+    for index, turn in enumerate(trajectory.turns):
+        if (
+            turn.call is not None
+        ):  # Other conversations' calls may lie between a call and the messages after its answer.
+            follower = trajectory.successor(index)
+            outcome = result.observation if follower is None else trajectory.turns[follower].observation
+            trajectory.turns[index] = replace(turn, outcome=outcome)
     trajectory.ended = "terminated" if result.terminated else limit
     if watch is not None:
         if trajectory.turns:  # A rollout without turns is not trained on.
             await watch.rate(trajectory)
         watch.call("on_episode_end", trajectory, result)
+
+
+async def _decided(env: EpisodeEnv, player: Player, result: StepResult, history: History, step: int) -> Turn | None:
+    """Return the player's turn; ``None`` if it gives up, or if a program has given up its call meanwhile."""
+    if result.call is None:
+        return await player.act(result, history, step)
+    deciding = asyncio.ensure_future(player.act(result, history, step))
+    try:
+        while not (await asyncio.wait([deciding], timeout=GIVEN_UP_POLL_S))[0]:
+            if not await _resolved(env.is_waiting()):
+                return None
+        return deciding.result()
+    finally:
+        deciding.cancel()
 
 
 def _is_over(env: EpisodeEnv, trajectory: Trajectory, result: StepResult, num_steps: int = 0) -> bool:
@@ -187,13 +234,10 @@ async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before
             break
         if answer:  # The call has no action, so the environment takes no step.
             result = replace(result, observation=answer, reward=0.0, rewards={}, invalid_action=True)
-            if before.past_turns is not None:
-                result = replace(result, past_turns=before.past_turns + 1)
         else:
             result = await _resolved(env.step(action))
         advance()
-        for name, value in result.rewards.items():
-            trajectory.rewards[name] = trajectory.rewards.get(name, 0.0) + value
+        _add_rewards(trajectory, result)
         results.append(result)
     answers = tuple(each.observation for each in results)
     trajectory.turns.append(
@@ -201,7 +245,6 @@ async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before
             turn,
             observation=before.observation,
             admissible_actions=tuple(before.admissible_actions),
-            past_turns=before.past_turns,
             outcome="\n\n".join(answers),
             reward=sum(each.reward for each in results),
             invalid_action=any(each.invalid_action for each in results),
@@ -209,6 +252,37 @@ async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before
         )
     )
     return result
+
+
+async def _answer_call(
+    env: EpisodeEnv, trajectory: Trajectory, turn: Turn | None, refusal: str, before: StepResult
+) -> StepResult:
+    """Answer a program's call by a turn, or refuse it, and return the result; a turn that the program got is appended."""
+    result = await _resolved(env.step(refusal if turn is None else turn.action))
+    advance()
+    _add_rewards(trajectory, result)
+    if turn is not None and result.answered:
+        trajectory.turns.append(
+            replace(
+                turn, observation=before.observation, call=before.call, outcome=result.observation, reward=result.reward
+            )
+        )
+    elif trajectory.turns:
+        last = trajectory.turns[-1]
+        trajectory.turns[-1] = replace(last, reward=last.reward + result.reward)
+    return result
+
+
+def _add_rewards(trajectory: Trajectory, result: StepResult) -> None:
+    for name, value in result.rewards.items():
+        trajectory.rewards[name] = trajectory.rewards.get(name, 0.0) + value
+
+
+def _report(message: str) -> None:
+    """Log a message that has not been logged in this process; further messages of many kinds are left out."""
+    if message not in _reported and len(_reported) < MAX_REPORTED:
+        _reported.add(message)
+        logger.warning(message)
 
 
 async def _resolved(answer: Answer | Awaitable[Answer]) -> Answer:
@@ -235,10 +309,14 @@ class PolicyPlayer:
         """Write the prompt, sample the response and read the action; see :class:`Player`."""
         prompt = self.prompts.write(result, history)
         params = self.params if self.seed is None else replace(self.params, seed=derive_seed(self.seed, step))
+        if result.call is not None:
+            params = self._params(result.call, params)
         response = await self.generate(prompt.ids, params)
         projection = self.prompts.read(prompt, response.response_ids)
         return Turn(
-            action=projection.action,
+            action=projection.action
+            if result.call is None
+            else self._answer(result.call, projection.action, prompt, response),
             valid=projection.valid,
             outcome=projection.answer,
             actions=projection.actions,
@@ -254,6 +332,30 @@ class PolicyPlayer:
                 prompt.ids, prompt.insert_at, response.response_ids
             ),
         )
+
+    def _params(self, call: ChatCall, params: SamplingParams) -> SamplingParams:
+        """Return the sampling parameters of a call: its own limit of tokens holds beside the run's."""
+        if ignored := sorted({*call.ignored, *call.sampling}):
+            _report(f"Calls of the program have {', '.join(ignored)}, which the settings of the run replace.")
+        limit = call.max_tokens
+        return replace(params, max_tokens=min(params.max_tokens, limit)) if limit and limit > 0 else params
+
+    def _answer(self, call: ChatCall, action: str, prompt: Prompt, response: Response) -> str:
+        """Return the answer to a program's call with the fields that need the sampled ids."""
+        answer: dict[str, Any] = json.loads(action)
+        if response.finish_reason == "length":
+            answer["finish_reason"] = "length"
+        answer["usage"] = {"prompt_tokens": len(prompt.ids), "completion_tokens": len(response.response_ids)}
+        if call.logprobs:
+            texts = [
+                self.prompts.responses.whole(response.response_ids[i : i + 1])
+                for i in range(len(response.response_ids))
+            ]
+            answer["logprobs"] = [
+                {"token": text, "logprob": float(logprob), "bytes": list(text.encode()), "top_logprobs": []}
+                for text, logprob in zip(texts, response.logprobs, strict=True)
+            ]
+        return json.dumps(answer)
 
 
 def derive_seed(*parts: int | str) -> int:

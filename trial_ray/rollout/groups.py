@@ -9,6 +9,7 @@ from operator import add
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from ray import ObjectRef
 from ray.rllib.utils.metrics import (
     EPISODE_LEN_MAX,
@@ -72,6 +73,11 @@ class RolloutCounts:
     cut_responses: int = 0
     cut_histories: int = 0
     cut_observations: int = 0
+    branches: int = 0
+    refused_calls: int = 0
+    cancelled_calls: int = 0
+    taken_tokens: int = 0
+    called_tokens: int = 0
     rewards: Mapping[str, NamedReward] = field(default_factory=dict)
     return_min: float = math.inf
     return_max: float = -math.inf
@@ -101,6 +107,11 @@ class RolloutCounts:
             cut_responses=sum(turn.finish_reason == "length" for turn in turns),
             cut_histories=sum(turn.prompt_cut != "none" for turn in turns),
             cut_observations=sum(turn.prompt_cut == "observation" for turn in turns),
+            branches=sum(turn.call is not None and not turn.call.answered for turn in turns),
+            refused_calls=sum(rollout.calls.get("refused", 0) for rollout in rollouts),
+            cancelled_calls=sum(rollout.calls.get("cancelled", 0) for rollout in rollouts),
+            taken_tokens=sum(map(_taken_tokens, played)),
+            called_tokens=sum(len(turn.prompt_ids) for turn in turns if turn.call is not None),
             rewards=_merged_rewards(
                 {name: (value, 1)} for rollout in played for name, value in rollout.rewards.items()
             ),
@@ -152,6 +163,13 @@ class RolloutCounts:
         }
         if not self.turns:
             return counts
+        if self.called_tokens:
+            counts |= {
+                "num_branches": self.branches,
+                "num_refused_calls": self.refused_calls,
+                "num_cancelled_calls": self.cancelled_calls,
+                "taken_prompt_rate": self.taken_tokens / self.called_tokens,
+            }
         return counts | {
             "invalid_response_rate": self.invalid_responses / self.turns,
             "invalid_action_rate": self.invalid_actions / self.turns,
@@ -159,6 +177,19 @@ class RolloutCounts:
             "cut_history_rate": self.cut_histories / self.turns,
             "cut_observation_rate": self.cut_observations / self.turns,
         }
+
+
+def _taken_tokens(trajectory: Trajectory) -> int:
+    """Return the number of prompt tokens of a program's calls that are the ids of an earlier call and its answer."""
+    taken = 0
+    for turn in trajectory.turns:
+        if turn.call is not None and turn.call.parent is not None:
+            parent = trajectory.turns[turn.call.parent]
+            known = np.concatenate([parent.prompt_ids, parent.response_ids])
+            length = min(len(known), len(turn.prompt_ids))
+            differs = np.flatnonzero(known[:length] != turn.prompt_ids[:length])
+            taken += int(differs[0]) if len(differs) else length
+    return taken
 
 
 def _merged_rewards(parts: Iterable[Mapping[str, NamedReward]]) -> dict[str, NamedReward]:

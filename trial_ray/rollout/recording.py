@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from trial_envs.program import ChatCall
 from trial_ray.errors import UserInputError, first_line
 from trial_ray.files import Json, escaped, partial_of, unescaped
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
@@ -205,7 +208,7 @@ _TURN_COLUMNS = (
     ("prompt_cut", pa.string(), "part that was dropped from the prompt: `none`, `history` or `observation`"),
     ("invalid_action", pa.bool_(), "whether the environment reported that it did not understand the action"),
     ("admissible_actions", pa.list_(pa.string()), "the actions that the environment offered; empty if it offered none"),
-    ("past_turns", pa.int32(), "number of last turns that the conversation contained; null: all"),
+    ("call", pa.string(), "JSON of the program's call that the turn answers; null in other environments"),
     ("messages", pa.string(), "JSON list of chat messages sent in this turn; empty where there are ids"),
     ("response", pa.string(), "response of a chat API; empty where there are ids"),
     ("actions", pa.list_(pa.string()), "the actions of a response with several tool calls; else empty"),
@@ -251,6 +254,8 @@ def _rows(groups: Sequence[TrajectoryGroup]) -> Iterator[Json]:
 
 
 def _stored(value: Any) -> Any:
+    if isinstance(value, ChatCall):
+        return escaped(json.dumps(asdict(value), ensure_ascii=False))
     if isinstance(value, tuple):
         return [escaped(text) for text in value]
     return escaped(value) if isinstance(value, str) else value
@@ -333,6 +338,7 @@ def _turn(row: Json) -> Turn:
         values[name] = np.array(values[name], kind)
     for name in ("admissible_actions", "actions", "answers"):
         values[name] = tuple(map(unescaped, row[name]))
+    values["call"] = None if values["call"] is None else ChatCall(**json.loads(values["call"]))
     return Turn(**values)
 
 

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_of, method_title
 from trial_ray.files import Numbers, visible
 from trial_ray.metrics import COLUMNS, ENV_RUNNERS
+from trial_ray.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -163,31 +164,19 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     """
 
     def __init__(self, console: Console, done: int = 0, total: int | None = None) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
         self._console = console
         self._total = total
         self._done = done
         self._began = self._last = time.monotonic()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._task = self._progress.add_task("training", total=total, completed=done)
+        self._bar = progress_bar("training", total, console.is_terminal, console)
 
     def __enter__(self) -> TrainingProgress:
-        self._progress.start()
+        self._update = self._bar.__enter__()
+        self._update(self._done)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    def __exit__(self, *exception: Any) -> None:
+        self._bar.__exit__(*exception)
 
     def iteration(self, number: int, metrics: Numbers) -> None:
         """Show a finished iteration."""
@@ -202,7 +191,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         if number == 1 and (warning := unreadable_responses(metrics)):
             say(self._console, f"warning: {warning}")
         self._last = now
-        self._progress.update(self._task, completed=number)
+        self._update(number)
 
 
 # -- log of libraries -----------------------------------------------------------------------------------------

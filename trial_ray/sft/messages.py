@@ -11,10 +11,11 @@ from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.errors import UserInputError
-from trial_ray.files import Json, writing
+from trial_ray.files import writing
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.prompts.messages import Message, MessageWriter
 from trial_ray.prompts.tool_calls import ToolSet, parse_response, prepare_parsing
+from trial_ray.prompts.tool_conversation import call_message
 from trial_ray.prompts.writer import ResponseTexts
 from trial_ray.rollout.recording import read_iteration
 from trial_ray.runs.checkpoints import find_tokenizer
@@ -58,9 +59,10 @@ class Recording:
         for group in read_iteration(self._trajectories, None):
             yield from group.survivors
 
-    def adapter(self, trajectory: Trajectory) -> EnvironmentAdapter:
-        """Return the adapter of the environment in which an episode was played."""
-        return self.config.adapter_of(trajectory.environment)
+    def tools(self, trajectory: Trajectory) -> ToolSet | None:
+        """Return the tools of an episode; ``None`` in other prompt styles than ``tools``."""
+        is_tools = self.config.prompt_style == "tools"
+        return ToolSet(self.config.adapter_of(trajectory.environment).tools) if is_tools else None
 
     def response(self, turn: Turn) -> str:
         """Return the text of a turn's response; of a player that only acts, the action in the recording's form."""
@@ -75,13 +77,10 @@ class Recording:
         if tools is None:
             return {"role": "assistant", "content": self.response(turn)}
         if self._responses is None or not len(turn.response_ids):
-            made = [call for action in turn.all_actions if (call := tools.call_of(action))]
-            calls = [{"name": name, "arguments": arguments} for name, arguments in made]
-            parsed: Message = {"content": "", "tool_calls": calls}
-        else:
-            prepare_parsing(self.tokenizer, self.config.tool_format)
-            prefix = self._responses.decode(turn.prompt_ids[turn.insert_at :].tolist())
-            parsed = parse_response(self.tokenizer, self._responses.whole(turn.response_ids), prefix, tools.schemas)
+            return call_message(*filter(None, map(tools.call_of, turn.all_actions)))
+        prepare_parsing(self.tokenizer, self.config.tool_format)
+        prefix = self._responses.decode(turn.prompt_ids[turn.insert_at :].tolist())
+        parsed = parse_response(self.tokenizer, self._responses.whole(turn.response_ids), prefix, tools.schemas)
         calls = [
             {"type": "function", "function": call.get("function", call)} for call in parsed.get("tool_calls") or []
         ]
@@ -100,15 +99,23 @@ def shown(trajectory: Trajectory, turn: Turn) -> StepResult:
         turn.admissible_actions,
         won=False,
         score=0.0,
-        past_turns=turn.past_turns,
+        call=turn.call,
     )
 
 
 def conversations(recording: Recording, trajectory: Trajectory) -> Iterator[list[Message]]:
-    """Yield the conversations of an episode: one, or one per turn in the styles ``tagged`` and ``plain``."""
-    config, adapter = recording.config, recording.adapter(trajectory)
-    writer = MessageWriter(adapter.template(config.prompt_style), config.history_window)
-    tools = ToolSet(adapter.tools) if config.prompt_style == "tools" else None
+    """Yield the conversations of an episode: one, or one per turn in the styles ``tagged`` and ``plain``.
+
+    A program's episode has one for each call that no other call continues.
+    """
+    if trajectory.turns[0].call is not None:
+        for index, turn in enumerate(trajectory.turns):
+            if turn.call is not None and trajectory.successor(index) is None:
+                yield [*turn.call.messages, json.loads(turn.action)["message"]]
+        return
+    config, tools = recording.config, recording.tools(trajectory)
+    template = config.adapter_of(trajectory.environment).template(config.prompt_style)
+    writer = MessageWriter(template, config.history_window)
     last: list[Message] = []
     for number, turn in enumerate(trajectory.turns):
         new = writer.write(shown(trajectory, turn), trajectory.turns[:number])
@@ -122,32 +129,30 @@ def conversations(recording: Recording, trajectory: Trajectory) -> Iterator[list
         yield last
 
 
-def rows(recording: Recording) -> Iterator[Json]:
-    """Yield one JSON object per conversation: ``messages``, ``tools`` if there are any, and the episode's result."""
-    for trajectory in recording.episodes():
-        adapter = recording.adapter(trajectory)
-        tools = ToolSet(adapter.tools).schemas if recording.config.prompt_style == "tools" else None
-        for messages in conversations(recording, trajectory):
-            yield {
-                "messages": messages,
-                **({"tools": tools} if tools else {}),
-                "return": trajectory.episode_return,
-                "success": trajectory.success,
-                "task_id": trajectory.task_id,
-                "environment": trajectory.environment,
-            }
-
-
 def write_messages(path: Path, target: Path, adapters: Sequence[EnvironmentAdapter] = ()) -> int:
-    """Write the episodes of a run or of a recording as JSON lines; return the number of lines.
+    """Write the episodes of a run or of a recording as JSON lines, one per conversation; return the number of lines.
+
+    A line has ``messages``, ``tools`` if there are any, and the episode's result.
 
     Raises:
         CheckpointError, UserInputError: as in :class:`Recording`, or ``target`` exists or cannot be written.
     """
     if target.exists():
         raise UserInputError(f"{target} exists. Name another file.")
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows(Recording(path, adapters))]
+    recording, lines = Recording(path, adapters), list[str]()
+    for trajectory in recording.episodes():
+        tools = recording.tools(trajectory)
+        for messages in conversations(recording, trajectory):
+            row = {
+                "messages": messages,
+                **({"tools": tools.schemas} if tools else {}),
+                "return": trajectory.episode_return,
+                "success": trajectory.success,
+                "task_id": trajectory.task_id,
+                "environment": trajectory.environment,
+            }
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        target.write_text("".join(lines), encoding="utf-8")
     return len(lines)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.guarded import StepResult
@@ -27,9 +26,10 @@ from trial_ray.sft.messages import Recording, shown
 from trial_ray.trajectory import Trajectory, Turn
 from trial_ray.warmstart.demonstrations import response_text
 
-ROLES = {"system", "user", "assistant", "tool"}
 TAGGED = {"tagged", "conversation"}
 """Styles whose responses have the same form."""
+Read = Callable[[], Trajectory]
+"""Function that returns an episode of a source, or raises :class:`Unusable`."""
 
 
 class Unusable(Exception):
@@ -76,96 +76,28 @@ def load_episodes(
         CheckpointError: the config of a recording cannot be read.
     """
     if source.is_dir():
-        episodes = _recorded(Recording(source, adapters), config, tokenizer, dropped)
+        found = _recorded(Recording(source, adapters), config, tokenizer)
     elif source.suffix in (".jsonl", ".parquet"):
-        episodes = _from_messages(source, config, tokenizer, dropped)
+        found = _from_messages(source, config, tokenizer)
     else:
         raise UserInputError(
             f"{source} is neither a folder with recorded episodes nor a file of messages (.jsonl or .parquet)."
         )
-    return list(episodes)
-
-
-# -- recordings --------------------------------------------------------------------------------------------------------
-
-
-def _recorded(recording: Recording, config: GRPOConfig, tokenizer: Any, dropped: Dropped) -> Iterator[Trajectory]:
-    same = _same_tokens(recording, config, tokenizer)
-    writers: dict[str, PromptWriter] = {}
-    for trajectory in recording.episodes():
-        where = f"the episode of task {trajectory.task_id}"
-        if same and all(len(turn.response_ids) for turn in trajectory.turns):
-            turns = list(trajectory.turns)
-        else:
-            name = trajectory.environment
-            if name not in writers:
-                writers[name] = prompt_writer(tokenizer, config, recording.adapter(trajectory))
-            try:
-                turns = _rewritten(recording, trajectory, writers[name], config)
-            except (Unusable, PromptTooLongError) as error:
-                dropped.note("episodes", _reason(error), where)
-                continue
-        yield replace(trajectory, turns=_without_defects(turns, config, dropped, where))
-
-
-def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:
-    """Return whether the recorded ids are those that the run would have: same vocabulary, chat template, style and history."""
-    names = ("prompt_style", "tool_format", "history_window")
-    same = all(getattr(recording.config, name) == getattr(config, name) for name in names)
-    if recording.tokenizer is None or not same:
-        return False
-    described = [
-        describe_chat_template(each, template_options(of))
-        for each, of in ((recording.tokenizer, recording.config), (tokenizer, config))
-    ]
-    return recording.tokenizer.get_vocab() == tokenizer.get_vocab() and described[0] == described[1]
-
-
-def _rewritten(recording: Recording, trajectory: Trajectory, writer: PromptWriter, config: GRPOConfig) -> list[Turn]:
-    """Return the turns with prompts that the run's writer makes of the recorded observations."""
-    style, source = config.prompt_style, recording.config.prompt_style
-    turns: list[Turn] = []
-    for turn in trajectory.turns:
-        if turn.actions and style != "tools":
-            raise Unusable(f"a response with several actions, which the style {style!r} lacks")
-        prompt = writer.write(shown(trajectory, turn), turns)
-        if isinstance(writer, ToolConversationBuilder):
-            ids = _tool_response(recording, turn, writer)
-        else:
-            keeps_text = style == source or {style, source} == TAGGED
-            ids = writer.encode(prompt, recording.response(turn) if keeps_text else response_text(turn.action, style))
-        if turn.valid and writer.read(prompt, ids).action != turn.action:
-            raise Unusable(f"a response is read as another action in the style {style!r}")
-        turns.append(
-            replace(turn, prompt_ids=prompt.ids, insert_at=prompt.insert_at, prompt_cut=prompt.cut, response_ids=ids)
-        )
-    return turns
-
-
-def _tool_response(recording: Recording, turn: Turn, writer: ToolConversationBuilder) -> np.ndarray:
-    if recording.config.prompt_style == "tools":
-        return _encoded(writer, recording.message(turn, writer.tools))
-    if (call := writer.tools.call_of(turn.action)) is None:
-        raise Unusable("no tool has the recorded action")
-    return _encoded(writer, call_message(call))
-
-
-def _encoded(writer: ToolConversationBuilder, message: Message) -> np.ndarray:
-    try:
-        return writer.encode_message(message)
-    except (ValueError, ChatTemplateError) as error:
-        raise Unusable(f"the chat template cannot write a response: {error!s:.100}") from error
-
-
-def _without_defects(turns: Sequence[Turn], config: GRPOConfig, dropped: Dropped, where: str) -> list[Turn]:
-    """Return the turns that are imitated, and count the others."""
-    kept = []
-    for turn in turns:
-        if reason := _defect(turn, config):
-            dropped.note("turns", reason, where)
-        else:
-            kept.append(turn)
-    return kept
+    episodes = []
+    for where, read in found:
+        try:
+            episode = read()
+        except Unusable as error:
+            dropped.note("episodes", str(error), where)
+            continue
+        turns = []
+        for turn in episode.turns:
+            if reason := _defect(turn, config):
+                dropped.note("turns", reason, where)
+            else:
+                turns.append(turn)
+        episodes.append(replace(episode, turns=turns))
+    return episodes
 
 
 def _defect(turn: Turn, config: GRPOConfig) -> str:
@@ -179,6 +111,87 @@ def _defect(turn: Turn, config: GRPOConfig) -> str:
     if len(turn.prompt_ids) > config.max_prompt_tokens:
         return f"prompts longer than max_prompt_tokens={config.max_prompt_tokens}"
     return ""
+
+
+def _written(
+    writer: PromptWriter, decisions: Iterable[tuple[StepResult, Turn, str | Message, Sequence[str]]]
+) -> list[Turn]:
+    """Return the turns of an episode with the ids of the run's prompts and of the responses.
+
+    Args:
+        writer: writes the prompts.
+        decisions: for each turn what the environment showed, the turn, its response as a text or as a message with calls, and
+            the answers to the calls of the turn before if that turn lacks them.
+    """
+    turns: list[Turn] = []
+    for result, turn, answer, answers in decisions:
+        if turns and answers and len(answers) != turns[-1].num_steps:
+            raise Unusable("rows in which calls and answers of tools differ in number")
+        if len(answers) > 1:
+            turns[-1] = replace(turns[-1], answers=tuple(answers))
+        try:
+            prompt = writer.write(result, turns)
+            if isinstance(writer, ToolConversationBuilder) and not isinstance(answer, str):
+                ids = writer.encode_message(answer)
+            else:
+                ids = writer.encode(prompt, str(answer))
+        except PromptTooLongError as error:
+            raise Unusable("prompts longer than max_prompt_tokens") from error
+        except (ValueError, ChatTemplateError) as error:
+            raise Unusable(f"the chat template cannot write a response: {error!s:.100}") from error
+        read = writer.read(prompt, ids)
+        if turn.action and turn.valid and read.action != turn.action:
+            raise Unusable(f"a response is read as another action in the style {writer.template.style!r}")
+        written = replace(turn, prompt_ids=prompt.ids, insert_at=prompt.insert_at, prompt_cut=prompt.cut)
+        written = replace(written, response_ids=ids, valid=turn.valid and read.valid)
+        if not turn.action:
+            written = replace(written, action=read.action, actions=read.actions, answers=read.answers)
+        turns.append(written)
+    return turns
+
+
+# -- recordings --------------------------------------------------------------------------------------------------------
+
+
+def _recorded(recording: Recording, config: GRPOConfig, tokenizer: Any) -> Iterator[tuple[str, Read]]:
+    writer = cache(lambda name: prompt_writer(tokenizer, config, recording.config.adapter_of(name)))
+    same = _same_tokens(recording, config, tokenizer)
+    for episode in recording.episodes():
+        read = partial(replace, episode)
+        if not same or not all(len(turn.response_ids) for turn in episode.turns):
+            read = partial(_rewritten, recording, episode, writer(episode.environment))
+        yield f"the episode of task {episode.task_id}", read
+
+
+def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:
+    """Return whether the recorded ids are those that the run would have: same vocabulary, chat template, style and history."""
+
+    def described(tokenizer: Any, config: GRPOConfig) -> tuple[Any, ...]:
+        template = describe_chat_template(tokenizer, template_options(config))
+        return tokenizer.get_vocab(), template, config.prompt_style, config.tool_format, config.history_window
+
+    known = recording.tokenizer
+    return known is not None and described(known, recording.config) == described(tokenizer, config)
+
+
+def _rewritten(recording: Recording, episode: Trajectory, writer: PromptWriter) -> Trajectory:
+    """Return the episode with prompts that the run's writer makes of the recorded observations."""
+    decisions = ((shown(episode, turn), turn, _response(recording, turn, writer), ()) for turn in episode.turns)
+    return replace(episode, turns=_written(writer, decisions))
+
+
+def _response(recording: Recording, turn: Turn, writer: PromptWriter) -> str | Message:
+    style, source = writer.template.style, recording.config.prompt_style
+    if turn.actions and style != "tools":
+        raise Unusable(f"a response with several actions, which the style {style!r} lacks")
+    if isinstance(writer, ToolConversationBuilder):
+        if source == "tools":
+            return recording.message(turn, writer.tools)
+        if (call := writer.tools.call_of(turn.action)) is None:
+            raise Unusable("no tool has the recorded action")
+        return call_message(call)
+    keeps_text = style == source or {style, source} == TAGGED
+    return recording.response(turn) if keeps_text else response_text(turn.action, style)
 
 
 # -- files of messages ---------------------------------------------------------------------------------------------------
@@ -201,21 +214,14 @@ class _AsWritten:
         return self.read(response)
 
 
-def _from_messages(file: Path, config: GRPOConfig, tokenizer: Any, dropped: Dropped) -> Iterator[Trajectory]:
+def _from_messages(file: Path, config: GRPOConfig, tokenizer: Any) -> Iterator[tuple[str, Read]]:
     (entry, *_) = config.environment_entries()
     style = config.prompt_style
-    own = entry.adapter.template(style)
-    adapter = replace(entry.adapter, templates={style: _AsWritten(style, own.project)})
-    writer = prompt_writer(tokenizer, config, adapter)
+    template = _AsWritten(style, entry.adapter.template(style).project)
+    writer = prompt_writer(tokenizer, config, replace(entry.adapter, templates={style: template}))
     writer.history_window = 0  # The messages have their history already.
     for number, row in enumerate(_read_rows(file), start=1):
-        where = f"{file}, row {number}"
-        try:
-            trajectory = _conversation(row, writer, config)
-        except (Unusable, PromptTooLongError) as error:
-            dropped.note("episodes", _reason(error), where)
-            continue
-        yield replace(trajectory, turns=_without_defects(trajectory.turns, config, dropped, where))
+        yield f"{file}, row {number}", partial(_conversation, row, writer)
 
 
 def _read_rows(file: Path) -> Iterator[Any]:
@@ -239,140 +245,95 @@ def _read_rows(file: Path) -> Iterator[Any]:
                 yield None
 
 
-def _conversation(row: Any, writer: PromptWriter, config: GRPOConfig) -> Trajectory:
+def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
     """Return a row of messages as an episode.
 
     Raises:
         Unusable: the row is not a conversation that the run's prompts can contain.
-        PromptTooLongError: a prompt does not fit.
     """
+    style = writer.template.style
     row = {name: _decoded(row[name]) for name in row} if isinstance(row, dict) else {}
     messages = row.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise Unusable("rows without a list of messages")
-    _require_tools(messages, row.get("tools"), writer)
-    system, rest = "", list(messages)
-    if rest and rest[0].get("role") == "system":
-        system = _text(rest.pop(0))
-    is_conversation = config.prompt_style in ("conversation", "tools")
-    if system and not is_conversation:
-        raise Unusable(f"rows with a system message, which prompts of the style {config.prompt_style!r} lack")
-    blocks: list[list[Message]] = []
-    for message in rest:
-        if message.get("role") == "tool" and blocks and blocks[-1][0].get("role") == "tool":
-            blocks[-1].append(message)
+    system = _text(messages.pop(0)) if messages and messages[0].get("role") == "system" else ""
+    asked = {"user", "tool"} if style == "tools" else {"user"}
+    questions, answers = list[list[Message]](), list[Message]()
+    for message in messages:  # The results of several calls are one question.
+        if message.get("role") == "tool" and len(questions) > len(answers) and questions[-1][0].get("role") == "tool":
+            questions[-1].append(message)
+        elif message.get("role") in asked and len(questions) == len(answers):
+            questions.append([message])
+        elif message.get("role") == "assistant" and len(questions) > len(answers):
+            answers.append(message)
         else:
-            blocks.append([message])
-    pairs = [(blocks[number], blocks[number + 1][0]) for number in range(0, len(blocks) - 1, 2)]
-    asked = {"user"} if config.prompt_style != "tools" else {"user", "tool"}
-    if (
-        not pairs
-        or len(blocks) % 2
-        or any(a[0].get("role") not in asked or b.get("role") != "assistant" for a, b in pairs)
-    ):
+            raise Unusable("rows whose messages of user (or tool) and assistant do not alternate")
+    if not answers or len(questions) > len(answers):
         raise Unusable("rows whose messages of user (or tool) and assistant do not alternate")
-    if len(pairs) > 1 and not is_conversation:
-        raise Unusable(
-            f"rows with several responses, for which prompts of the style {config.prompt_style!r} have no place"
+    if style not in ("conversation", "tools") and (system or len(answers) > 1):
+        raise Unusable(f"rows with a system message or several responses, for which the style {style!r} has no place")
+    decisions = (
+        (
+            StepResult(texts[-1], system, "", (), won=False, score=0.0),
+            Turn(observation=texts[-1]),
+            _answer(answer, writer),
+            texts,
         )
-    turns: list[Turn] = []
-    for questions, answer in pairs:
-        texts = tuple(map(_text, questions))
-        if len(texts) != (turns[-1].num_steps if turns else 1):
-            raise Unusable("rows in which calls and answers of tools differ in number")
-        if len(texts) > 1:
-            turns[-1] = replace(turns[-1], answers=texts)
-        result = StepResult(texts[-1], system, "", (), won=False, score=0.0)
-        prompt = writer.write(result, turns)
-        if isinstance(writer, ToolConversationBuilder):
-            ids = _encoded(writer, _answer(answer))
-        else:
-            ids = writer.encode(prompt, _with_reasoning(answer))
-        read = writer.read(prompt, ids)
-        turn = Turn(prompt.ids, ids, insert_at=prompt.insert_at, observation=result.observation, action=read.action)
-        turn = replace(turn, valid=read.valid, prompt_cut=prompt.cut)
-        turns.append(replace(turn, actions=read.actions, answers=read.answers))
-    task = row.get("task_id")
-    name = task if isinstance(task, str) else text_digest(json.dumps([system, _text(rest[0])])).hex()[:16]
-    gained, success = row.get("return", 1.0), row.get("success", True)
-    if not isinstance(gained, int | float):
+        for texts, answer in zip((tuple(map(_text, each)) for each in questions), answers, strict=True)
+    )
+    turns = _written(writer, decisions)
+    task, reward = row.get("task_id"), row.get("return", 1.0)
+    if not isinstance(task, str):
+        task = text_digest(json.dumps([system, turns[0].observation])).hex()[:16]
+    if not isinstance(reward, int | float):
         raise Unusable("rows whose return is not a number")
-    return Trajectory(name, "", 0, turns, bool(success), function_reward=float(gained))
+    return Trajectory(task, "", 0, turns, bool(row.get("success", True)), function_reward=float(reward))
 
 
 def _decoded(value: Any) -> Any:
-    """Return a column or its elements that ``datasets`` has written to Parquet as JSON text; any other value as it is."""
+    """Return JSON text of an object or a list as its value, also as an element of a list; any other value as it is."""
     if isinstance(value, list):
         return [_decoded(each) for each in value]
     try:
-        return json.loads(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
+        return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
     except ValueError:
         return value
-
-
-def _require_tools(messages: Sequence[Mapping[str, Any]], declared: Any, writer: PromptWriter) -> None:
-    known = writer.tools.names if isinstance(writer, ToolConversationBuilder) else []
-    names = {entry.get("function", entry).get("name") for entry in declared or [] if isinstance(entry, dict)}
-    for message in messages:
-        if message.get("role") not in ROLES:
-            raise Unusable("messages with an unknown role")
-        calls = message.get("tool_calls") or []
-        if calls and not known:
-            raise Unusable("rows with tool calls; set prompt_style='tools' to imitate them")
-        called = {read_call(call)[0] for call in calls}
-        if not called <= set(known) or (declared and not called <= names):
-            raise Unusable("calls of a tool that is not declared")
 
 
 def _text(message: Mapping[str, Any]) -> str:
     """Return a message's content as text; of a list of parts, all texts."""
     content = message.get("content")
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        content = "".join(part["text"] for part in content)
     if content is None and message.get("tool_calls"):
-        content = ""
-    if not isinstance(content, str):
+        return ""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
         raise Unusable("messages whose content is not text")
-    return content
+    return "".join(texts)
 
 
-def _reasoning(message: Mapping[str, Any]) -> str:
-    found = message.get("reasoning_content") or message.get("reasoning") or ""
-    return found if isinstance(found, str) else ""
-
-
-def _with_reasoning(message: Mapping[str, Any]) -> str:
-    reasoning, text = _reasoning(message), _text(message)
-    return f"<think>\n{reasoning.strip()}\n</think>\n\n{text}" if reasoning else text
-
-
-def _answer(message: Mapping[str, Any]) -> Message:
-    """Return a response for the chat template, whose calls have their arguments as objects."""
+def _answer(message: Mapping[str, Any], writer: PromptWriter) -> str | Message:
+    """Return a response as a text, or for the chat template as a message whose calls have their arguments as objects."""
+    content, reasoning = _text(message), message.get("reasoning_content") or message.get("reasoning")
+    reasoning = reasoning if isinstance(reasoning, str) else ""
+    if not isinstance(writer, ToolConversationBuilder):
+        if message.get("tool_calls"):
+            raise Unusable("rows with tool calls; set prompt_style='tools' to imitate them")
+        return f"<think>\n{reasoning.strip()}\n</think>\n\n{content}" if reasoning else content
     calls = []
     for call in message.get("tool_calls") or []:
         name, arguments = read_call(call)
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except ValueError as error:
-                raise Unusable("calls whose arguments are not JSON") from error
-        if not isinstance(arguments, dict):
-            raise Unusable("calls whose arguments are not an object")
-        given = {
-            key: value for key, value in arguments.items() if value is not None
-        }  # Columns of a file may fill in null.
+        if name not in writer.tools.names:
+            raise Unusable("calls of a tool that the environment does not have")
+        if not isinstance(arguments := _decoded(arguments), dict):
+            raise Unusable("calls whose arguments are not a JSON object")
+        # Columns of a file may fill in null.
+        given = {key: value for key, value in arguments.items() if value is not None}
         calls.append({"type": "function", "function": {"name": name, "arguments": given}})
-    answer: Json = {"role": "assistant", "content": _text(message)}
-    if reasoning := _reasoning(message):
+    answer: Json = {"role": "assistant", "content": content}
+    if reasoning:
         answer["reasoning_content"] = reasoning
     return answer | ({"tool_calls": calls} if calls else {})
-
-
-def _reason(error: Exception) -> str:
-    """Return the reason for which an episode is left out, without its own numbers and names."""
-    return "prompts longer than max_prompt_tokens" if isinstance(error, PromptTooLongError) else str(error)
 
 
 # -- selection ---------------------------------------------------------------------------------------------------------
@@ -398,27 +359,24 @@ def select(
     Raises:
         ConfigError: none is left.
     """
-    left = Counter[str]()
-    places: dict[str, list[int]] = {}
-    seen: set[bytes] = set()
-    for number, episode in enumerate(episodes):
-        key = b"\0".join(part.tobytes() for turn in episode.turns for part in (turn.prompt_ids, turn.response_ids))
+    kept, seen, of_task = list[int](), set[Any](), Counter[str]()
+    for number in sorted(range(len(episodes)), key=lambda number: -gained(episodes[number])):
+        episode = episodes[number]
+        key = tuple((turn.prompt_ids.tobytes(), turn.response_ids.tobytes()) for turn in episode.turns)
         if not episode.turns:
-            left["episodes without a turn to imitate"] += 1
+            reason = "episodes without a turn to imitate"
         elif min_return is not None and gained(episode) < min_return:
-            left[f"a return below {min_return:g}"] += 1
+            reason = f"a return below {min_return:g}"
         elif key in seen:
-            left["exact repetitions of an earlier episode"] += 1
+            reason = "exact repetitions of another episode"
+        elif per_task and of_task[episode.task_id] == per_task:
+            reason = f"more than {per_task} episodes of their task"
         else:
             seen.add(key)
-            places.setdefault(episode.task_id, []).append(number)
-    kept = []
-    for numbers in places.values():
-        ranked = sorted(numbers, key=lambda number: -gained(episodes[number]))
-        kept += ranked[:per_task]
-        if over := len(ranked[per_task:]) if per_task else 0:
-            left[f"more than {per_task} episodes of their task"] += over
-    dropped.episodes.update(left)
+            of_task[episode.task_id] += 1
+            kept.append(number)
+            continue
+        dropped.episodes[reason] += 1
     if not kept:
         raise ConfigError(f"No episode is left to imitate, of {len(episodes)}: {dict(dropped.episodes)}.")
     return [episodes[number] for number in sorted(kept)]

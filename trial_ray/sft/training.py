@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 import numpy as np
 import ray
 import torch
-from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core import COMPONENT_LEARNER_GROUP, DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from torch import Tensor
 
@@ -20,18 +20,28 @@ from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.algorithms.learner_group import PolicyLearnerGroup
 from trial_ray.algorithms.methods import with_settings_of
 from trial_ray.config.declare import check_settings, setting
+from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import CheckpointError, ConfigError, TrainingDivergedError
-from trial_ray.files import Json, content_key, finite, read_json, text_digest, write_folder, write_json
-from trial_ray.learner.exchange import FETCH_TIMEOUT_S, TrainingGroups
+from trial_ray.evaluation.evaluation_sets import EvaluationSet
+from trial_ray.evaluation.local_games import LocalGames
+from trial_ray.files import Json, content_key, finite, read_json, text_digest, write_json
+from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.learner import GRPOLearner
-from trial_ray.learner.method import Method, Metrics, per_token
+from trial_ray.learner.method import Method, per_token
 from trial_ray.learner.rows import TokenBatch, scored_turn
-from trial_ray.models.folders import write_model
 from trial_ray.models.layout import pack_sequences
 from trial_ray.models.logprobs import gather_top, hidden_states, output_head
 from trial_ray.models.prefix_tree import PrefixOrder
 from trial_ray.objectives.segments import masked_mean
+from trial_ray.prompts.styles import prompt_writer
 from trial_ray.rollout.env_runner import SPACES
+from trial_ray.runs.checkpoints import (
+    CHECKPOINT_MARK,
+    export_model,
+    list_checkpoints,
+    remove_checkpoint,
+    save_checkpoint,
+)
 from trial_ray.trajectory import Trajectory, TrajectoryGroup
 
 RECORD = "sft.json"
@@ -82,20 +92,42 @@ class Imitation(Method["SFTConfig"]):
 
     @per_token
     def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """Return 0: nothing is reinforced."""
-        return logprobs.new_zeros(())
-
-    @per_token
-    def dense_loss(self, tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int) -> tuple[Tensor, Metrics]:
         """Return the mean negative log-likelihood."""
-        loss = -masked_mean(fwd_out["logprobs"], tokens.mask)
-        return loss, {"loss": loss}
+        return -masked_mean(logprobs, tokens.mask)
 
 
 class SFTConfig(GRPOConfig):
     """Config of the learners during supervised fine-tuning."""
 
     method_class = Imitation
+
+
+def learner_config(config: GRPOConfig, settings: SFTSettings, updates: int) -> SFTConfig:
+    """Return the config of the learners: model, adapters, precision and learners of ``config``, with the loss of SFT."""
+    warmup = max(1, round(settings.warmup_share * updates))
+    learners: SFTConfig = with_settings_of(config, SFTConfig())
+    learners.training(
+        # RLlib's schedule counts environment steps; here these are updates.
+        lr=[[0, settings.learning_rate / warmup], [warmup, settings.learning_rate], [max(updates, warmup + 1), 0.0]],
+        weight_decay=settings.weight_decay,
+        minibatch_rows=ALL_ROWS,
+        microbatch_rows=max(1, math.ceil(settings.batch_rows / (4 * max(1, config.num_learners)))),
+        microbatch_weighting="tokens",
+        batch_shards=1,
+        num_epochs=1,
+        shuffle=False,
+        ref_kl_coeff=0.0,
+        entropy_coeff=0.0,
+        mask_truncated=False,
+        teacher_context=None,
+        teacher_model=None,
+        teacher_sync_iterations=None,
+    )
+    # A temperature of rollouts would divide the logits of the loss.
+    learners.env_runners(temperature=1.0)
+    learners.recording(trajectories_folder=None, training_folder=None)
+    learners.engines(colocate=False, weight_transfer="object_store")
+    return learners
 
 
 @dataclass(frozen=True)
@@ -121,16 +153,22 @@ class Check:
         """Order of checks, the best last: by success if games are played, then by loss."""
         return (self.success or 0.0, -self.loss)
 
+    def __str__(self) -> str:
+        """Return a summary in one line."""
+        training = "" if self.training_loss is None else f"training loss {self.training_loss:.3f}, "
+        success = "" if self.success is None else f", success {self.success:.1%}"
+        return (
+            f"update {self.step}: {training}held-out loss {self.loss:.3f}, token accuracy {self.accuracy:.1%}{success}"
+        )
+
 
 def split_tasks(episodes: Sequence[Trajectory], share: float) -> tuple[list[Trajectory], list[Trajectory]]:
     """Return the episodes to train on, and those of the tasks that are held out, at least one task if there are several."""
     tasks = sorted({each.task_id for each in episodes}, key=lambda task: text_digest(f"held out\n{task}"))
     number = min(len(tasks) - 1, max(1, round(share * len(tasks)))) if share else 0
-    held_out = set(tasks[:number])
-    return (
-        [each for each in episodes if each.task_id not in held_out],
-        [each for each in episodes if each.task_id in held_out],
-    )
+    chosen = set(tasks[:number])
+    training, held_out = ([each for each in episodes if (each.task_id in chosen) is out] for out in (False, True))
+    return training, held_out
 
 
 class FineTuning:
@@ -141,92 +179,54 @@ class FineTuning:
         settings: settings of the fine-tuning.
         episodes: episodes to imitate.
         out: folder of the model; it appears when the fine-tuning is complete.
-        play: function that plays games with the learner in this process and returns the share won.
 
     Attributes:
         num_updates: number of updates.
         training: episodes that are trained on.
         held_out: held-out episodes.
+        checks: checks so far.
 
     Raises:
-        ConfigError: ``games`` is set, but the learners are not in this process, or there are no held-out episodes.
+        ConfigError: there are no held-out episodes, or as in :func:`games_of`.
         CheckpointError: an interrupted fine-tuning into ``out`` had other settings or episodes.
     """
 
-    def __init__(
-        self,
-        config: GRPOConfig,
-        settings: SFTSettings,
-        episodes: Sequence[Trajectory],
-        out: Path,
-        play: Callable[[GRPOLearner], float] | None = None,
-    ) -> None:
-        self._settings, self._out, self._play = settings, out, play
+    def __init__(self, config: GRPOConfig, settings: SFTSettings, episodes: Sequence[Trajectory], out: Path) -> None:
+        self._settings, self._out = settings, out.absolute()  # RLlib takes a relative path for a URI without a scheme.
+        self._play = games_of(config, settings.games) if settings.games else None
         self.training, self.held_out = split_tasks(episodes, settings.held_out)
         if not self.held_out:
             raise ConfigError(
                 f"All {len(episodes)} episodes are of one task, or held_out is 0, so none can be held out. Give episodes of "
                 "several tasks."
             )
-        self.num_updates = sum(1 for _ in self._all_batches())
+        self.num_updates = sum(1 for _ in self._batches())
         self._every = max(1, math.ceil(self.num_updates / settings.checks))
-        self._config = self._learner_config(config)
-        self._work = out.with_name(f"{out.name}.partial")
+        self._config = learner_config(config, settings, self.num_updates)
+        self._work = self._out.with_name(f"{out.name}.partial")
         ids = [(turn.prompt_ids.tolist(), turn.response_ids.tolist()) for each in episodes for turn in each.turns]
-        learned = {"episodes": text_digest(str(ids)).hex(), "model": config.model_path}
-        self._key = content_key({"settings": asdict(settings), **learned})
+        self._key = content_key({"settings": asdict(settings), "episodes": ids, "model": config.model_path})
         self.checks: list[Check] = []
-        self._step = 0
-        if (record := self._work / RECORD).is_file():
-            found = read_json(record)
+        if states := list_checkpoints(self._work):
+            found = read_json(states[-1] / RECORD)
             if found["key"] != self._key:
                 raise CheckpointError(
                     f"{self._work} has an unfinished fine-tuning with other settings, episodes or model. Delete it, or name "
                     "another --out."
                 )
             self.checks = [Check(**check) for check in found["checks"]]
-            self._step = self.checks[-1].step
 
-    def _learner_config(self, config: GRPOConfig) -> GRPOConfig:
-        settings, updates = self._settings, self.num_updates
-        warmup = max(1, round(settings.warmup_share * updates))
-        learners = with_settings_of(config, SFTConfig())
-        learners.training(
-            # RLlib's schedule counts environment steps; here these are updates.
-            lr=[
-                [0, settings.learning_rate / warmup],
-                [warmup, settings.learning_rate],
-                [max(updates, warmup + 1), 0.0],
-            ],
-            weight_decay=settings.weight_decay,
-            minibatch_rows=ALL_ROWS,
-            microbatch_rows=max(1, math.ceil(settings.batch_rows / (4 * max(1, config.num_learners)))),
-            microbatch_weighting="tokens",
-            batch_shards=1,
-            num_epochs=1,
-            shuffle=False,
-            ref_kl_coeff=0.0,
-            entropy_coeff=0.0,
-            mask_truncated=False,
-            teacher_context=None,
-            teacher_model=None,
-            teacher_sync_iterations=None,
-        )
-        learners.recording(trajectories_folder=None, training_folder=None)
-        learners.engines(colocate=False, weight_transfer="object_store")
-        return learners
-
-    def _batches(self, epoch: int) -> Iterator[list[Trajectory]]:
-        """Yield the episodes of each update of an epoch: whole episodes with at least ``batch_rows`` turns, in random order."""
-        order = np.random.default_rng([self._settings.seed, epoch]).permutation(len(self.training))
-        batch: list[Trajectory] = []
-        for index in order:
-            batch.append(self.training[index])
-            if sum(len(each.turns) for each in batch) >= self._settings.batch_rows:
+    def _batches(self) -> Iterator[list[Trajectory]]:
+        """Yield the episodes of each update: whole episodes with at least ``batch_rows`` turns, in a random order per epoch."""
+        for epoch in range(self._settings.epochs):
+            batch: list[Trajectory] = []
+            for index in np.random.default_rng([self._settings.seed, epoch]).permutation(len(self.training)):
+                batch.append(self.training[index])
+                if sum(len(each.turns) for each in batch) >= self._settings.batch_rows:
+                    yield batch
+                    batch = []
+            if batch:
                 yield batch
-                batch = []
-        if batch:
-            yield batch
 
     def run(self, on_update: Callable[[int, float], None], on_check: Callable[[Check], None]) -> None:
         """Train until the last update; Ray must be running. :meth:`finish` then moves the best policy to its folder.
@@ -241,71 +241,61 @@ class FineTuning:
         spec = self._config.get_multi_rl_module_spec(spaces=SPACES, inference_only=False)
         learners: PolicyLearnerGroup = self._config.build_learner_group(rl_module_spec=spec)
         try:
-            if self._step:
-                learners.restore_from_path(self._state(self._step))
+            if done := self.checks[-1].step if self.checks else 0:
+                learners.restore_from_path(self._state(done) / COMPONENT_LEARNER_GROUP)
             else:
-                self._check(learners, [], on_check)
+                self._check(learners, 0, [], on_check)
             losses: list[float] = []
-            for step, batch in enumerate(self._all_batches(), start=1):
-                if step <= self._step:
+            for step, batch in enumerate(self._batches(), start=1):
+                if step <= done:
                     continue
                 losses.append(self._update(learners, batch, step))
                 on_update(step, losses[-1])
                 if step % self._every == 0 or step == self.num_updates:
-                    self._check(learners, losses, on_check, step)
+                    self._check(learners, step, losses, on_check)
                     losses = []
         finally:
             learners.shutdown()
-
-    def _all_batches(self) -> Iterator[list[Trajectory]]:
-        for epoch in range(self._settings.epochs):
-            yield from self._batches(epoch)
 
     def _update(self, learners: PolicyLearnerGroup, batch: Sequence[Trajectory], step: int) -> float:
         groups = [TrajectoryGroup(each.task_id, [each]) for each in batch]
         data = TrainingGroups(episodes_refs=[ray.put(group) for group in groups])
         timesteps = {"training_iteration": step, NUM_ENV_STEPS_SAMPLED_LIFETIME: step}
-        results = learners.update(training_data=data, timesteps=timesteps)
-        metrics = results[0][DEFAULT_MODULE_ID]
-        value = metrics["sft"]["loss"]
-        return float(value.peek() if hasattr(value, "peek") else value)
+        metrics, *_ = learners.update(training_data=data, timesteps=timesteps)
+        return float(metrics[DEFAULT_MODULE_ID]["grpo"]["surrogate_loss"].peek())
 
     def _check(
-        self, learners: PolicyLearnerGroup, losses: Sequence[float], on_check: Callable[[Check], None], step: int = 0
+        self, learners: PolicyLearnerGroup, step: int, losses: Sequence[float], on_check: Callable[[Check], None]
     ) -> None:
-        held_out: Any = ray.put(self.held_out)
-
-        def score(learner: GRPOLearner) -> tuple[float, float]:
-            return held_out_scores(learner, ray.get(held_out, timeout=FETCH_TIMEOUT_S))
-
-        (loss, accuracy), *_ = learners.ask(score)
+        held_out = self.held_out
+        (loss, accuracy), *_ = learners.ask(lambda learner: held_out_scores(learner, held_out))
         if not math.isfinite(loss):
             raise TrainingDivergedError(
                 f"The held-out loss is {loss} after update {step}. Lower learning_rate; {self._work} has the state before."
             )
         success = None if self._play is None else learners.ask(self._play)[0]
-        check = Check(step, float(np.mean(losses)) if losses else None, loss, accuracy, success)
-        if all(check.rank > earlier.rank for earlier in self.checks):
-            self._write_model(learners)
-        self.checks.append(check)
-        learners.save_to_path(str(self._state(step)))
-        # The record names the state: an interrupt before it leaves the state of the check before.
-        write_json(self._work / RECORD, {"key": self._key, "checks": [asdict(each) for each in self.checks]})
-        for earlier in self.checks[:-1]:
-            shutil.rmtree(self._state(earlier.step), ignore_errors=True)
+        check = Check(step, fmean(losses) if losses else None, loss, accuracy, success)
+        self.checks = [*(earlier for earlier in self.checks if earlier.step < step), check]
+
+        def save(folder: Path) -> None:
+            """Write a checkpoint as a run does, which has a model to export, and the record."""
+            learners.save_to_path(str(folder / COMPONENT_LEARNER_GROUP))
+            write_json(folder / RECORD, {"key": self._key, "checks": [asdict(each) for each in self.checks]})
+            (folder / CHECKPOINT_MARK).touch()
+
+        save_checkpoint(self._state(step), save)
+        for state in list_checkpoints(self._work):
+            if state not in (self._state(step), self._state(self._best.step)):
+                remove_checkpoint(state)
         on_check(check)
 
+    @property
+    def _best(self) -> Check:
+        """The first of the best checks."""
+        return max(self.checks, key=lambda check: check.rank)
+
     def _state(self, step: int) -> Path:
-        return self._work / f"state-{step:06d}"
-
-    def _write_model(self, learners: PolicyLearnerGroup) -> None:
-        best = self._work / "best"
-
-        def fill(folder: Path) -> None:
-            learners.ask(lambda learner: write_policy(learner, folder))
-
-        shutil.rmtree(best, ignore_errors=True)
-        write_folder(best, fill)
+        return self._work / f"{step:06d}"
 
     def finish(self, record: Json) -> Path:
         """Move the best policy to its folder with the record, and delete the state.
@@ -315,10 +305,38 @@ class FineTuning:
         """
         checks = [asdict(check) for check in self.checks]
         content = {**record, "settings": asdict(self._settings), "updates": self.num_updates, "checks": checks}
-        write_json(self._work / "best" / RECORD, finite(content, default=str))
-        (self._work / "best").rename(self._out)
+        best = self._work / "best"
+        shutil.rmtree(best, ignore_errors=True)
+        write_json(export_model(self._state(self._best.step), best) / RECORD, finite(content, default=str))
+        best.rename(self._out)
         shutil.rmtree(self._work)
         return self._out
+
+
+def games_of(config: GRPOConfig, number: int) -> Callable[[GRPOLearner], float]:
+    """Return a function that plays games of the evaluation set with a learner's policy, and returns the share won.
+
+    Raises:
+        ConfigError: there is no evaluation set, or the learners are other processes.
+    """
+    if config.num_learners:
+        raise ConfigError(
+            f"games={number} are played by the learner in this process, but num_learners is {config.num_learners}. Set games=0 "
+            "and evaluate the model afterwards, or set num_learners=0."
+        )
+    if not (entries := config.evaluation_entries()):
+        raise ConfigError(f"games={number} needs .evaluation(evaluation_split=...) in the experiment, or set games=0.")
+    entry, seed = entries[0], config.evaluation_seed
+    tasks = EvaluationSet.from_entry(entry, number, seed).task_ids
+    params = SamplingParams(config.max_response_tokens, config.evaluation_temperature, config.evaluation_top_p)
+
+    def play(learner: GRPOLearner) -> float:
+        module = learner.policy_module
+        with LocalGames(entry, tasks, params, seed) as games:
+            played = games.play(module.lm, module.tokenizer, prompt_writer(module.tokenizer, config, entry.adapter))
+        return sum(trajectory.success for trajectory in played) / len(played)
+
+    return play
 
 
 def held_out_scores(learner: GRPOLearner, episodes: Sequence[Trajectory]) -> tuple[float, float]:
@@ -339,15 +357,3 @@ def held_out_scores(learner: GRPOLearner, episodes: Sequence[Trajectory]) -> tup
         number += len(packed.tokens)
     module.finish_passes()
     return nll / number, right / number
-
-
-def write_policy(learner: GRPOLearner, folder: Path) -> None:
-    """Write the policy with its tokenizer in Hugging Face format, adapters merged; every learner must call this."""
-    module = learner.policy_module
-    weights = module.named_weights()
-    if learner.exchange.rank == 0:
-        write_model(module.lm, weights, folder)
-        module.tokenizer.save_pretrained(folder)
-    else:
-        for _ in weights:
-            pass

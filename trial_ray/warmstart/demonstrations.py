@@ -50,12 +50,12 @@ class Demonstration:
     planned: bool
 
 
-def collect(policy: Policy, on_game: Callable[[], None] = lambda: None) -> list[Demonstration]:
+def collect(policy: Policy, on_game: Callable[[int], None] = lambda number: None) -> list[Demonstration]:
     """Play ``games`` × ``episodes_per_game`` episodes with the expert; return one demonstration per turn.
 
     Args:
         policy: policy that will imitate the expert.
-        on_game: called after each task.
+        on_game: called after each task with their number so far.
 
     Raises:
         ConfigError: the adapter has no expert and the environment lists no actions.
@@ -77,7 +77,7 @@ def collect(policy: Policy, on_game: Callable[[], None] = lambda: None) -> list[
                 if trajectory.ended == "prompt_limit":
                     raise PromptTooLongError(trajectory.error)
                 demonstrations += player.demonstrations(trajectory)
-            on_game()
+            on_game(game + 1)
     return demonstrations
 
 

@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,6 @@ import rich
 import torch
 import transformers
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 import trial_envs
 from trial_ray.adapters.adapter import EnvironmentAdapter
@@ -38,6 +37,7 @@ from trial_ray.files import (
 from trial_ray.models.folders import write_model
 from trial_ray.models.tensors import stored_tensors
 from trial_ray.process import run_outside_event_loop
+from trial_ray.progress import progress_bar
 from trial_ray.warmstart.agreement import measure_agreement
 from trial_ray.warmstart.cloning import Example, updates
 from trial_ray.warmstart.demonstrations import cached_examples, collect, to_examples
@@ -75,34 +75,6 @@ _log = logging.getLogger(__name__)
 
 CURVE = ("success_rate", "invalid_share")
 """Success figures that each check records."""
-LINE_EVERY = 100
-"""Number of updates between log lines if the output is not a terminal."""
-
-
-class WarmStartProgress(Progress):
-    """One progress bar per stage (games of the expert, updates), or lines if the output is not a terminal."""
-
-    def __init__(self, settings: WarmStartSettings, enabled: bool) -> None:
-        super().__init__(
-            "{task.description}",
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            "{task.fields[state]}",
-            disable=not enabled,
-            # stdout may be a file, in which the output of libraries belongs; rich would draw that output above the bars.
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self.collecting = self.add_task("Demonstrations (games)", total=settings.games, state="")
-        self.cloning = self.add_task("Cloning (updates)", total=settings.max_steps, start=False, state="")
-
-    def cloned(self, step: int, state: str, *, line: bool) -> None:
-        """Show the state of cloning after an update; ``line``: also print it as a line if the output is not a terminal."""
-        self.start_task(self.cloning)
-        self.update(self.cloning, completed=step, state=state)
-        if line and not (self.disable or self.console.is_terminal):
-            self.console.print(f"Cloning: update {step} of {self.tasks[-1].total:g}, {state}", highlight=False)
 
 
 @dataclass(frozen=True)
@@ -260,13 +232,12 @@ def _environment_files(entry: EnvironmentEntry) -> list[Path]:
 def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder: Path, progress: bool) -> None:
     """Make the model and write it and its record to ``folder``; the examples are cached under ``key`` as soon as they are made."""
     started = time.perf_counter()
-    with set_threads(settings), WarmStartProgress(settings, progress) as bars:
+    with set_threads(settings):
         policy = load_policy(settings, entry)
-        examples = cached_examples(
-            key, lambda: to_examples(collect(policy, lambda: bars.advance(bars.collecting)), settings)
-        )
-        bars.update(bars.collecting, completed=settings.games)  # Cached examples need no games.
-        steps, curve = _clone(policy, examples, bars)
+        with progress_bar("Demonstrated games", settings.games, progress) as on_game:
+            examples = cached_examples(key, lambda: to_examples(collect(policy, on_game), settings))
+        with progress_bar("Cloning updates", settings.max_steps, progress) as on_update:
+            steps, curve = _clone(policy, examples, on_update)
     policy.model.to("cpu")  # type: ignore[arg-type]
     policy.model.config.architectures = [type(policy.model).__name__]  # vLLM needs this name, which a new config lacks.
     write_model(policy.model, stored_tensors(policy.model).items(), folder)
@@ -327,7 +298,7 @@ def _early_check(settings: WarmStartSettings, curve: Sequence[Numbers]) -> int:
     return step + max(1, settings.check_every // 10, math.ceil((settings.target_success - success) / gain))
 
 
-def _clone(policy: Policy, examples: list[Example], bars: WarmStartProgress) -> tuple[int, list[Numbers]]:
+def _clone(policy: Policy, examples: list[Example], on_update: Callable[..., None]) -> tuple[int, list[Numbers]]:
     """Update until a check reaches the target; return the number of updates and the curve of the checks.
 
     Raises:
@@ -340,7 +311,7 @@ def _clone(policy: Policy, examples: list[Example], bars: WarmStartProgress) -> 
     with HeldOutGames(policy, CHECKED) as games:
         for step, (loss, right) in zip(range(1, settings.max_steps + 1), updates(policy, examples), strict=False):
             accuracies.append(right)
-            bars.cloned(step, f"loss {loss:.2f}{success}", line=step % LINE_EVERY == 0)
+            on_update(step, f"loss {loss:.2f}{success}")
             due = step % settings.check_every == 0 or step == early
             due = due and fmean(accuracies[-25:]) >= MIN_RESPONSE_ACCURACY
             due = due or step == settings.max_steps
@@ -357,7 +328,7 @@ def _clone(policy: Policy, examples: list[Example], bars: WarmStartProgress) -> 
             seconds = round(time.perf_counter() - started, 2)
             curve.append({"step": step, "seconds": seconds, **{name: figures[name] for name in CURVE}})
             success = f" · held-out success {figures['success_rate']:.0%} (stops at {settings.target_success:.0%})"
-            bars.cloned(step, f"loss {loss:.2f}{success}", line=True)
+            on_update(step, f"loss {loss:.2f}{success}", line=True)
             if figures["success_rate"] >= settings.target_success:
                 return step, curve
             early = _early_check(settings, curve)

@@ -42,6 +42,7 @@ class Outcome:
     won: bool = False
     done: bool = False
     invalid_action: bool = False
+    truncated: bool = False
 
 
 class TextEnv(gymnasium.Env[str, str]):
@@ -148,7 +149,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self._playing = False  # After a failure, the state of the engine is unknown.
         outcome = self._advance(action)
         self._actions.append(action)
-        truncated = not outcome.done and len(self._actions) >= self.max_turns
+        truncated = not outcome.done and (outcome.truncated or len(self._actions) >= self.max_turns)
         self._playing = not (outcome.done or truncated)
         self._last_observation = outcome.observation
         return outcome.observation, outcome.reward, outcome.done, truncated, self._info(outcome)

@@ -196,7 +196,7 @@
       className(turn) ? element("span", { class: `class class-${turn.class}` }, className(turn)) : ""),
     barElement(turn));
     const flags = [
-      turn.valid ? "" : "response without the required form", turn.invalid_action ? "action not understood" : "",
+      turn.place, turn.valid ? "" : "response without the required form", turn.invalid_action ? "action not understood" : "",
       turn.finish_reason === "length" ? "response cut at its limit" : "", turn.prompt_cut === "none" ? "" : `prompt without ${turn.prompt_cut === "history" ? "part of its history" : "the observation's middle"}`,
       turn.reward ? `reward ${number(turn.reward)}` : "",
     ].filter(Boolean);

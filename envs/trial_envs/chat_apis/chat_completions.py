@@ -1,0 +1,105 @@
+"""OpenAI's chat completions, the form of every call of the policy; the other APIs are translated to and from it.
+
+The modules of this package have the functions ``chat_request``, ``answer``, ``events`` and ``error``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+Message = dict[str, Any]
+
+
+def chat_request(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of a chat completion, which is in this form already."""
+    return dict(body)
+
+
+def answer(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the completion, which is in this form already."""
+    return dict(completion)
+
+
+def events(completion: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the chunks of a finished completion as events without a name: role, texts, calls, end and, if wanted, usage."""
+    head = {name: completion[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+
+    def chunk(index: int, delta: Message, reason: str | None = None, logprobs: Any = None) -> tuple[str, Any]:
+        choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+        return "", {**head, "choices": [choice]}
+
+    for choice in completion["choices"]:
+        index, message = choice["index"], choice["message"]
+        yield chunk(index, {"role": "assistant", "content": ""})
+        for name in ("reasoning_content", "content"):
+            if message.get(name):
+                yield chunk(index, {name: message[name]}, logprobs=choice["logprobs"] if name == "content" else None)
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            yield chunk(index, {"tool_calls": [{"index": number, **call}]})
+        yield chunk(index, {}, choice["finish_reason"])
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield "", {**head, "choices": [], "usage": completion["usage"]}
+    yield "", "[DONE]"
+
+
+def error(status: int, message: str, code: str | None) -> dict[str, Any]:
+    """Return the body of an error."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def read_messages(values: Any) -> list[Message]:
+    """Return messages in the form of chat templates: contents are texts, and the arguments of calls are objects.
+
+    The role ``developer`` becomes ``system``. A message with the result of a tool gets the tool's name from the call.
+
+    Raises:
+        ValueError: there is no message, or one has another role, a content that is no text, or a call that is no function's.
+    """
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"Expected a list of messages, got {values!r:.200}.")
+    messages, names = [], dict[str, str]()
+    for value in values:
+        message = _read_message(value)
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        if message["role"] == "tool" and "name" not in message:
+            message["name"] = names.get(message.get("tool_call_id", ""), "")
+        messages.append(message)
+    return messages
+
+
+def _read_message(value: Any) -> Message:
+    if not isinstance(value, dict) or (role := value.get("role")) not in ROLES:
+        raise ValueError(f"Expected a message of the roles {', '.join(ROLES)}, got {json.dumps(value):.200}.")
+    content = value.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") in TEXTS for part in content):
+        content = "".join(part.get(part["type"]) or "" for part in content)
+    calls = value.get("tool_calls") or []
+    if not isinstance(content, str | None) or not all(isinstance(call, dict) and "function" in call for call in calls):
+        raise ValueError(f"Expected texts and calls of functions in a message, got {json.dumps(value):.200}.")
+    message: Message = {"role": ROLES[role], "content": content or ""}
+    if role == "assistant":
+        if reasoning := value.get("reasoning_content") or value.get("reasoning"):
+            message["reasoning_content"] = str(reasoning)
+        if calls:
+            message["tool_calls"] = [_read_call(call) for call in calls]
+    message |= {name: value[name] for name in ("name", "tool_call_id") if isinstance(value.get(name), str)}
+    return message
+
+
+def _read_call(call: Mapping[str, Any]) -> Message:
+    arguments = call["function"].get("arguments") or "{}"
+    if isinstance(arguments, str):
+        with suppress(ValueError):  # A chat template writes a text that is no JSON as it is.
+            arguments = json.loads(arguments)
+    function = {"name": str(call["function"].get("name", "")), "arguments": arguments}
+    return {"id": str(call.get("id", "")), "type": "function", "function": function}
+
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Accepted roles, with the role that a chat template knows."""
+TEXTS = ("text", "refusal")
+"""Types of the parts of a content that are texts."""

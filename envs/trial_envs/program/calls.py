@@ -1,0 +1,334 @@
+"""The calls of one episode: which are waiting, which were answered, and which earlier call each of them continues."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trial_envs.chat_apis.chat_completions import Message, read_messages
+
+MODEL = "policy"
+MAX_CHOICES = 16
+"""Maximum number of answers to one request."""
+MAX_LATE = 16
+"""Number of refused calls after the last turn with which a program shows that it will not end."""
+TOO_LONG, TURN_LIMIT = "context_length_exceeded", "turn_limit_exceeded"
+"""Codes of errors that are a limit of the episode and no mistake of the program."""
+SAMPLING = ("temperature", "top_p", "stop", "seed")
+"""Fields of a request that set how its answer is sampled, if the run allows it."""
+USED = {
+    *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stream", "stream_options"),
+    *("logprobs", "top_logprobs", "max_tokens", "max_completion_tokens", "response_format", "logit_bias", *SAMPLING),
+}
+"""Fields that have an effect; all others are ignored."""
+
+
+class RefusedCallError(Exception):
+    """A request that the policy does not answer.
+
+    Attributes:
+        status: HTTP status of the answer.
+        code: code of the error in the chat API; ``None``: the request itself is wrong.
+    """
+
+    def __init__(self, message: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A call of the policy, as the environment shows it in ``info["call"]``.
+
+    Calls form a forest: a call that begins with the messages of an earlier one is its branch.
+
+    Attributes:
+        messages: all messages, in the form of chat templates.
+        tools: JSON schemas of the offered tools.
+        parent: index of the turn whose messages this call begins with; ``None``: of no turn.
+        num_known: number of first messages that it shares with the parent, the parent's answer included.
+        answered: whether the parent's answer is among them, unchanged.
+        unreasoned: indices of known answers whose reasoning the program has dropped.
+        max_tokens: the request's own limit on the answer; ``None``: only the run's.
+        sampling: the request's sampling settings, ``temperature``, ``top_p``, ``stop`` and ``seed``.
+        logprobs: whether the request wants the log-probabilities of the answer.
+        ignored: names of the request's other fields.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    parent: int | None = None
+    num_known: int = 0
+    answered: bool = False
+    unreasoned: list[int] = field(default_factory=list)
+    max_tokens: int | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    logprobs: bool = False
+    ignored: list[str] = field(default_factory=list)
+
+    def follows(self, turn: int) -> bool:
+        """Return whether messages of this call follow the answer of a turn, be it changed or not."""
+        if turn != self.parent:
+            return False
+        return self.answered or [message["role"] for message in self.messages[self.num_known :][:1]] == ["assistant"]
+
+    def place(self, turn: int) -> str:
+        """Return, in words, where the call of a turn is in the forest; empty if it continues the turn before."""
+        if self.parent is None:
+            return "another conversation" if turn else ""
+        if self.answered:
+            return "" if self.parent == turn - 1 else f"continues turn {self.parent + 1}"
+        return f"{'changes the answer of' if self.follows(self.parent) else 'begins as'} turn {self.parent + 1}"
+
+    @property
+    def shown(self) -> list[Message]:
+        """The messages that the program added after the last answer, without those of the system."""
+        answers = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [message for message in self.messages[max(answers, default=-1) + 1 :] if message["role"] != "system"]
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A call that waits for its answer."""
+
+    body: Mapping[str, Any]
+    answer: asyncio.Future[dict[str, Any]]
+
+
+class Calls:
+    """Queue and record of the calls of one episode. All methods belong to one event loop.
+
+    A request that its client gives up is cancelled: it is taken from the queue, and a sampled answer is dropped. If the answer was
+    on its way to the client, it is kept for a repetition of the request.
+
+    Attributes:
+        counts: numbers of calls that were ``received``, ``answered``, ``cancelled`` and ``refused``; the first is the sum of the
+            others, and of those that wait.
+        refusal: why a call was refused for the first time; empty if none was.
+        unserved: the last refusal if no call was answered after it.
+        closed: why further calls are refused; ``None`` while calls are accepted.
+        exhausted: set when a program goes on to call the policy after the calls were closed.
+    """
+
+    def __init__(self) -> None:
+        self.counts = Counter(received=0, answered=0, cancelled=0, refused=0)
+        self.refusal = ""
+        self.unserved: RefusedCallError | None = None
+        self.closed: RefusedCallError | None = None
+        self.exhausted = asyncio.Event()
+        self.current: Waiting | None = None
+        self._turns: list[tuple[list[Message], int, list[dict[str, Any]]]] = []
+        self._queue: deque[Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._kept: dict[str, dict[str, Any]] = {}
+        self._late = 0
+
+    # -- for the program -----------------------------------------------------------------------------------------------
+
+    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the chat completion of a request, when the policy has answered it.
+
+        Raises:
+            RefusedCallError: the request cannot be answered, or the episode has ended.
+        """
+        if (key := _key(body)) in self._kept:
+            return self._kept.pop(key)
+        try:
+            number = self._check(body)
+        except (ValueError, RefusedCallError) as error:
+            raise self.reject(error) from error
+        self.counts["received"] += number
+        waiting = [Waiting(body, asyncio.get_running_loop().create_future()) for _ in range(number)]
+        self._queue += waiting
+        self._arrived.set()
+        try:
+            answers = await asyncio.gather(*(each.answer for each in waiting))
+        except asyncio.CancelledError:
+            if all(each.answer.done() and not each.answer.cancelled() for each in waiting):
+                self._kept[key] = _completion(body, [each.answer.result() for each in waiting])
+            else:
+                self._withdraw(waiting)
+            raise
+        except RefusedCallError:
+            self._withdraw(waiting)
+            raise
+        return _completion(body, answers)
+
+    def reject(self, error: ValueError | RefusedCallError) -> RefusedCallError:
+        """Count a request that is refused before it waits; return the error."""
+        self.counts["received"] += 1
+        return self._refused(error if isinstance(error, RefusedCallError) else RefusedCallError(str(error)))
+
+    def keep(self, body: Mapping[str, Any], completion: dict[str, Any]) -> None:
+        """Keep a completion that did not reach the client for a repetition of its request."""
+        self._kept[_key(body)] = completion
+
+    def close(self, reason: RefusedCallError) -> None:
+        """Refuse all calls that wait, and all later ones."""
+        self.closed = reason
+        for waiting in [*self._queue, *([self.current] if self.current else [])]:
+            if not waiting.answer.done():
+                self.counts["cancelled"] += 1
+                waiting.answer.set_exception(reason)
+        self._queue.clear()
+        self.current = None
+
+    def _check(self, body: Mapping[str, Any]) -> int:
+        """Check a request; return the number of answers that it wants."""
+        if self.closed is not None:
+            self._late += 1
+            if self._late >= MAX_LATE:
+                self.exhausted.set()
+            raise self.closed
+        read_messages(body.get("messages"))
+        number = body.get("n") or 1
+        if not isinstance(number, int) or not 1 <= number <= MAX_CHOICES:
+            raise ValueError(f"Expected n to be a whole number from 1 to {MAX_CHOICES}, got {number!r:.80}.")
+        form = body.get("response_format") or {"type": "text"}
+        if form != {"type": "text"} or body.get("logit_bias"):
+            raise ValueError(
+                "The request has response_format or logit_bias, which the policy's engine does not enforce. Describe the form of "
+                "the answer in a message, or offer a tool."
+            )
+        tools = body.get("tools") or []
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
+            raise ValueError(f"Expected tools that are functions, got {json.dumps(tools):.200}.")
+        return number
+
+    def _refused(self, error: RefusedCallError) -> RefusedCallError:
+        self.counts["refused"] += 1
+        self.refusal = self.refusal or str(error)
+        self.unserved = error
+        return error
+
+    def _withdraw(self, waiting: Sequence[Waiting]) -> None:
+        for each in waiting:
+            if each in self._queue:
+                self._queue.remove(each)
+                self.counts["cancelled"] += 1
+            each.answer.cancel()
+
+    # -- for the environment -------------------------------------------------------------------------------------------
+
+    async def next(self) -> ChatCall:
+        """Wait for the next call, which is then the current one."""
+        while not self._queue:
+            self._arrived.clear()
+            await self._arrived.wait()
+        self.current = self._queue.popleft()
+        return self._placed(self.current.body)
+
+    def is_waiting(self) -> bool:
+        """Return whether the current call still waits for its answer."""
+        return self.current is not None and not self.current.answer.done()
+
+    def answer(self, call: ChatCall, answer: dict[str, Any]) -> bool:
+        """Answer the current call; return whether it still waited."""
+        assert self.current is not None
+        current, self.current = self.current, None
+        if current.answer.done():
+            self.counts["cancelled"] += 1
+            return False
+        calls = answer["message"].get("tool_calls") or []
+        if current.body.get("parallel_tool_calls") is False and calls[1:]:
+            answer = {**answer, "message": {**answer["message"], "tool_calls": calls[:1]}}
+        for number, each in enumerate(calls):
+            # Some chat templates accept only ids of nine letters and digits.
+            each["id"] = f"c{len(self._turns):05d}{number:03d}"
+        self._turns.append(([*call.messages, *read_messages([answer["message"]])], len(call.messages), call.tools))
+        self.counts["answered"] += 1
+        self.unserved = None
+        current.answer.set_result(answer)
+        return True
+
+    def refuse(self, error: RefusedCallError) -> None:
+        """Refuse the current call."""
+        assert self.current is not None
+        current, self.current = self.current, None
+        if current.answer.done():
+            self.counts["cancelled"] += 1
+        else:
+            current.answer.set_exception(self._refused(error))
+
+    def _placed(self, body: Mapping[str, Any]) -> ChatCall:
+        """Return a request as a call, at its place in the forest: the earlier call with which it shares the most messages."""
+        messages = read_messages(body["messages"])
+        tools = [] if body.get("tool_choice") == "none" else [dict(tool) for tool in body.get("tools") or []]
+        parent, num_known, answered = None, 0, False
+        for index, (known, length, offered) in enumerate(self._turns):
+            shared = _num_shared(known, messages) if offered == tools else 0
+            if shared >= max(length, num_known):
+                parent, num_known, answered = index, shared, shared > length
+        known = [] if parent is None else self._turns[parent][0][:num_known]
+        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        return ChatCall(
+            messages,
+            tools,
+            parent,
+            num_known,
+            answered,
+            unreasoned=[
+                index
+                for index, message in enumerate(known)
+                if "reasoning_content" in message and "reasoning_content" not in messages[index]
+            ],
+            max_tokens=limit,
+            sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
+            logprobs=bool(body.get("logprobs")),
+            ignored=sorted(name for name in body.keys() - USED if body[name] is not None),
+        )
+
+
+def _num_shared(known: Sequence[Message], messages: Sequence[Message]) -> int:
+    """Return the number of first messages that are the same."""
+    pairs = enumerate(zip(known, messages, strict=False))
+    return next((index for index, pair in pairs if not _same(*pair)), min(len(known), len(messages)))
+
+
+def _same(known: Message, message: Message) -> bool:
+    """Return whether two messages have the same role, text and calls; dropped reasoning and other ids make no difference."""
+    reasoning = message.get("reasoning_content")
+    return (
+        (known["role"], known["content"]) == (message["role"], message["content"])
+        and reasoning in (None, known.get("reasoning_content"))
+        and _functions(known) == _functions(message)
+    )
+
+
+def _functions(message: Message) -> list[dict[str, Any]]:
+    return [call["function"] for call in message.get("tool_calls", ())]
+
+
+def _key(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, sort_keys=True)
+
+
+def _completion(body: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return answers as one chat completion, which counts the prompt's tokens once."""
+    choices = [
+        {
+            "index": index,
+            "logprobs": None,
+            **{name: each[name] for name in ("message", "finish_reason")},
+            **_logprobs(each),
+        }
+        for index, each in enumerate(answers)
+    ]
+    usages = [each.get("usage") or {"prompt_tokens": 0, "completion_tokens": 0} for each in answers]
+    prompt, sampled = usages[0]["prompt_tokens"], sum(usage["completion_tokens"] for usage in usages)
+    return {
+        "id": f"chatcmpl-{answers[0].get('id', '')}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": body.get("model") or MODEL,
+        "choices": choices,
+        "usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled},
+    }
+
+
+def _logprobs(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {"logprobs": {"content": answer["logprobs"], "refusal": None}} if answer.get("logprobs") else {}

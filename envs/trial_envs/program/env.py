@@ -1,0 +1,227 @@
+"""Programs that call a chat model, as text environments: a call is the observation, its answer the action.
+
+An agent that was written for a chat API, with its own loop, tools and sub-agents, can therefore be trained without changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from trial_envs.core.text_env import Outcome, TextEnv
+from trial_envs.errors import UnknownSplitError, UnknownTaskError
+from trial_envs.program.calls import TOO_LONG, TURN_LIMIT, Calls, ChatCall, RefusedCallError
+from trial_envs.program.gateway import Gateway, LoopThread
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+Result = float | Mapping[str, Any]
+
+
+def said(text: str, *calls: tuple[str, Any], reasoning: str = "") -> str:
+    """Return an action that answers a call by a text, and by calls of tools: names and arguments."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        functions = [
+            {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+            for name, arguments in calls
+        ]
+        message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+    return json.dumps({"message": message, "finish_reason": "tool_calls" if calls else "stop"})
+
+
+def refused(message: str, code: str | None = None) -> str:
+    """Return an action that refuses a call: the program's client raises the error."""
+    return json.dumps({"error": {"message": message, "code": code}})
+
+
+class ProgramEnv(TextEnv):
+    """Runs a program as an environment: each action answers one call of the policy.
+
+    A program may send any messages and tools, and have several calls at once, which are then shown one after the other.
+    ``info["call"]`` is the call (:class:`~trial_envs.program.calls.ChatCall`), and the observation the text of its new messages.
+    An action is the JSON of an answer, see :func:`said` and :func:`refused`. ``info["calls"]`` has the numbers of calls so far, and
+    ``info["answered"]`` is ``False`` after an action that did not reach the program, because its client had given up or the
+    call was refused.
+
+    The calls and the program have a thread each, which run on while the policy samples. Run a program that may hang in a
+    separate process.
+
+    Args:
+        run: ``async def run(task_id, chat)`` with an ``openai.AsyncOpenAI`` that sends every call to the policy. It
+            returns the reward, or a dict with the ``"reward"`` and, optionally, ``"won"`` (default: a reward of 1 or more),
+            ``"score"`` in [0, 1] (default: the clipped reward), ``"rewards"`` (components by name, to be logged) and ``"outcome"``
+            (observation after the policy's last answer; default: the reward). Its exceptions end the episode and are re-raised.
+        tasks: task ids by split.
+        split: the split that ``reset`` draws tasks from.
+        max_turns: maximum number of calls per episode. The next call gets an error with the code ``turn_limit_exceeded``, and
+            the episode is truncated; what the program then returns still counts.
+        render_mode: see :class:`~trial_envs.core.text_env.TextEnv`.
+
+    Raises:
+        UnknownSplitError: ``tasks`` has no such split.
+    """
+
+    keeps_case = True
+
+    def __init__(
+        self,
+        run: Callable[[str, AsyncOpenAI], Awaitable[Result]],
+        tasks: Mapping[str, Sequence[str]],
+        split: str = "train",
+        max_turns: int = 50,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(split, max_turns, render_mode)
+        self._run, self._tasks = run, tasks
+        self.tasks()
+        self._loops: tuple[LoopThread, LoopThread] | None = None
+        self._calls = Calls()
+        self._program: asyncio.Future[Result] | None = None
+        self._call: ChatCall | None = None
+        self._answered = True
+        self._rewards: Mapping[str, float] = {}
+
+    def tasks(self, split: str | None = None) -> Sequence[str]:
+        """Return the task ids of a split, as passed to the constructor.
+
+        Raises:
+            UnknownSplitError: the split does not exist.
+        """
+        name = self.split if split is None else split
+        if name not in self._tasks:
+            raise UnknownSplitError(f"Expected one of the program's splits, {', '.join(self._tasks)}, got {name!r}.")
+        return self._tasks[name]
+
+    def family(self, task_id: str) -> str:
+        """Return an empty string: programs have no task families."""
+        return ""
+
+    def is_waiting(self) -> bool:
+        """Return whether the program still waits for the answer to the call that was shown."""
+        return self._calls.is_waiting()
+
+    def _start(self, task_id: str) -> tuple[str, Outcome]:
+        if not any(task_id in tasks for tasks in self._tasks.values()):
+            raise UnknownTaskError(f"The program has no task {task_id!r}.")
+        # The last episode's program, all tasks that it started, and its calls end; a program that blocks its thread is left.
+        if self._loops is None or not all(loop.cancel_tasks() for loop in self._loops):
+            self._loops = LoopThread("program"), LoopThread("calls")
+        program, calls = self._loops
+        self._calls, self._rewards, self._answered = Calls(), {}, True
+        started = program.start(_played(self._run, task_id, Gateway(self._calls, calls)))
+        outcome = calls.start(self._begin(started)).result()
+        if self._call is None:
+            raise RuntimeError("The program ended before its first call of the policy.")
+        first = self._call.messages[0]
+        return first["content"], outcome
+
+    def _advance(self, action: str) -> Outcome:
+        assert self._loops is not None
+        return self._loops[1].start(self._answer(_read_action(action))).result()
+
+    def _free(self) -> None:
+        for loop in self._loops or ():
+            loop.close()
+
+    def _info(self, outcome: Outcome) -> dict[str, Any]:
+        return {
+            **super()._info(outcome),
+            "rewards": dict(self._rewards),
+            "call": None if self._call is None else asdict(self._call),
+            "calls": dict(self._calls.counts),
+            "refusal": self._calls.refusal,
+            "answered": self._answered,
+        }
+
+    # -- in the event loop of the calls --------------------------------------------------------------------------------
+
+    async def _begin(self, program: Future[Result]) -> Outcome:
+        self._program = asyncio.wrap_future(program)
+        return await self._next()
+
+    async def _answer(self, action: Mapping[str, Any]) -> Outcome:
+        """Answer the program's call or refuse it, and wait for its next call or its end."""
+        assert self._call is not None
+        if error := action.get("error"):
+            self._calls.refuse(RefusedCallError(error["message"], code=error.get("code")))
+            self._answered = False
+        else:
+            self._answered = self._calls.answer(self._call, {"id": f"{self._task_id}/{len(self._actions)}", **action})
+        if len(self._actions) + 1 >= self.max_turns:
+            self._calls.close(RefusedCallError(f"The episode may have {self.max_turns} calls.", code=TURN_LIMIT))
+        return await self._next()
+
+    async def _next(self) -> Outcome:
+        assert self._program is not None
+        called = asyncio.ensure_future(self._calls.next())
+        exhausted = asyncio.ensure_future(self._calls.exhausted.wait())
+        either: set[asyncio.Future[Any]] = {self._program, called, exhausted}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        exhausted.cancel()
+        self._call = called.result() if called.done() else None
+        if self._call is not None:
+            return Outcome("\n\n".join(message["content"] for message in self._call.shown), ())
+        called.cancel()
+        limit = self._calls.unserved is not None and self._calls.unserved.code in (TOO_LONG, TURN_LIMIT)
+        if not self._program.done() or (limit and self._program.exception() is not None):
+            return Outcome("The episode reached a limit.", (), truncated=True)
+        return self._outcome(self._result(), truncated=limit)
+
+    def _result(self) -> Mapping[str, Any]:
+        """Return what the program returned, as a dict.
+
+        Raises:
+            RuntimeError: the program ended because a call was refused.
+            TypeError: it returned no reward.
+            Exception: the program's own.
+        """
+        assert self._program is not None
+        unserved, error = self._calls.unserved, self._program.exception()
+        if unserved is not None and unserved.code is None:
+            raise RuntimeError(f"The program ended after its call was refused: {unserved}") from error
+        returned = self._program.result()
+        result: Mapping[str, Any] = returned if isinstance(returned, Mapping) else {"reward": returned}
+        if not isinstance(result.get("reward"), Real):
+            raise TypeError(
+                f"Expected the reward, or a dict with it under 'reward', from the program, got {returned!r:.200}."
+            )
+        return result
+
+    def _outcome(self, result: Mapping[str, Any], *, truncated: bool) -> Outcome:
+        reward = float(result["reward"])
+        self._rewards = result.get("rewards", {})
+        return Outcome(
+            observation=result.get("outcome", f"The reward is {reward:g}."),
+            admissible_actions=(),
+            reward=reward,
+            score=result.get("score", min(1.0, max(0.0, reward))),
+            won=result.get("won", reward >= 1),
+            done=not truncated,
+            truncated=truncated,
+        )
+
+
+def _read_action(action: str) -> Mapping[str, Any]:
+    try:
+        read: dict[str, Any] = json.loads(action)
+        if not ("error" in read or isinstance(read["message"], dict)):
+            raise TypeError
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"Expected the JSON of an answer, as trial_envs.program.said makes it, got {action!r:.200}."
+        ) from error
+    return read
+
+
+async def _played(run: Callable[[str, AsyncOpenAI], Awaitable[Result]], task_id: str, gateway: Gateway) -> Result:
+    async with gateway.client() as chat:
+        return await run(task_id, chat)

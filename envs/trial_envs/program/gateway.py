@@ -1,0 +1,189 @@
+"""The policy as the server of a chat API: requests by path, answered from the calls of an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Thread
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+from weakref import WeakValueDictionary
+
+from trial_envs.chat_apis import chat_completions, messages_api, responses_api
+from trial_envs.core.extras import install_command
+from trial_envs.errors import MissingPackageError
+from trial_envs.program.calls import MODEL, Calls, RefusedCallError
+
+if TYPE_CHECKING:
+    import httpx2
+    from openai import AsyncOpenAI
+
+Result = TypeVar("Result")
+
+APIS: Mapping[str, ModuleType] = {
+    "/chat/completions": chat_completions,
+    "/responses": responses_api,
+    "/messages": messages_api,
+}
+JOIN_TIMEOUT_S = 10.0
+"""Seconds within which an event loop's thread ends."""
+_gateways: WeakValueDictionary[str, Gateway] = WeakValueDictionary()
+
+
+class LoopThread:
+    """An event loop that runs in a thread of its own, so that it goes on while other threads wait.
+
+    Args:
+        name: name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Start a coroutine; cancelling the returned future cancels it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in this loop, and wait for it in another one."""
+        return await asyncio.wrap_future(self.start(coroutine))
+
+    def cancel_tasks(self) -> bool:
+        """Cancel all coroutines and wait for their ends; return ``False`` if one blocks the thread until a deadline."""
+        try:
+            self.start(_cancel_others()).result(JOIN_TIMEOUT_S)
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Cancel all coroutines and end the thread."""
+        self.cancel_tasks()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(JOIN_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to an HTTP request.
+
+    Attributes:
+        status: HTTP status.
+        kind: media type of the content.
+        content: body.
+        request: chat completion request that was answered; ``None`` for other answers.
+        completion: chat completion in the content; ``None`` for other answers.
+    """
+
+    status: int
+    kind: str
+    content: bytes
+    request: Mapping[str, Any] | None = None
+    completion: dict[str, Any] | None = None
+
+
+class Gateway:
+    """Answers the requests of one episode's program in all APIs.
+
+    Args:
+        calls: calls of the episode.
+        loop: event loop of the calls.
+    """
+
+    def __init__(self, calls: Calls, loop: LoopThread) -> None:
+        self.calls, self.loop = calls, loop
+        self._host = f"policy-{uuid4().hex}"
+        _gateways[self._host] = self
+
+    @staticmethod
+    def of(chat: AsyncOpenAI) -> Gateway:
+        """Return the gateway of a program's client.
+
+        Raises:
+            ValueError: the client was not made by :meth:`client`, or its episode has ended.
+        """
+        if (gateway := _gateways.get(chat.base_url.host)) is None:
+            raise ValueError(f"Expected the client that the program was given, got one of {chat.base_url}.")
+        return gateway
+
+    def client(self) -> AsyncOpenAI:
+        """Return a client whose requests are answered in this process.
+
+        Raises:
+            MissingPackageError: the package ``openai`` is not installed.
+        """
+        try:
+            import httpx2
+            import openai
+        except ImportError as error:
+            raise MissingPackageError(
+                f"A program's client needs the package openai; install it with: {install_command('endpoint')}"
+            ) from error
+
+        async def respond(request: httpx2.Request) -> httpx2.Response:
+            path = request.url.path
+            reply = await self.loop.call(self.respond(request.method, path, request.content))
+            return httpx2.Response(reply.status, content=reply.content, headers={"Content-Type": reply.kind})
+
+        return openai.AsyncOpenAI(
+            api_key="none",
+            base_url=f"http://{self._host}/v1",
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(transport=httpx2.MockTransport(respond)),
+        )
+
+    async def respond(self, method: str, path: str, content: bytes) -> Reply:
+        """Answer a request; errors are answers in the form of the API that the path names."""
+        path = path.removeprefix("/v1").rstrip("/")
+        if method == "GET" and path.startswith("/models"):
+            card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trial-ray"}
+            return _json(200, {"object": "list", "data": [card]} if path == "/models" else card)
+        api = APIS.get(path, chat_completions)
+        if method != "POST" or path not in APIS:
+            known = ", ".join(f"POST /v1{known}" for known in APIS)
+            return _json(404, api.error(404, f"Expected {known} or GET /v1/models, got {method} {path}.", "not_found"))
+        try:
+            body = json.loads(content)
+            if not isinstance(body, dict):
+                raise ValueError(f"Expected a JSON object as the body, got {content[:200]!r}.")
+            request = api.chat_request(body)
+        except ValueError as error:
+            self.calls.reject(error)
+            return _json(400, api.error(400, str(error), None))
+        try:
+            completion = await self.calls.complete(request)
+        except RefusedCallError as error:
+            return _json(error.status, api.error(error.status, str(error), error.code))
+        if not body.get("stream"):
+            return _json(200, api.answer(completion, body), request, completion)
+        events = "".join(_event(*event) for event in api.events(completion, body))
+        return Reply(200, "text/event-stream", events.encode(), request, completion)
+
+
+def error_reply(path: str, status: int, message: str) -> Reply:
+    """Return an error in the form of the API that a path names."""
+    return _json(status, APIS.get(path.removeprefix("/v1"), chat_completions).error(status, message, None))
+
+
+def _event(name: str, data: Any) -> str:
+    text = data if isinstance(data, str) else json.dumps(data)
+    return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
+
+
+def _json(status: int, body: Any, *answered: Any) -> Reply:
+    return Reply(status, "application/json", json.dumps(body).encode(), *answered)

@@ -1,0 +1,96 @@
+"""Environments with tools of their own, such as TRL's ``environment_factory``, as programs that call the policy."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+from trial_envs.errors import MissingPackageError
+from trial_envs.program.calls import MODEL, TOO_LONG, TURN_LIMIT
+from trial_envs.program.env import Result
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+
+def tool_program(
+    factory: Callable[[], Any],
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    reward: Callable[[Any], float] = methodcaller("get_reward"),
+) -> dict[str, Any]:
+    """Return keyword arguments of :class:`ProgramEnv` that play environments with tools of their own, as TRL plays them.
+
+    An episode makes an environment, calls ``reset(**row)``, whose text follows the row's prompt, and carries out the calls of each
+    answer, in order, until the policy answers without a call or the turns are used up. An exception of a tool is its result.
+    Task ids are ``split/number`` of a row.
+
+    Args:
+        factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are the
+            tools, except ``reset`` and ``get_reward``; ``async`` ones are awaited.
+        rows: rows of a data set by split, each with a ``"prompt"``: a text, or messages of which the last is the user's.
+        reward: called with the environment at the end, also of an episode that was cut; awaited if it is ``async``.
+    """
+    made = factory()
+    # Search the class, not the object: a property may need a reset first.
+    names = [name for name, _ in inspect.getmembers(type(made), inspect.isfunction) if name[0] != "_"]
+    tools = [tool_schema(getattr(made, name)) for name in names if name not in ("reset", "get_reward")]
+
+    async def run(task: str, chat: AsyncOpenAI) -> Result:
+        import openai
+
+        split, _, number = task.rpartition("/")
+        row = rows[split][int(number)]
+        env = factory()
+        prompt = row["prompt"]
+        *before, user = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        begin = _text(user["content"]) + _text(env.reset(**row) or "")
+        messages: Any = [*before, {**user, "content": begin}]
+        try:
+            while True:
+                completion = await chat.chat.completions.create(model=MODEL, messages=messages, tools=tools)  # type: ignore[arg-type]
+                answer = completion.choices[0].message
+                messages.append(answer.model_dump(exclude_none=True))
+                if not answer.tool_calls:
+                    break
+                for call in answer.tool_calls:
+                    content = str(await _called(env, call.function))  # type: ignore[union-attr]
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+        except openai.BadRequestError as error:
+            if error.code not in (TURN_LIMIT, TOO_LONG):
+                raise
+        rated: Any = reward(env)
+        return float(await rated if inspect.isawaitable(rated) else rated)
+
+    tasks = {split: [f"{split}/{number}" for number in range(len(split_rows))] for split, split_rows in rows.items()}
+    return {"run": run, "tasks": tasks}
+
+
+def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the JSON schema of a function with type hints and a docstring, as a chat API's ``tools`` have it.
+
+    Raises:
+        MissingPackageError: the package ``transformers``, which reads the docstring, is not installed.
+    """
+    try:
+        from transformers.utils.chat_template_utils import get_json_schema
+    except ImportError as error:
+        raise MissingPackageError("Schemas of tools need the package transformers: pip install transformers") from error
+    schema: dict[str, Any] = get_json_schema(function)
+    return schema
+
+
+async def _called(env: Any, function: Any) -> Any:
+    """Return the result of a tool; an exception is a result, too, so that the policy sees it and may correct its call."""
+    try:
+        result = getattr(env, function.name)(**json.loads(function.arguments))
+        return await result if inspect.isawaitable(result) else result
+    except Exception as error:
+        return {"error": str(error)}
+
+
+def _text(content: Any) -> str:
+    """Return a content of a message as text."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

@@ -1,0 +1,55 @@
+"""The progress of long work on a terminal or in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@contextmanager
+def progress_bar(
+    title: str, total: int | None, enabled: bool = True, console: Console | None = None
+) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on a terminal, else a line for every tenth of the work.
+
+    Args:
+        title: title of the bar and of the lines.
+        total: number of steps of the work; ``None``: unknown, and no lines.
+        enabled: show anything.
+        console: where to show it; by default rich's own.
+
+    Yields:
+        A function of the number of finished steps, a text on the state, and whether to print a line now (``line=True``).
+    """
+    import rich
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    console = console or rich.get_console()
+    with Progress(
+        "{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        "{task.fields[state]}",
+        console=console,
+        transient=True,
+        disable=not (enabled and console.is_terminal),
+        # stdout may be a file, in which the output of libraries belongs; rich would draw that output above the bar.
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as bar:
+        task = bar.add_task(title, total=total, state="")
+        last = 0
+
+        def update(done: int, state: str = "", *, line: bool = False) -> None:
+            nonlocal last
+            bar.update(task, completed=done, state=state)
+            if enabled and total and not console.is_terminal and (line or done * 10 // total > last * 10 // total):
+                console.print(f"{title}: {done} of {total}{state and f', {state}'}", markup=False, highlight=False)
+            last = done
+
+        yield update

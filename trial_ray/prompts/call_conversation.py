@@ -1,0 +1,245 @@
+"""Prompts of a program's calls: the ids of an earlier call and of its answer, or messages as the chat template writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trial_envs.core.projection import Projection
+from trial_envs.program import ChatCall, said
+from trial_ray.adapters.guarded import StepResult
+from trial_ray.adapters.templates import PromptTemplate, ToolFormat
+from trial_ray.errors import ChatTemplateError, PromptTooLongError
+from trial_ray.prompts.chat_template import (
+    TemplateOptions,
+    control_tokens,
+    encode_trusted,
+    encode_untrusted,
+    not_delimited,
+    require_same,
+    write_messages,
+)
+from trial_ray.prompts.hermes import hermes_messages
+from trial_ray.prompts.messages import Message
+from trial_ray.prompts.tool_calls import parse_response, prepare_parsing, read_call
+from trial_ray.prompts.writer import Prompt, PromptWriter, too_long
+from trial_ray.trajectory import Turn
+
+_MARK = "Sentinel7kQ9w"
+"""Stands for a text whose place in the rendered conversation is wanted; no chat template alters it."""
+_SPELLED = re.compile(r"Spelled7kQ9w(\d+)w")
+"""Stands for a control token that a message spells, until the control tokens of the chat template are known."""
+_MAX_CLOSING = 8
+"""Maximum number of tokens with which a chat template closes a response."""
+_EXAMPLE: list[Message] = [
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "three"},
+]
+
+
+class CallWriter(PromptWriter):
+    """Writes the prompts of calls with any messages and tools.
+
+    If a call begins with the messages and the answer of an earlier one, its prompt is the earlier prompt, the ids of the answer
+    as sampled, and the ids of the messages that follow. If the program has changed the answer, the prompt of the earlier call is
+    kept up to the answer. Any other prompt is what the chat template writes for the messages. Control tokens that a message
+    spells are encoded as ordinary text.
+
+    Reasoning that the program leaves out of earlier answers stays in the prompt if the chat template would drop it, too;
+    otherwise the prompt is written anew from the first such answer on.
+
+    Args:
+        tokenizer: as in :class:`~trial_ray.prompts.writer.PromptWriter`. With the style ``"tools"``, its ``response_template`` is
+            set if it is missing.
+        template: template of the program's environment; its style is ``"tools"`` if calls may offer tools.
+        settings: as in :class:`~trial_ray.prompts.writer.PromptWriter`.
+        tool_format: ``"hermes"`` writes tools, calls and results as text for a chat template without them.
+
+    Raises:
+        ChatTemplateError: as in the base class.
+        MissingDependencyError: the style is ``"tools"``, the tokenizer has no ``response_template``, and TRL is not installed.
+    """
+
+    def __init__(
+        self, tokenizer: Any, template: PromptTemplate, *settings: Any, tool_format: ToolFormat | None = None
+    ) -> None:
+        self._tool_format = tool_format
+        if template.style == "tools":
+            prepare_parsing(tokenizer, tool_format)
+        super().__init__(tokenizer, template, *settings)
+
+    def _split(self, options: TemplateOptions) -> None:
+        tokenizer = self._tokenizer
+        self._options, self._controls = options, control_tokens(tokenizer)
+        self._control = re.compile("|".join(map(re.escape, sorted(self._controls, key=len, reverse=True))) or r"(?!)")
+        self._in_parts = False
+        written = self._rendered(_EXAMPLE, [])
+        if any(message["content"] not in written for message in _EXAMPLE):
+            self._in_parts = True
+            written = self._rendered(_EXAMPLE, [])
+        require_same(tokenizer, written, self._ids(written))
+        answered: Message = {"role": "assistant", "content": _MARK}
+        self._end = self._behind([_EXAMPLE[0], answered], 1, [], add_generation_prompt=False)
+        # Some templates close a response only with the opening of the next message.
+        closings = [self._end or self._behind([_EXAMPLE[0], answered, _EXAMPLE[2]], 1, [])]
+        if self.template.style == "tools":
+            closings.append(self._end_of(self._call_example()) or closings[0])
+        found = [match[0] for text in closings if (match := self._control.search(text))]
+        if not found:
+            raise not_delimited("a response", closings[0])
+        self._closing = "".join(found)
+
+    def _call_example(self) -> str:
+        """Return the text behind the mark in an answer that calls a tool."""
+        function = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+        call = {"id": "c00000000", "type": "function", "function": {"name": "look", "arguments": {}}}
+        messages = [_EXAMPLE[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+        behind = self._behind(messages, 1, [{"type": "function", "function": function}], add_generation_prompt=False)
+        if not behind:
+            raise ChatTemplateError(
+                "The chat template does not write the tool calls of a response. Use a model that was trained to call tools, or "
+                "prompt_style='conversation'."
+            )
+        return behind
+
+    def _end_of(self, behind: str) -> str:
+        """Return the end of the last answer, without the answer: what the template writes after every one, or a control token."""
+        controls = [*self._control.finditer(behind)]
+        return self._end if behind.endswith(self._end) or not controls else behind[controls[-1].start() :]
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens with which the chat template closes a response."""
+        return frozenset(encode_trusted(self._tokenizer, self._closing))
+
+    def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
+        """Write the prompt of a call.
+
+        Raises:
+            PromptTooLongError: the prompt exceeds the limit.
+            ChatTemplateError: the chat template cannot write the messages, or the call offers tools without the style ``"tools"``.
+        """
+        call = result.call
+        assert call is not None
+        if call.tools and self.template.style != "tools":
+            raise ChatTemplateError("The call offers tools, which needs .env_runners(prompt_style='tools').")
+        if sum(len(str(message["content"])) for message in call.messages) > self._max_characters:
+            raise self._too_long(None)
+        known, text = self._begun(call, turns) or ([], self._rendered(call.messages, call.tools))
+        suffix = self._from_control(self._behind(call.messages, len(call.messages) - 1, call.tools))
+        if not suffix or not text.endswith(suffix):
+            raise not_delimited("the last message", suffix)
+        ids = np.asarray([*known, *self._ids(text)], np.int32)
+        if len(ids) > self.max_prompt_tokens:
+            raise self._too_long(len(ids))
+        return Prompt(ids, len(ids) - len(self._ids(suffix)), "none", call.tools)
+
+    def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
+        """Read a response as the answer to a call, in JSON; it is valid if it has a text or a call, and can be parsed."""
+        projection = self.template.project(self.responses.text(prompt.ids, prompt.insert_at, response_ids))
+        if self.template.style != "tools":
+            return projection
+        prefix = self.responses.decode(prompt.ids[prompt.insert_at :].tolist())
+        try:
+            parsed = parse_response(self._tokenizer, self.responses.whole(response_ids), prefix, prompt.tools)
+        except ValueError:
+            return replace(projection, valid=False)
+        text, calls = str(parsed.get("content") or "").strip(), [*map(read_call, parsed["tool_calls"])]
+        reasoning = str(parsed.get("reasoning_content") or parsed.get("thinking") or "").strip()
+        return Projection(said(text, *calls, reasoning=reasoning), bool(text or calls))
+
+    def _begun(self, call: ChatCall, turns: Sequence[Turn]) -> tuple[list[int], str] | None:
+        """Return the ids that an earlier turn has for the beginning of a call, and the text behind them; ``None``: of no turn."""
+        if call.parent is None:
+            return None
+        turn, answered = turns[call.parent], call.answered
+        first = next(iter(call.unreasoned), None)
+        if first is not None and self._keeps_reasoning(call):
+            answered = False
+            while len(_call(turn).messages) > first and (parent := _call(turn).parent) is not None:
+                turn = turns[parent]
+            if len(_call(turn).messages) != first:
+                return None
+        messages, length = call.messages, len(_call(turn).messages)
+        if not answered:
+            behind = self._from_control(self._behind(messages, length - 1, call.tools))
+            return (turn.prompt_ids[: turn.insert_at].tolist(), behind) if behind else None
+        alone = self._behind(messages[: length + 1], length, call.tools, add_generation_prompt=False)
+        rest_of_answer = alone[: len(alone) - len(self._end_of(alone))]
+        behind = self._behind(messages, length, call.tools)
+        if not behind.startswith(rest_of_answer) or not self._control.match(behind, len(rest_of_answer)):
+            return None
+        behind = behind.removeprefix(rest_of_answer)
+        known, rest = [*turn.prompt_ids.tolist(), *turn.response_ids.tolist()], self._ids(behind)
+        # A response that was not cut ends with the tokens that close it.
+        lengths = range(min(len(rest), _MAX_CLOSING), -1, -1)
+        written = next(number for number in lengths if known[len(known) - number :] == rest[:number])
+        return known[: len(known) - written], behind
+
+    def _keeps_reasoning(self, call: ChatCall) -> bool:
+        """Return whether the chat template would write the reasoning of an answer of which the program has dropped it."""
+        messages = [dict(message) for message in call.messages]
+        for index in call.unreasoned:
+            messages[index]["reasoning_content"] = _MARK
+        return _MARK in self._rendered(messages, call.tools)
+
+    def _behind(self, messages: Sequence[Message], index: int, tools: Sequence[Any], **further: Any) -> str:
+        """Return the rendered conversation behind the end of one message; empty if the chat template does not write it.
+
+        The end is the last argument of the last call, or the text.
+        """
+        marked = [{**messages[index], "content": _MARK}]
+        if calls := messages[index].get("tool_calls"):
+            function = {**calls[-1]["function"], "arguments": {"argument": _MARK}}
+            marked.insert(0, {**messages[index], "tool_calls": [*calls[:-1], {**calls[-1], "function": function}]})
+        for message in marked:
+            written = self._rendered([*messages[:index], message, *messages[index + 1 :]], tools, **further)
+            if _MARK in written:
+                return written.rpartition(_MARK)[2]
+        return ""
+
+    def _from_control(self, text: str) -> str:
+        """Return a text from its first control token on; empty without one."""
+        match = self._control.search(text)
+        return text[match.start() :] if match else ""
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any], **further: Any) -> str:
+        """Return what the chat template writes, with marks in place of the control tokens that messages and tools spell."""
+        shown, offered = [self._escaped(message) for message in messages], self._escaped([*tools])
+        if self._tool_format == "hermes":
+            shown, offered = hermes_messages(shown, offered), []
+        if self._in_parts:
+            shown = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in shown]
+        return write_messages(self._tokenizer, shown, self._options, tools=offered or None, **further)
+
+    def _escaped(self, value: Any) -> Any:
+        """Return a value of JSON whose texts have marks in place of control tokens."""
+        if isinstance(value, str):
+            return self._control.sub(lambda match: f"Spelled7kQ9w{self._controls.index(match[0])}w", value)
+        if isinstance(value, Mapping):
+            return {name: self._escaped(entry) for name, entry in value.items()}
+        return [self._escaped(entry) for entry in value] if isinstance(value, list) else value
+
+    def _ids(self, text: str) -> list[int]:
+        """Return the ids of a rendered text: its control tokens, and the texts between them without any control token."""
+        ids, end = list[int](), 0
+        for match in self._control.finditer(text):
+            ids += [*self._plain_ids(text[end : match.start()]), *encode_trusted(self._tokenizer, match[0])]
+            end = match.end()
+        return [*ids, *self._plain_ids(text[end:])]
+
+    def _plain_ids(self, text: str) -> list[int]:
+        return encode_untrusted(self._tokenizer, _SPELLED.sub(lambda match: self._controls[int(match[1])], text))
+
+    def _too_long(self, length: int | None) -> PromptTooLongError:
+        return too_long("the messages of the call", length, self.max_prompt_tokens)
+
+
+def _call(turn: Turn) -> ChatCall:
+    assert turn.call is not None
+    return turn.call
