@@ -93,7 +93,7 @@ _ROLLOUTS = _group(
         "cut_history_rate": "share of turns whose prompt lost history to `max_prompt_tokens`",
         "cut_observation_rate": "share of turns whose prompt also lost a part of the observation",
         "num_branches": ("sum", "calls of programs that do not continue an earlier call with its answer"),
-        "num_refused_calls": ("sum", "calls of programs that the policy did not answer because of their content"),
+        "num_refused_calls": ("sum", "calls of programs that got an error: of their own, or a limit of the episode"),
         "num_cancelled_calls": ("sum", "calls of programs that their client gave up; nothing of them is trained"),
         "taken_prompt_rate": "share of the prompt tokens of programs' calls that are the ids of an earlier call and its answer",
         "rewards/NAME_mean": ("mean over the episodes that report the reward NAME, of its sum over the episode"),

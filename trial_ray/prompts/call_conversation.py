@@ -77,12 +77,16 @@ class CallWriter(PromptWriter):
         tokenizer = self._tokenizer
         self._options, self._controls = options, control_tokens(tokenizer)
         self._control = re.compile("|".join(map(re.escape, sorted(self._controls, key=len, reverse=True))) or r"(?!)")
-        self._in_parts = False
+        self._in_parts, self._has_system = False, True
         written = self._rendered(_EXAMPLE, [])
         if any(message["content"] not in written for message in _EXAMPLE):
             self._in_parts = True
             written = self._rendered(_EXAMPLE, [])
         require_same(tokenizer, written, self._ids(written))
+        try:
+            self._rendered([{"role": "system", "content": "zero"}, *_EXAMPLE], [])
+        except ChatTemplateError:
+            self._has_system = False
         answered: Message = {"role": "assistant", "content": _MARK}
         self._end = self._behind([_EXAMPLE[0], answered], 1, [], add_generation_prompt=False)
         # Some templates close a response only with the opening of the next message.
@@ -108,7 +112,7 @@ class CallWriter(PromptWriter):
         return behind
 
     def _end_of(self, behind: str) -> str:
-        """Return the end of the last answer, without the answer: what the template writes after every one, or a control token."""
+        """Return the part of ``behind`` that closes the answer: the text that closes every answer, or the last control token on."""
         controls = [*self._control.finditer(behind)]
         return self._end if behind.endswith(self._end) or not controls else behind[controls[-1].start() :]
 
@@ -150,6 +154,8 @@ class CallWriter(PromptWriter):
         except ValueError:
             return replace(projection, valid=False)
         text, calls = str(parsed.get("content") or "").strip(), [*map(read_call, parsed["tool_calls"])]
+        if not all(isinstance(arguments, dict) for _, arguments in calls):
+            return replace(projection, valid=False)
         reasoning = str(parsed.get("reasoning_content") or parsed.get("thinking") or "").strip()
         return Projection(said(text, *calls, reasoning=reasoning), bool(text or calls))
 
@@ -167,8 +173,11 @@ class CallWriter(PromptWriter):
                 return None
         messages, length = call.messages, len(_call(turn).messages)
         if not answered:
-            behind = self._from_control(self._behind(messages, length - 1, call.tools))
-            return (turn.prompt_ids[: turn.insert_at].tolist(), behind) if behind else None
+            wholes = [self._behind(some, length - 1, call.tools) for some in (messages, messages[:length])]
+            behind, alone = map(self._from_control, wholes)
+            ends = [whole.removesuffix(rest) for whole, rest in zip(wholes, (behind, alone), strict=True)]
+            # A template may write further messages before its next control token.
+            return (turn.prompt_ids[: turn.insert_at].tolist(), behind) if behind and ends[0] == ends[1] else None
         alone = self._behind(messages[: length + 1], length, call.tools, add_generation_prompt=False)
         rest_of_answer = alone[: len(alone) - len(self._end_of(alone))]
         behind = self._behind(messages, length, call.tools)
@@ -212,7 +221,7 @@ class CallWriter(PromptWriter):
         """Return what the chat template writes, with marks in place of the control tokens that messages and tools spell."""
         shown, offered = [self._escaped(message) for message in messages], self._escaped([*tools])
         if self._tool_format == "hermes":
-            shown, offered = hermes_messages(shown, offered), []
+            shown, offered = hermes_messages(shown, offered, has_system=self._has_system), []
         if self._in_parts:
             shown = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in shown]
         return write_messages(self._tokenizer, shown, self._options, tools=offered or None, **further)
@@ -222,7 +231,7 @@ class CallWriter(PromptWriter):
         if isinstance(value, str):
             return self._control.sub(lambda match: f"Spelled7kQ9w{self._controls.index(match[0])}w", value)
         if isinstance(value, Mapping):
-            return {name: self._escaped(entry) for name, entry in value.items()}
+            return {self._escaped(name): self._escaped(entry) for name, entry in value.items()}
         return [self._escaped(entry) for entry in value] if isinstance(value, list) else value
 
     def _ids(self, text: str) -> list[int]:
@@ -234,7 +243,11 @@ class CallWriter(PromptWriter):
         return [*ids, *self._plain_ids(text[end:])]
 
     def _plain_ids(self, text: str) -> list[int]:
-        return encode_untrusted(self._tokenizer, _SPELLED.sub(lambda match: self._controls[int(match[1])], text))
+        return encode_untrusted(self._tokenizer, _SPELLED.sub(self._spelled, text))
+
+    def _spelled(self, match: re.Match[str]) -> str:
+        number = int(match[1])
+        return self._controls[number] if number < len(self._controls) else match[0]
 
     def _too_long(self, length: int | None) -> PromptTooLongError:
         return too_long("the messages of the call", length, self.max_prompt_tokens)

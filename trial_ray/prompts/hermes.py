@@ -28,12 +28,15 @@ Write each call as a JSON object with the name and the arguments of the function
 </tool_call>"""
 
 
-def hermes_messages(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+def hermes_messages(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, has_system: bool = True
+) -> list[Message]:
     """Return messages without tools: the first one describes them, and calls and their results are text.
 
     Args:
         messages: messages of a chat API, with calls and messages of the role ``tool``.
         tools: schemas of the tools.
+        has_system: whether the chat template has system messages; without them, the tools are described in the first message.
     """
     written: list[Message] = []
     for message in messages:
@@ -49,8 +52,11 @@ def hermes_messages(messages: Sequence[Message], tools: Sequence[Mapping[str, An
                 {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
             )
     if tools:
-        known = written.pop(0)["content"] if written[0]["role"] == "system" else ""
-        written.insert(0, {"role": "system", "content": f"{known}\n\n{_described(tools)}".strip()})
+        if has_system and written[0]["role"] != "system":
+            written.insert(0, {"role": "system", "content": ""})
+        known = written[0]["content"]
+        texts = [known, _described(tools)] if has_system else [_described(tools), known]
+        written[0] = {**written[0], "content": "\n\n".join(filter(None, texts))}
     return [{name: value for name, value in message.items() if name != "answers"} for message in written]
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from trial_envs.program import ChatCall, refused
-from trial_envs.program.calls import TOO_LONG
+from trial_envs.program.calls import TOO_LONG, TURN_LIMIT
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.processes import ProcessEnv
 from trial_ray.engines.protocol import Response, SamplingParams
@@ -168,7 +168,7 @@ async def _play(
     limit: Ending = "turn_limit"
     while not _is_over(env, trajectory, result):
         step = len(trajectory.turns) + 1
-        refusal = refused("The client has given up the call.")
+        refusal = ""
         try:
             turn = await _decided(env, player, result, trajectory.turns, step)
         except PromptTooLongError as error:
@@ -183,13 +183,18 @@ async def _play(
                 break
             result = await _carry_out(env, trajectory, turn, result)
         else:
+            if turn is None and not refusal:
+                given_up = not await _resolved(env.is_waiting())
+                by = "client has given up the call" if given_up else "player has given up the episode"
+                refusal = refused(f"The {by}.", TURN_LIMIT)
             result = await _answer_call(env, trajectory, turn, refusal, result)
+            trajectory.calls = result.calls
             if turn is None or not result.answered:
                 continue
             limit, trajectory.error = "turn_limit", None
         if watch is not None:
             watch.call("on_episode_step", trajectory, result)
-    trajectory.success, trajectory.score, trajectory.calls = result.won, result.score, result.calls
+    trajectory.success, trajectory.score = result.won, result.score
     if result.refusal:
         _report(f"{env.name}: a call of the program was refused: {result.refusal}")
     for index, turn in enumerate(trajectory.turns):
@@ -279,7 +284,7 @@ def _add_rewards(trajectory: Trajectory, result: StepResult) -> None:
 
 
 def _report(message: str) -> None:
-    """Log a message that has not been logged in this process; further messages of many kinds are left out."""
+    """Log a message once in this process; after :data:`MAX_REPORTED` different messages, none is logged any more."""
     if message not in _reported and len(_reported) < MAX_REPORTED:
         _reported.add(message)
         logger.warning(message)

@@ -161,15 +161,16 @@ class RolloutCounts:
             "num_reasoning_tokens": self.reasoning_tokens,
             **self.episode_metrics(),
         }
-        if not self.turns:
-            return counts
-        if self.called_tokens:
+        if self.called_tokens or self.refused_calls or self.cancelled_calls:
             counts |= {
                 "num_branches": self.branches,
                 "num_refused_calls": self.refused_calls,
                 "num_cancelled_calls": self.cancelled_calls,
-                "taken_prompt_rate": self.taken_tokens / self.called_tokens,
             }
+        if not self.turns:
+            return counts
+        if self.called_tokens:
+            counts["taken_prompt_rate"] = self.taken_tokens / self.called_tokens
         return counts | {
             "invalid_response_rate": self.invalid_responses / self.turns,
             "invalid_action_rate": self.invalid_actions / self.turns,

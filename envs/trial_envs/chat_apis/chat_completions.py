@@ -63,7 +63,10 @@ def read_messages(values: Any) -> list[Message]:
         raise ValueError(f"Expected a list of messages, got {values!r:.200}.")
     messages, names = [], dict[str, str]()
     for value in values:
-        message = _read_message(value)
+        try:
+            message = _read_message(value)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"Expected a message of the chat API, got {json.dumps(value):.200} ({error}).") from error
         names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
         if message["role"] == "tool" and "name" not in message:
             message["name"] = names.get(message.get("tool_call_id", ""), "")

@@ -14,17 +14,17 @@ from trial_envs.chat_apis.chat_completions import Message, read_messages
 MODEL = "policy"
 MAX_CHOICES = 16
 """Maximum number of answers to one request."""
-MAX_LATE = 16
-"""Number of refused calls after the last turn with which a program shows that it will not end."""
+MAX_LATE = 100
+"""After the turn limit, a program that makes this many further calls is assumed to ignore the error: its episode then ends."""
 TOO_LONG, TURN_LIMIT = "context_length_exceeded", "turn_limit_exceeded"
 """Codes of errors that are a limit of the episode and no mistake of the program."""
 SAMPLING = ("temperature", "top_p", "stop", "seed")
-"""Fields of a request that set how its answer is sampled, if the run allows it."""
+"""Fields of a request on how its answer is sampled, which are recorded; the settings of the run replace them."""
 USED = {
     *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stream", "stream_options"),
     *("logprobs", "top_logprobs", "max_tokens", "max_completion_tokens", "response_format", "logit_bias", *SAMPLING),
 }
-"""Fields that have an effect; all others are ignored."""
+"""Fields that are read; the others are recorded by name."""
 
 
 class RefusedCallError(Exception):
@@ -50,9 +50,9 @@ class ChatCall:
         messages: all messages, in the form of chat templates.
         tools: JSON schemas of the offered tools.
         parent: index of the turn whose messages this call begins with; ``None``: of no turn.
-        num_known: number of first messages that it shares with the parent, the parent's answer included.
+        num_known: number of leading messages that equal the parent's messages, plus 1 if the parent's answer follows unchanged.
         answered: whether the parent's answer is among them, unchanged.
-        unreasoned: indices of known answers whose reasoning the program has dropped.
+        unreasoned: indices in ``messages`` of the answers that the parent had with ``reasoning_content``, and this request without.
         max_tokens: the request's own limit on the answer; ``None``: only the run's.
         sampling: the request's sampling settings, ``temperature``, ``top_p``, ``stop`` and ``seed``.
         logprobs: whether the request wants the log-probabilities of the answer.
@@ -102,13 +102,13 @@ class Waiting:
 class Calls:
     """Queue and record of the calls of one episode. All methods belong to one event loop.
 
-    A request that its client gives up is cancelled: it is taken from the queue, and a sampled answer is dropped. If the answer was
-    on its way to the client, it is kept for a repetition of the request.
+    A request that its client gives up is cancelled: it is taken from the queue, or its answer is dropped. If the client gives up
+    after the policy has answered, the answer is kept, and an identical later request gets it without a new turn.
 
     Attributes:
         counts: numbers of calls that were ``received``, ``answered``, ``cancelled`` and ``refused``; the first is the sum of the
             others, and of those that wait.
-        refusal: why a call was refused for the first time; empty if none was.
+        refusal: why a call was refused for the first time, limits of the episode apart; empty if none was.
         unserved: the last refusal if no call was answered after it.
         closed: why further calls are refused; ``None`` while calls are accepted.
         exhausted: set when a program goes on to call the policy after the calls were closed.
@@ -148,8 +148,9 @@ class Calls:
         try:
             answers = await asyncio.gather(*(each.answer for each in waiting))
         except asyncio.CancelledError:
-            if all(each.answer.done() and not each.answer.cancelled() for each in waiting):
-                self._kept[key] = _completion(body, [each.answer.result() for each in waiting])
+            futures = [each.answer for each in waiting]
+            if all(future.done() and not future.cancelled() and future.exception() is None for future in futures):
+                self._kept[key] = _completion(body, [future.result() for future in futures])
             else:
                 self._withdraw(waiting)
             raise
@@ -171,9 +172,10 @@ class Calls:
         """Refuse all calls that wait, and all later ones."""
         self.closed = reason
         for waiting in [*self._queue, *([self.current] if self.current else [])]:
-            if not waiting.answer.done():
+            if waiting.answer.done():
                 self.counts["cancelled"] += 1
-                waiting.answer.set_exception(reason)
+            else:
+                waiting.answer.set_exception(self._refused(reason))
         self._queue.clear()
         self.current = None
 
@@ -185,6 +187,10 @@ class Calls:
                 self.exhausted.set()
             raise self.closed
         read_messages(body.get("messages"))
+        for name in ("max_tokens", "max_completion_tokens"):
+            limit = body.get(name)
+            if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+                raise ValueError(f"Expected {name} to be a whole number of at least 1, got {limit!r:.80}.")
         number = body.get("n") or 1
         if not isinstance(number, int) or not 1 <= number <= MAX_CHOICES:
             raise ValueError(f"Expected n to be a whole number from 1 to {MAX_CHOICES}, got {number!r:.80}.")
@@ -201,7 +207,8 @@ class Calls:
 
     def _refused(self, error: RefusedCallError) -> RefusedCallError:
         self.counts["refused"] += 1
-        self.refusal = self.refusal or str(error)
+        if error.code is None:
+            self.refusal = self.refusal or str(error)
         self.unserved = error
         return error
 
@@ -258,11 +265,12 @@ class Calls:
         """Return a request as a call, at its place in the forest: the earlier call with which it shares the most messages."""
         messages = read_messages(body["messages"])
         tools = [] if body.get("tool_choice") == "none" else [dict(tool) for tool in body.get("tools") or []]
-        parent, num_known, answered = None, 0, False
+        parent, num_known, answered, is_same = None, 0, False, False
         for index, (known, length, offered) in enumerate(self._turns):
             shared = _num_shared(known, messages) if offered == tools else 0
-            if shared >= max(length, num_known):
-                parent, num_known, answered = index, shared, shared > length
+            same = known[:shared] == messages[:shared]  # Ids of calls and reasoning tell equal answers apart.
+            if shared >= length and (shared, same) >= (num_known, is_same):
+                parent, num_known, answered, is_same = index, shared, shared > length, same
         known = [] if parent is None else self._turns[parent][0][:num_known]
         limit = body.get("max_completion_tokens") or body.get("max_tokens")
         return ChatCall(

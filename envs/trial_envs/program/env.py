@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trial_envs.core.text_env import Outcome, TextEnv
 from trial_envs.errors import UnknownSplitError, UnknownTaskError
 from trial_envs.program.calls import TOO_LONG, TURN_LIMIT, Calls, ChatCall, RefusedCallError
-from trial_envs.program.gateway import Gateway, LoopThread
+from trial_envs.program.gateway import Gateway, LoopThread, cancel_others
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -167,12 +167,13 @@ class ProgramEnv(TextEnv):
         either: set[asyncio.Future[Any]] = {self._program, called, exhausted}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         exhausted.cancel()
-        self._call = called.result() if called.done() else None
+        self._call = called.result() if called.done() and not self._program.done() else None
         if self._call is not None:
             return Outcome("\n\n".join(message["content"] for message in self._call.shown), ())
         called.cancel()
-        limit = self._calls.unserved is not None and self._calls.unserved.code in (TOO_LONG, TURN_LIMIT)
-        if not self._program.done() or (limit and self._program.exception() is not None):
+        error = self._program.exception() if self._program.done() else None
+        limit = getattr(self._calls.unserved or error, "code", None) in (TOO_LONG, TURN_LIMIT)
+        if not self._program.done() or (limit and error is not None):
             return Outcome("The episode reached a limit.", (), truncated=True)
         return self._outcome(self._result(), truncated=limit)
 
@@ -223,5 +224,8 @@ def _read_action(action: str) -> Mapping[str, Any]:
 
 
 async def _played(run: Callable[[str, AsyncOpenAI], Awaitable[Result]], task_id: str, gateway: Gateway) -> Result:
-    async with gateway.client() as chat:
-        return await run(task_id, chat)
+    try:
+        async with gateway.client() as chat:
+            return await run(task_id, chat)
+    finally:
+        await cancel_others()  # A task that the program has left behind must not call the policy any more.

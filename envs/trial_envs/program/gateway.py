@@ -57,7 +57,7 @@ class LoopThread:
     def cancel_tasks(self) -> bool:
         """Cancel all coroutines and wait for their ends; return ``False`` if one blocks the thread until a deadline."""
         try:
-            self.start(_cancel_others()).result(JOIN_TIMEOUT_S)
+            self.start(cancel_others()).result(JOIN_TIMEOUT_S)
         except TimeoutError:
             return False
         return True
@@ -71,7 +71,8 @@ class LoopThread:
             self._loop.close()
 
 
-async def _cancel_others() -> None:
+async def cancel_others() -> None:
+    """Cancel all other tasks of the running event loop, and wait for their ends."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

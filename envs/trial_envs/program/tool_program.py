@@ -34,9 +34,10 @@ def tool_program(
         reward: called with the environment at the end, also of an episode that was cut; awaited if it is ``async``.
     """
     made = factory()
-    # Search the class, not the object: a property may need a reset first.
+    # Reading the attributes of the object would run its properties, which may fail before `reset`.
     names = [name for name, _ in inspect.getmembers(type(made), inspect.isfunction) if name[0] != "_"]
-    tools = [tool_schema(getattr(made, name)) for name in names if name not in ("reset", "get_reward")]
+    offered = [name for name in names if name not in ("reset", "get_reward")]
+    tools = [tool_schema(getattr(made, name)) for name in offered]
 
     async def run(task: str, chat: AsyncOpenAI) -> Result:
         import openai
@@ -56,7 +57,7 @@ def tool_program(
                 if not answer.tool_calls:
                     break
                 for call in answer.tool_calls:
-                    content = str(await _called(env, call.function))  # type: ignore[union-attr]
+                    content = str(await _called(env, call.function, offered))  # type: ignore[union-attr]
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
         except openai.BadRequestError as error:
             if error.code not in (TURN_LIMIT, TOO_LONG):
@@ -82,8 +83,10 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     return schema
 
 
-async def _called(env: Any, function: Any) -> Any:
+async def _called(env: Any, function: Any, offered: Sequence[str]) -> Any:
     """Return the result of a tool; an exception is a result, too, so that the policy sees it and may correct its call."""
+    if function.name not in offered:  # The policy must reach neither `reset` and `get_reward` nor private methods.
+        return {"error": f"There is no tool {function.name!r}."}
     try:
         result = getattr(env, function.name)(**json.loads(function.arguments))
         return await result if inspect.isawaitable(result) else result
