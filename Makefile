@@ -54,7 +54,7 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=228150 \
+  trial_ray=228400 \
   tests=215200 \
   benchmarks=29050 \
   words=36150

@@ -148,12 +148,15 @@ def predictions(rows: list[dict]) -> Iterator[str]:
 
 
 def draw(rows: list[dict]) -> list[Path]:
-    """Draw the difference of area to GRPO by λ, one panel per environment."""
+    """Draw the differences to GRPO by λ, one panel per environment that has runs of two seeds."""
     from trial_ray.reports.plots import drawing
 
     file = FILE.with_suffix(".png")
-    with drawing([file], (12.0, 3.2), len(ENVIRONMENTS)) as (figure, _):
-        for axis, environment in zip(figure.axes, ENVIRONMENTS.values(), strict=True):
+    compared = [name for name in ENVIRONMENTS.values() if len(differences(rows, name, DOSES[-1], MEASURES[0])) > 1]
+    if not compared:
+        return []
+    with drawing([file], (3.0 * len(compared), 3.2), len(compared)) as (figure, _):
+        for axis, environment in zip(figure.axes, compared, strict=True):
             for measure, label, colour in zip(MEASURES, ("area", "final success"), ("C0", "C1"), strict=True):
                 found = [(dose, differences(rows, environment, dose, measure)) for dose in DOSES]
                 found = [
