@@ -46,6 +46,7 @@ ALLOWED = {
     ("program/env.py", "_result", "self._program.result"): "the task is done",
     ("program/calls.py", "next", "self._arrived.wait"): "the caller's own program, inside the time of one step",
     ("program/calls.py", "complete", "future.result"): "the future is done",
+    ("program/local_endpoint.py", "_reply", "call.result"): "the task is done",
     ("rollout/episode.py", "_decided", "deciding.result"): "the task is done",
     ("evaluation/local_games.py", "play", "idle.get"): "freed by episodes of this process, which end or raise",
     ("learner/exchange.py", "finish", "pending.wait"): "a collective, which the process group's own timeout ends",

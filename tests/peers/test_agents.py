@@ -1,4 +1,4 @@
-"""Harnesses that nobody here wrote call the policy: the OpenAI Agents SDK, Anthropic's client, and an agent in JavaScript."""
+"""The policy answers agents of other libraries: the OpenAI Agents SDK, Anthropic's client, and a program in JavaScript."""
 
 from __future__ import annotations
 

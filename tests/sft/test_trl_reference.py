@@ -50,7 +50,7 @@ def test_loss_and_gradient_are_those_of_trl(style, tmp_path):
     batch["labels"][after_end] = MASKED
     targets, trained = batch["labels"][:, 1:], batch["labels"][:, 1:] != MASKED
     config = config_of(style).rl_module(model_path=str(tmp_path / "model")).training(grad_clip=None)
-    config.env_runners(temperature=0.5)  # Of rollouts only.
+    config.env_runners(temperature=0.5)  # The temperature of rollouts must not change the loss.
     episodes = load_episodes(messages, config, tokenizer, Dropped(strict=True))
     learned = np.concatenate([turn.response_ids for each in episodes for turn in each.turns])
     assert sorted(learned) == sorted(targets[trained].tolist())

@@ -59,7 +59,7 @@ def _check_function(function: Any) -> None:
         raise ConfigError(
             f"The reward function {name} cannot be called with one argument, the episode: {error}."
         ) from error
-    except ValueError:  # Not every callable has a signature.
+    except ValueError:  # Some callables, such as functions in C, have no signature.
         pass
     if not REWARD_NAME.fullmatch(name):
         raise ConfigError(

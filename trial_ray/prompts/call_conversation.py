@@ -51,7 +51,7 @@ class CallWriter(PromptWriter):
     spells are encoded as ordinary text.
 
     Reasoning that the program leaves out of earlier answers stays in the prompt if the chat template would drop it, too;
-    otherwise the prompt is written anew from the first such answer on.
+    otherwise the prompt keeps the ids before the first answer whose reasoning is missing, and the rest is rendered again.
 
     Args:
         tokenizer: as in :class:`~trial_ray.prompts.writer.PromptWriter`. With the style ``"tools"``, its ``response_template`` is

@@ -77,7 +77,8 @@ class Recording:
         if tools is None:
             return {"role": "assistant", "content": self.response(turn)}
         if self._responses is None or not len(turn.response_ids):
-            return call_message(*filter(None, map(tools.call_of, turn.all_actions)))
+            made = [*filter(None, map(tools.call_of, turn.all_actions))]
+            return call_message(*made) if made else {"role": "assistant", "content": ""}
         prepare_parsing(self.tokenizer, self.config.tool_format)
         prefix = self._responses.decode(turn.prompt_ids[turn.insert_at :].tolist())
         parsed = parse_response(self.tokenizer, self._responses.whole(turn.response_ids), prefix, tools.schemas)

@@ -96,6 +96,7 @@ class Waiting:
     """A call that waits for its answer."""
 
     body: Mapping[str, Any]
+    messages: list[Message]
     answer: asyncio.Future[dict[str, Any]]
 
 
@@ -138,11 +139,11 @@ class Calls:
         if (key := _key(body)) in self._kept:
             return self._kept.pop(key)
         try:
-            number = self._check(body)
+            number, messages = self._check(body)
         except (ValueError, RefusedCallError) as error:
             raise self.reject(error) from error
         self.counts["received"] += number
-        waiting = [Waiting(body, asyncio.get_running_loop().create_future()) for _ in range(number)]
+        waiting = [Waiting(body, messages, asyncio.get_running_loop().create_future()) for _ in range(number)]
         self._queue += waiting
         self._arrived.set()
         try:
@@ -179,14 +180,14 @@ class Calls:
         self._queue.clear()
         self.current = None
 
-    def _check(self, body: Mapping[str, Any]) -> int:
-        """Check a request; return the number of answers that it wants."""
+    def _check(self, body: Mapping[str, Any]) -> tuple[int, list[Message]]:
+        """Check a request; return the number of answers that it wants, and its messages."""
         if self.closed is not None:
             self._late += 1
             if self._late >= MAX_LATE:
                 self.exhausted.set()
             raise self.closed
-        read_messages(body.get("messages"))
+        messages = read_messages(body.get("messages"))
         for name in ("max_tokens", "max_completion_tokens"):
             limit = body.get(name)
             if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
@@ -203,7 +204,7 @@ class Calls:
         tools = body.get("tools") or []
         if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
             raise ValueError(f"Expected tools that are functions, got {json.dumps(tools):.200}.")
-        return number
+        return number, messages
 
     def _refused(self, error: RefusedCallError) -> RefusedCallError:
         self.counts["refused"] += 1
@@ -227,7 +228,7 @@ class Calls:
             self._arrived.clear()
             await self._arrived.wait()
         self.current = self._queue.popleft()
-        return self._placed(self.current.body)
+        return self._placed(self.current)
 
     def is_waiting(self) -> bool:
         """Return whether the current call still waits for its answer."""
@@ -261,9 +262,9 @@ class Calls:
         else:
             current.answer.set_exception(self._refused(error))
 
-    def _placed(self, body: Mapping[str, Any]) -> ChatCall:
+    def _placed(self, waiting: Waiting) -> ChatCall:
         """Return a request as a call, at its place in the forest: the earlier call with which it shares the most messages."""
-        messages = read_messages(body["messages"])
+        body, messages = waiting.body, waiting.messages
         tools = [] if body.get("tool_choice") == "none" else [dict(tool) for tool in body.get("tools") or []]
         parent, num_known, answered, is_same = None, 0, False, False
         for index, (known, length, offered) in enumerate(self._turns):

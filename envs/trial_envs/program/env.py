@@ -24,16 +24,13 @@ if TYPE_CHECKING:
 Result = float | Mapping[str, Any]
 
 
-def said(text: str, *calls: tuple[str, Any], reasoning: str = "") -> str:
+def said(text: str, *calls: tuple[str, Mapping[str, Any]], reasoning: str = "") -> str:
     """Return an action that answers a call by a text, and by calls of tools: names and arguments."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
-        functions = [
-            {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
-            for name, arguments in calls
-        ]
+        functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls]
         message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
     return json.dumps({"message": message, "finish_reason": "tool_calls" if calls else "stop"})
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,15 +88,13 @@ class Reply:
         status: HTTP status.
         kind: media type of the content.
         content: body.
-        request: chat completion request that was answered; ``None`` for other answers.
-        completion: chat completion in the content; ``None`` for other answers.
+        keep: to be called if the answer did not reach the client; it is then kept for a repetition of the request.
     """
 
     status: int
     kind: str
     content: bytes
-    request: Mapping[str, Any] | None = None
-    completion: dict[str, Any] | None = None
+    keep: Callable[[], None] = lambda: None
 
 
 class Gateway:
@@ -170,10 +169,11 @@ class Gateway:
             completion = await self.calls.complete(request)
         except RefusedCallError as error:
             return _json(error.status, api.error(error.status, str(error), error.code))
+        keep = partial(self.calls.keep, request, completion)
         if not body.get("stream"):
-            return _json(200, api.answer(completion, body), request, completion)
+            return _json(200, api.answer(completion, body), keep)
         events = "".join(_event(*event) for event in api.events(completion, body))
-        return Reply(200, "text/event-stream", events.encode(), request, completion)
+        return Reply(200, "text/event-stream", events.encode(), keep)
 
 
 def error_reply(path: str, status: int, message: str) -> Reply:
@@ -186,5 +186,5 @@ def _event(name: str, data: Any) -> str:
     return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
 
 
-def _json(status: int, body: Any, *answered: Any) -> Reply:
-    return Reply(status, "application/json", json.dumps(body).encode(), *answered)
+def _json(status: int, body: Any, *keep: Callable[[], None]) -> Reply:
+    return Reply(status, "application/json", json.dumps(body).encode(), *keep)

@@ -80,8 +80,7 @@ class _Server:
                 await response.write(reply.content)
                 await response.write_eof()
             except BaseException:
-                if reply.request is not None and reply.completion is not None:
-                    self.gateway.calls.keep(reply.request, reply.completion)
+                reply.keep()
                 raise
             return response
 
@@ -105,6 +104,8 @@ class _Server:
             return await call
         except asyncio.CancelledError:
             if not self._ended:
+                if call.done() and not call.cancelled():  # The client gave up in the moment of the answer.
+                    call.result().keep()
                 raise
             return error_reply(path, 503, "The endpoint was closed, because the program needs no more answers.")
         finally:
