@@ -168,7 +168,7 @@ async def _play(
     limit: Ending = "turn_limit"
     while not _is_over(env, trajectory, result):
         step = len(trajectory.turns) + 1
-        refusal = ""
+        refusal = refused("The player or the client has given up the call.", TURN_LIMIT)
         try:
             turn = await _decided(env, player, result, trajectory.turns, step)
         except PromptTooLongError as error:
@@ -183,10 +183,6 @@ async def _play(
                 break
             result = await _carry_out(env, trajectory, turn, result)
         else:
-            if turn is None and not refusal:
-                given_up = not await _resolved(env.is_waiting())
-                by = "client has given up the call" if given_up else "player has given up the episode"
-                refusal = refused(f"The {by}.", TURN_LIMIT)
             result = await _answer_call(env, trajectory, turn, refusal, result)
             trajectory.calls = result.calls
             if turn is None or not result.answered:
