@@ -223,6 +223,9 @@ def _read_action(action: str) -> Mapping[str, Any]:
 async def _played(run: Callable[[str, AsyncOpenAI], Awaitable[Result]], task_id: str, gateway: Gateway) -> Result:
     try:
         async with gateway.client() as chat:
-            return await run(task_id, chat)
-    finally:
-        await cancel_others()  # A task that the program has left behind must not call the policy any more.
+            result = await run(task_id, chat)
+    except Exception:  # A cancelled program ends together with its tasks.
+        await cancel_others()
+        raise
+    await cancel_others()  # A task that the program has left behind must not call the policy any more.
+    return result
