@@ -127,7 +127,8 @@ config = (
         }
     )
     .training(
-        lr=5e-4,
+        # At 3e-4 and above a single update can lose the policy, and nothing brings it back.
+        lr=1.5e-4,
         weight_decay=0.0,
         adam_betas=(0.9, 0.98),
         group_size=8,
