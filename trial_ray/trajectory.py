@@ -57,6 +57,7 @@ class Turn:
         response_ids: int32 ``[y]``, the response as sampled, its stop token included.
         logprobs: float32 ``[y]``, behaviour log-probabilities in nats, as the engine reported them.
         weight_version: version of the weights that sampled the response.
+        temperature: temperature at which the response was sampled; 0: greedily.
         insert_at: index in ``prompt_ids`` of the end of the user's message; post-action teacher context is inserted before
             it.
         observation: the environment's observation before the decision.
@@ -84,6 +85,7 @@ class Turn:
     response_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     weight_version: int = 0
+    temperature: float = 1.0
     insert_at: int = 0
     observation: str = ""
     action: str = ""

@@ -10,6 +10,7 @@ import sys
 import threading
 from concurrent.futures import CancelledError
 
+import openai
 import pytest
 from chat_tokenizers import chat_tokenizer
 from programs import CALL, SYSTEM, USER, ask, asks, decoded, entry, episode, places, require_extends
@@ -198,6 +199,34 @@ def test_fields_of_clients_are_accepted_and_recorded():
     assert played.turns[0].call.ignored == ["own", "store", "user"]
     assert len({turn.prompt_ids.tobytes() for turn in played.turns[1:3]}) == 1
     assert played.calls == {"received": 4, "answered": 4, "cancelled": 0, "refused": 0}
+
+
+def test_calls_are_sampled_with_their_own_settings_where_the_run_says_so():
+    refusals, params = [], []
+
+    async def run(task, chat):
+        await ask(chat, [USER], temperature=0.3, stop="x", seed=3)
+        await ask(chat, [USER, USER], stop=["y", "z"], max_tokens=9)
+        for own in ({"temperature": 0}, {"top_p": 0.5}, {"temperature": 9}, {"temperature": "hot"}, {"stop": 5}):
+            try:
+                await ask(chat, [USER], **own)
+            except openai.BadRequestError as error:
+                refusals.append(error.code)
+        await ask(chat, [USER])
+        return 1.0
+
+    settings = {"style": "conversation", "sampled": params, "program_sampling": "request"}
+    played, _ = (episode(entry(run), ["a", "b", "c"], **settings, seed=seed) for seed in (1, 2))
+    assert [(param.temperature, param.stop, param.max_tokens) for param in params[:3]] == [
+        (0.3, ("x",), 512),
+        (1.0, ("y", "z"), 9),
+        (1.0, (), 512),
+    ]
+    assert [turn.temperature for turn in played.turns] == [0.3, 1.0, 1.0]
+    assert len(refusals) == 2 * played.calls["refused"] == 10
+    assert len({param.seed for param in params}) == len(
+        params
+    )  # The rollouts of a group differ though their calls agree.
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -78,7 +80,10 @@ def test_the_divergence_is_that_of_the_sampled_policies(model_path, groups):
 
     def step(temperature: float, divergence: float) -> dict[str, torch.Tensor]:
         config = config_of("opsd", model_path, **TRAINING, jsd_temperature=divergence, grad_clip=None)
-        return gradients(build_learner(config.env_runners(temperature=temperature)), groups)
+        tempered = copy.deepcopy(groups)
+        for trajectory in (trajectory for group in tempered for trajectory in group.trajectories):
+            trajectory.turns = [dataclasses.replace(turn, temperature=temperature) for turn in trajectory.turns]
+        return gradients(build_learner(config), tempered)
 
     once = step(1.0, 0.6)
     assert worst(step(0.5, 1.2), once) < 1e-5

@@ -26,8 +26,8 @@ def problem(tokens=23, hidden=16, vocabulary=57, dtype=torch.float32, seed=0):
     return torch.randn(tokens, hidden, dtype=dtype), head, torch.randint(vocabulary, (tokens,))
 
 
-def reference(states, weight, targets, temperature):
-    logs = torch.log_softmax(states.double() @ weight.double().T / temperature, dim=-1)
+def reference(states, weight, targets, temperatures):
+    logs = torch.log_softmax(states.double() @ weight.double().T / temperatures[:, None], dim=-1)
     return logs[torch.arange(len(targets)), targets], -(logs.exp() * logs).sum(-1)
 
 
@@ -42,10 +42,11 @@ def test_values_and_gradients_equal_a_float64_softmax(precision, chunk_tokens, t
     given, head = (states.bfloat16(), head.bfloat16()) if precision == "bfloat16" else (states, head)
     rounded = torch.float32 if precision == "float32" else torch.bfloat16
     exact = [tensor.detach().to(rounded).double().requires_grad_() for tensor in (states, head.weight)]
-    expected = reference(*exact, targets, temperature)
-    options = {"temperature": temperature, "chunk_tokens": chunk_tokens, "with_entropy": True}
+    temperatures = torch.linspace(temperature, 1.0, 100, dtype=torch.float64)
+    expected = reference(*exact, targets, temperatures)
+    options = {"chunk_tokens": chunk_tokens, "with_entropy": True}
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-        found = gather_logprobs(given, head, targets, **options)
+        found = gather_logprobs(given, head, targets, temperatures if temperature < 1 else None, **options)
     coefficients = torch.randn(100, dtype=torch.float64)
     for logprobs, entropy in (found, expected):
         (logprobs.double() @ coefficients + entropy.double() @ coefficients.flip(0)).backward()

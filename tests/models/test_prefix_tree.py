@@ -16,7 +16,10 @@ from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
 def sequences(draw):
     """Ids of few kinds, so that much is shared; some sequences twice, some a prefix of another."""
     ids = draw(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), min_size=1, max_size=12))
-    return [ScoredSequence(np.array(row, np.int32), draw(st.integers(0, len(row) - 1))) for row in ids]
+    temperatures = st.sampled_from([1.0, 0.7])
+    return [
+        ScoredSequence(np.array(row, np.int32), draw(st.integers(0, len(row) - 1)), draw(temperatures)) for row in ids
+    ]
 
 
 def prefixes(sequence):
@@ -34,10 +37,15 @@ def visible_prefix(pack, node):
 @given(sequences(), st.integers(1, 30))
 def test_each_node_sees_its_prefix_and_predicts_what_follows(sequences, budget):
     packed = pack_trees(PrefixOrder(sequences), budget)
+    assert packed.nodes.tolist() == sorted(packed.nodes.tolist())
     seen = [visible_prefix(pack, node) for pack in packed.packs for node in range(pack.input_ids.shape[1])]
-    predicted = [(seen[packed.nodes[pair]], int(packed.targets[pair])) for pair in packed.tokens.tolist()]
+    divisors = torch.ones(len(packed.nodes)) if packed.temperatures is None else packed.temperatures
+    pairs = [*zip([seen[node] for node in packed.nodes], packed.targets.tolist(), divisors.tolist(), strict=True)]
+    keys = zip(packed.nodes.tolist(), packed.targets.tolist(), divisors.tolist(), strict=True)
+    assert len(set(keys)) == len(pairs)
+    predicted = [pairs[pair] for pair in packed.tokens.tolist()]
     expected = [
-        (tuple(row.ids[:position].tolist()), int(row.ids[position]))
+        (tuple(row.ids[:position].tolist()), int(row.ids[position]), row.temperature)
         for row in sequences
         for position in range(len(row.ids) - row.num_targets, len(row.ids))
     ]

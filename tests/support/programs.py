@@ -42,8 +42,8 @@ def writer_of(played: EnvironmentEntry, name="qwen3", style="tools", limit=4096)
     return CallWriter(chat_tokenizer(name), played.adapter.template(style), limit, 2, TemplateOptions({}, DATE))
 
 
-def episode(played, texts, name="qwen3", style="tools", task="5", limit=4096, sampled=None):
-    """Play an episode with these texts as the policy's responses, in the order of the calls."""
+def episode(played, texts, name="qwen3", style="tools", task="5", limit=4096, sampled=None, **settings):
+    """Play an episode with these texts as the policy's responses, in the order of the calls; ``settings`` are the player's."""
     tokenizer, answers = chat_tokenizer(name), iter(texts)
 
     async def generate(prompt_ids, params):
@@ -56,7 +56,7 @@ def episode(played, texts, name="qwen3", style="tools", task="5", limit=4096, sa
         reason = "stop" if ids[-1] == tokenizer.eos_token_id else "length"
         return Response(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), 0, reason)
 
-    player = PolicyPlayer(writer_of(played, name, style, limit), SamplingParams(max_tokens=512), generate)
+    player = PolicyPlayer(writer_of(played, name, style, limit), SamplingParams(max_tokens=512), generate, **settings)
     env = GuardedEnv(played)
     try:
         return asyncio.run(play_episode(env, task, player))

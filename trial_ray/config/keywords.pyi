@@ -252,6 +252,7 @@ class Sections:
         max_response_tokens: int | Search = ...,
         temperature: float | Search = ...,
         top_p: float | Search = ...,
+        program_sampling: Literal["run", "request"] | Search = ...,
         stop_strings: list[str] | Search = ...,
         history_window: int | Search = ...,
         prompt_style: Literal["tagged", "plain", "conversation", "tools"] | Search = ...,
@@ -310,6 +311,8 @@ class Sections:
             max_response_tokens: longest response, stop token included.
             temperature: of training rollouts, 0.01 to 2; the learner divides logits by it, too.
             top_p: nucleus mass of training rollouts; must be 1, since no correction is implemented.
+            program_sampling: of the calls of a program: the settings of the run, or with ``"request"`` the temperature,
+                stop texts and, with ``seeded_sampling``, the seed of each call in their place, in evaluations too.
             stop_strings: texts that end a response, such as ``</action>`` (vLLM's ``stop``); they stay in it, and no stop
                 token follows.
             history_window: (observation, action) pairs in a prompt; in a conversation, turns kept when it exceeds

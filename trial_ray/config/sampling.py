@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from trial_ray.adapters.templates import GENERIC, PromptStyle, ToolFormat
 from trial_ray.config.declare import Section, Settings, setting
@@ -208,6 +208,12 @@ class RolloutSettings(Settings):
     max_response_tokens: int = setting(512, "longest response, stop token included", at_least=1)
     temperature: float = setting(1.0, "of training rollouts, 0.01 to 2; the learner divides logits by it, too")
     top_p: float = setting(1.0, "nucleus mass of training rollouts; must be 1, since no correction is implemented")
+    program_sampling: Literal["run", "request"] = setting(
+        "run",
+        'of the calls of a program: the settings of the run, or with ``"request"`` the temperature, stop texts and, with '
+        "``seeded_sampling``, the seed of each call in their place, in evaluations too",
+        one_of=("run", "request"),
+    )
     stop_strings: list[str] = setting(
         factory=list,
         doc="texts that end a response, such as ``</action>`` (vLLM's ``stop``); they stay in it, and no stop token follows",

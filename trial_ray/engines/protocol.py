@@ -78,6 +78,27 @@ def is_whole(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+def check_sampling(params: SamplingParams) -> None:
+    """Reject sampling parameters that no engine has.
+
+    Raises:
+        InvalidRequestError: a value has the wrong type or is out of range.
+    """
+    if not is_whole(params.max_tokens) or params.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens: expected a whole number of at least 1, got {params.max_tokens!r}.")
+    if params.seed is not None and not (is_whole(params.seed) and 0 <= params.seed <= MAX_SEED):
+        raise InvalidRequestError(f"seed: expected None or a whole number in [0, 2**63), got {params.seed!r}.")
+    if not (isinstance(params.stop, tuple) and all(isinstance(text, str) and text for text in params.stop)):
+        raise InvalidRequestError(f"stop: expected a tuple of texts, none of them empty, got {params.stop!r:.80}.")
+    temperature, top_p = params.temperature, params.top_p
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (temperature, top_p))
+    if not numbers or not (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE) or not 0 < top_p <= 1:
+        raise InvalidRequestError(
+            f"Expected a temperature of 0 or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}], and top_p in (0, 1]; got "
+            f"temperature={temperature!r}, top_p={top_p!r}."
+        )
+
+
 def check_request(
     prompt_ids: np.ndarray, params: SamplingParams, *, max_model_len: int | None, vocab_size: int
 ) -> None:
@@ -93,18 +114,7 @@ def check_request(
         InvalidRequestError: the prompt is empty, has ids outside the vocabulary or leaves no room for ``max_tokens``, or a
             sampling value has the wrong type or is out of range.
     """
-    if not is_whole(params.max_tokens) or params.max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens: expected a whole number of at least 1, got {params.max_tokens!r}.")
-    if params.seed is not None and not (is_whole(params.seed) and 0 <= params.seed <= MAX_SEED):
-        raise InvalidRequestError(f"seed: expected None or a whole number in [0, 2**63), got {params.seed!r}.")
-    if not (isinstance(params.stop, tuple) and all(isinstance(text, str) and text for text in params.stop)):
-        raise InvalidRequestError(f"stop: expected a tuple of texts, none of them empty, got {params.stop!r:.80}.")
-    temperature, top_p = params.temperature, params.top_p
-    if not (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE) or not 0 < top_p <= 1:
-        raise InvalidRequestError(
-            f"Expected a temperature of 0 or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}], and top_p in (0, 1]; got "
-            f"temperature={temperature!r}, top_p={top_p!r}."
-        )
+    check_sampling(params)
     if prompt_ids.ndim != 1 or not prompt_ids.size or prompt_ids.dtype.kind not in "iu":
         raise InvalidRequestError(
             f"prompt_ids: expected at least one token as an integer array [P], got {prompt_ids.dtype} {prompt_ids.shape}."

@@ -241,13 +241,11 @@ class MicrobatchPasses:
         packed = pack_sequences(self._module.lm, part.order, config.max_tokens_per_forward)
         self.counts.forwarded += packed.num_tokens
         self.counts.distinct += packed.num_distinct
-        batch: dict[str, Any] = {"sequences": packed, "temperature": config.temperature}
+        batch: dict[str, Any] = {"sequences": packed}
         if divergence is not None and part.hindsight_order is not None:
             teacher = self._module.teacher or self._module.lm
             batch["hindsight_sequences"] = pack_sequences(teacher, part.hindsight_order, config.max_tokens_per_forward)
-            # The policy is the tempered one; the method's temperature divides its logits once more.
-            temperature = config.temperature * divergence.temperature
-            batch["divergence"] = {"mix": divergence.mix, "temperature": temperature}
+            batch["divergence"] = {"mix": divergence.mix, "temperature": divergence.temperature}
         return self._module.forward_train(batch)
 
 

@@ -154,7 +154,7 @@ def scored_turn(turn: Turn, hindsight: bool = False) -> ScoredSequence:
     prompt, context = turn.prompt_ids, turn.teacher_context
     if hindsight and context is not None:
         prompt = augment(prompt, context.insert_at, context.ids)
-    return ScoredSequence(np.concatenate((prompt, turn.response_ids)), len(turn.response_ids))
+    return ScoredSequence(np.concatenate((prompt, turn.response_ids)), len(turn.response_ids), turn.temperature)
 
 
 def required(values: Tensor | None) -> Tensor:

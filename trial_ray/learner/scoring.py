@@ -163,10 +163,7 @@ class Scoring:
         return scores
 
     def _scored(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, Tensor]:
-        config = self._config
-        scores, packed = score_views(
-            lm, views, max_tokens=config.max_tokens_per_forward, temperature=config.temperature
-        )
+        scores, packed = score_views(lm, views, max_tokens=self._config.max_tokens_per_forward)
         if packed is not None:
             log(self._metrics, f"{LEARNER}scoring/tokens_forwarded", packed.num_tokens)
             log(self._metrics, f"{LEARNER}scoring/tokens_distinct", packed.num_distinct)

@@ -426,7 +426,7 @@ def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
 
 @torch.no_grad()
 def score_views(
-    lm: PreTrainedModel, views: Mapping[str, Sequence[ScoredSequence]], *, max_tokens: int, temperature: float = 1.0
+    lm: PreTrainedModel, views: Mapping[str, Sequence[ScoredSequence]], *, max_tokens: int
 ) -> tuple[dict[str, torch.Tensor], PackedSequences | None]:
     """Compute the log-probabilities of the scored tokens of all views, which form one prefix tree, without gradient.
 
@@ -434,7 +434,6 @@ def score_views(
         lm: a transformers causal language model.
         views: views of the same turns, by name.
         max_tokens: maximum number of input tokens in one forward pass.
-        temperature: as in :func:`trial_ray.models.logprobs.gather_logprobs`.
 
     Returns:
         Flat ``[T]`` by the name of the view, in row order, on the model's device; and the model's inputs, ``None`` without turns.
@@ -443,5 +442,5 @@ def score_views(
     if not sequences:
         return {name: torch.empty(0, device=lm.device) for name in views}, None
     packed = pack_sequences(lm, PrefixOrder(sequences), max_tokens)
-    logprobs = sequence_logprobs(lm, packed, temperature)
+    logprobs = sequence_logprobs(lm, packed)
     return dict(zip(views, logprobs.chunk(len(views)), strict=True)), packed

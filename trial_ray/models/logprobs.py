@@ -170,8 +170,8 @@ def gather_logprobs(
     hidden: Tensor,
     head: Head,
     targets: Tensor,
+    temperatures: Tensor | None = None,
     *,
-    temperature: float = 1.0,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -181,7 +181,7 @@ def gather_logprobs(
         hidden: ``[N, H]`` last hidden states, each at the position that predicts its target.
         head: result of :func:`output_head`, or a layer ``[N, H] -> [N, vocabulary]``.
         targets: int64 ``[N]``.
-        temperature: divides the logits; positive.
+        temperatures: ``[N]``, positive divisors of each row's logits; ``None``: 1.
         chunk_tokens: maximum number of rows of logits in memory at a time. It changes memory and speed, never the result.
         with_entropy: whether to return the entropies too.
 
@@ -190,10 +190,8 @@ def gather_logprobs(
     """
     short = _short_weight(head, hidden.device.type)
 
-    def scored(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = _logits(hidden, head, short)
-        if temperature != 1.0:
-            logits = logits / temperature
+    def scored(hidden: Tensor, targets: Tensor, *temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        logits = _tempered(_logits(hidden, head, short), *temperatures)
         normalizer = torch.logsumexp(logits, dim=-1)
         logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
         if not with_entropy:
@@ -201,8 +199,16 @@ def gather_logprobs(
         all_logprobs = logits - normalizer.unsqueeze(-1)
         return logprobs, -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
 
-    logprobs, entropies = zip(*_in_chunks(scored, (hidden, targets), chunk_tokens), strict=True)
+    inputs = [hidden, targets] if temperatures is None else [hidden, targets, temperatures]
+    logprobs, entropies = zip(*_in_chunks(scored, inputs, chunk_tokens), strict=True)
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+
+
+def _tempered(logits: Tensor, *temperatures: Tensor) -> Tensor:
+    """Divide logits ``[N, V]`` by the temperatures of their rows, ``[N]``, if there are any."""
+    for temperature in temperatures:
+        logits = logits / temperature.to(logits.dtype)[:, None]
+    return logits
 
 
 @torch.no_grad()
@@ -231,6 +237,7 @@ def gather_divergence(
     head: Head,
     teacher_hidden: Tensor,
     teacher_head: Head,
+    temperatures: Tensor | None = None,
     *,
     mix: float,
     temperature: float,
@@ -243,22 +250,24 @@ def gather_divergence(
         head: the policy's output head, from :func:`output_head`.
         teacher_hidden: ``[N, H]``, the teacher's hidden states for the same tokens, with the teacher context.
         teacher_head: the teacher's output head, from :func:`output_head`.
+        temperatures: ``[N]``, positive divisors of each row's logits, of both models; ``None``: 1.
         mix: the teacher's share of the mixture.
-        temperature: divides both models' logits.
+        temperature: divides both models' logits once more.
         chunk_tokens: maximum number of rows of logits in memory at a time, for each model.
     """
     device = hidden.device.type
     short, teacher_short = _short_weight(head, device), _short_weight(teacher_head, device)
 
-    def divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    def divergence(student: Tensor, teacher: Tensor, *temperatures: Tensor) -> Tensor:
         with torch.no_grad():
-            teacher_logits = _logits(teacher, teacher_head, teacher_short)
-        logits = _logits(student, head, short)
+            teacher_logits = _tempered(_logits(teacher, teacher_head, teacher_short), *temperatures)
+        logits = _tempered(_logits(student, head, short), *temperatures)
         # Models of a family share a vocabulary, but may pad their embeddings to other sizes.
         shared = min(logits.shape[-1], teacher_logits.shape[-1])
         return generalised_jsd(logits[:, :shared], teacher_logits[:, :shared], mix, temperature)
 
-    return torch.cat([*_in_chunks(divergence, (hidden, teacher_hidden), chunk_tokens)])
+    inputs = [hidden, teacher_hidden] if temperatures is None else [hidden, teacher_hidden, temperatures]
+    return torch.cat([*_in_chunks(divergence, inputs, chunk_tokens)])
 
 
 def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[Tensor, slice]]:
@@ -281,13 +290,12 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tupl
         yield states, slice(start, stop)
 
 
-def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences, temperature: float = 1.0) -> Tensor:
+def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:
     """Compute the log-probabilities of the targets of packed sequences under a transformers causal language model.
 
     Args:
         lm: a ``...ForCausalLM`` with a decoder and an output embedding (tied or not).
         packed: the sequences.
-        temperature: as in :func:`gather_logprobs`.
 
     Returns:
         Log-probabilities as in :func:`gather_logprobs`, ``[T]``, in the order of the sequences.
@@ -297,5 +305,6 @@ def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences, temperature:
     # Allocate the result first: results of each pack would fragment the memory that the pack frees.
     logprobs = torch.zeros(len(packed.targets), dtype=dtype, device=lm.device)
     for states, nodes in hidden_states(lm, packed):
-        logprobs[nodes], _ = gather_logprobs(states, head, packed.targets[nodes], temperature=temperature)
+        temperatures = None if packed.temperatures is None else packed.temperatures[nodes]
+        logprobs[nodes], _ = gather_logprobs(states, head, packed.targets[nodes], temperatures)
     return logprobs[packed.tokens]

@@ -238,9 +238,9 @@ class CausalLMModule(TorchRLModule):
         """Score response tokens.
 
         Args:
-            batch: ``"sequences"`` is the :class:`PackedSequences` of some rows, T response tokens in all. ``"temperature"``
-                divides the logits (1 if absent). ``"hindsight_sequences"`` (optional) has the teacher contexts of the same rows,
-                with the arguments of :func:`generalised_jsd` under ``"divergence"``.
+            batch: ``"sequences"`` is the :class:`PackedSequences` of some rows, T response tokens in all.
+                ``"hindsight_sequences"`` (optional) has the teacher contexts of the same rows, with the arguments of
+                :func:`generalised_jsd` under ``"divergence"``.
             kwargs: RLlib's, unused.
 
         Returns:
@@ -250,9 +250,7 @@ class CausalLMModule(TorchRLModule):
         packed: PackedSequences = batch["sequences"]
         with self.autocast():
             hidden, head = _all_hidden_states(self.lm, packed), output_head(self.lm)
-            logprobs, entropy = gather_logprobs(
-                hidden, head, packed.targets, temperature=batch.get("temperature", 1.0), with_entropy=True
-            )
+            logprobs, entropy = gather_logprobs(hidden, head, packed.targets, packed.temperatures, with_entropy=True)
             assert entropy is not None  # The setting with_entropy is on.
             outputs = {"logprobs": logprobs[packed.tokens], "entropy": entropy[packed.tokens]}
             if "hindsight_sequences" in batch:
@@ -260,8 +258,14 @@ class CausalLMModule(TorchRLModule):
                 teacher = self.teacher or self.lm
                 with torch.no_grad():
                     teacher_hidden = _all_hidden_states(teacher, hindsight)[hindsight.tokens]
+                temperatures = None if packed.temperatures is None else packed.temperatures[packed.tokens]
                 outputs["divergence"] = gather_divergence(
-                    hidden[packed.tokens], head, teacher_hidden, output_head(teacher), **batch["divergence"]
+                    hidden[packed.tokens],
+                    head,
+                    teacher_hidden,
+                    output_head(teacher),
+                    temperatures,
+                    **batch["divergence"],
                 )
         if self.sharded is not None and torch.is_grad_enabled():
             outputs["logprobs"] = outputs["logprobs"] + self.sharded.before_backward()

@@ -34,10 +34,12 @@ class ScoredSequence:
     Attributes:
         ids: int ``[L]``, at least one token before the scored tokens.
         num_targets: number of scored tokens at the end.
+        temperature: divides the logits of the scored tokens; positive.
     """
 
     ids: Ids
     num_targets: int
+    temperature: float = 1.0
 
     @property
     def inputs(self) -> Ids:
@@ -64,12 +66,14 @@ class Pack:
 class PackedSequences:
     """Sequences packed for a model.
 
-    T is the number of targets of all sequences, in their order; U is the number of distinct pairs of a node and its target.
+    T is the number of targets of all sequences, in their order; U is the number of distinct pairs of a node and its target at a
+    temperature.
 
     Attributes:
         packs: inputs of the forward passes.
         nodes: int64 ``[U]``, index of the predicting node in the concatenated inputs of all packs.
         targets: int64 ``[U]``, target of each pair.
+        temperatures: float64 ``[U]``, divisor of the logits of each pair; ``None``: 1 for all.
         tokens: int64 ``[T]``, index of each target's pair.
         num_tokens: number of inputs of all packs.
         num_distinct: number of distinct prefixes of the sequences, the minimum number of inputs to compute them.
@@ -78,6 +82,7 @@ class PackedSequences:
     packs: tuple[Pack, ...]
     nodes: Tensor
     targets: Tensor
+    temperatures: Tensor | None
     tokens: Tensor
     num_tokens: int
     num_distinct: int
@@ -234,16 +239,21 @@ def _tree(
 def _finish(
     packs: Sequence[Pack], order: PrefixOrder, nodes: Sequence[Ints], device: torch.device | str
 ) -> PackedSequences:
-    """Find the distinct pairs of node and target; rollouts that sampled the same response share them."""
+    """Find the distinct pairs of node and target; rollouts that sampled the same response at one temperature share them."""
     empty = np.empty(0, np.int64)
     predecessors = np.concatenate([empty, *nodes])
     ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in order.sequences)
     targets = np.concatenate([empty, *ends]).astype(np.int64)
-    _, firsts, tokens = np.unique(predecessors << 32 | targets, return_index=True, return_inverse=True)
+    lengths = [sequence.num_targets for sequence in order.sequences]
+    temperatures = np.repeat([sequence.temperature for sequence in order.sequences], lengths).astype(np.float64)
+    kinds, kind = np.unique(temperatures, return_inverse=True)
+    keys = (predecessors * len(kinds) + kind) << 32 | targets  # In the order of the nodes first.
+    _, firsts, tokens = np.unique(keys, return_index=True, return_inverse=True)
     return PackedSequences(
         packs=tuple(packs),
         nodes=torch.from_numpy(predecessors[firsts]).to(device),
         targets=torch.from_numpy(targets[firsts]).to(device),
+        temperatures=None if (kinds == 1).all() else torch.from_numpy(temperatures[firsts]).to(device),
         tokens=torch.from_numpy(tokens.astype(np.int64)).to(device),
         num_tokens=sum(pack.input_ids.numel() for pack in packs),
         num_distinct=order.num_distinct,

@@ -216,7 +216,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             note_event(RESPONSE, began, track, **tokens)
             return response
 
-        return PolicyPlayer(self._prompt_writer(request.environment), settings.params, generate, seed)
+        prompts, sampling = self._prompt_writer(request.environment), self.config.program_sampling
+        return PolicyPlayer(prompts, settings.params, generate, seed, sampling)
 
     def _prompt_writer(self, environment: int) -> PromptWriter:
         if environment not in self._prompts:

@@ -11,18 +11,18 @@ import inspect
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from trial_envs.program import ChatCall, refused
-from trial_envs.program.calls import TOO_LONG, TURN_LIMIT
+from trial_envs.program.calls import TOO_LONG, TURN_LIMIT, RefusedCallError
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.processes import ProcessEnv
-from trial_ray.engines.protocol import Response, SamplingParams
+from trial_ray.engines.protocol import InvalidRequestError, Response, SamplingParams, check_sampling
 from trial_ray.errors import ChatTemplateError, EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import text_digest
 from trial_ray.process import advance
@@ -174,7 +174,7 @@ async def _play(
         except PromptTooLongError as error:
             limit, trajectory.error = "prompt_limit", located(error, env.name, trajectory.task_id, step)
             turn, refusal = None, refused(str(error), TOO_LONG)
-        except ChatTemplateError as error:
+        except (ChatTemplateError, RefusedCallError) as error:
             if result.call is None:
                 raise
             turn, refusal = None, refused(str(error))
@@ -299,12 +299,14 @@ class PolicyPlayer:
         params: sampling parameters; their seed is replaced in every turn if ``seed`` is set.
         generate: coroutine function that samples a response.
         seed: seed of the episode; ``None``: no seeds are set in the requests.
+        program_sampling: ``"request"``: the sampling settings of a program's call replace those of ``params``.
     """
 
     prompts: PromptWriter
     params: SamplingParams
     generate: Generate
     seed: int | None = None
+    program_sampling: Literal["run", "request"] = "run"
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn:
         """Write the prompt, sample the response and read the action; see :class:`Player`."""
@@ -326,6 +328,7 @@ class PolicyPlayer:
             response_ids=response.response_ids,
             logprobs=response.logprobs,
             weight_version=response.weight_version,
+            temperature=params.temperature,
             insert_at=prompt.insert_at,
             finish_reason=response.finish_reason,
             prompt_cut=prompt.cut,
@@ -336,7 +339,9 @@ class PolicyPlayer:
 
     def _params(self, call: ChatCall, params: SamplingParams) -> SamplingParams:
         """Return the sampling parameters of a call: its own limit of tokens holds beside the run's."""
-        if ignored := sorted({*call.ignored, *call.sampling}):
+        if self.program_sampling == "request":
+            params = _requested(call.sampling, params)
+        if ignored := sorted({*call.ignored, *(call.sampling if self.program_sampling == "run" else ())}):
             _report(f"Calls of the program have {', '.join(ignored)}, which the settings of the run replace.")
         limit = call.max_tokens
         return replace(params, max_tokens=min(params.max_tokens, limit)) if limit and limit > 0 else params
@@ -357,6 +362,35 @@ class PolicyPlayer:
                 for text, logprob in zip(texts, response.logprobs, strict=True)
             ]
         return json.dumps(answer)
+
+
+def _requested(sampling: Mapping[str, Any], params: SamplingParams) -> SamplingParams:
+    """Return sampling parameters with the settings of a program's call.
+
+    A call's seed is combined with the one of its rollout, since the rollouts of a group would be equal otherwise.
+
+    Raises:
+        RefusedCallError: a setting has the wrong type or is out of range, or its answer could not be trained on.
+    """
+    stop = sampling.get("stop", params.stop)
+    seed = (
+        params.seed
+        if params.seed is None or "seed" not in sampling
+        else derive_seed(params.seed, str(sampling["seed"]))
+    )
+    own = {name: sampling.get(name, getattr(params, name)) for name in ("temperature", "top_p")}
+    params = replace(params, **own, seed=seed, stop=tuple(stop) if isinstance(stop, list | tuple) else (stop,))
+    try:
+        check_sampling(params)
+    except InvalidRequestError as error:
+        raise RefusedCallError(str(error)) from error
+    if params.temperature == 0 or params.top_p < 1:
+        raise RefusedCallError(
+            f"The request has temperature={params.temperature:g} and top_p={params.top_p:g}, with which no answer can be trained "
+            'on. With program_sampling="request", a call needs a temperature above 0 and a top_p of 1; program_sampling="run" '
+            "replaces both."
+        )
+    return params
 
 
 def derive_seed(*parts: int | str) -> int:

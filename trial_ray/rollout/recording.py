@@ -174,7 +174,7 @@ def _read_partition(file: Path, iteration: int, schema: pa.Schema) -> pa.Table:
     return table.append_column("iteration", pa.array([iteration] * len(table), pa.int32()))
 
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Incremented whenever a column is added, or its name, type or meaning changes."""
 
 _TRAJECTORY_COLUMNS = (
@@ -198,6 +198,7 @@ _TURN_COLUMNS = (
     ("response_ids", IDS, "the response as sampled, stop token included, `[y]`"),
     ("logprobs", FLOATS, "behaviour log-probability of each response token in nats, `[y]`"),
     ("weight_version", pa.int64(), "version of the weights that sampled the response"),
+    ("temperature", pa.float64(), "temperature at which the response was sampled; 0: greedily"),
     ("insert_at", pa.int32(), "index in `prompt_ids` before which teacher context is inserted"),
     ("observation", pa.string(), "the environment's observation before the decision"),
     ("action", pa.string(), "the action sent to the environment; of several, one a line"),

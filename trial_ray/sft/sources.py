@@ -95,7 +95,8 @@ def load_episodes(
             if reason := _defect(turn, config):
                 dropped.note("turns", reason, where)
             else:
-                turns.append(turn)
+                # The temperature at which it was sampled would divide the logits of the loss.
+                turns.append(replace(turn, temperature=1.0))
         episodes.append(replace(episode, turns=turns))
     return episodes
 

@@ -123,8 +123,6 @@ def learner_config(config: GRPOConfig, settings: SFTSettings, updates: int) -> S
         teacher_model=None,
         teacher_sync_iterations=None,
     )
-    # A temperature of rollouts would divide the logits of the loss.
-    learners.env_runners(temperature=1.0)
     learners.recording(trajectories_folder=None, training_folder=None)
     learners.engines(colocate=False, weight_transfer="object_store")
     return learners

@@ -203,7 +203,7 @@ class _Watcher:
 def mean_gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]:
     """Return the mean hindsight log-ratio of each turn, in nats: Eq. 4, averaged over the response's tokens."""
     turns = [
-        replace(turn, teacher_context=context)
+        replace(turn, temperature=1.0, teacher_context=context)
         for trajectory in trajectories
         for turn, context in zip(trajectory.turns, outcome_contexts(trajectory, policy.tokenizer), strict=True)
     ]

@@ -24,9 +24,10 @@ from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.prompts.chat_template import TemplateOptions
-from trial_ray.prompts.hermes import HermesBuilder
+from trial_ray.prompts.hermes import HermesBuilder, hermes_messages
 from trial_ray.prompts.single_turn import PromptBuilder
-from trial_ray.prompts.tool_conversation import ToolConversationBuilder
+from trial_ray.prompts.tool_calls import ToolSet
+from trial_ray.prompts.tool_conversation import ToolConversationBuilder, call_message
 from trial_ray.prompts.writer import PromptWriter
 from trial_ray.trajectory import Trajectory
 from trial_ray.trust import require_data
@@ -93,12 +94,12 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
         CheckpointError: ``model_path`` does not contain a model.
         ChatTemplateError: the tokenizer has no chat template or no end token.
         ConfigError: the model or its tokenizer cannot be loaded or trained; or ``response_style`` is ``tools``, but ``model_path``
-            is ``None``.
+            and ``tool_format`` are ``None``.
     """
-    if settings.response_style == "tools" and settings.model_path is None:
+    if settings.response_style == "tools" and settings.model_path is None and settings.tool_format is None:
         raise ConfigError(
-            "Warm-start setting response_style is 'tools', but the tiny model's chat template has no tools; set model_path, or "
-            "response_style='plain'."
+            "Warm-start setting response_style is 'tools', but the tiny model's chat template has no tools; set "
+            "tool_format='hermes', which describes them in the system message, or model_path."
         )
     path = settings.model_path
     model: Any
@@ -134,6 +135,7 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
     """
     entry, tasks = task_set(settings, entry, DEMONSTRATED)
     demonstrator, template = make_demonstrator(entry), entry.adapter.template(settings.response_style)
+    tools = ToolSet(entry.adapter.tools) if settings.response_style == "tools" else None
     with closing(GuardedEnv(entry)) as env:
         for task_id in tasks:
             result = env.reset(task_id, 0)
@@ -147,9 +149,22 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
                 yield template.render(context)
                 action = demonstrator.act(result.observation, result.admissible_actions)
                 yield "\n".join((result.observation, *result.admissible_actions, action))
+                if tools is not None:
+                    yield from _tool_texts(tools, cast(ConversationPrompt, template).system(result.task), action)
                 demonstrator.carried_out(action)
                 last = [(result.observation, action)]
                 result = env.step(action)
+
+
+def _tool_texts(tools: ToolSet, system: str, action: str) -> Iterator[str]:
+    """Yield the texts around observations in the Hermes format: tools, the call of an action, and the tags of its answer."""
+    call = tools.call_of(action)
+    messages = [
+        {"role": "system", "content": system},
+        *([call_message(call)] if call else []),
+        {"role": "tool", "content": ""},
+    ]
+    yield from (message["content"] for message in hermes_messages(messages, tools.schemas))
 
 
 def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:

@@ -45,7 +45,7 @@ class WarmStartSettings:
     response_style: Literal["plain", "tagged", "tools"] = setting(
         "plain",
         "``plain``: the response is the action; ``tagged``: the action is in ``<action>``; ``tools``: the response calls a "
-        "tool (needs ``model_path``). Inside a config this and the next four are the config's unless set",
+        "tool (needs ``tool_format`` or ``model_path``). Inside a config this and the next four are the config's unless set",
         one_of=("plain", "tagged", "tools"),
     )
     chat_template_kwargs: Mapping[str, Any] = setting(
