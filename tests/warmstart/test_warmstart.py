@@ -177,8 +177,17 @@ def test_tool_demonstrations_are_calls_of_the_actions(policy, monkeypatch):
     assert losses[-1] < 0.9 * losses[0]
     with pytest.raises(ConfigError):
         writer.encode_action(prompt, "help")
-    with pytest.raises(ConfigError, match="set model_path"):
+    with pytest.raises(ConfigError, match="tool_format"):
         load_policy(replace(SETTINGS, response_style="tools"), HOME)
+
+
+def test_a_tiny_model_calls_tools_in_words_of_the_hermes_format():
+    """Its tokenizer has words of tools and calls, which bytes would make several times as long."""
+    settings = replace(SETTINGS, response_style="tools", tool_format="hermes", max_prompt_tokens=4000, games=1)
+    pupil = load_policy(settings, HOME)
+    examples = [demonstration.ordinary for demonstration in collect(pupil)]
+    assert all(pupil.tokenizer.decode(example.response_ids).startswith("<tool_call>") for example in examples)
+    assert max(len(example.response_ids) for example in examples) < 50
 
 
 @pytest.mark.parametrize("special", [False, True], ids=["ordinary", "special"])

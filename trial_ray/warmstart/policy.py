@@ -106,7 +106,10 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
     tokenizer: Any
     if path is None:
         vocabulary = entry.adapter.warm_start.vocabulary
-        tokenizer = build_tokenizer(vocabulary, () if vocabulary else collect_texts(settings, entry))
+        is_known = (
+            bool(vocabulary) and settings.response_style != "tools"
+        )  # A vocabulary has no words of schemas and calls.
+        tokenizer = build_tokenizer(vocabulary, () if is_known else collect_texts(settings, entry))
         model = build_tiny_model(tokenizer, settings.size, settings.seed)
     else:
         model_files(Path(path))
