@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 import openai
 import pytest
@@ -482,13 +483,15 @@ class Numbers:
         return float(self.found)
 
 
-@pytest.mark.parametrize("max_turns", [9, 3])
-def test_tools_of_an_object_are_called_as_trl_calls_them(max_turns):
+@pytest.mark.parametrize(("max_turns", "limited_by"), [(9, "environment"), (3, "environment"), (3, "adapter")])
+def test_tools_of_an_object_are_called_as_trl_calls_them(max_turns, limited_by):
     """Exceptions are results, async tools are awaited, several calls are carried out, and an episode that is cut has its reward."""
     row = {"prompt": "Guess.", "hidden": 5}
     kwargs = cloudpickle.loads(cloudpickle.dumps(tool_program(Numbers, {"train": [row]})))
-    played = entry(kwargs["run"], max_turns=max_turns)
+    played = entry(kwargs["run"], max_turns=max_turns if limited_by == "environment" else 9)
     played.spec.kwargs["tasks"] = kwargs["tasks"]
+    if limited_by == "adapter":
+        played = replace(played, adapter=replace(played.adapter, max_turns=max_turns))
     give_up = '<tool_call>\n{"name": "give_up", "arguments": {}}\n</tool_call>'
     texts = [CALL.format(2), f"{CALL.format(9)}\n{give_up}", CALL.format(5), "It is 5."]
     played = episode(played, texts, task="train/0")

@@ -94,6 +94,8 @@ class EnvironmentEntry:
         known = keyword_arguments(self.spec)
         arguments = dict(self.config)
         if known is not None:
+            if "max_turns" in known and self.adapter.max_turns is not None:
+                arguments["max_turns"] = self.max_turns  # A program has to be told that its last call was answered.
             if "split" not in known:
                 arguments.pop("split", None)
             for key in arguments:
