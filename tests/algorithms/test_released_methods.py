@@ -21,7 +21,6 @@ from trial_ray.trajectory import TeacherContext, Trajectory, TrajectoryGroup, Tu
 TESTS = Path(__file__).parents[1]
 RECORD = json.loads(lzma.decompress((TESTS / "data" / "released_methods.json.xz").read_bytes()))
 PAGE = (TESTS.parent / "docs" / "methods.md").read_text(encoding="utf-8")
-RECIPES = dict(re.findall(r"^- \*\*(.+?)\*\*.*?: `(\w+=.+?)`", PAGE, re.MULTILINE))
 ITERATION = 30
 PLAIN = {"reward_scale": 10.0, "ref_kl_coeff": 0.0, "entropy_coeff": 0.0}
 ONE_TURN = {"reward": "score", "invalid_action_penalty": 0.0}
@@ -67,19 +66,21 @@ def require_equal(method: str, kind: str, case: str, **training) -> None:
         rows.logprobs, rows.hindsight_logprobs = column(update["old"])[places], column(update["teacher"])[places]
         rule.prepare(rows, groups, ITERATION)
         tokens = TokenBatch.from_rows(rows, range(len(rows)), "cpu")
-        leaf = column(update["current"]).requires_grad_()
+        leaf = column(released.get("current", update["current"])).requires_grad_()
         outputs = {"logprobs": leaf[places], "entropy": torch.zeros(len(places))}
         if "logits" in released:
             leaf = column(released["logits"]).requires_grad_()
             teacher = column(released["teacher_logits"])
             outputs["divergence"] = generalised_jsd(leaf, teacher, config.jsd_mix, config.jsd_temperature)
-            torch.testing.assert_close(outputs["divergence"].detach(), column(released["trl"]), rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(
+                outputs["divergence"].detach(), column(released["divergences"]), rtol=1e-6, atol=1e-6
+            )
         loss, _ = microbatch_loss(rule, config, tokens, outputs, ITERATION)
         sizes = Counter(update["group"])
         alone = torch.tensor([sizes[group] == 1 for group in update["group"]])
         compared = ~alone.repeat_interleave(torch.tensor(update["length"]))
         pairs = [(torch.autograd.grad(loss, leaf)[0], column(released["gradient"]).view_as(leaf))]
-        for values in map(column, released["advantages"]):
+        for values in map(column, released.get("advantages", [])):
             ours = values.index_copy(0, places, rule.token_advantages(tokens, leaf.detach(), ITERATION))
             pairs.append((ours, values))
         pairs = [(ours[compared], theirs[compared]) for ours, theirs in pairs]
@@ -90,26 +91,23 @@ def require_equal(method: str, kind: str, case: str, **training) -> None:
 
 
 ROWS = {"advantage_statistics": "rows"}
-HGPO_BASE = {"advantage_norm": "mean_norm", "length_exponent": 0.5, "base_group": True, **ROWS}
-DYADIC = {"step_discount": 0.5, "invalid_action_penalty": 0.125}
+MEAN = {"advantage_norm": "mean_norm", **ROWS}
 CASES = {
     "rloo": {"advantage_estimator": "rloo"},
     "max_rl": {"advantage_estimator": "max_rl"},
     "cispo": {"policy_loss": "cispo", "clip_high": 0.28},
     "sapo": {"policy_loss": "sapo", "surrogate_mean": "rows"},
-    "sapo_trl": {"policy_loss": "sapo", "surrogate_mean": "rows"},
-    "rloo_cispo": {"advantage_estimator": "rloo", "policy_loss": "cispo"},
-    "hgpo_serl": DYADIC,
-    "hgpo_serl_base": {**DYADIC, **HGPO_BASE},
-    "hgpo_adrs": {"drop_zero_advantages": False},
-    "hgpo_adrs_base": {"drop_zero_advantages": False, **HGPO_BASE},
+    "hgpo-serl": {"step_discount": 0.5, "invalid_action_penalty": 0.125},
+    "hgpo-base": {"drop_zero_advantages": False, "length_exponent": 0.5, "base_group": True, **MEAN},
     "g2po": ROWS,
-    "g2po_mean": {"advantage_norm": "mean_norm", **ROWS},
+    "g2po-mean": MEAN,
     "adrs": {"shaping_bound": 0.02, **ROWS},
-    "adrs_paper": {"standardise_in_group": False, **ROWS},
-    "sdpo_sampled": {"divergence": "sampled"},
-    "sdpo_reverse": {},
-    "sdpo_jsd": {"jsd_mix": 0.5},
+    "adrs-paper": {"standardise_in_group": False, **ROWS},
+    "sdpo-sampled": {"divergence": "sampled"},
+    "sdpo": {},
+    "sdpo-jsd": {"jsd_mix": 0.5},
+    "opsd": {"jsd_mix": 0.9, "jsd_temperature": 0.7},
+    "opd": {"teacher_model": "another"},
     # Without a reward only the self-distillation is left.
     "skill_sd": {
         "distillation_coeff": 1.0,
@@ -118,26 +116,20 @@ CASES = {
         "invalid_action_penalty": 0.0,
     },
 }
-HELD = {
-    "DAPO": ("dapo", "dapo_trl"),
-    "Dr. GRPO": ("dr_grpo", "dr_grpo_trl"),
-    "GSPO": ("gspo", "gspo_trl"),
-    "CISPO": ("minimax", "minimax_trl"),
-    "REINFORCE++-baseline": ("reinforce",),
+RECIPE_CASES = {
+    "DAPO": "dapo",
+    "Dr. GRPO": "dr_grpo",
+    "GSPO": "gspo",
+    "CISPO": "minimax",
+    "REINFORCE++-baseline": "reinforce",
 }
-"""Released code that each recipe of docs/methods.md equals."""
+RECIPES = re.findall(r"^- \*\*(.+?)\*\*.*?: `(\w+=.+?)`", PAGE, re.MULTILINE)
+CASES |= {RECIPE_CASES[name]: eval(f"dict({settings})") for name, settings in RECIPES}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_settings_and_rivals_equal_released_code(case):
-    if case in RECORD["settings"][0]["released"]:
-        require_equal("grpo", "settings", case, **ONE_TURN, **CASES[case])
-    else:
-        require_equal(case if case == "skill_sd" else case.partition("_")[0], "rivals", case, **CASES[case])
-
-
-def test_recipes_equal_released_code():
-    assert RECIPES.keys() == HELD.keys()
-    for name, cases in HELD.items():
-        for case in cases:
-            require_equal("grpo", "settings", case, **ONE_TURN, **eval(f"dict({RECIPES[name]})"))
+def test_settings_recipes_and_rivals_equal_released_code(case):
+    is_setting = case in RECORD["settings"][0]["released"]
+    kind, method, extra = ("settings", "grpo", ONE_TURN) if is_setting else ("rivals", case.partition("-")[0], {})
+    for name in RECORD[kind][0]["released"].keys() & {case, f"{case}_trl"}:
+        require_equal(method, kind, name, **extra, **CASES[case])

@@ -8,7 +8,6 @@ need servers and CUDA, and compute in float64, because float32 would turn equal 
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import asyncio
@@ -16,49 +15,44 @@ import json
 import lzma
 import sys
 from collections import Counter, defaultdict
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from record_distillation import functions_of
 from torch.nn import functional
+from trl.experimental.gkd.gkd_trainer import GKDTrainer
 from trl.experimental.sdpo.loss_utils import compute_divergence
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 RECORD = Path(__file__).parents[1] / "data" / "released_methods.json.xz"
 FOLDER = Path(sys.argv[-1])
-INFINITE = float("inf")
+OPD = {"ref_kl_loss_fn", "compute_importance_ratio_and_mismatch_kl", "_safe_mean"}
 
 
-class ActorConfig(SimpleNamespace):
-    """verl's settings of a loss; its losses check for the class."""
+class Names(dict[str, Any]):
+    """Attributes that released code reads; the others are ``None``."""
 
-    global_batch_info: dict[str, Any] = {}  # noqa: RUF012
-    clip_ratio, tau_pos, tau_neg = 0.2, 1.0, 1.05
-
-    def get(self, name: str, default: Any) -> Any:
-        return getattr(self, name, default)
+    __getattr__ = dict.get
 
 
-def code_of(file: str, **globals_: Any) -> SimpleNamespace:
-    """Functions of a file, without running anything else in it."""
+def code_of(file: str, names: set[str] | None = None, **globals_: Any) -> Names:
+    """Functions of a file, without running anything else in it; without ``names`` those outside classes."""
     tree = ast.parse((FOLDER / file).read_text())
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    for node in tree.body:
-        node.decorator_list = []
-    names = {"torch": torch, "np": np, "F": functional, "defaultdict": defaultdict, "Counter": Counter, **globals_}
-    exec(compile(tree, file, "exec", __future__.annotations.compiler_flag), names)
-    return SimpleNamespace(**names)
+    found = [node for node in ast.walk(tree) if names and getattr(node, "name", None) in names]
+    found = found or [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for node in found:
+        node.decorator_list, node.returns = [], None
+        for argument in node.args.args:
+            argument.annotation = None
+    namespace = Names(np=np, torch=torch, F=functional, defaultdict=defaultdict, Counter=Counter, **globals_)
+    exec(compile(ast.Module(found, []), file, "exec"), namespace)
+    return namespace
 
 
-def core_of(checkout: str) -> SimpleNamespace:
+def core_of(checkout: str) -> Names:
     helpers = code_of(f"{checkout}/verl/utils/torch_functional.py")
-    return code_of(
-        f"{checkout}/verl/trainer/ppo/core_algos.py", verl_F=helpers, ActorConfig=ActorConfig, AlgoConfig=dict
-    )
+    return code_of(f"{checkout}/verl/trainer/ppo/core_algos.py", verl_F=helpers, AlgoConfig=list, ActorConfig=Names)
 
 
 def random_update(seed: int, smallest: int, longest: int) -> dict[str, list]:
@@ -115,36 +109,33 @@ def settings_of(rows: Rows) -> dict[str, Any]:
     trained = mask * torch.tensor(differ & rows.valid)[:, None]
 
     def estimate(name: str, **more: Any) -> torch.Tensor:
-        function = getattr(core, f"compute_{name}_outcome_advantage")
-        return function(rows.totals(rows.score), mask, index=rows.group, **more)[0]
+        return core[f"compute_{name}_outcome_advantage"](rows.totals(rows.score), mask, index=rows.group, **more)[0]
 
     def max_rl() -> torch.Tensor:
-        traces = [SimpleNamespace(reward=score) for score in rows.score]
-        score = functions_of(
-            FOLDER / "prime-rl/src/prime_rl/orchestrator/algo/max_rl.py",
+        traces = [Names(reward=score, group=group) for score, group in zip(rows.score, rows.group, strict=True)]
+        score = code_of(
+            "prime-rl/src/prime_rl/orchestrator/algo/max_rl.py",
             {"score_group"},
-            iter_trainable_traces=lambda traces: ((None, trace) for trace in traces),
-            assign_advantages=lambda trace, value: setattr(trace, "advantage", value),
-        )["score_group"]
+            iter_trainable_traces=enumerate,
+            assign_advantages=lambda trace, value: trace.update(advantage=value),
+        ).score_group
         for group in {*rows.group}:
-            asyncio.run(score(None, [trace for trace, own in zip(traces, rows.group, strict=True) if own == group]))
+            asyncio.run(score(None, [trace for trace in traces if trace.group == group]))
         return torch.tensor([trace.advantage for trace in traces])[:, None] * mask
 
     def verl(advantages, loss="vanilla", how="token-mean", mask=mask, clips=(0.2, 0.2), dual=3.0):
-        config = ActorConfig(clip_ratio_low=clips[0], clip_ratio_high=clips[1], clip_ratio_c=dual)
-        function = getattr(core, f"compute_policy_loss_{loss}")
-        return rows.recorded(function(rows.old, rows.leaf, advantages, mask, how, config)[0], advantages)
+        config = Names(clip_ratio_low=clips[0], clip_ratio_high=clips[1], clip_ratio_c=dual, tau_pos=1.0, tau_neg=1.05)
+        config.update(global_batch_info={})
+        given = (rows.old, rows.leaf, advantages, mask, how, config)
+        return rows.recorded(core[f"compute_policy_loss_{loss}"](*given)[0], advantages)
 
     def trl(advantages, loss, mask=mask, level="token", clips=(0.2, 0.2)):
-        disabled = ("aux_loss_enabled", "use_vllm", "_entropy_bonus_enabled", "beta")
-        trainer = SimpleNamespace(
-            **dict.fromkeys(disabled, 0), top_entropy_quantile=1.0, off_policy_mask_threshold=None,
-            _get_per_token_logps_and_entropies=lambda *_, **__: (rows.leaf, mask, None), loss_type=loss,
-            importance_sampling_level=level, epsilon_low=clips[0], epsilon_high=clips[1],
-            max_completion_length=mask.shape[1], model=SimpleNamespace(training=False),
-            args=SimpleNamespace(delta=None, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05),
-            accelerator=SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, **_: x),
-            _metrics=defaultdict(lambda: defaultdict(list)),
+        trainer = Names(
+            _get_per_token_logps_and_entropies=lambda *_, **__: (rows.leaf, mask, None),
+            top_entropy_quantile=1.0, importance_sampling_level=level, beta=0.0, loss_type=loss, epsilon_low=clips[0],
+            epsilon_high=clips[1], args=Names(sapo_temperature_pos=1.0, sapo_temperature_neg=1.05), model=Names(),
+            accelerator=Names(num_processes=1, gather=lambda x: x, reduce=lambda x, **_: x),
+            max_completion_length=mask.shape[1], _metrics=defaultdict(lambda: defaultdict(list)),
         )  # fmt: skip
         inputs = dict.fromkeys(("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"), mask)
         inputs |= {"advantages": advantages[:, 0], "old_per_token_logps": rows.old, "num_items_in_batch": mask.sum()}
@@ -158,10 +149,9 @@ def settings_of(rows: Rows) -> dict[str, Any]:
         "cispo": verl(grpo, "cispo", clips=(0.2, 0.28)),
         "sapo": verl(grpo, "sapo"),
         "sapo_trl": trl(grpo, "sapo"),
-        "rloo_cispo": verl(rloo, "cispo"),
-        "dapo": verl(grpo, clips=(0.2, 0.28), mask=trained, dual=INFINITE),
+        "dapo": verl(grpo, clips=(0.2, 0.28), mask=trained, dual=np.inf),
         "dapo_trl": trl(grpo, "dapo", trained, clips=(0.2, 0.28)),
-        "dr_grpo": verl(centred, how="seq-mean-token-sum-norm", dual=INFINITE),
+        "dr_grpo": verl(centred, how="seq-mean-token-sum-norm", dual=np.inf),
         "dr_grpo_trl": trl(centred, "dr_grpo"),
         "gspo": verl(grpo, "gspo", clips=(3e-4, 4e-4)),
         "gspo_trl": trl(grpo, "grpo", level="sequence", clips=(3e-4, 4e-4)),
@@ -181,7 +171,7 @@ def rivals_of(rows: Rows, seed: int) -> dict[str, Any]:
         "active_masks": rows.score >= 0,
     }
     arrays |= {"rewards": 10.0 * rows.won * ends, "episode_rewards": 10.0 * rows.won}
-    batch = SimpleNamespace(batch={"input_ids": mask, "responses": mask}, non_tensor_batch=arrays)
+    batch = Names(batch={"input_ids": mask, "responses": mask}, non_tensor_batch=arrays)
     totals = rows.totals(10.0 * rows.won - 0.1 * ~rows.valid)
 
     def surrogate(advantages: torch.Tensor) -> dict[str, Any]:
@@ -211,39 +201,57 @@ def rivals_of(rows: Rows, seed: int) -> dict[str, Any]:
         advantages = core.compute_grpo_outcome_advantage(totals, mask, rows.group, rows.rollout, **given)[0]
         return surrogate(advantages if released else advantages + reward * mask)
 
+    draw = np.random.default_rng(seed).normal(0, 2, (2, *mask.shape, 3)).round(3)
+    logits, teacher = torch.tensor(draw[0]).requires_grad_(), torch.tensor(draw[1])
+    views = [values.log_softmax(-1) for values in (logits, teacher)]
+
+    def of_logits(loss: torch.Tensor, divergences: torch.Tensor) -> dict[str, Any]:
+        gradient = torch.autograd.grad(loss, logits, retain_graph=True)[0]
+        columns = {"logits": logits, "teacher_logits": teacher, "divergences": divergences, "gradient": gradient}
+        return {name: values[rows.kept].tolist() for name, values in columns.items()} | {"loss": loss.item()}
+
     def sdpo(alpha: float, *, sampled: bool = False) -> dict[str, Any]:
         solved = {*rows.group[rows.won]}
         shown = [not won and group in solved for group, won in zip(rows.group, rows.won, strict=True)]
-        config = SimpleNamespace(full_logit_distillation=not sampled, distillation_topk=None, alpha=alpha, is_clip=2.0)
-        draw = np.random.default_rng(seed).normal(0, 2, (2, *mask.shape, 3)).round(3)
-        leaf, teacher = torch.tensor(draw[0]).requires_grad_(), torch.tensor(draw[1])
-        views = [logits.log_softmax(-1) for logits in (leaf, teacher)]
+        config = Names(full_logit_distillation=not sampled, alpha=alpha, is_clip=2.0)
         loss = CORES["SDPO"].compute_self_distillation_loss(
             rows.leaf, rows.teacher, mask, config, rows.old, *views, self_distillation_mask=torch.tensor(shown).double()
         )[0]
-        if sampled:
-            return rows.recorded(loss)
-        gradient = torch.autograd.grad(loss, leaf)[0][rows.kept].tolist()
-        logits = {"logits": leaf[rows.kept].tolist(), "teacher_logits": teacher[rows.kept].tolist()}
-        divergences = compute_divergence(*views, alpha)[rows.kept].tolist()
-        return {**logits, "advantages": [], "trl": divergences, "loss": loss.item(), "gradient": gradient}
+        return rows.recorded(loss) if sampled else of_logits(loss, compute_divergence(*views, alpha))
+
+    def opsd(mix: float, temperature: float) -> dict[str, Any]:
+        given = (logits[rows.kept][None], teacher[rows.kept][None], None, mix, temperature)
+        loss = GKDTrainer.generalized_jsd_loss(*given, num_items_in_batch=mask.sum())
+        tempered = [(values / temperature).log_softmax(-1) for values in (logits, teacher)]
+        return of_logits(loss, compute_divergence(*tempered, mix))
+
+    def opd() -> dict[str, Any]:
+        """prime-rl's loss without its penalty on drift; the sampled policy is so near that it drops no token."""
+        rows.leaf = (rows.old + 0.05 * (rows.teacher - rows.old)).detach().requires_grad_()
+        inputs = Names(
+            trainer_logprobs=rows.leaf[rows.kept], inference_logprobs=rows.old[rows.kept],
+            ref_logprobs=rows.teacher[rows.kept], loss_mask=mask[rows.kept].bool(),
+        )  # fmt: skip
+        code = code_of("prime-rl/src/prime_rl/trainer/rl/loss.py", OPD, LossOutputs=Names)
+        loss = code.ref_kl_loss_fn(inputs).loss - 1e-3 * (rows.leaf - rows.old).square().sum()
+        return {"current": rows.leaf[rows.kept].tolist(), **rows.recorded(loss / mask.sum())}
 
     skill_sd = code_of("SDAR/verl/trainer/ppo/skillsd_utils.py", agg_loss=core.agg_loss).compute_sdl_loss
     # Means of equal dyadic numbers are exact, so SERL's file recognises advantages of 0; other numbers leave 1e-16.
-    serl, other = partial(hgpo, "SERL", 0.5, 0.125), partial(hgpo, "ADRS", 0.95, 0.1)
     return {
-        "hgpo_serl": serl("mean_std_norm", 1.0, False),
-        "hgpo_serl_base": serl("mean_norm", 0.5, True),
-        "hgpo_adrs": other("mean_std_norm", 1.0, False),
-        "hgpo_adrs_base": other("mean_norm", 0.5, True),
+        # Means of equal dyadic numbers are exact, so SERL's file recognises advantages of 0; other numbers leave 1e-16.
+        "hgpo-serl": hgpo("SERL", 0.5, 0.125, "mean_std_norm", 1.0, False),
+        "hgpo-base": hgpo("ADRS", 0.95, 0.1, "mean_norm", 0.5, True),
         "g2po": g2po("mean_std_norm"),
-        "g2po_mean": g2po("mean_norm"),
+        "g2po-mean": g2po("mean_norm"),
         "adrs": adrs(released=True),
-        "adrs_paper": adrs(released=False),
-        "sdpo_sampled": sdpo(1.0, sampled=True),
-        "sdpo_reverse": sdpo(1.0),
-        "sdpo_jsd": sdpo(0.5),
+        "adrs-paper": adrs(released=False),
+        "sdpo-sampled": sdpo(1.0, sampled=True),
+        "sdpo": sdpo(1.0),
+        "sdpo-jsd": sdpo(0.5),
+        "opsd": opsd(0.9, 0.7),
         "skill_sd": rows.recorded(skill_sd(rows.leaf, rows.teacher, rows.old, mask)),
+        "opd": opd(),
     }
 
 
@@ -260,4 +268,3 @@ if __name__ == "__main__":
         record["rivals"].append({**drawn, "released": rivals_of(Rows(drawn), number)})
     rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.8g}"))
     RECORD.write_bytes(lzma.compress(json.dumps(rounded, separators=(",", ":")).encode()))
-    print(RECORD)
