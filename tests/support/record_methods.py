@@ -178,11 +178,10 @@ def rivals_of(rows: Rows, seed: int) -> dict[str, Any]:
         loss = core.compute_policy_loss(rows.old, rows.leaf, advantages, mask, cliprange=0.2)[0]
         return rows.recorded(loss, advantages)
 
-    def hgpo(checkout: str, discount: float, penalty: float, mode: str, alpha: float, base: bool) -> dict[str, Any]:
+    def hgpo(checkout: str, mode: str, alpha: float, base: bool) -> dict[str, Any]:
         code = code_of(f"{checkout}/recipe/hgpo/core_hgpo.py", print=lambda text: None)
-        charge = penalty * ~rows.valid
-        steps = code.compute_step_discounted_returns(batch, discount) - torch.tensor(charge)
-        given = (rows.totals(10.0 * rows.won - charge), steps, mask, rows.observation, rows.group, rows.rollout, 2)
+        steps = code.compute_step_discounted_returns(batch, 0.95) - torch.tensor(0.1 * ~rows.valid)
+        given = (totals.clone(), steps, mask, rows.observation, rows.group, rows.rollout, 2)
         return surrogate(code.compute_hgpo_outcome_advantage(*given, 1e-6, mode, alpha, base)[0])
 
     def g2po(mode: str) -> dict[str, Any]:
@@ -239,9 +238,9 @@ def rivals_of(rows: Rows, seed: int) -> dict[str, Any]:
     skill_sd = code_of("SDAR/verl/trainer/ppo/skillsd_utils.py", agg_loss=core.agg_loss).compute_sdl_loss
     # Means of equal dyadic numbers are exact, so SERL's file recognises advantages of 0; other numbers leave 1e-16.
     return {
-        # Means of equal dyadic numbers are exact, so SERL's file recognises advantages of 0; other numbers leave 1e-16.
-        "hgpo-serl": hgpo("SERL", 0.5, 0.125, "mean_std_norm", 1.0, False),
-        "hgpo-base": hgpo("ADRS", 0.95, 0.1, "mean_norm", 0.5, True),
+        "hgpo-serl": hgpo("SERL", "mean_std_norm", 1.0, False),
+        "hgpo-adrs": hgpo("ADRS", "mean_std_norm", 1.0, False),
+        "hgpo-base": hgpo("ADRS", "mean_norm", 0.5, True),
         "g2po": g2po("mean_std_norm"),
         "g2po-mean": g2po("mean_norm"),
         "adrs": adrs(released=True),
