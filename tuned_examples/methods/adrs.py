@@ -1,7 +1,7 @@
 """ADRS: Â_t = A + η g q_t, with q_t the teacher's log-probability standardised within the turn, and g the gate of the group.
 
 The release divides the terms by their deviation in the group, where a g above 0.02 cancels, and bounds them. Source: arXiv
-2608.03223; ``adrs_utils.py`` and ``compute_grpo_outcome_advantage``, github.com/gitrxh/ADRS-arxiv at c4277ac. To train: ``--method adrs``.
+2608.03223; ``adrs_utils.py``, ``compute_grpo_outcome_advantage``, github.com/gitrxh/ADRS-arxiv at c4277ac.
 """
 
 from __future__ import annotations
