@@ -51,7 +51,6 @@ OUT_OF_RANGE = {
     losses.cispo_losses: {"clip_low": 1.1, "clip_high": -0.1},
     losses.sapo_losses: {"temperatures": (1.0, 0.0)},
     advantages.penalised_advantages: {"estimator": "mean"},
-    advantages.batch_standardised: {"epsilon": 0.0},
     shaping.teacher_gates: {"slope": -0.1},
     shaping.scaled_terms: {"epsilon": 0.0},
     shaping.term_bounds: {"bound": 0.0, "epsilon": 0.0},

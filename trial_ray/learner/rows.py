@@ -191,6 +191,5 @@ def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
         whole = torch.tensor([turn.finish_reason != "length" for turn in rows.turns], dtype=torch.bool)
         rows.mask = whole[rows.turn_ids]
     if config.advantage_norm == "batch_norm":
-        counts = torch.from_numpy(rows.num_eligible())
-        rows.advantages = batch_standardised(advantages, counts, config.advantage_epsilon)
+        rows.advantages = batch_standardised(advantages, torch.from_numpy(rows.num_eligible()))
     return rows

@@ -12,6 +12,9 @@ from trial_ray.objectives.segments import flat_counts, flat_floats, flat_ids, re
 MIN_PENALTY_UNIT = 1.0
 """Lower bound on σ_R + ε in the conversion of penalties from reward to advantage; docs/decisions.md gives the reason."""
 
+VARIANCE_EPSILON = 1e-8
+"""Number added to the variance of an update's advantages, as in verl."""
+
 
 def group_relative_advantages(
     returns: Tensor, group_ids: Tensor, epsilon: float = 1e-6, *, by_deviation: bool = True
@@ -117,27 +120,24 @@ def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tup
     return zero_outside(centred, differ[groups]), deviations[groups], scales, means, size[groups]
 
 
-def batch_standardised(advantages: Tensor, counts: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """REINFORCE++'s advantages (arXiv 2501.03262): (A_k − Ā) / (σ_A + ε), with the statistics of all tokens of an update.
+def batch_standardised(advantages: Tensor, counts: Tensor) -> Tensor:
+    """REINFORCE++'s advantages (arXiv 2501.03262): (A_k − Ā) / √(σ_A² + ε), with the statistics of all tokens of an update.
 
     Args:
         advantages: float ``[K]``, A of each turn.
         counts: ``[K]``, number of tokens of each turn, whole numbers.
-        epsilon: ε, above 0.
 
     Returns:
-        Float ``[K]``, detached; σ_A is the unbiased deviation over tokens.
+        Float ``[K]``, detached; σ_A is the unbiased deviation over tokens, and ε is ``VARIANCE_EPSILON``.
 
     Raises:
-        ValueError: wrong shape or dtype, NaN, a negative count, or ``epsilon`` not above 0.
+        ValueError: wrong shape or dtype, NaN, or a negative count.
     """
     advantages = flat_floats("advantages", advantages).detach()
     counts = flat_counts("counts", counts, ("advantages", advantages))
-    if not epsilon > 0:
-        raise ValueError(f"epsilon must be above 0, got {epsilon}.")
     centred = advantages - (counts * advantages).sum() / counts.sum().clamp(min=1)
     variance = (counts * centred.square()).sum() / (counts.sum() - 1).clamp(min=1)
-    return centred / (variance.sqrt() + epsilon)
+    return centred / (variance + VARIANCE_EPSILON).sqrt()
 
 
 def rescaled_advantages(
