@@ -220,6 +220,12 @@ _METHODS = _group(
         "agentopsd/gap_mean": "as `rlsd/gap_mean`",
         "agentopsd/revision_mean": r"mean over turn rows of \|ΔB_k\|",
         "agentopsd/factor_std": "standard deviation of w_k over turn rows",
+        "sdpo/dense_loss": "`jsd`: mean weighted divergence, nats per token; `sampled`: −mean of min(ρ, C) δ_θ log π_θ",
+        "sdpo/context_fraction": "share of turn rows with a teacher context, from which alone is learned",
+        "skill_sd/dense_loss": "self-distillation before λ, nats per token",
+        "skill_sd/gap_mean": "as `sdar/gap_mean`",
+        "adrs/gate_mean": "mean of g over turn rows",
+        "adrs/term_size_mean": "mean size of the terms that are added to the advantages of tokens",
     },
 )
 _DRIVER = _group(

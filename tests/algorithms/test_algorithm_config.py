@@ -113,7 +113,11 @@ def test_more_learners_than_trajectories_are_refused():
     [
         ("serl", {"teacher_context": None}, "SERLConfig needs a teacher"),
         ("grpo_opsd", {"gate_slope": 5.0}, "use sdar"),
-        ("opsd", {"jsd_mix": 1.0}, "jsd_mix is 1.0"),
+        ("opsd", {"jsd_mix": 1.1}, "jsd_mix is 1.1"),
+        ("rft", {"advantage_estimator": "rloo"}, "RFTConfig has advantages of its own"),
+        ("hgpo", {"advantage_norm": "batch_norm"}, "HGPOConfig has advantages of its own"),
+        ("trial", {"advantage_estimator": "max_rl", "advantage_statistics": "rows"}, "counts once per turn"),
+        ("trial", {"policy_loss": "cispo", "ratio_level": "sequence"}, "Set ratio_level='token'"),
         ("grpo", {"teacher_sync_iterations": 10}, "teacher_context is None, so there is no teacher"),
     ],
 )

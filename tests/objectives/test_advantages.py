@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.objectives import equal_up_to_rounding
+from trial_ray.objectives import ADVANTAGE_ESTIMATORS, equal_up_to_rounding
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages, rescaled_advantages
 from trial_ray.objectives.allocation import (
     hindsight_gap,
@@ -35,6 +35,13 @@ def test_advantages_equal_the_loop_in_any_order(returns, random):
     random.shuffle(rows)
     ids, values, expected = map(torch.tensor, zip(*rows, strict=True))
     assert torch.allclose(group_relative_advantages(values.double(), ids * 7 + 3), expected.double(), atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ADVANTAGE_ESTIMATORS)
+def test_groups_without_a_difference_have_no_advantage(estimator):
+    returns, ids, none = torch.tensor([5.0, 3.0, 3.0]), torch.tensor([0, 1, 1]), torch.zeros(3)
+    found = penalised_advantages(returns, ids, none, torch.arange(3), estimator=estimator)
+    assert torch.equal(found, none)
 
 
 @pytest.mark.parametrize("scale", [2.0**-30, 10.0, 2.0**900])

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from trial_ray.objectives import advantages, allocation, divergences, importance, losses
+from trial_ray.objectives import advantages, allocation, divergences, importance, losses, shaping
 
 LOSSES = [
     losses.clipped_surrogate,
@@ -16,31 +16,50 @@ LOSSES = [
     losses.weighted_likelihood_loss,
     divergences.k3_divergence,
 ]
+TOKEN_LOSSES = [losses.clipped_losses, losses.cispo_losses, losses.sapo_losses]
 CONSTANTS = [
     importance.importance_weights,
     advantages.group_relative_advantages,
     advantages.penalised_advantages,
     advantages.rescaled_advantages,
     advantages.discounted_returns,
+    advantages.batch_standardised,
+    shaping.teacher_gates,
+    shaping.scaled_terms,
+    shaping.term_bounds,
     allocation.hindsight_gap,
     allocation.turn_scores,
     allocation.relative_weights,
     allocation.uniform_weights,
     allocation.permuted_weights,
 ]
-NUMBERS = {"cap": 2.0, "strength": 0.5, "discount": 0.9, "num_turns": 2, "coefficient": 0.1, "alpha": 1.0} | {
+NUMBERS = {
+    "cap": 2.0,
+    "strength": 0.5,
+    "discount": 0.9,
+    "num_turns": 2,
+    "coefficient": 0.1,
+    "alpha": 1.0,
+    "bound": 0.2,
+} | {
     "mean": "rows",
     "length": 3,
 }
 OUT_OF_RANGE = {
     losses.clipped_surrogate: {"clip_low": -0.1, "clip_high": -0.1, "dual_clip": 1.0},
     importance.importance_weights: {"cap": 0.5},
+    losses.cispo_losses: {"clip_low": 1.1, "clip_high": -0.1},
+    losses.sapo_losses: {"temperatures": (1.0, 0.0)},
+    advantages.penalised_advantages: {"estimator": "mean"},
+    shaping.teacher_gates: {"slope": -0.1},
+    shaping.scaled_terms: {"epsilon": 0.0},
+    shaping.term_bounds: {"bound": 0.0, "epsilon": 0.0},
     losses.joint_loss: {"coefficient": -0.1, "alpha": -1.0},
     advantages.group_relative_advantages: {"epsilon": 0.0},
     advantages.rescaled_advantages: {"strength": -0.1, "clip": 1.5},
     advantages.discounted_returns: {"discount": 1.5},
     allocation.hindsight_gap: {"clip": 0.0},
-    divergences.generalised_jsd: {"mix": 1.0, "temperature": 0.0},
+    divergences.generalised_jsd: {"mix": 1.5, "temperature": 0.0},
     losses.surrogate_mean: {"mean": "turns", "length": 0},
 }
 FLOAT, IDS, ZERO_ONE, COUNTS = "float", "ids", "mask", "counts"
@@ -77,7 +96,7 @@ def refused(function, name: str, value) -> None:
         function(**{**valid(function), name: value})
 
 
-@pytest.mark.parametrize("function", [*LOSSES, *CONSTANTS])
+@pytest.mark.parametrize("function", [*LOSSES, *TOKEN_LOSSES, *CONSTANTS])
 def test_wrong_tensors_are_named(function):
     for name, value in valid(function).items():
         if torch.is_tensor(value):
@@ -89,7 +108,8 @@ def test_wrong_tensors_are_named(function):
 def test_numbers_out_of_range_are_named(function):
     for name, value in OUT_OF_RANGE[function].items():
         refused(function, name, value)
-        refused(function, name, math.nan)
+        if isinstance(value, float):
+            refused(function, name, math.nan)
 
 
 def test_conditions_of_single_functions():

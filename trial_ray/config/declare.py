@@ -23,11 +23,13 @@ from typing import Any, TypeVar
 from trial_ray.errors import ConfigError
 
 NAMES_ELSEWHERE = {
+    "adv_estimator": "advantage_estimator",
     "beta": "ref_kl_coeff",
     "entropy_coef": "entropy_coeff",
     "epsilon": "clip_low",
     "epsilon_high": "clip_high",
     "learning_rate": "lr",
+    "loss_mode": "policy_loss",
     "loss_type": "surrogate_mean",
     "max_completion_length": "max_response_tokens",
     "max_grad_norm": "grad_clip",

@@ -32,12 +32,15 @@ class Sections:
         turn_discount: float | Search = ...,
         reward_scale: float | Search = ...,
         advantage_statistics: Literal["trajectories", "rows"] | Search = ...,
-        advantage_norm: Literal["mean_std_norm", "mean_norm"] | Search = ...,
+        advantage_estimator: Literal["group", "rloo", "max_rl"] | Search = ...,
+        advantage_norm: Literal["mean_std_norm", "mean_norm", "batch_norm"] | Search = ...,
         advantage_epsilon: float | Search = ...,
         drop_zero_variance_groups: bool | Search = ...,
         max_refills: int | Search = ...,
         invalid_action_penalty: float | Search = ...,
         mask_truncated: bool | Search = ...,
+        policy_loss: Literal["clip", "cispo", "sapo"] | Search = ...,
+        sapo_temperatures: tuple[float, float] | Search = ...,
         clip_low: float | Search = ...,
         clip_high: float | Search = ...,
         dual_clip: float | None | Search = ...,
@@ -118,8 +121,11 @@ class Sections:
             turn_discount: with ``reward="per_turn"``, γ of the return from a turn on.
             reward_scale: factor on the reward; 10 in the published runs.
             advantage_statistics: mean and deviation over ``"trajectories"`` (Eq. 1) or turn ``"rows"``.
+            advantage_estimator: advantage of a rollout: ``"group"``, as ``advantage_norm`` says; ``"rloo"``: return minus
+                the mean of the other rollouts; ``"max_rl"``: return minus the mean, over the mean. Terms of single turns
+                follow ``advantage_norm``.
             advantage_norm: advantage: return minus the group's mean, over the deviation (Eq. 1), or ``"mean_norm"``, not
-                divided.
+                divided, or ``"batch_norm"``, then standardised over all tokens of the iteration (REINFORCE++).
             advantage_epsilon: number added to the deviation.
             drop_zero_variance_groups: drop groups in which the method's advantages of all turns are 0, so that the
                 surrogate has no gradient.
@@ -130,6 +136,9 @@ class Sections:
                 form.
             mask_truncated: exclude responses that were truncated at ``max_response_tokens`` from the loss (DAPO; TRL:
                 ``mask_truncated_completions``); their rollouts stay in the group's statistics.
+            policy_loss: surrogate of a token: ``"clip"`` (PPO), ``"cispo"``: log-likelihood weighted by the clipped
+                ratio, or ``"sapo"``: a soft gate in place of the clip.
+            sapo_temperatures: with ``policy_loss="sapo"``, τ for positive advantages and for the others.
             clip_low: lower clip of the probability ratio is ``1 - clip_low``.
             clip_high: upper clip of the probability ratio is ``1 + clip_high``.
             dual_clip: bound on the surrogate for negative advantages; ``None``: no bound.
@@ -183,7 +192,7 @@ class Sections:
             distillation_coeff: μ, the weight of the gated likelihood.
             gate_slope: β, slope of the gate; with 0 the gate is ½ for every token.
             divergence: ``"jsd"``: of whole distributions; ``"sampled"``: of sampled tokens.
-            jsd_mix: β of the generalised JSD, the teacher's share in the mixture; in (0, 1).
+            jsd_mix: β of the generalised JSD, the teacher's share in the mixture; 1: KL(π_θ ‖ π_T), 0: KL(π_T ‖ π_θ).
             jsd_temperature: divides both views' logits.
             outcome_coeff: weight of the GRPO loss; 1: GRPO and distillation.
             distillation_clip: bound on a sampled token's log-ratio of teacher and policy, in nats; ``None``: no bound.

@@ -346,6 +346,23 @@ class RunSettings(
             )
         if self.max_refills and not self.drop_zero_variance_groups:
             raise ConfigError("max_refills is set, but no group is dropped. Set drop_zero_variance_groups too.")
+        if self.method_class.own_advantages and (
+            self.advantage_estimator != "group" or self.advantage_norm == "batch_norm"
+        ):
+            raise ConfigError(
+                f"{type(self).__name__} has advantages of its own, but advantage_estimator is {self.advantage_estimator!r} and "
+                f"advantage_norm is {self.advantage_norm!r}. Set advantage_estimator='group' and advantage_norm='mean_std_norm'."
+            )
+        if self.advantage_estimator != "group" and self.advantage_statistics == "rows":
+            raise ConfigError(
+                f"advantage_estimator is {self.advantage_estimator!r}, which compares rollouts; with advantage_statistics='rows' "
+                "a rollout counts once per turn. Set advantage_statistics='trajectories'."
+            )
+        if self.policy_loss != "clip" and self.ratio_level == "sequence":
+            raise ConfigError(
+                f"policy_loss is {self.policy_loss!r}, which weights each token by its own ratio, but ratio_level is 'sequence'. "
+                "Set ratio_level='token', or policy_loss='clip'."
+            )
         if self.importance_mode != "token_truncate" and self.importance_cap is None:
             raise ConfigError(
                 f"importance_mode is {self.importance_mode!r}, but importance_cap is None, so no token is weighted. Set "

@@ -7,16 +7,20 @@ from typing import Any, Literal
 
 from trial_ray.config.declare import Section, Settings, setting
 from trial_ray.objectives import (
+    ADVANTAGE_ESTIMATORS,
     IMPORTANCE_MODES,
+    POLICY_LOSSES,
     RATIO_LEVELS,
     SURROGATE_MEANS,
+    AdvantageEstimator,
     ImportanceMode,
+    PolicyLoss,
     RatioLevel,
     SurrogateMean,
 )
 
 ADVANTAGE_STATISTICS = ("trajectories", "rows")
-ADVANTAGE_NORMS = ("mean_std_norm", "mean_norm")
+ADVANTAGE_NORMS = ("mean_std_norm", "mean_norm", "batch_norm")
 REWARDS = ("success", "score", "return", "per_turn")
 Reward = Literal["success", "score", "return", "per_turn"] | Callable[..., Any] | list[Callable[..., Any]]
 TOTAL = "total"
@@ -98,9 +102,16 @@ class TrainingSettings(Settings):
         'mean and deviation over ``"trajectories"`` (Eq. 1) or turn ``"rows"``',
         one_of=ADVANTAGE_STATISTICS,
     )
+    advantage_estimator: AdvantageEstimator = setting(
+        "group",
+        'advantage of a rollout: ``"group"``, as ``advantage_norm`` says; ``"rloo"``: return minus the mean of the other rollouts; '
+        '``"max_rl"``: return minus the mean, over the mean. Terms of single turns follow ``advantage_norm``',
+        one_of=ADVANTAGE_ESTIMATORS,
+    )
     advantage_norm: str = setting(
         "mean_std_norm",
-        'advantage: return minus the group\'s mean, over the deviation (Eq. 1), or ``"mean_norm"``, not divided',
+        'advantage: return minus the group\'s mean, over the deviation (Eq. 1), or ``"mean_norm"``, not divided, or '
+        '``"batch_norm"``, then standardised over all tokens of the iteration (REINFORCE++)',
         one_of=ADVANTAGE_NORMS,
     )
     advantage_epsilon: float = setting(1e-6, "number added to the deviation", above=0)
@@ -123,6 +134,15 @@ class TrainingSettings(Settings):
         False,
         "exclude responses that were truncated at ``max_response_tokens`` from the loss (DAPO; TRL: "
         "``mask_truncated_completions``); their rollouts stay in the group's statistics",
+    )
+    policy_loss: PolicyLoss = setting(
+        "clip",
+        'surrogate of a token: ``"clip"`` (PPO), ``"cispo"``: log-likelihood weighted by the clipped ratio, or ``"sapo"``: '
+        "a soft gate in place of the clip",
+        one_of=POLICY_LOSSES,
+    )
+    sapo_temperatures: tuple[float, float] = setting(
+        (1.0, 1.05), 'with ``policy_loss="sapo"``, τ for positive advantages and for the others', above=0
     )
     clip_low: float = setting(0.2, "lower clip of the probability ratio is ``1 - clip_low``", within=(0, 1))
     clip_high: float = setting(0.2, "upper clip of the probability ratio is ``1 + clip_high``", at_least=0)

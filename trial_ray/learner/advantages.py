@@ -22,8 +22,8 @@ def trajectory_ids_of(trajectories: Sequence[Trajectory]) -> Tensor:
 
 
 def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> Tensor:
-    """Advantage of each turn of all completed rollouts, float64 ``[K]``: Eq. 1, the turn's penalty, and with ``"per_turn"`` its
-    own advantage.
+    """Advantage of each turn of all completed rollouts, float64 ``[K]``: that of ``advantage_estimator``, the turn's penalty, and
+    with ``"per_turn"`` its own advantage.
 
     Raises:
         TrainingDivergedError: a reward is not finite.
@@ -44,13 +44,19 @@ def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> 
             f"reward_scale={config.reward_scale:g}), expected a finite number; nothing was trained. "
             "Check the rewards of the environment, or lower reward_scale."
         )
-    penalties = form_penalties([turn for _, trajectory in survivors for turn in trajectory.turns], config)
+    penalties = form_penalties(groups, config)
     if config.advantage_statistics == "rows":
         advantages = normalised_returns(returns[trajectory_ids] - penalties, group_ids[trajectory_ids], config)
     else:
         by_deviation = config.advantage_norm == "mean_std_norm"
         advantages = penalised_advantages(
-            returns, group_ids, penalties, trajectory_ids, config.advantage_epsilon, by_deviation=by_deviation
+            returns,
+            group_ids,
+            penalties,
+            trajectory_ids,
+            config.advantage_epsilon,
+            by_deviation=by_deviation,
+            estimator=config.advantage_estimator,
         )
     if config.reward == "per_turn":
         advantages = advantages + config.turn_coeff * turn_advantages(groups, config)
@@ -75,9 +81,14 @@ def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
     return normalised_returns(returns, turn_index_ids(groups), config)
 
 
-def form_penalties(turns: Sequence[Turn], config: RunSettings) -> Tensor:
-    """Return the penalty of each turn, float64 ``[K]`` in units of the scaled reward; 0 if the response has the required form."""
-    penalties = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
+def form_penalties(groups: Iterable[TrajectoryGroup], config: RunSettings) -> Tensor:
+    """Return the penalty of each turn of all completed rollouts, float64 ``[K]`` in units of the scaled reward.
+
+    A response of the required form has none.
+    """
+    penalties = [
+        0.0 if turns[index].valid else config.invalid_action_penalty for _, index, turns in _placed_turns(groups)
+    ]
     return torch.tensor(penalties, dtype=torch.float64)
 
 
@@ -87,12 +98,18 @@ def normalised_returns(returns: Tensor, group_ids: Tensor, config: RunSettings) 
     return group_relative_advantages(returns, group_ids, config.advantage_epsilon, by_deviation=by_deviation)
 
 
-def anchor_ids(groups: Iterable[TrajectoryGroup]) -> Tensor:
-    """Id of each turn's anchor observation, int64 ``[K]``, over the turns of all completed rollouts in order.
+def anchor_ids(groups: Iterable[TrajectoryGroup], window: int = 1) -> Tensor:
+    """Id of each turn's anchor observations, int64 ``[K]``, over the turns of all completed rollouts in order.
 
-    Turns have the same id if their task group and their raw observation are the same.
+    Turns have the same id if their task group and their last ``window`` raw observations are the same; with a ``window`` of 0, if
+    their task group is. A turn with fewer observations in its rollout has an id of its own.
     """
-    return _number((group, turn.observation) for group, _, turn in _placed_turns(groups))
+
+    def key(group: int, index: int, turns: Sequence[Turn]) -> Hashable:
+        observations = tuple(turn.observation for turn in turns[max(0, index + 1 - window) : index + 1])
+        return (group, observations) if len(observations) == window else object()
+
+    return _number(key(*place) for place in _placed_turns(groups))
 
 
 def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> Tensor:
@@ -100,12 +117,12 @@ def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> Tensor:
     return _number((group, index) for group, index, _ in _placed_turns(groups))
 
 
-def _placed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int, Turn]]:
-    """Turns of every completed rollout, each with the index of its group and its index in the rollout."""
+def _placed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int, Sequence[Turn]]]:
+    """Places of the turns of every completed rollout: index of the group, index in the rollout, and the rollout's turns."""
     for number, group in enumerate(groups):
         for trajectory in group.survivors:
-            for index, turn in enumerate(trajectory.turns):
-                yield number, index, turn
+            for index in range(len(trajectory.turns)):
+                yield number, index, trajectory.turns
 
 
 def _number(keys: Iterable[Hashable]) -> Tensor:

@@ -21,7 +21,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError
 from trial_ray.learner.advantages import group_advantages
 from trial_ray.learner.rows import TokenBatch, TurnRows
-from trial_ray.objectives.losses import clipped_losses, sequence_log_ratios, surrogate_mean
+from trial_ray.objectives.losses import cispo_losses, clipped_losses, sapo_losses, sequence_log_ratios, surrogate_mean
 from trial_ray.objectives.segments import zero_outside
 from trial_ray.trajectory import TrajectoryGroup
 
@@ -64,6 +64,8 @@ class Method(Generic[Config]):
         name: prefix of the method's metrics.
         needs_teacher_context: whether a config without ``teacher_context`` is rejected.
         needs_action_spans: whether the method needs ``TurnRows.action_mask``.
+        own_advantages: whether A does not come from returns relative to their group, so that a config with an
+            ``advantage_estimator`` or ``advantage_norm="batch_norm"`` is rejected.
         needs_scores: whether responses are scored before the update; if not, all log-probabilities of the rows are 0, and nothing
             is compared with an engine.
         config: the algorithm's config, which contains the method's settings.
@@ -73,6 +75,7 @@ class Method(Generic[Config]):
     name: ClassVar[str] = "grpo"
     needs_teacher_context: ClassVar[bool] = False
     needs_action_spans: ClassVar[bool] = False
+    own_advantages: ClassVar[bool] = False
     needs_scores: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
@@ -125,8 +128,8 @@ class Method(Generic[Config]):
         Every learner calls it with the same rows and must return the same result.
 
         Args:
-            rows: K turns with both views' log-probabilities under the policy before the update. ``scores``, ``weights`` and
-                ``mask`` may be replaced, and ``advantages`` may be scaled; :meth:`advantages` adds terms to them.
+            rows: K turns with both views' log-probabilities under the policy before the update. ``scores``, ``weights``,
+                ``terms`` and ``mask`` may be replaced, and ``advantages`` may be scaled; :meth:`advantages` adds terms to them.
             groups: the groups that the rows come from, in the same order.
             iteration: counted from 1.
         """
@@ -134,18 +137,18 @@ class Method(Generic[Config]):
 
     @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """Return Â of every token, ``[T]``.
+        """Return Â of every token, ``[T]``: A of its turn, plus its own term if :meth:`prepare` has set ``terms``.
 
         Args:
             tokens: a whole microbatch; T tokens of it if all hooks of the loss are :func:`per_token`.
             logprobs: float ``[T]`` of the current policy, detached.
             iteration: counted from 1.
         """
-        return tokens.advantages
+        return tokens.advantages if tokens.terms is None else tokens.advantages + tokens.terms
 
     @per_token
     def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """L_GRPO of one microbatch, shape (): the mean of the clipped surrogate that ``surrogate_mean`` selects.
+        """L_GRPO of one microbatch, shape (): the mean that ``surrogate_mean`` selects, of the surrogate of ``policy_loss``.
 
         A surrogate with another ``ratio_level`` or ``surrogate_mean`` than the defaults always gets whole microbatches.
 
@@ -154,11 +157,16 @@ class Method(Generic[Config]):
             logprobs: float ``[T]``, log π_θ in nats, with their graph.
             iteration: counted from 1.
         """
-        config = self.config
-        clips = (config.clip_low, config.clip_high, config.dual_clip)
-        losses = clipped_losses(self.log_ratios(tokens, logprobs), tokens.advantages, tokens.mask, *clips)
+        config, advantages, mask = self.config, tokens.advantages, tokens.mask
+        clips, log_ratio = (config.clip_low, config.clip_high), self.log_ratios(tokens, logprobs)
+        if config.policy_loss == "cispo":
+            losses = cispo_losses(log_ratio, logprobs, advantages, mask, *clips)
+        elif config.policy_loss == "sapo":
+            losses = sapo_losses(log_ratio, advantages, mask, config.sapo_temperatures)
+        else:
+            losses = clipped_losses(log_ratio, advantages, mask, *clips, config.dual_clip)
         unit = (tokens.turn_ids, tokens.num_turns)
-        return surrogate_mean(losses, tokens.mask, *unit, config.surrogate_mean, config.max_response_tokens)
+        return surrogate_mean(losses, mask, *unit, config.surrogate_mean, config.max_response_tokens)
 
     @per_token
     def log_ratios(self, tokens: TokenBatch, logprobs: Tensor) -> Tensor:

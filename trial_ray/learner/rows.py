@@ -16,6 +16,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.errors import MethodError
 from trial_ray.learner.advantages import trajectory_ids_of
 from trial_ray.models.prefix_tree import ScoredSequence
+from trial_ray.objectives.advantages import batch_standardised
 from trial_ray.objectives.segments import segment_sum
 from trial_ray.prompts.teacher_context import augment
 from trial_ray.trajectory import TrajectoryGroup, Turn
@@ -37,6 +38,7 @@ class TurnRows:
         importance_weights: float ``[T]``, weights for the engine's policy (``importance_mode``), or ``None`` for weights of 1.
         scores: float ``[K]``, turn scores s_k (Eq. 5), which are recorded, or ``None``.
         weights: float ``[K]``, turn weights w_k (Eq. 6), or ``None``.
+        terms: float ``[T]``, terms that the method adds to the advantages of tokens, or ``None``.
         action_mask: bool ``[T]``, tokens of the action, or ``None``.
         mask: bool ``[T]``, the tokens to learn from; all generated tokens, unless the method or ``mask_truncated`` excludes some.
     """
@@ -50,6 +52,7 @@ class TurnRows:
     importance_weights: Tensor | None = None
     scores: Tensor | None = None
     weights: Tensor | None = None
+    terms: Tensor | None = None
     action_mask: Tensor | None = None
     mask: Tensor = field(init=False)
 
@@ -101,6 +104,7 @@ class TokenBatch:
         trajectory_ids: int64 ``[K]``, the trajectory of each turn, the same numbers in every microbatch of an update.
         hindsight_logprobs, reference_logprobs, weights: float ``[T]``, or ``None`` if the method does not use them.
         importance_weights: float ``[T]``, weights of the tokens in the surrogate, or ``None`` for weights of 1.
+        terms: float ``[T]``, terms that are added to the advantages of tokens, or ``None``.
         action_mask: bool ``[T]``, or ``None``.
     """
 
@@ -113,6 +117,7 @@ class TokenBatch:
     reference_logprobs: Tensor | None = None
     importance_weights: Tensor | None = None
     weights: Tensor | None = None
+    terms: Tensor | None = None
     action_mask: Tensor | None = None
 
     @property
@@ -142,6 +147,7 @@ class TokenBatch:
             reference_logprobs=of_tokens(table.reference_logprobs),
             importance_weights=of_tokens(table.importance_weights),
             weights=of_turns(table.weights),
+            terms=of_tokens(table.terms),
             action_mask=of_tokens(table.action_mask),
         )
 
@@ -184,4 +190,6 @@ def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
     if config.mask_truncated:
         whole = torch.tensor([turn.finish_reason != "length" for turn in rows.turns], dtype=torch.bool)
         rows.mask = whole[rows.turn_ids]
+    if config.advantage_norm == "batch_norm":
+        rows.advantages = batch_standardised(advantages, torch.from_numpy(rows.num_eligible()))
     return rows

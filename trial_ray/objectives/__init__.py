@@ -2,13 +2,14 @@
 
 This module has the names of the objective's variants, and the equality of rewards; it does not import torch.
 
-- ``advantages``: returns, group-relative advantages (Eq. 1), penalties, RLSD's token advantages.
+- ``advantages``: returns, group-relative advantages (Eq. 1), RLOO's and MaxRL's, penalties, RLSD's token advantages.
 - ``allocation``: hindsight log-ratios (Eq. 4), turn scores (Eq. 5) and turn weights (Eq. 6).
-- ``losses``: the clipped surrogate, the dense hindsight loss (Eq. 7), their sum (Eq. 8), and surrogates over whole responses:
-  ratios of GSPO, means of GRPO and Dr. GRPO.
+- ``losses``: the clipped surrogate, CISPO's and SAPO's, the dense hindsight loss (Eq. 7), their sum (Eq. 8), and surrogates over
+  whole responses: ratios of GSPO, means of GRPO and Dr. GRPO.
 - ``importance``: weights for the mismatch between the engine's policy and the learner's.
 - ``divergences``: the KL estimate k3, differences from the engine, Jensen-Shannon divergence.
-- ``segments``: sums over segments, argument checks.
+- ``shaping``: gate and bound of ADRS's reward shaping.
+- ``segments``: sums and standardised values over segments, argument checks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 ImportanceMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 IMPORTANCE_MODES: tuple[ImportanceMode, ...] = get_args(ImportanceMode)
+AdvantageEstimator = Literal["group", "rloo", "max_rl"]
+ADVANTAGE_ESTIMATORS: tuple[AdvantageEstimator, ...] = get_args(AdvantageEstimator)
+PolicyLoss = Literal["clip", "cispo", "sapo"]
+POLICY_LOSSES: tuple[PolicyLoss, ...] = get_args(PolicyLoss)
 RatioLevel = Literal["token", "sequence"]
 RATIO_LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
 SurrogateMean = Literal["tokens", "rows", "fixed_length"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trial_ray.objectives import equal_up_to_rounding
+from trial_ray.objectives import ADVANTAGE_ESTIMATORS, AdvantageEstimator, equal_up_to_rounding
 from trial_ray.objectives.losses import LOG_RATIO_BOUND
-from trial_ray.objectives.segments import flat_floats, flat_ids, renumber, segment_sum, zero_outside
+from trial_ray.objectives.segments import flat_counts, flat_floats, flat_ids, renumber, segment_sum, zero_outside
 
 MIN_PENALTY_UNIT = 1.0
 """Lower bound on σ_R + ε in the conversion of penalties from reward to advantage; docs/decisions.md gives the reason."""
+
+VARIANCE_EPSILON = 1e-8
+"""Number added to the variance of an update's advantages, as in verl."""
 
 
 def group_relative_advantages(
@@ -32,7 +35,7 @@ def group_relative_advantages(
     Raises:
         ValueError: wrong shape or dtype, NaN, a negative id, or ``epsilon`` not above 0.
     """
-    centred, deviations, scales = _group_statistics(returns, group_ids, epsilon)
+    centred, deviations, scales, _, _ = _group_statistics(returns, group_ids, epsilon)
     return centred / (deviations + epsilon / scales) if by_deviation else centred * scales
 
 
@@ -44,11 +47,19 @@ def penalised_advantages(
     epsilon: float = 1e-6,
     *,
     by_deviation: bool = True,
+    estimator: AdvantageEstimator = "group",
 ) -> Tensor:
-    """Advantage of each turn: the advantage of its rollout (Eq. 1), minus the turn's penalty in units of the reward.
+    """Advantage of each turn: the advantage of its rollout, minus the turn's penalty in units of the reward.
 
-    A_k = (R_i − R̄) / (σ_R + ε) − p_k / max(σ_R + ε, 1). If the returns of a group are equal, there is no σ_R to scale a penalty
-    with, and A_k = −p_k. The bound of 1 prevents larger penalties in groups with nearly equal returns.
+    ``"group"`` (Eq. 1): A_k = (R_i − R̄) / (σ_R + ε) − p_k / max(σ_R + ε, 1). If the returns of a group are equal, there is no σ_R
+    to scale a penalty with, and A_k = −p_k. The bound of 1 prevents larger penalties in groups with nearly equal returns.
+
+    ``"rloo"`` (arXiv 2402.14740): A_k = (R_i − R̄) n / (n − 1) − p_k, which is R_i minus the mean of the n − 1 other returns.
+
+    ``"max_rl"`` (arXiv 2602.02710): A_k = (R_i − R̄) / R̄ − p_k / max(R̄, 1) for returns that are not negative; a group with R̄ ≤ 0 has
+    A_k = −p_k.
+
+    For every estimator a group of one rollout, or of equal returns, has no advantage apart from the penalty.
 
     Args:
         returns: float ``[N]``, R_i in units of reward.
@@ -56,25 +67,34 @@ def penalised_advantages(
         penalties: float ``[K]``, p_k in units of reward.
         trajectory_ids: integer ``[K]`` in ``[0, N)``, the rollout of each turn.
         epsilon: ε_A, above 0.
-        by_deviation: if ``False``, A_k = R_i − R̄ − p_k.
+        by_deviation: if ``False``, A_k = R_i − R̄ − p_k with ``"group"``; the other estimators never divide by σ_R.
+        estimator: one of ``ADVANTAGE_ESTIMATORS``.
 
     Returns:
         Float ``[K]`` in the dtype of ``returns``, detached.
 
     Raises:
-        ValueError: wrong shape or dtype, NaN, an id out of range, or ``epsilon`` not above 0.
+        ValueError: wrong shape or dtype, NaN, an id out of range, ``epsilon`` not above 0, or an unknown ``estimator``.
     """
     penalties = flat_floats("penalties", penalties).detach().to(returns.dtype)
     turns = flat_ids("trajectory_ids", trajectory_ids, ("penalties", penalties), len(returns))
-    centred, deviations, scales = _group_statistics(returns, group_ids, epsilon)
+    if estimator not in ADVANTAGE_ESTIMATORS:
+        raise ValueError(f"estimator must be one of {', '.join(ADVANTAGE_ESTIMATORS)}, got {estimator!r}.")
+    centred, deviations, scales, means, sizes = _group_statistics(returns, group_ids, epsilon)
+    if estimator == "max_rl":
+        relative = zero_outside(centred / means, means > 0)
+        return relative[turns] - penalties / (means * scales).clamp(min=MIN_PENALTY_UNIT)[turns]
+    if estimator == "rloo":
+        return (centred * scales * sizes / (sizes - 1).clamp(min=1))[turns] - penalties
     if not by_deviation:
         return (centred * scales)[turns] - penalties
     units = deviations + epsilon / scales
     return (centred / units)[turns] - penalties / (units * scales).clamp(min=MIN_PENALTY_UNIT)[turns]
 
 
-def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (R_i − R̄) / s and σ_R / s of each rollout, exactly 0 if its group's returns are equal up to rounding, and the scale s.
+def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tuple[Tensor, ...]:
+    """Return (R_i − R̄) / s and σ_R / s of each rollout, exactly 0 if its group's returns are equal up to rounding; then the scale
+    s, R̄ / s and the group's size, also of each rollout.
 
     s is the largest power of two that is at most the group's largest return: sums and squares of returns up to 10³⁰⁸ stay finite,
     and the division rounds nothing.
@@ -90,12 +110,34 @@ def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tup
     largest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns.abs(), "amax")
     scales = torch.where(largest > 1, largest / (2 * torch.frexp(largest).mantissa), 1.0)[groups]
     returns = returns / scales
-    centred = returns - (segment_sum(returns, groups, num_groups) / size)[groups]
+    means = (segment_sum(returns, groups, num_groups) / size)[groups]
+    centred = returns - means
     variance = segment_sum(centred.square(), groups, num_groups) / (size - 1).clamp(min=1)
     lowest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amin", include_self=False)
     highest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amax", include_self=False)
     differ = ~equal_up_to_rounding(lowest, highest)
-    return zero_outside(centred, differ[groups]), zero_outside(variance.sqrt(), differ)[groups], scales
+    deviations = zero_outside(variance.sqrt(), differ)
+    return zero_outside(centred, differ[groups]), deviations[groups], scales, means, size[groups]
+
+
+def batch_standardised(advantages: Tensor, counts: Tensor) -> Tensor:
+    """REINFORCE++'s advantages (arXiv 2501.03262): (A_k − Ā) / √(σ_A² + ε), with the statistics of all tokens of an update.
+
+    Args:
+        advantages: float ``[K]``, A of each turn.
+        counts: ``[K]``, number of tokens of each turn, whole numbers.
+
+    Returns:
+        Float ``[K]``, detached; σ_A is the unbiased deviation over tokens, and ε is ``VARIANCE_EPSILON``.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, or a negative count.
+    """
+    advantages = flat_floats("advantages", advantages).detach()
+    counts = flat_counts("counts", counts, ("advantages", advantages))
+    centred = advantages - (counts * advantages).sum() / counts.sum().clamp(min=1)
+    variance = (counts * centred.square()).sum() / (counts.sum() - 1).clamp(min=1)
+    return centred / (variance + VARIANCE_EPSILON).sqrt()
 
 
 def rescaled_advantages(

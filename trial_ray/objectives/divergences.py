@@ -82,16 +82,17 @@ def engine_divergences(
 def generalised_jsd(logits: Tensor, teacher_logits: Tensor, mix: float = 0.5, temperature: float = 1.0) -> Tensor:
     """Generalised Jensen-Shannon divergence of each position: β KL(T ‖ M) + (1 − β) KL(S ‖ M), M = β T + (1 − β) S.
 
-    S is the policy's distribution, T the teacher's, both over the whole vocabulary; only S receives a gradient.
+    S is the policy's distribution, T the teacher's, both over the whole vocabulary; only S receives a gradient. At the ends, where
+    this would be 0, it is KL(T ‖ S) for β = 0 and KL(S ‖ T) for β = 1, as in TRL.
 
     Args:
         logits: float ``[N, V]``, the policy's.
         teacher_logits: float ``[N, V]``.
-        mix: β, in (0, 1).
+        mix: β, in [0, 1].
         temperature: divides both, above 0.
 
     Returns:
-        Float ``[N]`` in nats, from 0 to the entropy of (β, 1 − β).
+        Float ``[N]`` in nats; for β in (0, 1) at most the entropy of (β, 1 − β).
 
     Raises:
         ValueError: shapes differ, or a number is out of range.
@@ -100,12 +101,15 @@ def generalised_jsd(logits: Tensor, teacher_logits: Tensor, mix: float = 0.5, te
         raise ValueError(
             f"logits and teacher_logits must both be [N, V]; got {list(logits.shape)} and {list(teacher_logits.shape)}."
         )
-    if not 0 < mix < 1:
-        raise ValueError(f"mix must be in (0, 1), got {mix}.")
+    if not 0 <= mix <= 1:
+        raise ValueError(f"mix must be in [0, 1], got {mix}.")
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}.")
     student = torch.log_softmax(logits / temperature, -1)
     teacher = torch.log_softmax(teacher_logits.detach() / temperature, -1)
+    if mix in (0, 1):
+        first, second = (student, teacher) if mix else (teacher, student)
+        return (first.exp() * (first - second)).sum(-1)
     mixture = torch.logaddexp(teacher + math.log(mix), student + math.log(1 - mix))
     to_mixture = mix * (teacher.exp() * (teacher - mixture)).sum(-1)
     return to_mixture + (1 - mix) * (student.exp() * (student - mixture)).sum(-1)

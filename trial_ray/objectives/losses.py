@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -79,10 +80,7 @@ def clipped_losses(
     like = ("log_ratio", flat_floats("log_ratio", log_ratio))
     advantages = flat_floats("advantages", advantages, like).detach()
     mask = flat_mask("mask", mask, like)
-    if not 0 <= clip_low <= 1:
-        raise ValueError(f"clip_low must be in [0, 1], got {clip_low}.")
-    if not clip_high >= 0:
-        raise ValueError(f"clip_high must be at least 0, got {clip_high}.")
+    _check_clips(clip_low, clip_high)
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be above 1, got {dual_clip}.")
     # Mask before exp and products: infinite values outside the mask would give inf · 0 in the backward pass.
@@ -92,6 +90,76 @@ def clipped_losses(
     if dual_clip is not None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -dual_clip * advantages), losses)
     return losses
+
+
+def cispo_losses(
+    log_ratio: Tensor,
+    logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Tensor:
+    """CISPO's −sg[clip(r, 1 − low, 1 + high)] A log π_θ of each token (MiniMax-M1, arXiv 2506.13585).
+
+    A token outside the range keeps its gradient, with a bounded weight; in :func:`clipped_losses` it has none.
+
+    Args:
+        log_ratio: float ``[T]``, log r = log π_θ − log π_old.
+        logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
+        advantages: float ``[T]``, Â of each token's rollout.
+        mask: bool or 0/1 ``[T]``, tokens to learn from.
+        clip_low: lower clip range, in [0, 1].
+        clip_high: upper clip range, at least 0.
+
+    Returns:
+        Float ``[T]``; 0 outside the mask.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, or a clip out of range.
+    """
+    like = ("logprobs", flat_floats("logprobs", logprobs))
+    log_ratio = flat_floats("log_ratio", log_ratio, like).detach()
+    advantages = flat_floats("advantages", advantages, like).detach()
+    mask = flat_mask("mask", mask, like)
+    _check_clips(clip_low, clip_high)
+    weights = bounded_ratio(log_ratio).clamp(1 - clip_low, 1 + clip_high)
+    return -zero_outside(weights * advantages, mask) * zero_outside(logprobs, mask)
+
+
+def sapo_losses(
+    log_ratio: Tensor, advantages: Tensor, mask: Tensor, temperatures: Sequence[float] = (1.0, 1.05)
+) -> Tensor:
+    """SAPO's −(4 / τ) σ(τ (r − 1)) A of each token (arXiv 2511.20347): a soft gate in place of the clip, with slope 1 at r = 1.
+
+    Args:
+        log_ratio: float ``[T]``, log r = log π_θ − log π_old; the only argument that receives a gradient.
+        advantages: float ``[T]``, Â of each token's rollout.
+        mask: bool or 0/1 ``[T]``, tokens to learn from.
+        temperatures: τ for A > 0, and τ for the other tokens; above 0.
+
+    Returns:
+        Float ``[T]``; 0 outside the mask.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, or ``temperatures`` not above 0.
+    """
+    like = ("log_ratio", flat_floats("log_ratio", log_ratio))
+    mask = flat_mask("mask", mask, like)
+    advantages = zero_outside(flat_floats("advantages", advantages, like).detach(), mask)
+    if not all(temperature > 0 for temperature in temperatures):
+        raise ValueError(f"temperatures must be above 0, got {temperatures}.")
+    positive, other = advantages.new_tensor(temperatures)
+    slopes = torch.where(advantages > 0, positive, other)
+    ratio = bounded_ratio(zero_outside(log_ratio, mask))
+    return -4 / slopes * torch.sigmoid(slopes * (ratio - 1)) * advantages
+
+
+def _check_clips(clip_low: float, clip_high: float) -> None:
+    if not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low must be in [0, 1], got {clip_low}.")
+    if not clip_high >= 0:
+        raise ValueError(f"clip_high must be at least 0, got {clip_high}.")
 
 
 def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: Tensor) -> Tensor:

@@ -73,6 +73,21 @@ def segment_sum(values: Tensor, segment_ids: Tensor, num_segments: int) -> Tenso
     return values.new_zeros(num_segments).index_add(0, segment_ids, values)
 
 
+def standardise(
+    values: Tensor, segment_ids: Tensor, num_segments: int, epsilon: float, mask: Tensor | None = None
+) -> Tensor:
+    """Return (x − mean) / (deviation + ε) of ``values [N]`` in their segments, with the deviation of a population.
+
+    With a ``mask``, bool ``[N]``, the statistics are those of the values in it, and the result is 0 outside it.
+    """
+    mask = torch.ones_like(segment_ids, dtype=torch.bool) if mask is None else mask
+    sizes = segment_sum(mask.to(values.dtype), segment_ids, num_segments).clamp(min=1)
+    means = segment_sum(zero_outside(values, mask), segment_ids, num_segments) / sizes
+    centred = zero_outside(values - means[segment_ids], mask)
+    deviations = (segment_sum(centred.square(), segment_ids, num_segments) / sizes).sqrt()
+    return centred / (deviations[segment_ids] + epsilon)
+
+
 def renumber(ids: Tensor) -> tuple[Tensor, int]:
     """Replace ``ids [N]`` by ``0 … count - 1`` in ascending order, and return them with the count."""
     labels, positions = torch.unique(ids, return_inverse=True)

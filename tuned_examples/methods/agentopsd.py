@@ -14,7 +14,7 @@ from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TurnRows, required
-from trial_ray.objectives.segments import flat_floats, flat_ids, renumber, segment_sum, zero_outside
+from trial_ray.objectives.segments import flat_floats, flat_ids, renumber, segment_sum, standardise, zero_outside
 from trial_ray.trajectory import TrajectoryGroup
 
 LEAST_PRIOR = 1e-4
@@ -115,10 +115,7 @@ def revision_factors(
     if not 0 <= bound <= 1:
         raise ValueError(f"bound must be in [0, 1], got {bound}")
     trajectories, count = renumber(flat_ids("trajectory_ids", trajectory_ids, ("revisions", revisions)))
-    sizes = segment_sum(torch.ones_like(revisions), trajectories, count)
-    centred = revisions - (segment_sum(revisions, trajectories, count) / sizes)[trajectories]
-    deviations = (segment_sum(centred.square(), trajectories, count) / sizes).sqrt()
-    standard = centred / (deviations[trajectories] + EPSILON)
+    standard = standardise(revisions, trajectories, count, EPSILON)
     return (1 + bound * advantages.sign() * standard).clamp(1 - bound, 1 + bound)
 
 

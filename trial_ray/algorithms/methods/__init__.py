@@ -31,7 +31,15 @@ METHODS = {
     "gigpo": ("GiGPO", "GiGPOConfig"),
 }
 """Methods of this package, by name: title in tables and figures, and public name of the config class."""
-EXAMPLES = {"stepopsd": "StepOPSD", "agentopsd": "AgentOPSD"}
+EXAMPLES = {
+    "stepopsd": "StepOPSD",
+    "agentopsd": "AgentOPSD",
+    "hgpo": "HGPO",
+    "g2po": "G2PO",
+    "sdpo": "SDPO",
+    "skill_sd": "Skill-SD",
+    "adrs": "ADRS",
+}
 """Methods in ``tuned_examples/methods``, in files like a user's: title by name."""
 
 

@@ -30,8 +30,7 @@ class StepGroups(Method["GiGPOConfig"]):
         config = self.config
         returns = config.reward_scale * step_returns(groups, config.reward, config.step_discount)
         if config.advantage_statistics == "rows":
-            turns = [turn for group in groups for trajectory in group.survivors for turn in trajectory.turns]
-            returns = returns - form_penalties(turns, config)
+            returns = returns - form_penalties(groups, config)
         return normalised_returns(returns, anchor_ids(groups), config)
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:

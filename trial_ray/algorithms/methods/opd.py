@@ -27,6 +27,7 @@ class Distillation(SelfDistillation):
 
     name = "opd"
     needs_teacher_context = False
+    own_advantages = False
     config: OPDConfig
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:

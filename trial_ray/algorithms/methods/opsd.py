@@ -11,7 +11,6 @@ from torch import Tensor
 
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.declare import setting
-from trial_ray.errors import ConfigError
 from trial_ray.learner.method import Divergence, Method, Metrics, per_token
 from trial_ray.learner.rows import TokenBatch, required
 from trial_ray.objectives.losses import weighted_likelihood_loss
@@ -25,6 +24,7 @@ class SelfDistillation(Method["OPSDConfig"]):
     a gradient, and for ``sampled``, the policy before the update."""
 
     name = "opsd"
+    own_advantages = True
     needs_teacher_context = True
 
     @property
@@ -61,11 +61,9 @@ class OPSDConfig(GRPOConfig):
     divergence: str = setting(
         "jsd", '``"jsd"``: of whole distributions; ``"sampled"``: of sampled tokens', one_of=DIVERGENCES
     )
-    jsd_mix: float = setting(0.5, "β of the generalised JSD, the teacher's share in the mixture; in (0, 1)")
+    jsd_mix: float = setting(
+        0.5,
+        "β of the generalised JSD, the teacher's share in the mixture; 1: KL(π_θ ‖ π_T), 0: KL(π_T ‖ π_θ)",
+        within=(0, 1),
+    )
     jsd_temperature: float = setting(1.1, "divides both views' logits", above=0)
-
-    def validate(self) -> None:
-        """Check every value; see ``GRPOConfig.validate``."""
-        super().validate()
-        if not 0 < self.jsd_mix < 1:
-            raise ConfigError(f"jsd_mix is {self.jsd_mix}, expected a value in (0, 1).")

@@ -17,6 +17,7 @@ class RejectionSampling(Method["RFTConfig"]):
     """A = 1 for every turn of a rollout with R_i ≥ ``reward_threshold``, else 0; the clipped surrogate is GRPO's."""
 
     name = "rft"
+    own_advantages = True
 
     def advantages(self, groups: Sequence[TrajectoryGroup]) -> Tensor:
         """Return 1 for the turns of accepted rollouts, else 0, float64 ``[K]``."""

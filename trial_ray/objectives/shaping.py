@@ -1,0 +1,100 @@
+"""Parts of ADRS's reward shaping: gate of a group's teacher, scale of a group's terms, and their bound (arXiv 2608.03223)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trial_ray.objectives.segments import flat_floats, flat_ids, flat_mask, renumber, segment_sum, zero_outside
+
+
+def teacher_gates(
+    hindsight_logprobs: Tensor, mask: Tensor, turn_ids: Tensor, rewards: Tensor, group_ids: Tensor, slope: float = 2.0
+) -> Tensor:
+    """Gate g = σ(τ TVA) of each turn's group, with TVA = E[R | likely for the teacher] − E[R | unlikely for the teacher].
+
+    Both are means over the turns of the group, weighted with α and 1 − α; α is the logistic function of the turn's mean
+    log-probability minus the mean of all turns.
+
+    Args:
+        hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats.
+        mask: bool or 0/1 ``[T]``, tokens to learn from.
+        turn_ids: integer ``[T]`` in ``[0, K)``, the turn of each token.
+        rewards: float ``[K]``, R of each turn, penalty included.
+        group_ids: integer ``[K]``, from 0.
+        slope: τ, at least 0.
+
+    Returns:
+        Float ``[K]`` in (0, 1) in the dtype of ``rewards``, detached; ½ in a group of one turn.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, an id out of range, or a negative ``slope``.
+    """
+    like = ("hindsight_logprobs", flat_floats("hindsight_logprobs", hindsight_logprobs))
+    mask, rewards = flat_mask("mask", mask, like), flat_floats("rewards", rewards).detach()
+    turns = flat_ids("turn_ids", turn_ids, like, len(rewards))
+    groups, count = renumber(flat_ids("group_ids", group_ids, ("rewards", rewards)))
+    if not slope >= 0:
+        raise ValueError(f"slope must be at least 0, got {slope}.")
+    lengths = segment_sum(mask.to(rewards.dtype), turns, len(rewards)).clamp(min=1)
+    logprobs = zero_outside(hindsight_logprobs.detach(), mask).to(rewards.dtype)
+    means = segment_sum(logprobs, turns, len(rewards)) / lengths
+    likely = torch.sigmoid(means - means.mean())
+    values = [segment_sum(w * rewards, groups, count) / segment_sum(w, groups, count) for w in (likely, 1 - likely)]
+    return torch.sigmoid(slope * (values[0] - values[1]))[groups]
+
+
+def scaled_terms(terms: Tensor, mask: Tensor, group_ids: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """Divide terms whose mean in each turn is 0 by their deviation in the group: x / √(Σ x² / (n − 1) + ε).
+
+    Args:
+        terms: float ``[T]``, 0 outside the mask.
+        mask: bool or 0/1 ``[T]``, the n tokens of a group that count.
+        group_ids: integer ``[T]``, from 0.
+        epsilon: ε, above 0.
+
+    Returns:
+        Float ``[T]``, detached.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, a negative id, or ``epsilon`` not above 0.
+    """
+    like = ("terms", flat_floats("terms", terms))
+    mask, (groups, count) = flat_mask("mask", mask, like), renumber(flat_ids("group_ids", group_ids, like))
+    if not epsilon > 0:
+        raise ValueError(f"epsilon must be above 0, got {epsilon}.")
+    terms = terms.detach()
+    others = (segment_sum(mask.to(terms.dtype), groups, count) - 1).clamp(min=1)
+    return terms / (segment_sum(terms.square(), groups, count) / others + epsilon).sqrt()[groups]
+
+
+def term_bounds(rewards: Tensor, group_ids: Tensor, bound: float, epsilon: float = 1e-6) -> Tensor:
+    """Bound on the terms in each turn's group: b · min(1, σ / (median σ + ε)), with σ the deviation of the group's rewards.
+
+    Args:
+        rewards: float ``[K]``, R of each turn, penalty included.
+        group_ids: integer ``[K]``, from 0.
+        bound: b, above 0.
+        epsilon: ε, above 0; a group with σ < ε does not count in the median.
+
+    Returns:
+        Float ``[K]``, detached; 0 in a group with σ < ε, and in a group of one turn. As released, σ of the latter is 1 in the
+        median.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, a negative id, or ``bound`` or ``epsilon`` not above 0.
+    """
+    rewards = flat_floats("rewards", rewards).detach()
+    groups, count = renumber(flat_ids("group_ids", group_ids, ("rewards", rewards)))
+    for name, value in (("bound", bound), ("epsilon", epsilon)):
+        if not value > 0:
+            raise ValueError(f"{name} must be above 0, got {value}.")
+    sizes = segment_sum(torch.ones_like(rewards), groups, count)
+    centred = rewards - (segment_sum(rewards, groups, count) / sizes)[groups]
+    variances = segment_sum(centred.square(), groups, count) / (sizes - 1).clamp(min=1)
+    deviations = torch.where(sizes > 1, variances.sqrt(), torch.ones_like(sizes))
+    differ = deviations >= epsilon
+    if not bool(differ.any()):
+        return torch.zeros_like(rewards)
+    shares = (deviations / (deviations[differ].median() + epsilon)).clamp(max=1)
+    return (bound * zero_outside(shares, differ & (sizes > 1)))[groups]
