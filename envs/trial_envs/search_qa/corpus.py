@@ -62,6 +62,10 @@ class Corpus:
         self._passages = RecordFile(folder, "passages")
         self._index = SearchIndex(folder, manifest["documents"])
 
+    def __str__(self) -> str:
+        questions = ", ".join(f"{split} {len(records):,}" for split, records in self.splits.items())
+        return f"{self.num_passages:,} passages, questions: {questions}"
+
     @property
     def num_passages(self) -> int:
         """Number of passages; 0 if only questions were imported."""

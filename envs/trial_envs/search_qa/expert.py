@@ -103,7 +103,7 @@ class SearchExpert:
         for relation in self._question.relations:
             value = read_value(relation, name, observations)
             if value is None:
-                return [f"search[{name}]" if len(self._actions) < MAX_SEARCHES else f"answer[{name}]"]
+                return [self._search(name, relation) if len(self._actions) < MAX_SEARCHES else f"answer[{name}]"]
             name = value
         return [f"answer[{name}]"]
 
@@ -111,12 +111,17 @@ class SearchExpert:
         """Record that ``action`` was carried out instead of the action returned by :meth:`act`."""
         self._actions[-1] = action
 
+    def _search(self, name: str, relation: Relation) -> str:
+        """Return a search for a name; if it was searched for before, with the words of the relation."""
+        search = f"search[{name}]"
+        return f"search[{relation.sentences[0].format(s=name, o='')}]" if search in self._actions else search
+
     def _compare(self, observations: Sequence[str]) -> list[str]:
         """Return the searches for years that the observations do not state, else the answer."""
         (relation,), names = self._question.relations, self._question.names
         years = {name: year for name in names if (year := read_value(relation, name, observations))}
         if len(years) < len(names):
-            return [f"search[{name}]" for name in names if name not in years]
+            return [self._search(name, relation) for name in names if name not in years]
         choose = min if self._question.direction == "earlier" else max
         return [f"answer[{choose(years, key=lambda name: int(years[name]))}]"]
 
