@@ -143,7 +143,7 @@ def import_webshop(args: Namespace) -> None:
 
 def import_search_qa(args: Namespace) -> None:
     """Index a corpus and questions and show how many entries were taken; without files, show the data found."""
-    from trial_envs.search_qa.corpora import open_data
+    from trial_envs.search_qa.corpus import open_data
     from trial_envs.search_qa.importing import import_data
 
     if args.source or args.generate or (args.corpus and not args.questions):

@@ -6,42 +6,31 @@ All environments of a process with the same corpus share one object, also across
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from trial_envs.errors import CorruptCatalogueError, UnknownSplitError
+from trial_envs.core.cache import cache_folder
+from trial_envs.errors import CorruptCatalogueError, MissingDataError, UnknownSplitError
+from trial_envs.search_qa.world import VERSION, Passage, Question, World
 from trial_envs.webshop.analyser import index_terms
-from trial_envs.webshop.catalogue import Groups, checked_manifest, open_index
+from trial_envs.webshop.catalogue import MANIFEST, Groups, checked_manifest, open_index
 from trial_envs.webshop.index_writer import write_folder
 from trial_envs.webshop.indexing import IndexBuilder
+from trial_envs.webshop.preparation import content_key
 from trial_envs.webshop.records import REBUILD, RecordFile, RecordWriter, save_array, write_records
 from trial_envs.webshop.search import SearchIndex
 
-
-class Passage(NamedTuple):
-    """A passage of a corpus."""
-
-    title: str
-    text: str
-
-
-class Question(NamedTuple):
-    """A question.
-
-    Attributes:
-        text: the question.
-        answers: accepted answers, at least one.
-        family: kind of question, or the data set that it comes from.
-        searches: queries whose results contain the answer; empty if they are not known.
-    """
-
-    text: str
-    answers: tuple[str, ...]
-    family: str
-    searches: tuple[str, ...] = ()
+DATA_VARIABLE = "SEARCH_QA_DATA"
+IMPORTED = "search-qa"
+"""Name of the imported corpus in the cache, which environments use if no folder is given."""
+GENERATED = ("generated", "generated_valid", "generated_test")
+"""Splits of generated worlds; no world is in two of them."""
+MAX_OPEN = 256
+"""Maximum number of open worlds: each maps its files into memory."""
 
 
 class Corpus:
@@ -145,6 +134,44 @@ def write_corpus(
     return write_folder(target, write, source, replace)
 
 
-def open_corpus(folder: Path) -> Corpus:
-    """Open an index folder; arguments and errors as in :func:`trial_envs.webshop.catalogue.open_index`."""
+def find_data(data: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder given by argument or variable, else the imported corpus, else ``None``."""
+    chosen = data or os.environ.get(DATA_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    imported = cache_folder() / IMPORTED
+    return imported if (imported / MANIFEST).is_file() else None
+
+
+def open_data(data: str | os.PathLike[str] | None) -> Corpus:
+    """Open the imported corpus in a folder; ``None`` selects ``SEARCH_QA_DATA``, then the imported corpus.
+
+    Raises:
+        MissingDataError: the folder has no imported corpus.
+        CorruptCatalogueError: its content is damaged.
+    """
+    folder = find_data(data)
+    if folder is None or not (folder / MANIFEST).is_file():
+        where = "no folder was given, and nothing was imported" if folder is None else f"{folder} has no {MANIFEST}"
+        raise MissingDataError(
+            f"The data of Search-QA were not found: {where}. Import them with trial-ray data search-qa --corpus FILE "
+            f"--questions FILE, or choose a split of generated worlds: {', '.join(GENERATED)}."
+        )
+    return open_index(folder, Corpus)
+
+
+@lru_cache(MAX_OPEN)
+def open_world(name: str, num_passages: int, concise: bool, num_questions: int) -> Corpus:
+    """Open the corpus of a generated world, which is generated on first use and stored in the cache.
+
+    Args:
+        name: name of the world; its first word is the split of the questions.
+        num_passages, concise: see :class:`~trial_envs.search_qa.world.World`.
+        num_questions: number of questions.
+    """
+    origin = {"generator": VERSION, "world": [name, num_passages, concise, num_questions]}
+    folder = cache_folder() / f"search-qa-{content_key(origin)}"
+    if not (folder / MANIFEST).is_file():
+        world = World(name, num_passages, concise)
+        write_corpus(folder, world.passages(), {name.split()[0]: world.questions(num_questions)}, origin)
     return open_index(folder, Corpus)

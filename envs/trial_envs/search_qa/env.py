@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -9,20 +10,35 @@ from collections.abc import Sequence
 from trial_envs.core import Outcome, TextEnv
 from trial_envs.core.levels import level_named, require_whole
 from trial_envs.errors import GeneratorSettingError, MissingDataError, UnknownTaskError
-from trial_envs.search_qa.corpora import GENERATED, QuestionSet, find_data, open_questions
-from trial_envs.search_qa.corpus import Corpus, Question
+from trial_envs.search_qa.corpus import GENERATED, Corpus, find_data, open_data, open_world
 from trial_envs.search_qa.difficulty import LEVELS
 from trial_envs.search_qa.scoring import exact_match, f1
 from trial_envs.search_qa.server import RetrievalServer
-from trial_envs.search_qa.world import SHORT_NAMES
+from trial_envs.search_qa.world import SHORT_NAMES, Question
 from trial_envs.webshop.search import MAX_QUERY_TERMS, TooManyTermsError
 from trial_envs.webshop.splits import GoalNumbers
 
 REWARDS = ("exact_match", "f1")
-STYLES = {
-    "brackets": ("{}[{}]", re.compile(r"\s*(search|answer)\[(.*)\]\s*", re.DOTALL | re.IGNORECASE).fullmatch),
-    "search_r1": ("<{0}>{1}</{0}>", re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL).search),
-}
+
+
+def _read_brackets(action: str) -> tuple[str, str]:
+    """Return the name and the argument of ``name[argument]``, else empty texts."""
+    name, _, rest = action.strip().partition("[")
+    return (name.lower(), rest[:-1]) if rest.endswith("]") else ("", "")
+
+
+def _read_tags(action: str) -> tuple[str, str]:
+    """Return the name and the argument of the first search or answer between tags, else empty texts; takes linear time."""
+    elements: list[tuple[int, str, str]] = []
+    for name in ("search", "answer"):
+        before, _, rest = action.partition(f"<{name}>")
+        argument, closed, _ = rest.partition(f"</{name}>")
+        if closed:
+            elements.append((len(before), name, argument))
+    return min(elements, default=(0, "", ""))[1:]
+
+
+STYLES = {"brackets": ("{}[{}]", _read_brackets), "search_r1": ("<{0}>{1}</{0}>", _read_tags)}
 """Style of actions -> how an action is written, and how it is read."""
 
 
@@ -92,11 +108,12 @@ class SearchQAEnv(TextEnv):
             raise GeneratorSettingError(
                 f"Expected at most {level.max_passages:,} passages at the level {difficulty}, got {passages:,}."
             )
-        self._data, self._concise = data, level.concise
-        self._numbers = (generator_seed, num_games, passages, num_worlds)
+        self._seed, self._num_games, self._num_worlds = generator_seed, num_games, min(num_worlds, num_games)
+        self._world = (int(passages), level.concise, math.ceil(num_games / self._num_worlds))
         self._f1, self._style = reward == "f1", style
         self._lists_names = level.concise and self.split in GENERATED
-        self._questions = self._open(self.split)
+        self._imported = None if self.split in GENERATED else open_data(data)
+        self._data, self._num_questions = data, len(self.tasks())
         self._server = RetrievalServer(retriever, timeout_s) if retriever else None
         self.question: Question | None = None
 
@@ -110,23 +127,26 @@ class SearchQAEnv(TextEnv):
     def tasks(self, split: str | None = None) -> Sequence[str]:
         """Return the numbers of the questions of a split (default: the environment's own), ascending."""
         self._refuse_closed()
-        return GoalNumbers(range(len(self._open(split) if split else self._questions)))
+        chosen = split or self.split
+        if chosen in GENERATED:
+            return GoalNumbers(range(self._num_games))
+        return GoalNumbers(range((self._imported or open_data(self._data)).num_questions(chosen)))
 
     def family(self, task_id: str) -> str:
         """Return the number of hops or ``comparison``; of imported questions, the name of their data set."""
         return self._find(task_id)[1].family
 
-    def _open(self, split: str) -> QuestionSet:
-        return open_questions(split, self._data, self._concise, *map(int, self._numbers))
-
     def _find(self, task_id: str) -> tuple[Corpus, Question]:
         number = int(task_id) if task_id.isascii() and task_id.isdigit() and len(task_id) < 12 else -1
-        if not 0 <= number < len(self._questions):
+        if not 0 <= number < self._num_questions:
             raise UnknownTaskError(
                 f"The split {self.split!r} has no question {task_id[:80]!r}, expected a number from 0 to "
-                f"{len(self._questions) - 1}."
+                f"{self._num_questions - 1}."
             )
-        return self._questions[number]
+        if (corpus := self._imported) is None:
+            number, world = divmod(number, self._num_worlds)
+            corpus = open_world(f"{self.split} {int(self._seed)} {world}", *self._world)
+        return corpus, corpus.question(self.split, number)
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         self._corpus, self.question = self._find(task_id)
@@ -138,8 +158,7 @@ class SearchQAEnv(TextEnv):
         return self.question.text, self._outcome(f"Question: {self.question.text}")
 
     def _advance(self, action: str) -> Outcome:
-        match = STYLES[self._style][1](action)
-        name, argument = (match[1].lower(), match[2].strip()) if match else ("", "")
+        name, argument = map(str.strip, STYLES[self._style][1](action))
         searchable = self._turn < self.max_turns
         self._turn += 1
         if argument and name == "answer":

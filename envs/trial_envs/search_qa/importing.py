@@ -13,8 +13,8 @@ from typing import Any
 from trial_envs.core.cache import cache_folder
 from trial_envs.core.extras import install_command
 from trial_envs.errors import CorruptCatalogueError, MissingDataError, MissingPackageError
-from trial_envs.search_qa.corpora import GENERATED, IMPORTED
-from trial_envs.search_qa.corpus import Passage, Question, read_passage, write_corpus
+from trial_envs.search_qa.corpus import GENERATED, IMPORTED, read_passage, write_corpus
+from trial_envs.search_qa.world import Passage, Question
 
 REPORTED = 10_000
 """Number of entries between two reports of progress."""
@@ -78,7 +78,11 @@ def _read_entries(file: Path) -> Iterator[Any]:
     """Yield the rows of a Parquet file, or the values of a file of JSON lines, ``None`` for a line that is not JSON."""
     try:
         if file.suffix == ".parquet":
-            yield from _read_parquet(file)
+            from pyarrow.parquet import ParquetFile
+
+            with ParquetFile(file) as parquet:
+                for batch in parquet.iter_batches():
+                    yield from batch.to_pylist()
             return
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
             for line in lines:
@@ -90,16 +94,8 @@ def _read_entries(file: Path) -> Iterator[Any]:
         raise MissingDataError(f"{file} does not exist.") from error
     except (OSError, ValueError, EOFError) as error:
         raise CorruptCatalogueError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _read_parquet(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise MissingPackageError(f"PyArrow is not installed: {install_command('search-qa')}") from error
-    with ParquetFile(file) as parquet:
-        for batch in parquet.iter_batches():
-            yield from batch.to_pylist()
 
 
 def _read_contents(entry: dict[str, Any]) -> Passage | str:

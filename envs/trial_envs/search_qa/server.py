@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trial_envs.errors import RemoteEnvError, ServerAnswerError, ServerConnectionError, ServerTimeoutError
-from trial_envs.search_qa.corpus import Passage, read_passage
+from trial_envs.search_qa.corpus import read_passage
+from trial_envs.search_qa.world import Passage
 
 MAX_BYTES = 4_000_000
 """Maximum size of an answer."""
@@ -23,7 +24,7 @@ class RetrievalServer:
 
     Args:
         url: address of the server, ``http://HOST:PORT``, with or without the path ``/retrieve``.
-        timeout_s: seconds for connecting, and for the whole request.
+        timeout_s: seconds for connecting, and for the request with its answer.
 
     Raises:
         ValueError: ``url`` is not an HTTP address, or ``timeout_s`` is not a positive number.
@@ -66,23 +67,19 @@ class RetrievalServer:
 
     def _post(self, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of the server's answer."""
-        connection = self._connection(self._address, timeout=self._timeout_s)
-        expired = threading.Event()
-
-        def end() -> None:
-            expired.set()
-            with suppress(OSError, AttributeError):  # The socket may not be open yet, or not any more.
-                connection.sock.shutdown(socket.SHUT_RDWR)
-
-        # The connection's own timeout applies to each read, so that a server which sends byte by byte would never exceed it.
-        deadline = threading.Timer(self._timeout_s, end)
-        deadline.daemon = True
+        connection, expired = self._connection(self._address, timeout=self._timeout_s), threading.Event()
         try:
             with closing(connection):
+                connection.connect()
+                # The connection's own timeout applies to each read: a server that sends byte by byte would never exceed it.
+                deadline = threading.Timer(self._timeout_s, _end, (connection.sock, expired))
                 deadline.start()
-                connection.request("POST", self._path, body, {"Content-Type": "application/json"})
-                response = connection.getresponse()
-                answer = response.status, response.read(MAX_BYTES + 1)
+                try:
+                    connection.request("POST", self._path, body, {"Content-Type": "application/json"})
+                    response = connection.getresponse()
+                    answer = response.status, response.read(MAX_BYTES + 1)
+                finally:
+                    deadline.cancel()
             if expired.is_set():
                 raise TimeoutError
             return answer
@@ -92,8 +89,13 @@ class RetrievalServer:
             raise ServerConnectionError(
                 f"{self._url}: {type(error).__name__}: {error}; expected a server with Search-R1's protocol there."
             ) from error
-        finally:
-            deadline.cancel()
+
+
+def _end(connection: socket.socket, expired: threading.Event) -> None:
+    """End all reads of a connection."""
+    expired.set()
+    with suppress(OSError):  # The server has closed the connection.
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _read_document(entry: Any) -> Passage:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import cycle, islice
+from itertools import cycle
+from typing import NamedTuple
 
-from trial_envs.search_qa.corpus import Passage, Question
 from trial_envs.search_qa.relations import COMPARED, KINDS, PERSON, PRONOUNS, REGION, RELATIONS, YEAR
 
 VERSION = 1
@@ -31,6 +31,29 @@ _EVENT = (
     "guests came from {region}."
 )
 """Text of a passage about an event, which mentions things and answers no question."""
+
+
+class Passage(NamedTuple):
+    """A passage of a corpus."""
+
+    title: str
+    text: str
+
+
+class Question(NamedTuple):
+    """A question.
+
+    Attributes:
+        text: the question.
+        answers: accepted answers, at least one.
+        family: kind of question, or the data set that it comes from.
+        searches: queries whose results contain the answer; empty if they are not known.
+    """
+
+    text: str
+    answers: tuple[str, ...]
+    family: str
+    searches: tuple[str, ...] = ()
 
 
 def _invent(rng: random.Random) -> str:
@@ -80,21 +103,17 @@ class World:
     def _name_things(self) -> dict[str, list[str]]:
         """Draw the names by kind, all different.
 
-        Names share words, so that a search for a name also returns passages about other things.
+        Names share words, so that a search for a name also returns passages about other things; in a concise world none do.
         """
-        rng, number = self._rng, self._num_passages
-        if self._concise:
-            left = iter(rng.sample(SHORT_NAMES, number))
-            short = {kind: list(islice(left, max(2, int(share * number)))) for kind, share in _SHARES.items()}
-            short[PERSON] += left
-            return short
+        rng, number, things = self._rng, self._num_passages, {}
+        short = rng.sample(SHORT_NAMES, len(SHORT_NAMES))
         words = [_invent(rng).title() for _ in range(number // 2)]
         first = words[: int(number**0.5)]
-        things = {}
         for kind, share in _SHARES.items():
-            names = dict[str, None]()
+            forms, names = _FORMS[kind].split(" | "), dict[str, None]()
             while len(names) < max(2, share * number):
-                names[rng.choice(_FORMS[kind].split(" | ")).format(rng.choice(words), rng.choice(first))] = None
+                long = rng.choice(forms).format(rng.choice(words), rng.choice(first))
+                names[short.pop() if self._concise else long] = None
             things[kind] = list(names)
         return things
 
