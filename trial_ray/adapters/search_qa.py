@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from trial_envs.core.projection import Projection
 from trial_envs.search_qa.tool_env import SearchQAToolEnv
+from trial_envs.search_qa.world import SHORT_NAMES
 from trial_ray.adapters.adapter import (
     NAVIGATION,
     Demonstrator,
@@ -56,7 +57,7 @@ ADAPTER = EnvironmentAdapter(
         "": "Search with the name that the question contains, not with the whole question. If the passages name a person, a place "
         "or an organisation on the way to the answer, search for that name next. Answer with the name or the year alone."
     },
-    warm_start=WarmStartSpec(demonstrator=_demonstrator, generated=generated_games),
+    warm_start=WarmStartSpec(demonstrator=_demonstrator, generated=generated_games, interchangeable=(SHORT_NAMES,)),
     labels=ReportLabels(
         action_patterns=((r"search\[", NAVIGATION),),
         family_titles={
