@@ -5,7 +5,7 @@ In reading order:
 - ``env``: the Gymnasium environment; ``tool_env``: the same with two tools.
 - ``scoring``: exact match and F1.
 - ``corpus``: an indexed corpus and its questions on disk; ``server``: a server of passages.
-- ``world``, ``relations``, ``names``, ``difficulty``: generated worlds.
+- ``world``, ``relations``: generated worlds.
 - ``importing``: the import of a corpus and of questions.
 - ``expert``: scripted policies.
 """

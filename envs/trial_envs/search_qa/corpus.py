@@ -29,6 +29,8 @@ IMPORTED = "search-qa"
 """Name of the imported corpus in the cache, which environments use if no folder is given."""
 GENERATED = ("generated", "generated_valid", "generated_test")
 """Splits of generated worlds; no world is in two of them."""
+MAX_QUERY = 1000
+"""Number of characters of a query that are used, which never have more terms than the index allows."""
 MAX_OPEN = 256
 """Maximum number of open worlds: each maps its files into memory."""
 
@@ -47,7 +49,10 @@ class Corpus:
     def __init__(self, folder: Path) -> None:
         manifest = checked_manifest(folder)
         self.folder = folder
-        self.splits = {split: RecordFile(folder, f"questions-{split}") for split in manifest["groups"]["splits"]}
+        self.splits = {
+            split: RecordFile(folder, f"questions-{number}")
+            for number, split in enumerate(manifest["groups"]["splits"])
+        }
         self._passages = RecordFile(folder, "passages")
         self._index = SearchIndex(folder, manifest["documents"])
 
@@ -83,10 +88,9 @@ class Corpus:
     def search(self, query: str, top_k: int) -> list[Passage]:
         """Return the passages with the highest BM25 scores for a query, best first, at most ``top_k``.
 
-        Raises:
-            TooManyTermsError: the query has too many different terms.
+        The first :data:`MAX_QUERY` characters of a query are used.
         """
-        positions = self._index.search(query, top_k).tolist()
+        positions = self._index.search(query[:MAX_QUERY], top_k).tolist()
         return [read_passage(self._passages[position].decode("utf-8", "surrogatepass")) for position in positions]
 
 
@@ -108,7 +112,7 @@ def write_corpus(
     Args:
         target: the folder.
         passages: in the order of the corpus; passages with equal scores are returned in this order.
-        splits: questions by split; the names of the splits are parts of file names.
+        splits: questions by split.
         source: origin of the data, which is written to the manifest.
         replace: whether an existing folder is replaced; otherwise it is kept.
 
@@ -127,8 +131,8 @@ def write_corpus(
             index.add(index_terms(contents))
         records.close()
         save_array(folder, "asin_ranks", np.arange(len(RecordFile(folder, "passages"))), "int32")
-        for split, questions in splits.items():
-            write_records(folder, f"questions-{split}", (json.dumps(question).encode() for question in questions))
+        for number, questions in enumerate(splits.values()):
+            write_records(folder, f"questions-{number}", (json.dumps(question).encode() for question in questions))
         return {"splits": list(splits)}, index.finish()
 
     return write_folder(target, write, source, replace)

@@ -11,42 +11,25 @@ from trial_envs.core import Outcome, TextEnv
 from trial_envs.core.levels import level_named, require_whole
 from trial_envs.errors import GeneratorSettingError, MissingDataError, UnknownTaskError
 from trial_envs.search_qa.corpus import GENERATED, Corpus, find_data, open_data, open_world
-from trial_envs.search_qa.difficulty import LEVELS
 from trial_envs.search_qa.scoring import exact_match, f1
 from trial_envs.search_qa.server import RetrievalServer
 from trial_envs.search_qa.world import SHORT_NAMES, Question
-from trial_envs.webshop.search import MAX_QUERY_TERMS, TooManyTermsError
 from trial_envs.webshop.splits import GoalNumbers
 
 REWARDS = ("exact_match", "f1")
-
-
-def _read_brackets(action: str) -> tuple[str, str]:
-    """Return the name and the argument of ``name[argument]``, else empty texts."""
-    name, _, rest = action.strip().partition("[")
-    return (name.lower(), rest[:-1]) if rest.endswith("]") else ("", "")
-
-
-def _read_tags(action: str) -> tuple[str, str]:
-    """Return the name and the argument of the first search or answer between tags, else empty texts; takes linear time."""
-    elements: list[tuple[int, str, str]] = []
-    for name in ("search", "answer"):
-        before, _, rest = action.partition(f"<{name}>")
-        argument, closed, _ = rest.partition(f"</{name}>")
-        if closed:
-            elements.append((len(before), name, argument))
-    return min(elements, default=(0, "", ""))[1:]
-
-
-STYLES = {"brackets": ("{}[{}]", _read_brackets), "search_r1": ("<{0}>{1}</{0}>", _read_tags)}
-"""Style of actions -> how an action is written, and how it is read."""
+STYLES = {"brackets": "{}[{}]", "search_r1": "<{0}>{1}</{0}>"}
+"""Style -> how an action is written: its name, and its argument."""
+PASSAGES = {"tiny": 24, "official": 10_000}
+"""Level of the generated worlds -> number of passages by default."""
+MIN_PASSAGES = 16
 
 
 class SearchQAEnv(TextEnv):
     """A question to answer with the passages that searches return.
 
-    Actions are ``search[query]`` and ``answer[text]``. Any other text, and a search in the last turn, changes nothing and sets
-    ``invalid_action``. An answer ends the episode with its only reward; ``won`` means an exact match, and ``score`` is F1.
+    Actions are ``search[query]`` and ``answer[text]``, alone or within other text. A text without either, and a search in the
+    last turn, changes nothing and sets ``invalid_action``. An answer ends the episode with its only reward; ``won`` means an
+    exact match, and ``score`` is F1.
 
     Task ids are numbers of the questions of the environment's split, from 0.
 
@@ -58,7 +41,7 @@ class SearchQAEnv(TextEnv):
             ``train``; default ``train`` if data are found, else ``generated``.
         data: folder of imported data; default ``SEARCH_QA_DATA``, then the corpus that was imported last.
         max_turns: maximum number of actions per episode; the last one can only be an answer. The default allows 4 searches.
-        top_k: number of passages that a search returns; default: the level's number (3).
+        top_k: number of passages that a search returns.
         reward: ``exact_match`` (0 or 1) or ``f1`` (in [0, 1]).
         style: ``brackets``, or ``search_r1`` for the actions and observations of Search-R1: the first
             ``<search>query</search>`` or ``<answer>text</answer>`` in the action, and passages between ``<information>`` tags.
@@ -67,7 +50,8 @@ class SearchQAEnv(TextEnv):
         num_games: number of questions of the generated worlds.
         num_passages: number of passages of a generated world; default: the level's number.
         generator_seed: seed of the generated worlds.
-        difficulty: level of the generated worlds: ``official``, or ``tiny`` with few short passages.
+        difficulty: level of the generated worlds: ``official``, or ``tiny`` with few short passages, names from a fixed list, and
+            actions with the names that the episode has shown.
         num_worlds: number of generated worlds that share the questions; a model cannot memorise many worlds.
         render_mode: ``"ansi"`` or ``None``.
 
@@ -82,7 +66,7 @@ class SearchQAEnv(TextEnv):
         split: str | None = None,
         data: str | os.PathLike[str] | None = None,
         max_turns: int = 5,
-        top_k: int | None = None,
+        top_k: int = 3,
         reward: str = "exact_match",
         style: str = "brackets",
         retriever: str | None = None,
@@ -98,20 +82,18 @@ class SearchQAEnv(TextEnv):
         for name, value, known in (("reward", reward, REWARDS), ("style", style, STYLES)):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}.")
-        level = level_named(LEVELS, difficulty)
-        self._top_k = level.results if top_k is None else top_k
-        passages = level.passages if num_passages is None else num_passages
+        passages = level_named(PASSAGES, difficulty) if num_passages is None else num_passages
+        self._concise = difficulty == "tiny"
         require_whole(0, generator_seed=generator_seed)
-        require_whole(1, num_games=num_games, top_k=self._top_k, num_worlds=num_worlds)
-        require_whole(level.min_passages, num_passages=passages)
-        if passages > level.max_passages:
+        require_whole(1, num_games=num_games, top_k=top_k, num_worlds=num_worlds)
+        require_whole(MIN_PASSAGES, num_passages=passages)
+        if self._concise and passages > len(SHORT_NAMES):
             raise GeneratorSettingError(
-                f"Expected at most {level.max_passages:,} passages at the level {difficulty}, got {passages:,}."
+                f"Expected at most {len(SHORT_NAMES)} passages at the level tiny, got {passages}."
             )
         self._seed, self._num_games, self._num_worlds = generator_seed, num_games, min(num_worlds, num_games)
-        self._world = (int(passages), level.concise, math.ceil(num_games / self._num_worlds))
-        self._f1, self._style = reward == "f1", style
-        self._lists_names = level.concise and self.split in GENERATED
+        self._world = (int(passages), self._concise, math.ceil(num_games / self._num_worlds))
+        self._top_k, self._f1, self._form = top_k, reward == "f1", STYLES[style]
         self._imported = None if self.split in GENERATED else open_data(data)
         self._data, self._num_questions = data, len(self.tasks())
         self._server = RetrievalServer(retriever, timeout_s) if retriever else None
@@ -158,14 +140,25 @@ class SearchQAEnv(TextEnv):
         return self.question.text, self._outcome(f"Question: {self.question.text}")
 
     def _advance(self, action: str) -> Outcome:
-        name, argument = map(str.strip, STYLES[self._style][1](action))
+        name, argument = self._read(action)
         searchable = self._turn < self.max_turns
         self._turn += 1
-        if argument and name == "answer":
+        if name == "answer":
             return self._answer(argument)
-        if argument and name == "search" and searchable:
+        if name == "search" and searchable:
             return self._search(argument)
         return self._outcome("This action is not possible now.", invalid_action=True)
+
+    def _read(self, action: str) -> tuple[str, str]:
+        """Return the name and the argument of the first search or answer in an action, else empty texts; takes linear time."""
+        elements: list[tuple[int, str, str]] = []
+        for name in ("search", "answer"):
+            opening, closing = self._form.format(name, "\n").split("\n")
+            before, _, rest = action.partition(opening)
+            argument, closed, _ = rest.partition(closing)
+            if closed and argument.strip():
+                elements.append((len(before), name, argument.strip()))
+        return min(elements, default=(0, "", ""))[1:]
 
     def _answer(self, text: str) -> Outcome:
         assert self.question is not None
@@ -174,21 +167,17 @@ class SearchQAEnv(TextEnv):
         return Outcome(verdict, (), score if self._f1 else float(won), score, won, done=True)
 
     def _search(self, query: str) -> Outcome:
-        try:
-            passages = (self._server or self._corpus).search(query, self._top_k)
-        except TooManyTermsError:
-            text = f"The query has more than {MAX_QUERY_TERMS:,} different words; use fewer."
-            return self._outcome(text, invalid_action=True)
+        passages = (self._server or self._corpus).search(query, self._top_k)
         self._shown += [text for passage in passages for text in passage]
         form, frame = ("Doc {}(Title: {}) {}", "<information>{}</information>")
-        if self._style == "brackets":
+        if self._form == STYLES["brackets"]:
             form, frame = "[{}] {}: {}", "{}" if passages else "No passage has any of these words."
         texts = (form.format(number, *passage) for number, passage in enumerate(passages, start=1))
         return self._outcome(frame.format("\n".join(texts)))
 
     def _outcome(self, observation: str, invalid_action: bool = False) -> Outcome:
         queries, answers = ["<your query>"], ["<your answer>"]
-        if self._lists_names:
+        if self._concise:
             words = dict.fromkeys(word for text in self._shown for word in re.findall(r"\w+", text))
             queries = [word for word in words if word in SHORT_NAMES]
             answers = queries + [word for word in words if word.isdigit()]
@@ -198,7 +187,7 @@ class SearchQAEnv(TextEnv):
     def _actions_of(self, queries: Sequence[str], answers: Sequence[str]) -> tuple[str, ...]:
         """Return the actions with these arguments."""
         forms = (*(("search", query) for query in queries), *(("answer", text) for text in answers))
-        return tuple(STYLES[self._style][0].format(*form) for form in forms)
+        return tuple(self._form.format(*form) for form in forms)
 
     def _free(self) -> None:
         """Do nothing: a corpus is shared, and is closed when no environment uses it."""

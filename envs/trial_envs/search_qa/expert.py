@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from trial_envs.search_qa.relations import PRONOUNS, RELATIONS, Relation
 
-MAX_SEARCHES = 4
-"""Number of searches after which an expert answers in any case; the environment's default limit."""
 _PASSAGE = re.compile(r"\[\d+\] (.+?): (.*)")
 _SENTENCE_END = re.compile(r"(?<=\.) ")
 
@@ -36,34 +34,34 @@ def parse_question(text: str) -> ParsedQuestion:
     Raises:
         ValueError: the question has none of the forms in the generated worlds.
     """
-    for relation, (direction, *names) in _readings(text, "comparisons"):
-        return ParsedQuestion(tuple(names), (relation,), direction)
+    for relation, match in _readings(text, "comparisons"):
+        return ParsedQuestion((match[2], match[3]), (relation,), match[1])
     relations: tuple[Relation, ...] = ()
     described = text
     while reading := next(_readings(described, "phrases" if relations else "questions"), None):
         relations = (reading[0], *relations)
-        (described,) = reading[1]
+        described = reading[1][1]
     if not relations:
         raise ValueError(f"{text!r:.200} is not a question of a generated world; the experts can answer no other one.")
     return ParsedQuestion((described,), relations)
 
 
-def read_value(relation: Relation, name: str, observations: Iterable[str]) -> str | None:
-    """Return the value of a relation that the passages of some observation state for a name, or ``None``."""
-    for title, text in _PASSAGE.findall("\n".join(observations)):
-        for sentence in _SENTENCE_END.split(text):
-            for match in (_pattern(form).fullmatch(sentence) for form in relation.sentences):
-                if match and (match["s"] == name or (title == name and match["s"] in PRONOUNS)):
-                    return match["o"]
-    return None
+def read_facts(observations: Iterable[str]) -> dict[tuple[Relation, str], str]:
+    """Return the facts that passages state: relation and argument -> value."""
+    return {
+        (relation, title if match["s"] in PRONOUNS else match["s"]): match["o"]
+        for title, text in _PASSAGE.findall("\n".join(observations))
+        for sentence in _SENTENCE_END.split(text)
+        for relation, match in _readings(sentence, "sentences")
+    }
 
 
-def _readings(text: str, forms: str) -> Iterator[tuple[Relation, Sequence[str]]]:
-    """Yield the relations with a form of a kind that a text has, and the arguments in the text."""
+def _readings(text: str, forms: str) -> Iterator[tuple[Relation, re.Match[str]]]:
+    """Yield the relations with a form of a kind that a text has, and its match."""
     for relation in RELATIONS:
         for form in getattr(relation, forms):
             if match := _pattern(form).fullmatch(text):
-                yield relation, match.groups()
+                yield relation, match
 
 
 @cache
@@ -96,15 +94,14 @@ class SearchExpert:
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
         """Return the actions that :meth:`act` draws from, at this turn."""
-        observations = [*self._observations, observation]
+        facts = read_facts([*self._observations, observation])
         if self._question.direction:
-            return self._compare(observations)
+            return self._compare(facts)
         (name,) = self._question.names
         for relation in self._question.relations:
-            value = read_value(relation, name, observations)
-            if value is None:
-                return [self._search(name, relation) if len(self._actions) < MAX_SEARCHES else f"answer[{name}]"]
-            name = value
+            if (relation, name) not in facts:
+                return [self._search(name, relation)]
+            name = facts[relation, name]
         return [f"answer[{name}]"]
 
     def carried_out(self, action: str) -> None:
@@ -116,14 +113,13 @@ class SearchExpert:
         search = f"search[{name}]"
         return f"search[{relation.sentences[0].format(s=name, o='')}]" if search in self._actions else search
 
-    def _compare(self, observations: Sequence[str]) -> list[str]:
-        """Return the searches for years that the observations do not state, else the answer."""
+    def _compare(self, facts: Mapping[tuple[Relation, str], str]) -> list[str]:
+        """Return the searches for years that are not known, else the answer."""
         (relation,), names = self._question.relations, self._question.names
-        years = {name: year for name in names if (year := read_value(relation, name, observations))}
-        if len(years) < len(names):
-            return [self._search(name, relation) for name in names if name not in years]
+        if unknown := [name for name in names if (relation, name) not in facts]:
+            return [self._search(name, relation) for name in unknown]
         choose = min if self._question.direction == "earlier" else max
-        return [f"answer[{choose(years, key=lambda name: int(years[name]))}]"]
+        return [f"answer[{choose(names, key=lambda name: int(facts[relation, name]))}]"]
 
 
 class ForgetfulExpert(SearchExpert):
@@ -136,9 +132,10 @@ class ForgetfulExpert(SearchExpert):
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
         """Return the actions that :meth:`act` draws from, at this turn."""
         if self._question.direction:
-            return self._compare([*self._observations[-1:], observation])
+            return self._compare(read_facts([*self._observations[-1:], observation]))
+        facts = read_facts([observation])
         last = self._actions[-1].removeprefix("search[").removesuffix("]") if self._actions else ""
         *inner, outermost = self._question.relations
-        follow = [f"search[{value}]" for each in inner if (value := read_value(each, last, [observation]))]
-        answer = read_value(outermost, last, [observation])
-        return [*follow, *([f"answer[{answer}]"] if answer else [])] or [f"search[{self._question.names[0]}]"]
+        follow = [f"search[{facts[relation, last]}]" for relation in inner if (relation, last) in facts]
+        answer = [f"answer[{facts[outermost, last]}]"] if (outermost, last) in facts else []
+        return [*follow, *answer] or [f"search[{self._question.names[0]}]"]

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from trial_envs.core.cache import cache_folder
 from trial_envs.core.extras import install_command
 from trial_envs.errors import CorruptCatalogueError, MissingDataError, MissingPackageError
-from trial_envs.search_qa.corpus import GENERATED, IMPORTED, read_passage, write_corpus
+from trial_envs.search_qa.corpus import IMPORTED, read_passage, write_corpus
 from trial_envs.search_qa.world import Passage, Question
 
 REPORTED = 10_000
 """Number of entries between two reports of progress."""
 TAKEN = "taken"
 """Key of the number of imported entries, beside the reasons for which entries were dropped."""
-_SPLIT = re.compile(r"[\w-]{1,60}", re.ASCII)
 
 
 def import_data(
@@ -35,7 +34,8 @@ def import_data(
         corpus: JSON lines, which may be gzip-compressed, of objects with ``contents``, a text whose first line is the title;
             ``None``: the passages are on a server.
         questions: files of questions, Parquet or JSON lines, with ``question``, ``golden_answers`` (a text or a list of texts) and
-            ``data_source``. The name of a file up to its first dot is the name of the split, such as ``train``.
+            ``data_source``. The name of a file up to its first dot is the split, such as ``train``; files of one name are one
+            split.
         target: index folder, which is replaced; default: the imported corpus in the user's cache.
         report: called with a file and the number of its entries so far, after every :data:`REPORTED` entries.
 
@@ -44,7 +44,7 @@ def import_data(
 
     Raises:
         MissingDataError: a file is missing.
-        CorruptCatalogueError: a file cannot be read or has no usable entry, or names of splits are equal or not allowed.
+        CorruptCatalogueError: a file cannot be read, or has no usable entry.
         MissingPackageError: PyArrow is not installed, and there are Parquet files.
         FileExistsError: the folder to replace is not an index.
     """
@@ -63,15 +63,13 @@ def import_data(
         if not counted[TAKEN]:
             raise CorruptCatalogueError(f"{file} has no usable entry: {dict(counted) or 'the file is empty'}.")
 
-    splits = {file.name.partition(".")[0]: read(file, _read_question) for file in questions}
-    if not splits or len(splits) < len(questions) or not all(map(_SPLIT.fullmatch, splits)) or {*GENERATED} & {*splits}:
-        raise CorruptCatalogueError(
-            f"The files of questions are {[file.name for file in questions]}, expected at least one; their names up to the first "
-            f"dot are the splits: different ones, of letters, digits, - and _, and none of {', '.join(GENERATED)}."
-        )
+    splits: dict[str, list[Iterator[Question]]] = {}
+    for file in questions:
+        splits.setdefault(file.name.partition(".")[0], []).append(read(file, _read_question))
+    chained = {split: chain(*files) for split, files in splits.items()}
     passages = read(corpus, _read_contents) if corpus else ()
     origin = {"files": [file.name for file in (corpus, *questions) if file]}
-    return write_corpus(target or cache_folder() / IMPORTED, passages, splits, origin, replace=True), counts
+    return write_corpus(target or cache_folder() / IMPORTED, passages, chained, origin, replace=True), counts
 
 
 def _read_entries(file: Path) -> Iterator[Any]:

@@ -32,13 +32,12 @@ class RetrievalServer:
 
     def __init__(self, url: str, timeout_s: float) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme != "http" or not parts.hostname:
             raise ValueError(f"The retriever is {url!r}, expected an address such as http://127.0.0.1:8000.")
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ValueError(f"timeout_s is {timeout_s}, expected a positive number of seconds.")
         self._url, self._timeout_s = url, timeout_s
-        self._connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._address = parts.netloc.rpartition("@")[2]
+        self._address = parts.netloc
         self._path = parts.path.rstrip("/").removesuffix("/retrieve") + "/retrieve"
 
     def search(self, query: str, top_k: int) -> list[Passage]:
@@ -67,7 +66,7 @@ class RetrievalServer:
 
     def _post(self, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of the server's answer."""
-        connection, expired = self._connection(self._address, timeout=self._timeout_s), threading.Event()
+        connection, expired = http.client.HTTPConnection(self._address, timeout=self._timeout_s), threading.Event()
         try:
             with closing(connection):
                 connection.connect()

@@ -70,7 +70,7 @@ class World:
 
     Args:
         name: any text; worlds of other names have other facts.
-        num_passages: number of passages; see :data:`~trial_envs.search_qa.difficulty.LEVELS`.
+        num_passages: number of passages, at least 16; in a concise world at most the number of :data:`SHORT_NAMES`.
         concise: whether names are single words of :data:`SHORT_NAMES`, years have two digits, and passages state only facts.
     """
 
