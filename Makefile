@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=228400 \
-  tests=215200 \
+  trial_ray=229000 \
+  tests=221000 \
   benchmarks=29050 \
-  words=36150
+  words=36550
 
 lint: setup
 	$(BIN)/ruff check .
