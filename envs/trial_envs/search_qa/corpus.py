@@ -51,7 +51,7 @@ class Corpus:
         self.folder = folder
         self.splits = {
             split: RecordFile(folder, f"questions-{number}")
-            for number, split in enumerate(manifest["groups"]["splits"])
+            for number, split in enumerate(manifest["groups"].get("splits", ()))
         }
         self._passages = RecordFile(folder, "passages")
         self._index = SearchIndex(folder, manifest["documents"])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from trial_envs.core import Outcome, TextEnv
 from trial_envs.core.levels import level_named, require_whole
-from trial_envs.errors import GeneratorSettingError, MissingDataError, UnknownTaskError
+from trial_envs.errors import GeneratorSettingError, MissingDataError
 from trial_envs.search_qa.corpus import GENERATED, Corpus, find_data, open_data, open_world
 from trial_envs.search_qa.scoring import exact_match, f1
 from trial_envs.search_qa.server import RetrievalServer
@@ -82,8 +82,9 @@ class SearchQAEnv(TextEnv):
         for name, value, known in (("reward", reward, REWARDS), ("style", style, STYLES)):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}.")
-        passages = level_named(PASSAGES, difficulty) if num_passages is None else num_passages
-        self._concise = difficulty == "tiny"
+        default = level_named(PASSAGES, difficulty)
+        passages = default if num_passages is None else num_passages
+        self._concise = difficulty == "tiny" and self.split in GENERATED
         require_whole(0, generator_seed=generator_seed)
         require_whole(1, num_games=num_games, top_k=top_k, num_worlds=num_worlds)
         require_whole(MIN_PASSAGES, num_passages=passages)
@@ -95,7 +96,7 @@ class SearchQAEnv(TextEnv):
         self._world = (int(passages), self._concise, math.ceil(num_games / self._num_worlds))
         self._top_k, self._f1, self._form = top_k, reward == "f1", STYLES[style]
         self._imported = None if self.split in GENERATED else open_data(data)
-        self._data, self._num_questions = data, len(self.tasks())
+        self._data, self._tasks = data, self.tasks()
         self._server = RetrievalServer(retriever, timeout_s) if retriever else None
         self.question: Question | None = None
 
@@ -106,7 +107,7 @@ class SearchQAEnv(TextEnv):
             return ()
         return self._actions_of(self.question.searches[: self.max_turns - 1], self.question.answers[:1])
 
-    def tasks(self, split: str | None = None) -> Sequence[str]:
+    def tasks(self, split: str | None = None) -> GoalNumbers:
         """Return the numbers of the questions of a split (default: the environment's own), ascending."""
         self._refuse_closed()
         chosen = split or self.split
@@ -119,12 +120,7 @@ class SearchQAEnv(TextEnv):
         return self._find(task_id)[1].family
 
     def _find(self, task_id: str) -> tuple[Corpus, Question]:
-        number = int(task_id) if task_id.isascii() and task_id.isdigit() and len(task_id) < 12 else -1
-        if not 0 <= number < self._num_questions:
-            raise UnknownTaskError(
-                f"The split {self.split!r} has no question {task_id[:80]!r}, expected a number from 0 to "
-                f"{self._num_questions - 1}."
-            )
+        number = self._tasks.number_of(task_id)
         if (corpus := self._imported) is None:
             number, world = divmod(number, self._num_worlds)
             corpus = open_world(f"{self.split} {int(self._seed)} {world}", *self._world)
@@ -169,7 +165,7 @@ class SearchQAEnv(TextEnv):
     def _search(self, query: str) -> Outcome:
         passages = (self._server or self._corpus).search(query, self._top_k)
         self._shown += [text for passage in passages for text in passage]
-        form, frame = ("Doc {}(Title: {}) {}", "<information>{}</information>")
+        form, frame = "Doc {}(Title: {}) {}", "<information>{}</information>"
         if self._form == STYLES["brackets"]:
             form, frame = "[{}] {}: {}", "{}" if passages else "No passage has any of these words."
         texts = (form.format(number, *passage) for number, passage in enumerate(passages, start=1))

@@ -155,7 +155,7 @@ def test_questions_are_answered_by_tool_calls(own_cache):
         (TINY | {"num_passages": 161}, errors.GeneratorSettingError),
         *(
             (TINY | {"num_games": 2.0}, errors.GeneratorSettingError),
-            (TINY | {"difficulty": "x"}, errors.GeneratorSettingError),
+            (TINY | {"difficulty": "x", "num_passages": 20}, errors.GeneratorSettingError),
         ),
         *(({"reward": "em"}, ValueError), ({"style": "xml"}, ValueError), ({"retriever": "localhost:1"}, ValueError)),
     ],
