@@ -187,8 +187,8 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-_open: weakref.WeakValueDictionary[tuple[Callable[[Path], object], Path, int, int], object]
-_open = weakref.WeakValueDictionary()
+_Key = tuple[Callable[[Path], object], Path, int, int]
+_open: weakref.WeakValueDictionary[_Key, object] = weakref.WeakValueDictionary()
 _lock = fork_safe_lock()
 
 
