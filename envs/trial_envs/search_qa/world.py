@@ -71,7 +71,8 @@ class World:
     Args:
         name: any text; worlds of other names have other facts.
         num_passages: number of passages, at least 16; in a concise world at most the number of :data:`SHORT_NAMES`.
-        concise: whether names are single words of :data:`SHORT_NAMES`, years have two digits, and passages state only facts.
+        concise: whether names are single words of :data:`SHORT_NAMES`, years have two digits, and the passage about a thing
+            states its facts alone.
     """
 
     def __init__(self, name: str, num_passages: int, concise: bool) -> None:
