@@ -87,7 +87,7 @@ class SearchIndex:
         sums = np.zeros(len(self._asin_ranks))
         for positions, part in zip(found, parts, strict=True):
             sums[positions] += part
-        matches = np.flatnonzero(sums)
+        matches = np.flatnonzero(sums != 0)  # several times as fast as for the numbers
         return matches, sums[matches].astype(np.float32)
 
     def _number(self, term: str) -> int | None:
