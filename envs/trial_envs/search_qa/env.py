@@ -92,8 +92,8 @@ class SearchQAEnv(TextEnv):
             raise GeneratorSettingError(
                 f"Expected at most {len(SHORT_NAMES)} passages at the level tiny, got {passages}."
             )
-        self._seed, self._num_games, self._num_worlds = generator_seed, num_games, min(num_worlds, num_games)
-        self._world = (int(passages), self._concise, math.ceil(num_games / self._num_worlds))
+        self._seed, self._num_games, self._num_worlds = generator_seed, num_games, num_worlds
+        self._world = (int(passages), self._concise, math.ceil(num_games / num_worlds))
         self._top_k, self._f1, self._form = top_k, reward == "f1", STYLES[style]
         self._imported = None if self.split in GENERATED else open_data(data)
         self._data, self._tasks = data, self.tasks()

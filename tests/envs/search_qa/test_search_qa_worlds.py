@@ -36,7 +36,7 @@ def test_the_expert_answers_nearly_all_questions(env):
 
 def test_the_forgetful_expert_answers_fewer(env):
     shares = solved(env, ForgetfulExpert)
-    assert shares["one_hop"] > 0.95
+    assert min(shares["one_hop"], shares["comparison"]) > 0.95
     assert 0.4 < shares["three_hop"] < 0.9
 
 
