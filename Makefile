@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=230200 \
-  tests=219200 \
-  benchmarks=29050 \
-  words=37450
+  trial_ray=231500 \
+  tests=225600 \
+  benchmarks=30100 \
+  words=38000
 
 lint: setup
 	$(BIN)/ruff check .

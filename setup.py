@@ -76,6 +76,7 @@ setup(
         "gpu": ["vllm==0.32.0"],
         "alfworld": ALFWORLD,
         "webshop": WEBSHOP,
+        "search-qa": ["regex>=2025.9"],
         "textworld": ["textworld==1.7.0"],
         "openenv": ["openenv>=0.10,<0.11"],
         "textarena": ["textarena==0.7.4"],

@@ -22,6 +22,7 @@ setup(
     extras_require={
         "alfworld": ["alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4", "TatSu==5.8.3"],
         "webshop": ["numpy>=2", "rapidfuzz>=3.14", "regex>=2025.9"],
+        "search-qa": ["numpy>=2", "regex>=2025.9", "pyarrow>=20"],
         "textworld": ["textworld==1.7.0"],
         "openenv": ["openenv>=0.10,<0.11"],
         "textarena": ["textarena==0.7.4"],

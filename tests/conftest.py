@@ -86,7 +86,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A home for this session alone: no data or cache of the user takes part, and none is left behind."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("ALFWORLD_DATA", "WEBSHOP_DATA", "TRIAL_RAY_CACHE", "XDG_CACHE_HOME"):
+        for name in ("ALFWORLD_DATA", "WEBSHOP_DATA", "SEARCH_QA_DATA", "TRIAL_RAY_CACHE", "XDG_CACHE_HOME"):
             patch.delenv(name, raising=False)
         home = tmp_path_factory.mktemp("home")
         patch.setenv("HOME", str(home))

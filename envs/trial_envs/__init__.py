@@ -7,7 +7,7 @@ imports the package and makes the environment.
 In reading order:
 
 - ``core``: the base class of the environments; ``errors``: their exceptions.
-- ``alfworld``, ``webshop``, ``textworld``: environments with an engine.
+- ``alfworld``, ``webshop``, ``search_qa``, ``textworld``: environments with an engine.
 - ``imports``: environments of other libraries; ``exports``: these environments in other libraries.
 - ``openenv``: a server of the environments.
 - ``wrappers``: Gymnasium wrappers.
@@ -27,6 +27,7 @@ ENTRY_POINTS = {
     "OpenEnv-v0": "trial_envs.imports.openenv:OpenEnvEnv",
     "ReasoningGym-v0": "trial_envs.imports.reasoning_gym:ReasoningGymEnv",
     "ScienceWorld-v0": "trial_envs.imports.scienceworld:ScienceWorldEnv",
+    "SearchQA-v0": "trial_envs.search_qa.env:SearchQAEnv",
     "TextArena-v0": "trial_envs.imports.textarena:TextArenaEnv",
     "TextWorld-v0": "trial_envs.textworld.env:TextWorldEnv",
     "WebShop-v0": "trial_envs.webshop.env:WebShopEnv",

@@ -58,7 +58,7 @@ class ObservationTooLongError(TrialEnvError, ValueError):
 
 
 class CorruptCatalogueError(TrialEnvError, ValueError):
-    """A shop's data or its index are incomplete, unreadable, or differ from the manifest."""
+    """The data of a shop or a corpus, or their index, are incomplete, unreadable, or differ from the manifest."""
 
 
 class MissingPackageError(TrialEnvError, ImportError):
@@ -66,7 +66,7 @@ class MissingPackageError(TrialEnvError, ImportError):
 
 
 class RemoteEnvError(TrialEnvError, RuntimeError):
-    """An environment in another process or on a server rejected a request; the message contains its error."""
+    """An environment in another process, or a server, rejected a request; the message contains its error."""
 
 
 class SessionProcessError(TrialEnvError, RuntimeError):
@@ -74,12 +74,12 @@ class SessionProcessError(TrialEnvError, RuntimeError):
 
 
 class ServerConnectionError(TrialEnvError, ConnectionError):
-    """An environment server cannot be reached, or the connection to it was lost."""
+    """A server of environments or of passages cannot be reached, or the connection to it was lost."""
 
 
 class ServerTimeoutError(TrialEnvError, TimeoutError):
-    """An environment server did not answer in time."""
+    """A server of environments or of passages did not answer in time."""
 
 
 class ServerAnswerError(TrialEnvError, ValueError):
-    """The answer of an environment server is not an observation."""
+    """The answer of a server is not an observation, or not a list of passages."""

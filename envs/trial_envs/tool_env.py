@@ -2,8 +2,8 @@
 
 TRL offers every public method except ``reset`` and ``get_reward`` to the model as a tool; its name, type hints and
 docstring become the schema. :class:`ToolEnv` has the single tool ``act`` for every environment.
-:class:`trial_envs.alfworld.tool_env.ALFWorldToolEnv` and :class:`trial_envs.webshop.tool_env.WebShopToolEnv` have one tool
-for each command of their environment.
+:class:`trial_envs.alfworld.tool_env.ALFWorldToolEnv`, :class:`trial_envs.webshop.tool_env.WebShopToolEnv` and
+:class:`trial_envs.search_qa.tool_env.SearchQAToolEnv` have one tool for each command of their environment.
 """
 
 from __future__ import annotations

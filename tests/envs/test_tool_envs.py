@@ -5,6 +5,7 @@ import pytest
 from trial_envs.alfworld.families import FAMILIES
 from trial_envs.alfworld.tool_env import ALFWorldToolEnv
 from trial_envs.chat import user_message, with_task
+from trial_envs.search_qa.tool_env import SearchQAToolEnv
 from trial_envs.webshop.tool_env import WebShopToolEnv
 from trial_envs.wrappers import Recording, read_episodes
 from trial_ray.prompts.tool_calls import ToolSet
@@ -56,6 +57,7 @@ def test_a_purchase_is_made_by_tool_calls():
     [
         (ALFWorldToolEnv, "clean close cool examine go_to heat inventory look move open slice take use"),
         (WebShopToolEnv, "click search"),
+        (SearchQAToolEnv, "answer search"),
     ],
 )
 def test_the_arguments_of_every_tool_are_texts(env, names):

@@ -112,7 +112,12 @@ def test_one_process_at_a_time_writes_where_it_can(path, tmp_path):
 
 # -- committed evaluation sets -----------------------------------------------------------------------------------------
 
-DIGESTS = {"seen-128": "7af17ef91f00", "unseen-128": "bf88f008bd86", "webshop-128": "688a46f48880"}
+DIGESTS = {
+    "seen-128": "7af17ef91f00",
+    "unseen-128": "bf88f008bd86",
+    "webshop-128": "688a46f48880",
+    "search-qa-128": "771d4f25c49b",
+}
 
 
 def test_committed_evaluation_sets_never_change():

@@ -11,8 +11,9 @@ CASES = pytest.mark.parametrize(
         ("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny"}, 3),
         ("trial/WebShop-v0", {"split": "generated", "difficulty": "tiny", "num_games": 10}, 2),
         ("trial/TextWorld-v0", {"level": 1}, "coin_collector-1-0"),
+        ("trial/SearchQA-v0", {"split": "generated", "num_passages": 200, "num_games": 10}, 2),
     ],
-    ids=["ALFWorld", "WebShop", "TextWorld"],
+    ids=["ALFWorld", "WebShop", "TextWorld", "SearchQA"],
 )
 
 

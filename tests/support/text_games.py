@@ -25,7 +25,7 @@ def play_expert(env, task, expert, seed: int, check=None) -> tuple[dict, list[st
         admissible = info["admissible_actions"]
         options = expert.options(observation, admissible) if check else ()
         actions.append(expert.act(observation, admissible))
-        assert actions[-1].startswith("search[") or actions[-1] in admissible
+        assert actions[-1].startswith(("search[", "answer[")) or actions[-1] in admissible
         if check:
             assert actions[-1] in options
             check(observation, info, options)

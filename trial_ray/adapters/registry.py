@@ -21,7 +21,7 @@ from ray import cloudpickle
 
 import trial_envs
 from trial_envs.errors import UnknownSplitError
-from trial_ray.adapters import alfworld, webshop
+from trial_ray.adapters import alfworld, search_qa, webshop
 from trial_ray.adapters.adapter import MAX_SEEDS, EnvironmentAdapter
 from trial_ray.adapters.external import GEM, OPENENV, REASONING_GYM, SCIENCEWORLD, TEXTARENA, TEXTWORLD
 from trial_ray.errors import ConfigError
@@ -30,7 +30,17 @@ from trial_ray.user_files import load_user_module
 
 PACKAGED = {
     adapter.env_id: adapter
-    for adapter in (alfworld.ADAPTER, webshop.ADAPTER, TEXTWORLD, OPENENV, TEXTARENA, REASONING_GYM, GEM, SCIENCEWORLD)
+    for adapter in (
+        alfworld.ADAPTER,
+        webshop.ADAPTER,
+        search_qa.ADAPTER,
+        TEXTWORLD,
+        OPENENV,
+        TEXTARENA,
+        REASONING_GYM,
+        GEM,
+        SCIENCEWORLD,
+    )
 }
 """Adapters of this package by environment id."""
 UNKNOWN_MAX_TURNS = 50

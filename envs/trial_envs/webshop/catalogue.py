@@ -9,8 +9,9 @@ import hashlib
 import json
 import re
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypedDict, cast
+from typing import TypedDict, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +40,9 @@ class FileEntry(TypedDict):
     sha256: str
 
 
-class Groups(TypedDict):
-    """Names of the categories and of the collections, in the order of their codes."""
-
-    categories: list[str]
-    collections: list[str]
+Groups = dict[str, list[str]]
+"""Kind of group -> names of the groups in the order of their codes; a shop has ``categories`` and ``collections``."""
+Opened = TypeVar("Opened")
 
 
 class Manifest(TypedDict):
@@ -64,8 +63,7 @@ class Catalogue:
     """
 
     def __init__(self, folder: Path) -> None:
-        manifest = read_manifest(folder)
-        check_files(folder, manifest, digests=sum(f["bytes"] for f in manifest["files"].values()) <= CHECKED_AT_OPEN)
+        manifest = checked_manifest(folder)
         self.folder = folder
         self._products = RecordFile(folder, "products")
         self._listings = RecordFile(folder, "listings")
@@ -130,11 +128,20 @@ class Catalogue:
         """Return the positions of all products with the ``query`` ``name``, in the order of the data."""
         return self._in_group("collections", self._collections, name)
 
-    def _in_group(
-        self, kind: Literal["categories", "collections"], codes: NDArray[np.int32], name: str
-    ) -> NDArray[np.int64]:
+    def _in_group(self, kind: str, codes: NDArray[np.int32], name: str) -> NDArray[np.int64]:
         names = self._groups[kind]
         return np.flatnonzero(codes == names.index(name)) if name in names else np.zeros(0, dtype=np.int64)
+
+
+def checked_manifest(folder: Path) -> Manifest:
+    """Read the manifest of an index folder and compare the folder's files with it.
+
+    Raises:
+        CorruptCatalogueError: a file is missing or differs from the manifest.
+    """
+    manifest = read_manifest(folder)
+    check_files(folder, manifest, digests=sum(f["bytes"] for f in manifest["files"].values()) <= CHECKED_AT_OPEN)
+    return manifest
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -148,7 +155,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version, _ = manifest["format"], (manifest["files"], manifest["documents"], manifest["groups"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptCatalogueError(f"{path} is not a shop's manifest: {error}. {REBUILD}") from error
+        raise CorruptCatalogueError(f"{path} is not the manifest of an index: {error}. {REBUILD}") from error
     if version != FORMAT:
         raise CorruptCatalogueError(f"{path} has the format version {version}, expected {FORMAT}. {REBUILD}")
     return cast(Manifest, manifest)
@@ -180,24 +187,34 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-_open: weakref.WeakValueDictionary[tuple[Path, int, int], Catalogue] = weakref.WeakValueDictionary()
+_Key = tuple[Callable[[Path], object], Path, int, int]
+_open: weakref.WeakValueDictionary[_Key, object] = weakref.WeakValueDictionary()
 _lock = fork_safe_lock()
 
 
 def open_catalogue(folder: Path) -> Catalogue:
-    """Open the catalogue of an index folder; all callers share one object while it is in use.
+    """Open the catalogue of an index folder; arguments and errors as in :func:`open_index`."""
+    return open_index(folder, Catalogue)
+
+
+def open_index(folder: Path, kind: Callable[[Path], Opened]) -> Opened:
+    """Open an index folder; all callers share one object while it is in use.
+
+    Args:
+        folder: the index folder.
+        kind: class of the object, which is created from the folder.
 
     Raises:
-        CorruptCatalogueError: see :class:`Catalogue`.
+        CorruptCatalogueError: a file is missing or differs from the manifest.
     """
     folder = folder.resolve()
     try:
         state = (folder / MANIFEST).stat()
     except OSError as error:
         raise CorruptCatalogueError(f"{folder / MANIFEST} cannot be read: {error}. {REBUILD}") from error
-    key = (folder, state.st_ino, state.st_mtime_ns)  # The value differs if the index was replaced.
+    key = (kind, folder, state.st_ino, state.st_mtime_ns)  # The value differs if the index was replaced.
     with _lock:
-        catalogue = _open.get(key)
-        if catalogue is None:
-            catalogue = _open[key] = Catalogue(folder)
-        return catalogue
+        opened = cast("Opened | None", _open.get(key))
+        if opened is None:
+            opened = _open[key] = kind(folder)
+        return opened

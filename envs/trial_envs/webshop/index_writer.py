@@ -1,4 +1,4 @@
-"""Writes a shop's index folder: first to a temporary folder, which is then renamed, so no process reads a partial index."""
+"""Writes index folders: first to a temporary folder, which is then renamed, so no process reads a partial index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,17 +45,42 @@ def write_index(
         The folder.
 
     Raises:
+        FileExistsError, CorruptCatalogueError: see :func:`write_folder`.
+    """
+
+    def write(folder: Path) -> tuple[Groups, int]:
+        written = _write_products(folder, products)
+        save_array(folder, "prices", prices, "float64")
+        write_records(folder, "goals", (goal.pack() for goal in goals))
+        return written
+
+    return write_folder(target, write, source, replace)
+
+
+def write_folder(
+    target: Path, write: Callable[[Path], tuple[Groups, int]], source: Mapping[str, object], replace: bool = False
+) -> Path:
+    """Write an index folder with its manifest.
+
+    Args:
+        target: the folder.
+        write: function that writes the files into a folder; it returns the groups and the number of documents for the manifest.
+        source: origin of the data, which is written to the manifest.
+        replace: as in :func:`write_index`.
+
+    Returns:
+        The folder.
+
+    Raises:
         FileExistsError: the folder to replace is not an index.
         CorruptCatalogueError: the folder to keep is not an index; it may have been deleted in part.
     """
     if replace and _is_foreign(target):
-        raise FileExistsError(f"{target} exists and is not the index of a shop; choose another folder.")
+        raise FileExistsError(f"{target} exists and is not an index; choose another folder.")
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".part", dir=target.parent))
     try:
-        groups, documents = _write_products(building, products)
-        save_array(building, "prices", prices, "float64")
-        write_records(building, "goals", (goal.pack() for goal in goals))
+        groups, documents = write(building)
         manifest: Manifest = {
             "format": FORMAT,
             "source": dict(source),

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from trial_envs.errors import CorruptCatalogueError
 
-REBUILD = "Delete the index folder and prepare or import the shop again."
+REBUILD = "Delete the index folder and prepare or import the data again."
 """Advice in errors about a damaged index."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)

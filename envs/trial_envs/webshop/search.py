@@ -21,6 +21,9 @@ MAX_RESULTS = 50
 MAX_QUERY_TERMS = 1024
 """Maximum number of different terms in a query, Lucene's limit of clauses."""
 
+SPARSE = 8
+"""Postings are sorted rather than added to an array of all documents if there are fewer than this fraction of the documents."""
+
 
 class TooManyTermsError(Exception):
     """A query has more than :data:`MAX_QUERY_TERMS` different terms."""
@@ -57,21 +60,35 @@ class SearchIndex:
 
     def rank(self, query: str, limit: int = MAX_RESULTS) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the result of :meth:`search` and the scores."""
-        sums = np.zeros(len(self._asin_ranks))
+        found: list[NDArray[np.int32]] = []
+        parts: list[NDArray[np.float32]] = []
         for term, count in _count_terms(query).items():
             number = self._number(term)
             if number is None:
                 continue
             start, end = self._starts[number : number + 2].tolist()
             weight = np.float32(count) * inverse_document_frequency(self._documents, end - start)
-            sums[self._positions[start:end]] += term_scores(weight, self._saturations[start:end])
-        matches = np.flatnonzero(sums)
-        scores = sums[matches].astype(np.float32)
+            found.append(self._positions[start:end])
+            parts.append(term_scores(weight, self._saturations[start:end]))
+        matches, scores = self._add(found, parts)
         if len(matches) > limit:
             threshold = np.partition(scores, len(scores) - limit)[len(scores) - limit]
             matches, scores = matches[scores >= threshold], scores[scores >= threshold]
         order = np.lexsort((self._asin_ranks[matches], -scores))[:limit]
         return matches[order], scores[order]
+
+    def _add(
+        self, found: list[NDArray[np.int32]], parts: list[NDArray[np.float32]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the documents of some terms, ascending, and the sums of their parts, which are added in the order of the terms."""
+        if 0 < sum(map(len, found)) < len(self._asin_ranks) // SPARSE:
+            documents, which = np.unique(np.concatenate(found), return_inverse=True)
+            return documents.astype(np.int64), np.bincount(which, np.concatenate(parts)).astype(np.float32)
+        sums = np.zeros(len(self._asin_ranks))
+        for positions, part in zip(found, parts, strict=True):
+            sums[positions] += part
+        matches = np.flatnonzero(sums != 0)  # several times as fast as for the numbers
+        return matches, sums[matches].astype(np.float32)
 
     def _number(self, term: str) -> int | None:
         """Return the term's position in the dictionary."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from trial_envs.errors import UnknownSplitError
+from trial_envs.errors import UnknownSplitError, UnknownTaskError
 
 GENERATED = "generated"
 
@@ -46,6 +46,19 @@ class GoalNumbers(Sequence[str]):
 
     def __init__(self, numbers: range) -> None:
         self._numbers = numbers
+
+    def number_of(self, task_id: str) -> int:
+        """Return the number that a task id names.
+
+        Raises:
+            UnknownTaskError: there is no task of this id.
+        """
+        number = int(task_id) if task_id.isascii() and task_id.isdigit() and len(task_id) < 12 else -1
+        if number not in self._numbers:
+            raise UnknownTaskError(
+                f"There is no task {task_id[:80]!r}, expected a number from 0 to {len(self._numbers) - 1}."
+            )
+        return number
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -1,0 +1,11 @@
+"""Questions that are answered with a search engine: generated worlds, or imported questions and passages.
+
+In reading order:
+
+- ``env``: the Gymnasium environment; ``tool_env``: the same with two tools.
+- ``scoring``: exact match and F1.
+- ``corpus``: an indexed corpus and its questions on disk; ``server``: a server of passages.
+- ``world``, ``relations``: generated worlds.
+- ``importing``: the import of a corpus and of questions.
+- ``expert``: scripted policies.
+"""

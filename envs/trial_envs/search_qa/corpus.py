@@ -1,0 +1,181 @@
+"""A corpus with its questions on disk, memory-mapped and read-only: passages, BM25 index, and the questions of each split.
+
+All environments of a process with the same corpus share one object, also across threads. Processes share the mapped memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from trial_envs.core.cache import cache_folder
+from trial_envs.errors import CorruptCatalogueError, MissingDataError, UnknownSplitError
+from trial_envs.search_qa.world import VERSION, Passage, Question, World
+from trial_envs.webshop.analyser import index_terms
+from trial_envs.webshop.catalogue import MANIFEST, Groups, checked_manifest, open_index
+from trial_envs.webshop.index_writer import write_folder
+from trial_envs.webshop.indexing import IndexBuilder
+from trial_envs.webshop.preparation import content_key
+from trial_envs.webshop.records import REBUILD, RecordFile, RecordWriter, save_array, write_records
+from trial_envs.webshop.search import SearchIndex
+
+DATA_VARIABLE = "SEARCH_QA_DATA"
+IMPORTED = "search-qa"
+"""Name of the imported corpus in the cache, which environments use if no folder is given."""
+GENERATED = ("generated", "generated_valid", "generated_test")
+"""Splits of generated worlds; no world is in two of them."""
+MAX_QUERY = 1000
+"""Number of characters of a query that are used, which never have more terms than the index allows."""
+MAX_OPEN = 256
+"""Maximum number of open worlds: each maps its files into memory."""
+
+
+class Corpus:
+    """The passages and questions of an index folder.
+
+    Attributes:
+        folder: the folder.
+        splits: records of the questions by split.
+
+    Raises:
+        CorruptCatalogueError: a file is missing or differs from the manifest.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        manifest = checked_manifest(folder)
+        self.folder = folder
+        self.splits = {
+            split: RecordFile(folder, f"questions-{number}")
+            for number, split in enumerate(manifest["groups"].get("splits", ()))
+        }
+        self._passages = RecordFile(folder, "passages")
+        self._index = SearchIndex(folder, manifest["documents"])
+
+    def __str__(self) -> str:
+        questions = ", ".join(f"{split} {len(records):,}" for split, records in self.splits.items())
+        return f"{self.num_passages:,} passages, questions: {questions}"
+
+    @property
+    def num_passages(self) -> int:
+        """Number of passages; 0 if only questions were imported."""
+        return len(self._passages)
+
+    def num_questions(self, split: str) -> int:
+        """Return the number of questions of a split.
+
+        Raises:
+            UnknownSplitError: there are no questions of this split.
+        """
+        if split not in self.splits:
+            raise UnknownSplitError(
+                f"{self.folder} has no questions of the split {split!r}; expected one of {', '.join(self.splits)}."
+            )
+        return len(self.splits[split])
+
+    def question(self, split: str, number: int) -> Question:
+        """Return a question of a split, numbered from 0."""
+        try:
+            text, answers, family, searches = json.loads(self.splits[split][number])
+        except ValueError as error:
+            raise CorruptCatalogueError(f"{self.folder}: question {number} of {split} is damaged. {REBUILD}") from error
+        return Question(text, tuple(answers), family, tuple(searches))
+
+    def search(self, query: str, top_k: int) -> list[Passage]:
+        """Return the passages with the highest BM25 scores for a query, best first, at most ``top_k``.
+
+        The first :data:`MAX_QUERY` characters of a query are used.
+        """
+        positions = self._index.search(query[:MAX_QUERY], top_k).tolist()
+        return [read_passage(self._passages[position].decode("utf-8", "surrogatepass")) for position in positions]
+
+
+def read_passage(contents: str) -> Passage:
+    """Return the passage of a text whose first line is the title, which may be quoted."""
+    title, _, text = contents.partition("\n")
+    return Passage(title.strip().strip('"'), text.strip())
+
+
+def write_corpus(
+    target: Path,
+    passages: Iterable[Passage],
+    splits: Mapping[str, Iterable[Question]],
+    source: Mapping[str, object],
+    replace: bool = False,
+) -> Path:
+    """Write the index folder of a corpus in one pass over passages and questions.
+
+    Args:
+        target: the folder.
+        passages: in the order of the corpus; passages with equal scores are returned in this order.
+        splits: questions by split.
+        source: origin of the data, which is written to the manifest.
+        replace: whether an existing folder is replaced; otherwise it is kept.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FileExistsError, CorruptCatalogueError: see :func:`trial_envs.webshop.index_writer.write_folder`.
+    """
+
+    def write(folder: Path) -> tuple[Groups, int]:
+        records, index = RecordWriter(folder, "passages"), IndexBuilder(folder)
+        for passage in passages:
+            contents = "\n".join(passage)
+            records.append(contents.encode("utf-8", "surrogatepass"))
+            index.add(index_terms(contents))
+        records.close()
+        save_array(folder, "asin_ranks", np.arange(len(RecordFile(folder, "passages"))), "int32")
+        for number, questions in enumerate(splits.values()):
+            write_records(folder, f"questions-{number}", (json.dumps(question).encode() for question in questions))
+        return {"splits": list(splits)}, index.finish()
+
+    return write_folder(target, write, source, replace)
+
+
+def find_data(data: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder given by argument or variable, else the imported corpus, else ``None``."""
+    chosen = data or os.environ.get(DATA_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    imported = cache_folder() / IMPORTED
+    return imported if (imported / MANIFEST).is_file() else None
+
+
+def open_data(data: str | os.PathLike[str] | None) -> Corpus:
+    """Open the imported corpus in a folder; ``None`` selects ``SEARCH_QA_DATA``, then the imported corpus.
+
+    Raises:
+        MissingDataError: the folder has no imported corpus.
+        CorruptCatalogueError: its content is damaged.
+    """
+    folder = find_data(data)
+    if folder is None or not (folder / MANIFEST).is_file():
+        where = "no folder was given, and nothing was imported" if folder is None else f"{folder} has no {MANIFEST}"
+        raise MissingDataError(
+            f"The data of Search-QA were not found: {where}. Import them with trial-ray data search-qa --corpus FILE "
+            f"--questions FILE, or choose a split of generated worlds: {', '.join(GENERATED)}."
+        )
+    return open_index(folder, Corpus)
+
+
+@lru_cache(MAX_OPEN)
+def open_world(name: str, num_passages: int, concise: bool, num_questions: int) -> Corpus:
+    """Open the corpus of a generated world, which is generated on first use and stored in the cache.
+
+    Args:
+        name: name of the world; its first word is the split of the questions.
+        num_passages, concise: see :class:`~trial_envs.search_qa.world.World`.
+        num_questions: number of questions.
+    """
+    origin = {"generator": VERSION, "world": [name, num_passages, concise, num_questions]}
+    folder = cache_folder() / f"search-qa-{content_key(origin)}"
+    if not (folder / MANIFEST).is_file():
+        world = World(name, num_passages, concise)
+        write_corpus(folder, world.passages(), {name.split()[0]: world.questions(num_questions)}, origin)
+    return open_index(folder, Corpus)

@@ -1,0 +1,82 @@
+"""Record scores of released code, and rankings of bm25s, for tests/envs/search_qa.
+
+    python tests/support/record_search_qa.py SEARCH_R1 SQUAD     # checkouts of Search-R1 a14dc3a and SQuAD-explorer eee5fdb
+
+It needs bm25s 0.3.16. The scores are those of Search-R1's ``verl/utils/reward_score/qa_em.py`` (exact match) and of SQuAD's
+``evaluate-v2.0.py`` (exact match and F1).
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+import runpy
+import sys
+from pathlib import Path
+
+DATA = Path(__file__).parents[1] / "data"
+SCORES, RANKINGS = DATA / "search_qa_scores.json.xz", DATA / "search_qa_rankings.json.xz"
+PAIRS, QUERIES, PASSAGES, TOP = 2000, 1000, 3000, 10
+WORLD = ("recorded", PASSAGES, False)
+PIECES = (
+    "The|a|an|THE|theatre|Anna|A.|the-the|’the’|Straße|İstanbul|ﬁn|ǅ|Ⅻ|ß|É|e\u0301|| |\t|\n|\u00a0|\u3000|\u200b|\u2028|1,000|1000|"
+    "3.14|-5|٣|½|1st|!?|…|“|”|_|U.S.A.|rock'n'roll|rock’n’roll|['a', 'b']|[]|None|東京|日本 語|🎉|an_an|a1|\ud800|\x00"
+)
+
+
+def odd_text(rng: random.Random) -> str:
+    return rng.choice(["", " ", "  ", " \t"]).join(rng.choices(PIECES.split("|"), k=rng.randint(0, 5)))
+
+
+def odd_pairs() -> list[tuple[str, list[str]]]:
+    """Return answers and accepted answers with odd characters; many share words."""
+    rng, pairs = random.Random(0), []
+    for _ in range(PAIRS):
+        accepted = [odd_text(rng) for _ in range(rng.randint(1, 3))]
+        words = rng.choices([*rng.choice(accepted).split(), odd_text(rng)], k=rng.randint(1, 6))
+        changed = [rng.choice((word, word.upper(), f"the {word}", f"{word}.")) for word in words]
+        pairs.append((rng.choice((" ".join(changed), " ".join(changed), rng.choice(accepted))), accepted))
+    return pairs
+
+
+def write(path: Path, value: object) -> None:
+    path.write_bytes(lzma.compress(json.dumps(value).encode()))
+
+
+def main(search_r1: Path, squad: Path) -> None:
+    import bm25s
+
+    from trial_envs.search_qa.world import World
+    from trial_envs.webshop.analyser import index_terms
+
+    released = runpy.run_path(str(search_r1 / "verl/utils/reward_score/qa_em.py"))
+    evaluation = runpy.run_path(str(squad / "evaluate-v2.0.py"))
+    rows = [
+        (
+            answer,
+            accepted,
+            released["em_check"](answer, accepted),
+            max(evaluation["compute_exact"](text, answer) for text in accepted),
+            max(evaluation["compute_f1"](text, answer) for text in accepted),
+        )
+        for answer, accepted in odd_pairs()
+    ]
+    write(SCORES, rows)
+    world = World(*WORLD)
+    passages = ["\n".join(passage) for passage in world.passages()]
+    terms = [list(index_terms(passage)) for passage in passages]
+    index = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
+    index.index(terms, show_progress=False)
+    rankings = []
+    for number, question in enumerate(world.questions(QUERIES)):
+        query = question.text if number % 2 else question.searches[-1]
+        scores = index.get_scores(list(index_terms(query)))
+        best = sorted(range(len(scores)), key=lambda position: (-scores[position], position))[:TOP]
+        found = [(position, round(float(scores[position]), 4)) for position in best if scores[position] > 0]
+        rankings.append((query, found))
+    write(RANKINGS, rankings)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
