@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=231500 \
-  tests=225600 \
+  trial_ray=232300 \
+  tests=226400 \
   benchmarks=30100 \
   words=38000
 

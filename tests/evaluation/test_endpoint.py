@@ -103,6 +103,11 @@ def test_model_behind_an_endpoint_is_evaluated_and_compared(command, server, tmp
     bad = EvaluationResult.load(out / "bad.json")
     assert {episode.ended for episode in bad.episodes} == {"turn_limit"}
     assert paired_comparison(bad, good).difference == 1.0
+    server.script = [chat("purple")] * 3 * 3  # The three episodes of the first task are lost.
+    assert command("--json", out / "several.json", "--rollouts", 3, "--max-concurrency", 1) == 0
+    several = EvaluationResult.load(out / "several.json")
+    assert (len(several.episodes), several.protocol["rollouts"], several.overall.rate) == (24, 3, 7 / 8)
+    assert [mean for mean, _ in several.pass_at()] == [7 / 8] * 3
     printed = "".join(capsys.readouterr())
     assert KEY not in printed + "".join(path.read_text() for path in out.iterdir())
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import zlib
+from dataclasses import replace
 
 import pytest
 from tiny_run import ChanceEnv, config_of
@@ -44,8 +45,11 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path, tmp_path):
         algo = algorithm_of(alone)
         whole = algo.evaluate_set(evaluation_set, entry)
         few = EvaluationPlayer(alone, algo.workers).play(choose_evaluation_set(entry, 3), entry)
+        twice = EvaluationPlayer(alone, algo.workers).play(replace(choose_evaluation_set(entry, 3), rollouts=2), entry)
         assert [episode.task_id for episode in whole.episodes] == list(evaluation_set.task_ids)
-        assert few.episodes == whole.episodes[:3]
+        assert few.episodes == whole.episodes[:3] == twice.episodes[::2]
+        assert [episode.task_id for episode in twice.episodes[1::2]] == list(evaluation_set.task_ids[:3])
+        assert {episode.score for episode in twice.episodes[1::2]}.isdisjoint(episode.score for episode in few.episodes)
         assert len({episode.score for episode in whole.episodes}) == TASKS  # the model says different things
 
         crowd.recording(trajectories_folder=str(tmp_path)).validate()

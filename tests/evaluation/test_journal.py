@@ -1,6 +1,7 @@
 """Partial results of unfinished evaluations, and the evaluation sets that are committed."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from evaluation_samples import coin_flips, evaluation
@@ -36,6 +37,10 @@ def write_half(path):
             first.add(episode)
 
 
+def known(journal):
+    return [episode for episodes in journal.episodes.values() for episode in episodes]
+
+
 def files(path):
     return {file.name: file.read_bytes() for file in path.parent.iterdir()}
 
@@ -44,7 +49,7 @@ def test_interrupted_evaluation_continues(path):
     write_half(path)
     assert not path.exists()
     with journal(path) as second:
-        assert list(second.episodes.values()) == RESULT.episodes[:5]
+        assert known(second) == RESULT.episodes[:5]
         for episode in RESULT.episodes[5:]:
             second.add(episode)
         second.finish(RESULT)
@@ -67,12 +72,24 @@ def test_truncated_line_is_dropped_and_written_again(path):
     whole = partial.read_bytes()
     partial.write_bytes(whole[:-20])
     with journal(path) as second:
-        assert list(second.episodes.values()) == RESULT.episodes[:4]
+        assert known(second) == RESULT.episodes[:4]
         second.add(RESULT.episodes[4])
     assert partial.read_bytes() == whole
     partial.write_bytes(whole[:10])  # not even the header is complete
     with journal(path) as third:
         assert third.episodes == {}
+
+
+def test_a_task_is_known_with_all_of_its_episodes(path):
+    """The process ended between two episodes of the last task, which is then played again."""
+    protocol = {**RESULT.protocol, "rollouts": 3}
+    lost, won = (replace(RESULT.episodes[0], success=success) for success in (False, True))
+    for added in [[RESULT.episodes[1]] * 3 + [lost] * 2, [won] * 3]:
+        with journal(path, protocol) as first:
+            for episode in added:
+                first.add(episode)
+    with journal(path, protocol) as second:
+        assert known(second) == [RESULT.episodes[1]] * 3 + [won] * 3
 
 
 @pytest.mark.parametrize("finished", [True, False])

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -49,6 +50,51 @@ def test_paired_comparison_counts_tasks_that_both_finished():
     assert (result.before, result.after, result.difference) == (0.5, 0.75, 0.25)
     assert result.p_value == pytest.approx(1.0)
     assert result.interval == paired_difference_interval(2, 1, 4)
+
+
+def repeated(rows):
+    """Return an evaluation with several episodes of each task, of which a row has the successes."""
+    result = evaluation([0] * len(rows), rollouts=len(rows[0]))
+    tasks = zip(result.episodes, rows, strict=True)
+    result.episodes = [replace(episode, success=bool(won)) for episode, row in tasks for won in row]
+    return result
+
+
+ROWS = np.random.default_rng(5).random((30, 4)) < np.linspace(0, 0.8, 30)[:, None]
+
+
+def test_pass_at_k_counts_the_drawn_sets_with_a_success():
+    """The estimate of a task is the share of all sets of k of its episodes in which one succeeds."""
+    found = repeated(ROWS).pass_at()
+    for k, (mean, (low, high)) in enumerate(found, 1):
+        shares = np.array([np.mean([any(drawn) for drawn in combinations(row, k)]) for row in ROWS])
+        assert mean == pytest.approx(shares.mean())
+        drawn = np.random.default_rng(1).choice(shares, (4_000, len(shares))).mean(1)
+        assert (low, high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.02)
+    assert len(found) == 4
+    assert repeated(ROWS).overall.interval == found[0][1]
+    assert evaluated([1, 0]).pass_at() == []
+
+
+def test_tasks_are_the_blocks_of_a_comparison_with_several_episodes():
+    before, after = repeated(ROWS), repeated(ROWS | (np.random.default_rng(2).random(ROWS.shape) < 0.2))
+    result, test = (
+        paired_comparison(before, after),
+        stats.ttest_rel(
+            *(
+                [np.mean([each.success for each in of_task]) for of_task in batched(part.episodes, 4)]
+                for part in (after, before)
+            )
+        ),
+    )
+    assert (result.pairs, result.lost) == (30, 0)
+    assert result.p_value == pytest.approx(test.pvalue)
+    assert result.interval == pytest.approx(test.confidence_interval(0.95))
+    assert result.difference == pytest.approx(after.success_rate - before.success_rate)
+
+
+def batched(episodes, size):
+    return [episodes[start : start + size] for start in range(0, len(episodes), size)]
 
 
 TWICE = evaluated([1])

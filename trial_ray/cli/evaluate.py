@@ -35,10 +35,11 @@ from trial_ray.runs.experiment import apply_overrides, override_dataclass
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
     from trial_ray.algorithms.grpo import GRPOConfig
+    from trial_ray.evaluation.player import Known
     from trial_ray.evaluation.results import EvaluationResult
     from trial_ray.trajectory import EpisodeResult, Trajectory
 
-    Play = Callable[[dict[str, EpisodeResult], Callable[[EpisodeResult], None]], EvaluationResult]
+    Play = Callable[[Known, Callable[[EpisodeResult], None]], EvaluationResult]
     from trial_ray.adapters.adapter import EnvironmentAdapter
 
 ORACLE, EXPERT = SCRIPTED = ("oracle", "expert")
@@ -209,6 +210,13 @@ trial_ray.warmstart.WarmStartSettings.
         choices=Suggested(evaluation_set_names()),
     ),
     option(
+        "--rollouts",
+        "play each task K times with other seeds; the table then has pass@1 to pass@K (default: 1)",
+        "K",
+        positive,
+        default=1,
+    ),
+    option(
         "--json",
         "write every episode as JSON; continues an interrupted evaluation. With --hindsight write every turn, and a plot as .png",
         "FILE",
@@ -266,7 +274,9 @@ def evaluate(args: Namespace) -> None:
     policy, adapters = str(args.policy), load_adapters(args.env_adapters)
     config, labels = checkpoint_config(policy, args.env, args.split, args.overrides, adapters)
     (entry,) = config.environment_entries()
-    evaluation_set = choose_evaluation_set(entry, args.tasks or "full")
+    evaluation_set = replace(choose_evaluation_set(entry, args.tasks or "full"), rollouts=args.rollouts)
+    if args.rollouts > 1 and policy in SCRIPTED and not args.endpoint:
+        raise UserInputError(f"The {policy} plays a task once, without sampling: leave out --rollouts.")
     recording = RunFolder.of_recording(args.record, config, sys.argv) if args.record else None
     record = partial(write_episode, recording.trajectories) if recording else lambda trajectory: None
     if args.endpoint:
@@ -287,8 +297,8 @@ def evaluate(args: Namespace) -> None:
             show(f"nothing was played: {file} has this evaluation")
         else:
             if journal.episodes:
-                show(f"continuing: {len(journal.episodes)} of {len(evaluation_set)} episodes are known")
-            with progress_bar("episodes", len(evaluation_set)) as update:
+                show(f"continuing: {len(journal.episodes)} of {len(evaluation_set)} tasks are known")
+            with progress_bar("tasks", len(evaluation_set)) as update:
 
                 def on_episode(episode: EpisodeResult) -> None:
                     journal.add(episode)
@@ -340,7 +350,7 @@ def _checkpoint_player(
     config.fix_date()
     evaluator = Evaluator(config)
 
-    def play(known: dict[str, EpisodeResult], on_episode: Callable[[EpisodeResult], None]) -> EvaluationResult:
+    def play(known: Known, on_episode: Callable[[EpisodeResult], None]) -> EvaluationResult:
         with ray_session(verbose), evaluator.playing() as player:
             recorded = config.trajectories_folder is not None
             result = player.play(evaluation_set, entry, known=known, on_episode=on_episode, recorded=recorded)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 
 import numpy as np
 
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
-from trial_ray.evaluation.statistics import mcnemar_exact, paired_difference_interval
+from trial_ray.evaluation.statistics import mcnemar_exact, paired_difference_interval, seed_interval
 from trial_ray.files import Json
+from trial_ray.trajectory import EpisodeResult
 
 
 class ComparisonError(UserInputError):
@@ -25,11 +27,12 @@ class PairedComparison:
         pairs: number of counted tasks.
         before: success rate before, over the counted tasks.
         after: success rate after, over the counted tasks.
-        gained: number of tasks solved only after.
-        lost: number of tasks solved only before.
+        gained: number of tasks that are solved more often after.
+        lost: number of tasks that are solved more often before.
         difference: ``after - before``.
-        interval: 95 % interval of the difference (:func:`paired_difference_interval`).
-        p_value: two-sided exact McNemar test (:func:`mcnemar_exact`).
+        interval: 95 % interval of the difference: :func:`paired_difference_interval`, or by :attr:`test`.
+        p_value: two-sided, by :attr:`test`.
+        test: exact McNemar test (:func:`mcnemar_exact`) or, with several episodes of a task, a paired t-test over tasks.
         excluded: number of tasks that are not counted because an infrastructure error ended them in either evaluation.
     """
 
@@ -41,6 +44,7 @@ class PairedComparison:
     difference: float
     interval: tuple[float, float]
     p_value: float
+    test: str = "exact McNemar test"
     excluded: int = 0
 
     def to_dict(self) -> Json:
@@ -51,7 +55,7 @@ class PairedComparison:
         low, high = self.interval
         return (
             f"{self.difference:+.1%} [{low:+.1%}, {high:+.1%}] on the same {self.pairs} tasks "
-            f"({self.gained} gained, {self.lost} lost; exact McNemar p = {self.p_value:.2g})"
+            f"({self.gained} gained, {self.lost} lost; {self.test.removesuffix(' test')} p = {self.p_value:.2g})"
         )
 
 
@@ -59,8 +63,7 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
     """Compare two evaluations of the same tasks under the same protocol.
 
     Raises:
-        ComparisonError: the protocols or the tasks differ, a task occurs twice (its episodes would not be independent), or
-            no task can be counted.
+        ComparisonError: the protocols, the tasks or their numbers of episodes differ, or no task can be counted.
     """
     require_same_protocol(before.protocol, after.protocol)
     first, second = _by_task(before), _by_task(after)
@@ -71,22 +74,27 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
             f"{(only_before + only_after)[0]!r}). Evaluate both on the same evaluation set."
         )
     pairs = [(first[task], second[task]) for task in first]
-    completed = [(old.success, new.success) for old, new in pairs if not (old.failed or new.failed)]
+    completed = [pair for pair in pairs if not any(episode.failed for each in pair for episode in each)]
     if not completed:
         raise ComparisonError("No task was completed in both evaluations, so there is nothing to compare.")
-    gained, lost = completed.count((False, True)), completed.count((True, False))
-    rate_before, rate_after = np.mean(completed, axis=0).tolist()
-    interval = paired_difference_interval(gained, lost, len(completed))
+    rates = np.array([[fmean(episode.success for episode in each) for each in pair] for pair in completed])
+    differences = rates[:, 1] - rates[:, 0]
+    gained, lost = int((differences > 0).sum()), int((differences < 0).sum())
+    interval, p_value = paired_difference_interval(gained, lost, len(completed)), mcnemar_exact(gained, lost)
+    several = {}
+    if before.rollouts > 1 and (over_tasks := seed_interval(differences)) is not None:
+        interval, p_value = (over_tasks.low, over_tasks.high), over_tasks.p_value
+        several = {"test": "paired t-test over tasks"}
     return PairedComparison(
         len(completed),
-        rate_before,
-        rate_after,
+        *rates.mean(0).tolist(),
         gained,
         lost,
-        (gained - lost) / len(completed),
+        float(differences.mean()),
         interval,
-        mcnemar_exact(gained, lost),
-        len(pairs) - len(completed),
+        p_value,
+        excluded=len(pairs) - len(completed),
+        **several,
     )
 
 
@@ -100,12 +108,15 @@ def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
         Float ``[evaluations, tasks]``: the tasks that were played to their end, in the order of the first evaluation.
 
     Raises:
-        ComparisonError: the protocols or the tasks that were played to their end differ, a task occurs twice, or no task was
-            played to its end.
+        ComparisonError: the protocols or the tasks that were played to their end differ, or no task was played to its end.
     """
     require_one_protocol(results)
     rows = [
-        {task: episode.success for task, episode in _by_task(result).items() if not episode.failed}
+        {
+            task: fmean(each.success for each in of_task)
+            for task, of_task in _by_task(result).items()
+            if not any(each.failed for each in of_task)
+        }
         for result in results
     ]
     if any(row.keys() != rows[0].keys() for row in rows):
@@ -142,12 +153,18 @@ def require_same_protocol(first: Json, second: Json, where: tuple[str, str] = ("
         raise ComparisonError(f"The evaluations have different protocols: {difference}. Evaluate both in the same way.")
 
 
-def _by_task(result: EvaluationResult) -> Json:
-    episodes = {}
+def _by_task(result: EvaluationResult) -> dict[str, list[EpisodeResult]]:
+    """Return the episodes of each task.
+
+    Raises:
+        ComparisonError: tasks have another number of episodes than the protocol says.
+    """
+    tasks: dict[str, list[EpisodeResult]] = {}
     for episode in result.episodes:
-        if episode.task_id in episodes:
+        tasks.setdefault(episode.task_id, []).append(episode)
+    for task, episodes in tasks.items():
+        if len(episodes) != result.rollouts:
             raise ComparisonError(
-                f"Task {episode.task_id!r} occurs more than once; a mean or a paired test takes one episode a task."
+                f"Task {task!r} has {len(episodes)} episodes, expected {result.rollouts} of each task."
             )
-        episodes[episode.task_id] = episode
-    return episodes
+    return tasks

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -30,7 +30,7 @@ from trial_ray.errors import (
     first_line,
 )
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
-from trial_ray.evaluation.player import prompt_protocol
+from trial_ray.evaluation.player import Known, prompt_protocol
 from trial_ray.evaluation.results import UNCONTROLLED, EvaluationResult
 from trial_ray.files import Record
 from trial_ray.models.loading import load_tokenizer
@@ -236,7 +236,7 @@ def evaluate_endpoint(
     config: RunSettings,
     endpoint: ChatEndpoint,
     games: int,
-    known: Mapping[str, EpisodeResult],
+    known: Known,
     on_episode: Callable[[EpisodeResult], None],
     *,
     record: Callable[[Trajectory], None] = lambda trajectory: None,
@@ -264,22 +264,25 @@ def evaluate_endpoint(
             "'plain' or 'conversation' with --endpoint. Set --set prompt_style=conversation."
         )
     template = entry.adapter.template(config.prompt_style)
-    episodes = dict(known)
+    episodes: dict[str, Sequence[EpisodeResult]] = dict(known)
     pending = [task for task in evaluation_set.task_ids if task not in episodes]
     errors: list[str] = []
 
     async def play(client: AsyncOpenAI, env: GuardedEnv, task: str) -> None:
         # EvaluationPlayer and its env runners derive the same seeds.
         seed = derive_seed(config.evaluation_seed, evaluation_set.env_id, evaluation_set.split, task)
-        writer = MessageWriter(template, config.history_window)
-        player = EndpointPlayer(endpoint, client, writer, config, derive_seed(seed, 0))
-        trajectory = await play_episode(env, task, player, env_seed=seed)
-        if trajectory.failed:
-            errors.append(f"{task}: {trajectory.error}")
-        else:
+        played = []
+        for rollout in range(evaluation_set.rollouts):
+            writer = MessageWriter(template, config.history_window)
+            player = EndpointPlayer(endpoint, client, writer, config, derive_seed(seed, rollout))
+            played.append(await play_episode(env, task, player, env_seed=seed))
+            if played[-1].failed:
+                errors.append(f"{task}: {played[-1].error}")
+                return
+        episodes[task] = [*map(EpisodeResult.from_trajectory, played)]
+        for trajectory, episode in zip(played, episodes[task], strict=True):
             record(trajectory)
-            episodes[task] = EpisodeResult.from_trajectory(trajectory)
-            on_episode(episodes[task])
+            on_episode(episode)
 
     async def play_pending(client: AsyncOpenAI) -> None:
         while pending:
@@ -294,11 +297,11 @@ def evaluate_endpoint(
     asyncio.run(play_all())
     if errors:
         raise InfrastructureError(
-            f"{len(errors)} of the evaluation set's {len(evaluation_set)} episodes could not be played; the first error was: "
+            f"{len(errors)} of the evaluation set's {len(evaluation_set)} tasks could not be played; the first error was: "
             f"{errors[0]} "
             "With --json FILE the same command plays only these again."
         )
-    ordered = [episodes[task] for task in evaluation_set.task_ids]
+    ordered = [episode for task in evaluation_set.task_ids for episode in episodes[task]]
     return EvaluationResult(endpoint_protocol(config, evaluation_set, entry, endpoint), ordered, policy=endpoint.model)
 
 

@@ -32,12 +32,14 @@ class EvaluationSet:
         task_ids: task ids, without duplicates.
         instructions: SHA-256 (hexadecimal) of the instructions of the first :data:`PROBED` tasks, one per line; empty if
             they were not read from an environment. Needed because different shops can have tasks with the same ids.
+        rollouts: number of episodes of each task, which begin alike and are sampled with different seeds.
     """
 
     env_id: str
     split: str
     task_ids: tuple[str, ...]
     instructions: str = ""
+    rollouts: int = 1
 
     def __post_init__(self) -> None:
         if not self.task_ids:
@@ -63,6 +65,7 @@ class EvaluationSet:
             "num_tasks": len(self),
             "panel_sha256": self.digest,
             "instructions_sha256": self.instructions,
+            **({"rollouts": self.rollouts} if self.rollouts > 1 else {}),
         }
 
     @classmethod

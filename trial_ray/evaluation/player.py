@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
@@ -34,6 +34,9 @@ from trial_ray.secrets import without_secrets
 from trial_ray.trajectory import EpisodeResult, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
+
+Known = Mapping[str, Sequence[EpisodeResult]]
+"""Finished episodes by task, all of each task."""
 
 
 def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
@@ -81,12 +84,12 @@ class EvaluationPlayer:
         self,
         evaluation_set: EvaluationSet,
         entry: EnvironmentEntry,
-        known: Mapping[str, EpisodeResult] | None = None,
+        known: Known | None = None,
         on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
         *,
         recorded: bool = False,
     ) -> EvaluationResult:
-        """Play every task of ``evaluation_set`` that is not in ``known``; failed episodes are retried.
+        """Play every task of ``evaluation_set`` that is not in ``known``; a task with a failed episode is played again.
 
         Args:
             evaluation_set: the tasks.
@@ -104,7 +107,7 @@ class EvaluationPlayer:
         """
         config, (requests, settings) = self._config, self._requests(evaluation_set, entry)
         settings = replace(settings, recorded=recorded)
-        episodes = dict(known or {})
+        episodes: dict[str, Sequence[EpisodeResult]] = dict(known or {})
         failed: dict[str, GroupSample] = {}
         losses: list[str] = []
         counts = RolloutCounts()
@@ -117,21 +120,22 @@ class EvaluationPlayer:
             with closing(self._pool.stream_groups(pending, settings)) as samples:
                 for sample in samples:
                     counts += sample.counts
-                    episode = sample.episodes[0]
-                    if episode.failed:
-                        failed[episode.task_id] = sample
+                    task = sample.request.task_id
+                    if any(episode.failed for episode in sample.episodes):
+                        failed[task] = sample
                     else:
-                        failed.pop(episode.task_id, None)
-                        episodes[episode.task_id] = episode
-                        on_episode(episode)
+                        failed.pop(task, None)
+                        episodes[task] = sample.episodes
+                        for episode in sample.episodes:
+                            on_episode(episode)
             if failed:
                 first = next(iter(failed.values())).errors[0]
-                logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(pending), first)
+                logger.warning("Episodes of %d of %d tasks failed; the first: %s", len(failed), len(pending), first)
             losses += self._pool.pop_losses()
         if missing := len(set(evaluation_set.task_ids) - episodes.keys()):
-            message = f"{missing} of the evaluation set's {len(evaluation_set)} episodes could not be played"
+            message = f"{missing} of the evaluation set's {len(evaluation_set)} tasks could not be played"
             raise failure_of(message, list(failed.values()), losses)
-        ordered = [episodes[task] for task in evaluation_set.task_ids]
+        ordered = [episode for task in evaluation_set.task_ids for episode in episodes[task]]
         return EvaluationResult(
             policy_protocol(config, evaluation_set, entry), ordered, str(config.model_path), counts=counts
         )
@@ -155,7 +159,7 @@ class EvaluationPlayer:
         )
         place, environment = (config.evaluation_seed, evaluation_set.env_id, evaluation_set.split), entries.index(entry)
         return [
-            GroupRequest(index, task, 1, derive_seed(*place, task), environment)
+            GroupRequest(index, task, evaluation_set.rollouts, derive_seed(*place, task), environment)
             for index, task in enumerate(evaluation_set.task_ids)
         ], settings
 
@@ -268,7 +272,7 @@ def evaluate_scripted(
     player: type[WalkthroughPlayer | ExpertPlayer],
     evaluation_set: EvaluationSet,
     entry: EnvironmentEntry,
-    known: Mapping[str, EpisodeResult] | None = None,
+    known: Known | None = None,
     on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
     *,
     record: Callable[[Trajectory], None] = lambda trajectory: None,
@@ -287,16 +291,17 @@ def evaluate_scripted(
         EnvironmentFaultError: the environment cannot be created, or fails on a task.
         UserInputError: the environment has no walkthrough, or its adapter has no expert.
     """
-    episodes = dict(known or {})
+    episodes: dict[str, Sequence[EpisodeResult]] = dict(known or {})
     with closing(GuardedEnv(entry)) as env:
         for task in (task for task in evaluation_set.task_ids if task not in episodes):
             trajectory = asyncio.run(play_episode(env, task, player(env, derive_seed(evaluation_set.split, task))))
             if trajectory.failed:
                 raise EnvironmentFaultError(trajectory.error)
             record(trajectory)
-            episodes[task] = EpisodeResult.from_trajectory(trajectory)
-            on_episode(episodes[task])
-    ordered = [episodes[task] for task in evaluation_set.task_ids]
+            episode = EpisodeResult.from_trajectory(trajectory)
+            episodes[task] = [episode]
+            on_episode(episode)
+    ordered = [episode for task in evaluation_set.task_ids for episode in episodes[task]]
     return EvaluationResult(scripted_protocol(evaluation_set, entry), ordered, policy=player.name)
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from trial_ray.errors import CheckpointError, InfrastructureError
-from trial_ray.evaluation.statistics import wilson_interval
+from trial_ray.evaluation.statistics import pass_at, task_interval, wilson_interval
 from trial_ray.files import Json, checked_content, finite, read_json, require_file, write_json, writing
 from trial_ray.trajectory import EpisodeResult
 
@@ -44,33 +45,45 @@ SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
 
 
+def successes_by_task(episodes: Iterable[EpisodeResult]) -> dict[str, list[bool]]:
+    """Return the successes of each task's episodes."""
+    tasks: dict[str, list[bool]] = {}
+    for episode in episodes:
+        tasks.setdefault(episode.task_id, []).append(episode.success)
+    return tasks
+
+
 @dataclass(frozen=True)
 class Rate:
-    """A success rate with its 95 % Wilson interval; ``rate`` is NaN if there are no episodes."""
+    """A success rate; ``rate`` is NaN if there are no episodes.
+
+    ``interval`` is its 95 % interval: Wilson's or, if the protocol has several episodes of each task, a bootstrap over tasks.
+    """
 
     successes: int
     episodes: int
     score: float
     turns: float
+    interval: tuple[float, float]
 
     @classmethod
-    def of(cls, episodes: Iterable[EpisodeResult]) -> Rate:
+    def of(cls, episodes: Iterable[EpisodeResult], rollouts: int = 1) -> Rate:
         """Return the rate over episodes, which must not include failed ones; score and turns are NaN if there are no episodes."""
         kept = list(episodes)
         score, turns = (
             np.mean([getattr(episode, name) for episode in kept] or math.nan) for name in ("score", "turns")
         )
-        return cls(sum(episode.success for episode in kept), len(kept), float(score), float(turns))
+        successes, interval = sum(episode.success for episode in kept), (0.0, 1.0)
+        if rollouts == 1:
+            interval = wilson_interval(successes, len(kept))
+        elif kept:
+            interval = task_interval([*map(fmean, successes_by_task(kept).values())])
+        return cls(successes, len(kept), float(score), float(turns), interval)
 
     @property
     def rate(self) -> float:
         """Share of episodes that succeeded, in [0, 1]."""
         return self.successes / self.episodes if self.episodes else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % Wilson interval of :attr:`rate`."""
-        return wilson_interval(self.successes, self.episodes)
 
     def to_dict(self) -> Json:
         """Return plain values for JSON."""
@@ -100,7 +113,7 @@ class EvaluationResult:
     Attributes:
         protocol: everything except the policy that determines the result (environment, split, evaluation set, sampling,
             limits), as JSON values. Two evaluations are comparable if their protocols are equal.
-        episodes: episodes in the order of the evaluation set.
+        episodes: episodes in the order of the evaluation set; those of a task follow each other.
         policy: name of the evaluated policy, for example a checkpoint's path; not part of the protocol.
         weights: checksum of the evaluated weights (:func:`trial_ray.engines.weights.weights_checksum`); empty for players
             without weights, and if the evaluation was part of a training run.
@@ -127,9 +140,14 @@ class EvaluationResult:
         return len(self.episodes) - len(self.counted)
 
     @property
+    def rollouts(self) -> int:
+        """Number of episodes of each task by the protocol."""
+        return int(self.protocol.get("rollouts", 1))
+
+    @property
     def overall(self) -> Rate:
         """Rate over all counted episodes."""
-        return Rate.of(self.counted)
+        return Rate.of(self.counted, self.rollouts)
 
     @property
     def success_rate(self) -> float:
@@ -139,10 +157,20 @@ class EvaluationResult:
     def per_family(self) -> dict[str, Rate]:
         """Return the rate of every family, by name in alphabetical order."""
         names = sorted({episode.family for episode in self.counted})
-        return {name: Rate.of(episode for episode in self.counted if episode.family == name) for name in names}
+        return {name: Rate.of((each for each in self.counted if each.family == name), self.rollouts) for name in names}
+
+    def pass_at(self) -> list[tuple[float, tuple[float, float]]]:
+        """Return pass@1 to pass@K of K episodes of each task, each with its 95 % bootstrap interval over tasks; empty for K = 1."""
+        tasks = [*successes_by_task(self.counted).values()]
+        most = min(map(len, tasks), default=0) if self.rollouts > 1 else 0
+        rows = [[pass_at(sum(task), len(task), k) for task in tasks] for k in range(1, most + 1)]
+        return [(fmean(row), task_interval(row)) for row in rows]
 
     def to_dict(self) -> Json:
         """Return plain values for JSON; :meth:`load` ignores the ``summary``."""
+        several = [
+            {"k": k, "mean": mean, "interval_95": list(bounds)} for k, (mean, bounds) in enumerate(self.pass_at(), 1)
+        ]
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -152,6 +180,7 @@ class EvaluationResult:
                     **self.overall.to_dict(),
                     "failed_episodes": self.num_failed,
                     "per_family": {name: rate.to_dict() for name, rate in self.per_family().items()},
+                    **({"pass_at": several} if several else {}),
                 }
             ),
             "episodes": [asdict(episode) for episode in self.episodes],
@@ -195,6 +224,9 @@ class EvaluationResult:
                 f"{rate.turns:.1f}",
             )
             table.add_row(Text(name), *cells)
+        for k, (mean, bounds) in enumerate(self.pass_at(), 1):
+            low, high = (f"{bound:.1%}" for bound in bounds)
+            table.add_row(f"pass@{k}", "", f"{mean:.1%}", f"{low} – {high}", "", "")
         return table
 
 
@@ -263,7 +295,7 @@ class EpisodeJournal(ExitStack):
 
     Attributes:
         result: the result in ``target`` if the evaluation was finished before; else ``None``.
-        episodes: episodes of an unfinished evaluation, by task.
+        episodes: episodes of an unfinished evaluation, by task; a task has all of its episodes.
 
     Raises:
         CheckpointError: ``target`` or its partial file belongs to another evaluation or is not an evaluation.
@@ -281,7 +313,7 @@ class EpisodeJournal(ExitStack):
             "weights": weights,
         }
         self._file: IO[str] | None = None
-        self.episodes: dict[str, EpisodeResult] = {}
+        self.episodes: dict[str, list[EpisodeResult]] = {}
         self.result: EvaluationResult | None = None
         if target is None:
             return
@@ -297,8 +329,8 @@ class EpisodeJournal(ExitStack):
             raise
 
     def add(self, episode: EpisodeResult) -> None:
-        """Add a finished episode."""
-        self.episodes[episode.task_id] = episode
+        """Add a finished episode; those of a task are added one after the other."""
+        self.episodes.setdefault(episode.task_id, []).append(episode)
         self._write(asdict(episode))
 
     def finish(self, result: EvaluationResult) -> None:
@@ -340,7 +372,10 @@ class EpisodeJournal(ExitStack):
         self._require_same(path, head["protocol"], head["weights"])
         for number, value in enumerate(values, start=2):
             episode = read_episode(value, f"{path}: the episode in line {number}")
-            self.episodes[episode.task_id] = episode
+            self.episodes.setdefault(episode.task_id, []).append(episode)
+        rollouts = head["protocol"].get("rollouts", 1)
+        # A task whose episodes a crash has cut was played again.
+        self.episodes = {task: known[-rollouts:] for task, known in self.episodes.items() if len(known) >= rollouts}
 
     def _write(self, value: Json) -> None:
         if self._file is not None:

@@ -39,6 +39,22 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
+def task_interval(means: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval over tasks of the mean of their means in [0, 1]; Wilson's if all are 0 or all are 1."""
+    return mean_interval(np.array([means]), successes=False)
+
+
+def pass_at(successes: int, trials: int, k: int) -> float:
+    """Return the unbiased estimate of the probability that one of ``k`` episodes of a task succeeds (Chen et al., 2021, Eq. 1).
+
+    Args:
+        successes: number of the task's episodes that succeeded.
+        trials: number of its episodes, at least ``k``.
+        k: number of episodes, at least 1.
+    """
+    return 1.0 - math.comb(trials - successes, k) / math.comb(trials, k)
+
+
 def mcnemar_exact(gained: int, lost: int) -> float:
     """Return the p-value of the two-sided exact McNemar test of the hypothesis that gained and lost tasks are equally likely.
 

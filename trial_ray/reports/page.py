@@ -167,7 +167,7 @@ def difference_rows(groups: Sequence[RunGroup]) -> tuple[list[list[str]], list[s
 
 
 def compare(pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]) -> Change:
-    """Return the paired difference of one pair of evaluations (exact McNemar test) or of several (bootstrap or t-test).
+    """Return the paired difference of one pair of evaluations or of several (bootstrap or t-test).
 
     For several pairs, the test with the larger p-value is used.
 
@@ -176,9 +176,7 @@ def compare(pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]) -> Chang
     """
     if len(pairs) == 1:
         paired = paired_comparison(*pairs[0])
-        return Change(
-            _points(paired.difference, *paired.interval), paired.p_value, 1, paired.pairs, "exact McNemar test"
-        )
+        return Change(_points(paired.difference, *paired.interval), paired.p_value, 1, paired.pairs, paired.test)
     # Read all evaluations in one call, so that both sides count the same tasks.
     before, after = np.split(success_by_seed([*(before for before, _ in pairs), *(after for _, after in pairs)]), 2)
     bootstrap = bootstrap_mean(after - before)
