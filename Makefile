@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=232300 \
-  tests=226400 \
+  trial_ray=232600 \
+  tests=226700 \
   benchmarks=30100 \
-  words=38000
+  words=38200
 
 lint: setup
 	$(BIN)/ruff check .

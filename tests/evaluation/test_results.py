@@ -4,10 +4,12 @@ import json
 import logging
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from evaluation_samples import evaluation
 from rich.text import Text
 
 from trial_ray.algorithms import GRPO, GRPOConfig
@@ -15,7 +17,7 @@ from trial_ray.algorithms.startup import compare_initial_weights
 from trial_ray.errors import CheckpointError, EngineError, EnvironmentFaultError, UnsupportedError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet, EvaluationSetError
 from trial_ray.evaluation.player import scripted_protocol
-from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.results import EvaluationResult, protocol_card
 from trial_ray.trajectory import EpisodeResult
 
 
@@ -150,3 +152,39 @@ def test_another_reference_than_at_the_start_is_reported(recorded, warns, caplog
     with pytest.raises(CheckpointError) if warns else nullcontext():
         compare(0.0, "float32", lora_rank=2)
     assert not compare(0.01, "bfloat16")
+
+
+PROTOCOL = {
+    "max_turns": 9,
+    "env_config": {"difficulty": "tiny"},
+    "top_p": 1.0,
+    "sampling_seed": 0,
+    "max_prompt_tokens": 512,
+    "max_response_tokens": 16,
+    "history_window": 2,
+    "prompt_style": "plain",
+    "chat_template": {"digest": "a" * 64, "kwargs": {"enable_thinking": False}},
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *(
+            {name: "other" if isinstance(value, str) else 3}
+            for name, value in PROTOCOL.items()
+            if not isinstance(value, dict)
+        ),
+        {"env_config": {}},
+        {"chat_template": {"digest": "b" * 64}},
+        {"rollouts": 2},
+        {"stop_strings": ["x"]},
+        {"split": "s"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_card_shows_what_another_protocol_changes(changed):
+    result = evaluation([1, 0], **PROTOCOL)
+    other = replace(result, protocol={**result.protocol, **changed})
+    assert protocol_card(other) != protocol_card(result)
+    assert max(len(protocol_card(other)), len(protocol_card(result))) <= 8

@@ -256,7 +256,7 @@ def evaluate(args: Namespace) -> None:
     """Play the episodes that are not in the result file yet, save them, and print the table."""
     from trial_ray.adapters.registry import load_adapters
     from trial_ray.evaluation.player import ExpertPlayer, WalkthroughPlayer, evaluate_scripted, scripted_protocol
-    from trial_ray.evaluation.results import EpisodeJournal
+    from trial_ray.evaluation.results import EpisodeJournal, protocol_card
     from trial_ray.rollout.recording import write_episode
     from trial_ray.runs.folder import RunFolder
 
@@ -308,6 +308,8 @@ def evaluate(args: Namespace) -> None:
             result.weights, result.labels = weights, labels
             journal.finish(result)
     output().print(result.table(title=f"{result.policy} · {result.protocol['env']} · {result.protocol['split']}"))
+    for title, text in protocol_card(result).items():
+        show(f"{title:<14}{text}")
     if recording is not None:
         recording.set_state("done")
         show(f"recorded: {recording.path}")

@@ -230,6 +230,33 @@ class EvaluationResult:
         return table
 
 
+def protocol_card(result: EvaluationResult) -> dict[str, str]:
+    """Return what a success rate depends on beside the weights, in at most eight lines by their titles."""
+    known, template = result.protocol, result.protocol.get(CHAT_TEMPLATE, {})
+    several = f", {result.rollouts} episodes each" if result.rollouts > 1 else ""
+    lines = {
+        "tasks": f"{known['num_tasks']:,} of {known['env']}, split {known['split']}{several}; digest {known['panel_sha256'][:12]}",
+        "environment": _settings(known.get("env_config", {}) | known.get("adapter", {})),
+        "episodes": f"at most {known['max_turns']} turns",
+        "policy": _settings({name: value for name, value in result.labels.items() if value is not None}),
+    }
+    if "temperature" in known:
+        lines["prompts"] = (
+            f"{known['prompt_style']}, {known['history_window']} past turns, at most {known['max_prompt_tokens']:,} tokens"
+        )
+        described = {**template.get("kwargs", {}), **{name: known[name] for name in ("tool_format",) if name in known}}
+        lines["chat template"] = f"{template.get('digest', 'of the server')[:12]}  {_settings(described)}".rstrip()
+        lines["decoding"] = (
+            f"temperature {known['temperature']:g}, top_p {known['top_p']:g}, seed {known['sampling_seed']}, at most "
+            f"{known['max_response_tokens']:,} tokens"
+        ) + "".join(f", stop {text!r}" for text in known.get("stop_strings", ()))
+    return {title: text for title, text in lines.items() if text}
+
+
+def _settings(values: Json) -> str:
+    return ", ".join(f"{name}={value!r:.80}" for name, value in values.items())
+
+
 def read_episode(value: Any, name: str) -> EpisodeResult:
     """Read one episode from JSON values.
 
