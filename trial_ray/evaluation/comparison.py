@@ -44,7 +44,7 @@ class PairedComparison:
     difference: float
     interval: tuple[float, float]
     p_value: float
-    test: str = "exact McNemar test"
+    test: str
     excluded: int = 0
 
     def to_dict(self) -> Json:
@@ -80,21 +80,22 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
     rates = np.array([[fmean(episode.success for episode in each) for each in pair] for pair in completed])
     differences = rates[:, 1] - rates[:, 0]
     gained, lost = int((differences > 0).sum()), int((differences < 0).sum())
+    test = "exact McNemar test"
     interval, p_value = paired_difference_interval(gained, lost, len(completed)), mcnemar_exact(gained, lost)
-    several = {}
     if before.rollouts > 1 and (over_tasks := seed_interval(differences)) is not None:
-        interval, p_value = (over_tasks.low, over_tasks.high), over_tasks.p_value
-        several = {"test": "paired t-test over tasks"}
+        test, interval, p_value = "paired t-test over tasks", (over_tasks.low, over_tasks.high), over_tasks.p_value
+    rate_before, rate_after = rates.mean(0).tolist()
     return PairedComparison(
         len(completed),
-        *rates.mean(0).tolist(),
+        rate_before,
+        rate_after,
         gained,
         lost,
-        float(differences.mean()),
+        rate_after - rate_before,
         interval,
         p_value,
-        excluded=len(pairs) - len(completed),
-        **several,
+        test,
+        len(pairs) - len(completed),
     )
 
 
