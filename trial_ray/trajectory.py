@@ -57,7 +57,6 @@ class Turn:
         response_ids: int32 ``[y]``, the response as sampled, its stop token included.
         logprobs: float32 ``[y]``, behaviour log-probabilities in nats, as the engine reported them.
         weight_version: version of the weights that sampled the response.
-        temperature: temperature at which the response was sampled; 0: greedily.
         insert_at: index in ``prompt_ids`` of the end of the user's message; post-action teacher context is inserted before
             it.
         observation: the environment's observation before the decision.
@@ -79,13 +78,13 @@ class Turn:
         actions: the actions of a response with several, in order, each of which is a step of the environment; empty for any
             other response.
         answers: the environment's answers to ``actions``, as in ``outcome``; actions after the end of the episode have none.
+        temperature: temperature at which the response was sampled; 0: greedily.
     """
 
     prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     response_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     weight_version: int = 0
-    temperature: float = 1.0
     insert_at: int = 0
     observation: str = ""
     action: str = ""
@@ -103,6 +102,7 @@ class Turn:
     response: str = ""
     actions: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
+    temperature: float = 1.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Send bytes: cloudpickle runs Python for every array and every dataclass with slots, most of the cost of sending a group.

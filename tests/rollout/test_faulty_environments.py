@@ -36,7 +36,7 @@ def test_failed_evaluation_episode_is_retried_and_a_bug_is_raised(algorithm_of, 
     with caplog.at_level(logging.WARNING):
         (result,) = algo.evaluate_sets().values()
     assert [episode.ended for episode in result.episodes] == ["terminated"] * 2
-    assert "1 of 2 episodes failed" in caplog.text
+    assert "1 of 2 tasks failed" in caplog.text
     algo.env_runner_group.foreach_env_runner(spoil, local_env_runner=False)
     with pytest.raises(ZeroDivisionError, match="a bug of ours"):
         algo.train()
