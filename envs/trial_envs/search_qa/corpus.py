@@ -170,7 +170,8 @@ def open_world(name: str, num_passages: int, concise: bool, num_questions: int) 
 
     Args:
         name: name of the world; its first word is the split of the questions.
-        num_passages, concise: see :class:`~trial_envs.search_qa.world.World`.
+        num_passages: see :class:`~trial_envs.search_qa.world.World`.
+        concise: see there.
         num_questions: number of questions.
     """
     origin = {"generator": VERSION, "world": [name, num_passages, concise, num_questions]}
