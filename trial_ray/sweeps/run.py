@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 from ray import tune
@@ -35,7 +36,7 @@ from trial_ray.sweeps.plan import SweepPlan
 from trial_ray.sweeps.results import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
 from trial_ray.sweeps.space import draws_values, is_population_based, pauses_trials, search_space, seeds_of
 from trial_ray.termination import GracefulInterrupt
-from trial_ray.trust import require_own_folder, sign_folder
+from trial_ray.trust import MARK, require_own_folder, sign_folder
 
 MEMORY = ("memory", "object_store_memory")
 """Ray resources that are measured in bytes; their sum is the memory that was free when the nodes started."""
@@ -149,6 +150,9 @@ CHECKPOINT_EVERY = 5
 """Number of iterations between two checkpoints of a trial."""
 DEFINITION = "definition.json"
 """File in a sweep's folder with the plan's description and the command's options."""
+KEPT = "logs/kept"
+"""Folder with copies of the files without which a sweep cannot be continued. Tune writes its folder's files again and again, and a
+kill in that moment leaves them empty; it leaves the folder of the logs alone."""
 TUNE_ENVIRONMENT = {
     # Tune would end the whole sweep without listing the known metrics; StopCriteria lists them.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -157,6 +161,23 @@ TUNE_ENVIRONMENT = {
     # The newer output prints a banner that "verbose=0" does not turn off.
     "RAY_AIR_NEW_OUTPUT": "0",
 }
+
+
+def keep(folder: Path) -> None:
+    """Copy the files without which the sweep in a folder cannot be continued."""
+    make_folder(folder / KEPT)
+    for name in ("tuner.pkl", DEFINITION, MARK):
+        if (folder / name).is_file():
+            copyfile(folder / name, folder / KEPT / f"{name}.part")
+            os.replace(folder / KEPT / f"{name}.part", folder / KEPT / name)
+
+
+def put_back(folder: Path) -> None:
+    """Replace files of a sweep's folder that are empty or missing by their copies, if there are any."""
+    for kept in (folder / KEPT / name for name in ("tuner.pkl", DEFINITION, MARK)):
+        file = folder / kept.name
+        if kept.is_file() and not (file.is_file() and file.stat().st_size):
+            copyfile(kept, file)
 
 
 @dataclass(frozen=True)
@@ -193,6 +214,8 @@ class Sweep:
             CheckpointError: there is no sweep to continue, it may belong to another user, or its plan was different.
         """
         folder = self.folder
+        if resume:
+            put_back(folder)
         if resume and not tune.Tuner.can_restore(str(folder)):
             raise CheckpointError(f"{folder} has no sweep to continue.")
         if resume and not trust:
@@ -244,6 +267,7 @@ class Sweep:
         if not resume:
             self.begin()
         tuner = self._restored() if resume else self._new(at_once)
+        keep(self.folder)
         stop = threading.Event()
         try:
             with stop_of_tune(stop), GracefulInterrupt(partial(_request_stop, stop)) as interrupt:
@@ -337,6 +361,7 @@ def recorded_options(folder: Path) -> tuple[int | None, list[str]]:
 
 
 def _definition(folder: Path) -> Json:
+    put_back(folder)
     path = folder / DEFINITION
     if not path.exists():
         raise CheckpointError(f"{folder} has no sweep to continue.")
