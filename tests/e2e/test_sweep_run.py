@@ -95,7 +95,7 @@ def test_a_stopped_sweep_continues_and_no_file_has_its_secret(model_path, tmp_pa
     assert code == 0, printed
     result = SweepResult.load(out)
     assert [(trial.status, trial.iterations) for trial in result.trials] == [("done", 12)] * 3
-    for trial in out.glob("TRIAL_*"):  # a trial's folder is a run folder
+    for trial in sorted(out.glob("TRIAL_*")):  # a trial's folder is a run folder; the last one ran without a stop
         run = RecordedRun(trial)
         assert (run.state, [line["iteration"] for line in run.metrics]) == ("done", [*range(1, 13)])
         assert find_checkpoint(trial).name == "000012"
