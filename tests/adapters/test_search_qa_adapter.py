@@ -47,7 +47,7 @@ def test_the_committed_set_is_the_one_that_the_environment_generates(own_cache):
     assert choose_evaluation_set(entry, "search-qa-128") == EvaluationSet.from_entry(entry, 128)
 
 
-def test_the_outcome_of_a_search_is_its_passages_and_of_an_answer_the_verdict(own_cache):
+def test_outcomes_of_searches_are_passages_and_of_answers_verdicts(own_cache):
     trajectory, solution = play("2")
     wrong, _ = play("2", [*solution[:-1], "answer[nobody]"])
     texts = [teacher_text("outcome", trajectory, index, ADAPTER).text for index in range(len(solution))]

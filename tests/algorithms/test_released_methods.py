@@ -109,7 +109,7 @@ CASES = {
     "sdpo-jsd": {"jsd_mix": 0.5},
     "opsd": {"jsd_mix": 0.9, "jsd_temperature": 0.7},
     "opd": {"teacher_model": "another"},
-    # Without a reward only the self-distillation is left.
+    # A reward of almost 0 leaves only the self-distillation in the loss of Skill-SD.
     "skill_sd": {
         "distillation_coeff": 1.0,
         "reward_scale": 1e-30,

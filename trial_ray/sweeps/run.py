@@ -214,8 +214,6 @@ class Sweep:
             CheckpointError: there is no sweep to continue, it may belong to another user, or its plan was different.
         """
         folder = self.folder
-        if resume:
-            put_back(folder)
         if resume and not tune.Tuner.can_restore(str(folder)):
             raise CheckpointError(f"{folder} has no sweep to continue.")
         if resume and not trust:

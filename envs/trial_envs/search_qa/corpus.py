@@ -17,7 +17,7 @@ from trial_envs.core.cache import cache_folder
 from trial_envs.errors import CorruptCatalogueError, MissingDataError, UnknownSplitError
 from trial_envs.search_qa.world import VERSION, Passage, Question, World
 from trial_envs.webshop.analyser import index_terms
-from trial_envs.webshop.catalogue import MANIFEST, Groups, checked_manifest, open_index
+from trial_envs.webshop.catalogue import MANIFEST, Groups, checked_manifest, find_index, open_index
 from trial_envs.webshop.index_writer import write_folder
 from trial_envs.webshop.indexing import IndexBuilder
 from trial_envs.webshop.preparation import content_key
@@ -140,11 +140,7 @@ def write_corpus(
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
     """Return the folder given by argument or variable, else the imported corpus, else ``None``."""
-    chosen = data or os.environ.get(DATA_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    imported = cache_folder() / IMPORTED
-    return imported if (imported / MANIFEST).is_file() else None
+    return find_index(data, DATA_VARIABLE, IMPORTED)
 
 
 def open_data(data: str | os.PathLike[str] | None) -> Corpus:

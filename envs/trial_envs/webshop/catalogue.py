@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import TypedDict, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trial_envs.core.cache import cache_folder
 from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import CorruptCatalogueError
 from trial_envs.webshop.goal import Goal
@@ -195,6 +197,14 @@ _lock = fork_safe_lock()
 def open_catalogue(folder: Path) -> Catalogue:
     """Open the catalogue of an index folder; arguments and errors as in :func:`open_index`."""
     return open_index(folder, Catalogue)
+
+
+def find_index(data: str | os.PathLike[str] | None, variable: str, imported: str) -> Path | None:
+    """Return the folder given by argument or environment variable, else the imported index of a name, else ``None``."""
+    if chosen := data or os.environ.get(variable):
+        return Path(chosen).expanduser()
+    folder = cache_folder() / imported
+    return folder if (folder / MANIFEST).is_file() else None
 
 
 def open_index(folder: Path, kind: Callable[[Path], Opened]) -> Opened:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trial_envs.core.cache import cache_folder
 from trial_envs.errors import MissingDataError
 from trial_envs.webshop import sources
-from trial_envs.webshop.catalogue import MANIFEST, Catalogue, open_catalogue
+from trial_envs.webshop.catalogue import MANIFEST, Catalogue, find_index, open_catalogue
 from trial_envs.webshop.preparation import IMPORTED, prepare
 
 DATA_VARIABLE = "WEBSHOP_DATA"
@@ -23,11 +22,7 @@ _HELP = (
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
     """Return the folder given by argument or variable, else the imported shop, else ``None``."""
-    chosen = data or os.environ.get(DATA_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    imported = cache_folder() / IMPORTED
-    return imported if (imported / MANIFEST).is_file() else None
+    return find_index(data, DATA_VARIABLE, IMPORTED)
 
 
 def open_shop(data: str | os.PathLike[str] | None) -> Catalogue:
