@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -14,8 +15,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trial_ray.files import partial_of
 from trial_ray.runs.checkpoints import RUN_FILE
 
+logger = logging.getLogger(__name__)
+
 ANSWER_S = 30.0
 """Time limit for nodes to send their files."""
+DROP_S = 300.0
+"""Time limit for nodes to delete files of earlier commands, before anything new is recorded."""
 RECORDED = ("trajectories", "training")
 """Folders of a run into which processes on other nodes write."""
 
@@ -35,13 +40,17 @@ class NodeRecords:
 
     def drop(self) -> None:
         """Remove recordings that earlier commands left on other nodes and did not gather before their last checkpoint."""
-        self._gather(drop=True)
+        self._ask(drop=True, timeout_s=DROP_S)
+        for node, call in self._calls.items():  # A late call would delete what the run records from now on.
+            ray.cancel(call)
+            logger.warning("Node %s did not answer within %.0f s; it keeps files of earlier commands", node, DROP_S)
+        self._calls.clear()
 
     def gather(self) -> None:
         """Move new files to this node; files of a node that does not answer in time are moved by a later call."""
-        self._gather(drop=False)
+        self._ask(drop=False, timeout_s=ANSWER_S)
 
-    def _gather(self, *, drop: bool) -> None:
+    def _ask(self, *, drop: bool, timeout_s: float) -> None:
         if not ray.is_initialized():
             return
         nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {ray.get_runtime_context().get_node_id()}
@@ -50,7 +59,7 @@ class NodeRecords:
             task = ray.remote(send_files).options(num_cpus=0, max_retries=0, scheduling_strategy=on_node)
             self._calls[node] = task.remote(self._remote_folder, drop)
         calls = list(self._calls.values())
-        ready = ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S)[0] if calls else []
+        ready = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0] if calls else []
         for node in [node for node, call in self._calls.items() if call in ready]:
             try:
                 files = ray.get(self._calls.pop(node), timeout=ANSWER_S)

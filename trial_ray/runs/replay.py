@@ -147,7 +147,7 @@ class Replay:
             add_teacher_contexts(group, self.config, tokenizer)
         with self._learners() as learners:
             if self.checkpoint is not None:
-                learners.restore_from_path(self.checkpoint / COMPONENT_LEARNER_GROUP)
+                learners.restore_from_path(self.checkpoint.absolute() / COMPONENT_LEARNER_GROUP)
             self._require_same_start(self._checksum(learners))
             if self.changed:
                 steps = self._steps_before()
