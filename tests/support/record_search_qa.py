@@ -48,7 +48,7 @@ def main(search_r1: Path, squad: Path) -> None:
     import bm25s
 
     from trial_envs.search_qa.world import World
-    from trial_envs.webshop.analyser import index_terms
+    from trial_envs.text_index.analyser import index_terms
 
     released = runpy.run_path(str(search_r1 / "verl/utils/reward_score/qa_em.py"))
     evaluation = runpy.run_path(str(squad / "evaluate-v2.0.py"))

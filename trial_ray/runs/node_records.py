@@ -41,10 +41,10 @@ class NodeRecords:
     def drop(self) -> None:
         """Remove recordings that earlier commands left on other nodes and did not gather before their last checkpoint."""
         self._ask(drop=True, timeout_s=DROP_S)
-        for node, call in self._calls.items():  # A late call would delete what the run records from now on.
+        while self._calls:  # A late call would delete what the run records from now on.
+            node, call = self._calls.popitem()
             ray.cancel(call)
             logger.warning("Node %s did not answer within %.0f s; it keeps files of earlier commands", node, DROP_S)
-        self._calls.clear()
 
     def gather(self) -> None:
         """Move new files to this node; files of a node that does not answer in time are moved by a later call."""

@@ -4,6 +4,7 @@ In reading order:
 
 - ``text_env``: the base class, its contract and its ``info``.
 - ``text_space``: the space of texts.
+- ``task_numbers``: task ids that are numbers.
 - ``projection``: the action in a language model's response.
 - ``levels``, ``extras``, ``cache``: checks of settings, optional dependencies, and the cache folder.
 - ``forks``, ``fork_server``: resources after a fork, and processes that end with their owner.

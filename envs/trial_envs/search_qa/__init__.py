@@ -4,7 +4,7 @@ In reading order:
 
 - ``env``: the Gymnasium environment; ``tool_env``: the same with two tools.
 - ``scoring``: exact match and F1.
-- ``corpus``: an indexed corpus and its questions on disk; ``server``: a server of passages.
+- ``corpus``: a corpus with its questions on disk, which :mod:`trial_envs.text_index` searches; ``server``: a server of passages.
 - ``world``, ``relations``: generated worlds.
 - ``importing``: the import of a corpus and of questions.
 - ``expert``: scripted policies.

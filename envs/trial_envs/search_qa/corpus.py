@@ -16,13 +16,19 @@ import numpy as np
 from trial_envs.core.cache import cache_folder
 from trial_envs.errors import CorruptCatalogueError, MissingDataError, UnknownSplitError
 from trial_envs.search_qa.world import VERSION, Passage, Question, World
-from trial_envs.webshop.analyser import index_terms
-from trial_envs.webshop.catalogue import MANIFEST, Groups, checked_manifest, find_index, open_index
-from trial_envs.webshop.index_writer import write_folder
-from trial_envs.webshop.indexing import IndexBuilder
-from trial_envs.webshop.preparation import content_key
-from trial_envs.webshop.records import REBUILD, RecordFile, RecordWriter, save_array, write_records
-from trial_envs.webshop.search import SearchIndex
+from trial_envs.text_index.analyser import index_terms
+from trial_envs.text_index.folder import (
+    MANIFEST,
+    Groups,
+    checked_manifest,
+    content_key,
+    find_index,
+    open_index,
+    write_folder,
+)
+from trial_envs.text_index.indexing import IndexBuilder
+from trial_envs.text_index.records import REBUILD, RecordFile, RecordWriter, save_array, write_records
+from trial_envs.text_index.search import SearchIndex
 
 DATA_VARIABLE = "SEARCH_QA_DATA"
 IMPORTED = "search-qa"
@@ -120,7 +126,7 @@ def write_corpus(
         The folder.
 
     Raises:
-        FileExistsError, CorruptCatalogueError: see :func:`trial_envs.webshop.index_writer.write_folder`.
+        FileExistsError, CorruptCatalogueError: see :func:`trial_envs.text_index.folder.write_folder`.
     """
 
     def write(folder: Path) -> tuple[Groups, int]:
@@ -130,7 +136,7 @@ def write_corpus(
             records.append(contents.encode("utf-8", "surrogatepass"))
             index.add(index_terms(contents))
         records.close()
-        save_array(folder, "asin_ranks", np.arange(len(RecordFile(folder, "passages"))), "int32")
+        save_array(folder, "tie_ranks", np.arange(len(RecordFile(folder, "passages"))), "int32")
         for number, questions in enumerate(splits.values()):
             write_records(folder, f"questions-{number}", (json.dumps(question).encode() for question in questions))
         return {"splits": list(splits)}, index.finish()

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from trial_envs.core import Outcome, TextEnv
 from trial_envs.core.levels import level_named, require_whole
+from trial_envs.core.task_numbers import TaskNumbers
 from trial_envs.errors import GeneratorSettingError, MissingDataError
 from trial_envs.search_qa.corpus import GENERATED, Corpus, find_data, open_data, open_world
 from trial_envs.search_qa.scoring import exact_match, f1
 from trial_envs.search_qa.server import RetrievalServer
 from trial_envs.search_qa.world import SHORT_NAMES, Question
-from trial_envs.webshop.splits import GoalNumbers
 
 REWARDS = ("exact_match", "f1")
 STYLES = {"brackets": "{}[{}]", "search_r1": "<{0}>{1}</{0}>"}
@@ -107,13 +107,13 @@ class SearchQAEnv(TextEnv):
             return ()
         return self._actions_of(self.question.searches[: self.max_turns - 1], self.question.answers[:1])
 
-    def tasks(self, split: str | None = None) -> GoalNumbers:
+    def tasks(self, split: str | None = None) -> TaskNumbers:
         """Return the numbers of the questions of a split (default: the environment's own), ascending."""
         self._refuse_closed()
         chosen = split or self.split
         if chosen in GENERATED:
-            return GoalNumbers(range(self._num_games))
-        return GoalNumbers(range((self._imported or open_data(self._data)).num_questions(chosen)))
+            return TaskNumbers(range(self._num_games))
+        return TaskNumbers(range((self._imported or open_data(self._data)).num_questions(chosen)))
 
     def family(self, task_id: str) -> str:
         """Return the number of hops or ``comparison``; of imported questions, the name of their data set."""

@@ -5,9 +5,8 @@ In reading order:
 - ``env``: the Gymnasium environment; ``tool_env``: the same with two tools.
 - ``session``, ``pages``, ``actions``, ``reward``: an episode, the pages it shows, its actions and its reward.
 - ``shop_set``, ``shops``, ``splits``: the shops of an environment, and the splits of their goals.
-- ``catalogue``, ``product``, ``goal``, ``records``: an indexed shop on disk.
-- ``search``, ``bm25``, ``analyser``, ``porter``: search in a shop.
-- ``preparation``, ``sources``, ``nouns``, ``indexing``, ``index_writer``: the import of a shop.
+- ``catalogue``, ``product``, ``goal``: an indexed shop on disk; :mod:`trial_envs.text_index` searches it.
+- ``preparation``, ``sources``, ``nouns``, ``index_writer``: the import of a shop.
 - ``generator``, ``difficulty``, ``assortment``: generated shops.
 - ``oracle``, ``explorer``, ``forgetful``: the best purchase, and scripted policies.
 """

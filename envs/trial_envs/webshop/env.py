@@ -8,6 +8,7 @@ from typing import Any
 
 from trial_envs.core import Outcome, TextEnv
 from trial_envs.core.levels import level_named, require_whole
+from trial_envs.core.task_numbers import TaskNumbers
 from trial_envs.webshop.catalogue import Catalogue
 from trial_envs.webshop.difficulty import LEVELS
 from trial_envs.webshop.generator import ShopSetting
@@ -17,7 +18,7 @@ from trial_envs.webshop.pages import RESULTS_PER_PAGE
 from trial_envs.webshop.session import Purchase, Session
 from trial_envs.webshop.shop_set import ShopSet, generated, imported
 from trial_envs.webshop.shops import find_data, open_shop
-from trial_envs.webshop.splits import GENERATED, GoalNumbers, check_split, split_goals
+from trial_envs.webshop.splits import GENERATED, check_split, split_goals
 
 
 class WebShopEnv(TextEnv):
@@ -118,7 +119,7 @@ class WebShopEnv(TextEnv):
 
     def _find_goal(self, task_id: str) -> tuple[Catalogue, Goal]:
         shops = self._shops_of(self.split)
-        catalogue, goal = shops.locate(GoalNumbers(range(shops.num_goals)).number_of(task_id))
+        catalogue, goal = shops.locate(TaskNumbers(range(shops.num_goals)).number_of(task_id))
         return catalogue, catalogue.goal(goal)
 
     def _choose_task(self, options: Mapping[str, Any] | None) -> str:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trial_envs.text_index.analyser import index_terms
 from trial_envs.webshop import pages
-from trial_envs.webshop.analyser import index_terms
 
 _PRICE = re.compile(r", and price lower than (\d+\.\d\d) dollars$")
 _OPTIONS = re.compile(r" with (?=(?:(?! with )[^:,]){1,40}: )")

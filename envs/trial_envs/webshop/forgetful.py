@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from trial_envs.text_index.analyser import index_terms
 from trial_envs.webshop import pages
-from trial_envs.webshop.analyser import index_terms
 from trial_envs.webshop.explorer import read_task
 
 

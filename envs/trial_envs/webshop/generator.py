@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from trial_envs.core.cache import cache_folder
 from trial_envs.core.levels import level_named, require_whole
 from trial_envs.errors import GeneratorSettingError
+from trial_envs.text_index.folder import MANIFEST, content_key
 from trial_envs.webshop.assortment import (
     BRAND_ENDS,
     BRAND_STARTS,
@@ -22,11 +23,10 @@ from trial_envs.webshop.assortment import (
     VERDICTS,
     Kind,
 )
-from trial_envs.webshop.catalogue import MANIFEST, Catalogue, open_catalogue
+from trial_envs.webshop.catalogue import Catalogue, open_catalogue
 from trial_envs.webshop.difficulty import LEVELS
 from trial_envs.webshop.goal import NO_LIMIT, Goal, Wish, draw_limit, draw_prices, make_goal
 from trial_envs.webshop.index_writer import write_index
-from trial_envs.webshop.preparation import content_key
 from trial_envs.webshop.product import Product, Review
 
 VERSION = 1

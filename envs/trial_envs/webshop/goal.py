@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trial_envs.errors import CorruptCatalogueError
+from trial_envs.text_index.records import REBUILD
 from trial_envs.webshop.product import Product
-from trial_envs.webshop.records import REBUILD
 
 NO_LIMIT = 1_000_000.0
 """Price limit of goals without a limit."""

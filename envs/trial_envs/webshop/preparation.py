@@ -6,17 +6,15 @@ explicit seed.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trial_envs.core.cache import cache_folder
 from trial_envs.errors import CorruptCatalogueError, MissingDataError
+from trial_envs.text_index.folder import MANIFEST, content_key
 from trial_envs.webshop import sources
-from trial_envs.webshop.catalogue import FORMAT, MANIFEST
 from trial_envs.webshop.goal import Goal, Wish, build_goals, draw_prices, read_goal
 from trial_envs.webshop.index_writer import write_index
 from trial_envs.webshop.nouns import tag_titles
@@ -101,12 +99,6 @@ def prepare(
     prices = data.prices(rng)
     goals = data.goals(prices, rng)
     return write_index(target or cached, data.tagged_products(), prices, goals, origin, replace=target is not None)
-
-
-def content_key(origin: Mapping[str, object]) -> str:
-    """Return a short digest of an index's origin and of the format version."""
-    text = json.dumps({"format": FORMAT, **origin}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _SourceData:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from trial_envs.errors import CorruptCatalogueError
-from trial_envs.webshop.records import REBUILD
+from trial_envs.text_index.records import REBUILD
 
 DEFAULT_PRICE = 100.0
 """Price in dollars of products without a price."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trial_envs.text_index.search import TooManyTermsError
 from trial_envs.webshop import pages
 from trial_envs.webshop.actions import parse_action
 from trial_envs.webshop.catalogue import Catalogue
@@ -14,7 +15,6 @@ from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.pages import Page
 from trial_envs.webshop.product import Product
 from trial_envs.webshop.reward import PurchaseReward, purchase_reward
-from trial_envs.webshop.search import TooManyTermsError
 
 _SUB_PAGES = {name.lower(): name for name in pages.SUB_PAGES}
 

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from trial_envs.errors import MissingDataError
+from trial_envs.text_index.folder import MANIFEST, find_index
 from trial_envs.webshop import sources
-from trial_envs.webshop.catalogue import MANIFEST, Catalogue, find_index, open_catalogue
+from trial_envs.webshop.catalogue import Catalogue, open_catalogue
 from trial_envs.webshop.preparation import IMPORTED, prepare
 
 DATA_VARIABLE = "WEBSHOP_DATA"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trial_envs.errors import CorruptCatalogueError, MissingDataError
-from trial_envs.webshop.catalogue import file_digest
+from trial_envs.text_index.folder import file_digest
 
 ORIGIN = (
     "The catalogue comes from the WebShop authors: setup.sh of github.com/princeton-nlp/WebShop downloads items_shuffle.json "

@@ -11,7 +11,7 @@ from record_search_qa import PAIRS, QUERIES, RANKINGS, SCORES, TOP, WORLD, odd_p
 from trial_envs.search_qa.corpus import write_corpus
 from trial_envs.search_qa.scoring import exact_match, f1
 from trial_envs.search_qa.world import World
-from trial_envs.webshop.search import SearchIndex
+from trial_envs.text_index.search import SearchIndex
 
 
 def read(path):

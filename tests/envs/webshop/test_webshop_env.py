@@ -18,9 +18,9 @@ from trial_envs.errors import (
     UnknownSplitError,
     UnknownTaskError,
 )
+from trial_envs.text_index.folder import MANIFEST
 from trial_envs.webshop import shops
 from trial_envs.webshop.actions import parse_action
-from trial_envs.webshop.catalogue import MANIFEST
 from trial_envs.webshop.env import WebShopEnv
 
 

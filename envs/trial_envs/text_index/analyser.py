@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from trial_envs.core.extras import install_command
 from trial_envs.errors import MissingPackageError
-from trial_envs.webshop.porter import stem
+from trial_envs.text_index.porter import stem
 
 try:
     import regex
 except ImportError as error:
-    raise MissingPackageError(f"Not installed: regex; {install_command('webshop')}") from error
+    raise MissingPackageError(f"Not installed: regex; {install_command('search-qa')}") from error
 
 MAX_TOKEN = 255
 """Maximum length of a token in characters; longer tokens are split."""

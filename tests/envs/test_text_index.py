@@ -1,4 +1,4 @@
-"""Search: terms, arithmetic and ranking are those of the recordings and of Lucene's own index."""
+"""Search in texts: terms, stems, rankings of the published engine, and an index that is written in bounded memory."""
 
 import random
 from collections import Counter
@@ -8,13 +8,13 @@ import pytest
 from recordings import read_lines, webshop_records
 from third_party import WEBSHOP_1K
 
-from trial_envs.webshop import indexing, search
-from trial_envs.webshop.analyser import index_terms
+from trial_envs.text_index import indexing, search
+from trial_envs.text_index.analyser import index_terms
+from trial_envs.text_index.indexing import IndexBuilder
+from trial_envs.text_index.porter import stem
+from trial_envs.text_index.records import save_array
+from trial_envs.text_index.search import SearchIndex
 from trial_envs.webshop.catalogue import open_catalogue
-from trial_envs.webshop.indexing import IndexBuilder
-from trial_envs.webshop.porter import stem
-from trial_envs.webshop.records import save_array
-from trial_envs.webshop.search import SearchIndex
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def build(folder, documents):
     builder = IndexBuilder(folder)
     for terms in documents:
         builder.add(terms)
-    save_array(folder, "asin_ranks", range(len(documents)), "int32")
+    save_array(folder, "tie_ranks", range(len(documents)), "int32")
     return SearchIndex(folder, builder.finish())
 
 
@@ -91,8 +91,8 @@ def test_terms_of_equal_hash_are_distinguished(tmp_path, monkeypatch):
     assert [index.search(term).tolist() for term in "cbx"] == [[1], [0, 2], []]
 
 
-def test_equal_scores_are_ordered_by_asin(tmp_path):
+def test_equal_scores_are_ordered_by_the_ranks_of_the_index(tmp_path):
     index = build(tmp_path / "index", [["b"]] * 5)
-    index._asin_ranks = np.array([3, 0, 4, 1, 2])
+    index._tie_ranks = np.array([3, 0, 4, 1, 2])
     assert index.search("b").tolist() == [1, 3, 4, 0, 2]
     assert index.search("b", limit=2).tolist() == [1, 3]

@@ -1,7 +1,7 @@
 """Search in an inverted index on disk, with Lucene's ranking.
 
 Term-at-a-time BM25 over memory-mapped postings: 64-bit sums of 32-bit terms, rounded to 32 bits; equal scores are
-ordered by ascending asin.
+ordered by the ranks that were written with the index.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trial_envs.webshop.analyser import index_terms
-from trial_envs.webshop.bm25 import inverse_document_frequency, term_scores
-from trial_envs.webshop.records import RecordFile, load_array
+from trial_envs.text_index.analyser import index_terms
+from trial_envs.text_index.bm25 import inverse_document_frequency, term_scores
+from trial_envs.text_index.records import RecordFile, load_array
 
 MAX_RESULTS = 50
 MAX_QUERY_TERMS = 1024
@@ -35,7 +35,7 @@ def term_hash(term: str) -> int:
 
 
 class SearchIndex:
-    """The inverted index of a catalogue; safe to read from many threads.
+    """The inverted index of a folder; safe to read from many threads.
 
     Raises:
         CorruptCatalogueError: a file is missing or damaged.
@@ -46,12 +46,12 @@ class SearchIndex:
         self._terms = RecordFile(folder, "terms")
         self._hashes = load_array(folder, "term_hashes", np.uint64)
         self._starts = load_array(folder, "posting_starts", np.int64)
-        self._positions = load_array(folder, "posting_products", np.int32)
+        self._positions = load_array(folder, "posting_documents", np.int32)
         self._saturations = load_array(folder, "posting_saturations", np.float32)
-        self._asin_ranks = load_array(folder, "asin_ranks", np.int32)
+        self._tie_ranks = load_array(folder, "tie_ranks", np.int32)
 
     def search(self, query: str, limit: int = MAX_RESULTS) -> NDArray[np.int64]:
-        """Return the positions of the best products in the catalogue, best first, at most ``limit``.
+        """Return the positions of the best documents, best first, at most ``limit``.
 
         Raises:
             TooManyTermsError: the query has more than ``MAX_QUERY_TERMS`` different terms.
@@ -74,17 +74,17 @@ class SearchIndex:
         if len(matches) > limit:
             threshold = np.partition(scores, len(scores) - limit)[len(scores) - limit]
             matches, scores = matches[scores >= threshold], scores[scores >= threshold]
-        order = np.lexsort((self._asin_ranks[matches], -scores))[:limit]
+        order = np.lexsort((self._tie_ranks[matches], -scores))[:limit]
         return matches[order], scores[order]
 
     def _add(
         self, found: list[NDArray[np.int32]], parts: list[NDArray[np.float32]]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the documents of some terms, ascending, and the sums of their parts, which are added in the order of the terms."""
-        if 0 < sum(map(len, found)) < len(self._asin_ranks) // SPARSE:
+        if 0 < sum(map(len, found)) < len(self._tie_ranks) // SPARSE:
             documents, which = np.unique(np.concatenate(found), return_inverse=True)
             return documents.astype(np.int64), np.bincount(which, np.concatenate(parts)).astype(np.float32)
-        sums = np.zeros(len(self._asin_ranks))
+        sums = np.zeros(len(self._tie_ranks))
         for positions, part in zip(found, parts, strict=True):
             sums[positions] += part
         matches = np.flatnonzero(sums != 0)  # several times as fast as for the numbers

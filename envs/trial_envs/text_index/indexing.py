@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trial_envs.webshop.bm25 import inverse_norms
-from trial_envs.webshop.records import Scalar, save_array, write_records
-from trial_envs.webshop.search import term_hash
+from trial_envs.text_index.bm25 import inverse_norms
+from trial_envs.text_index.records import Scalar, save_array, write_records
+from trial_envs.text_index.search import term_hash
 
 RUN = 4_000_000
 """Maximum number of postings in memory."""
@@ -87,7 +87,7 @@ class IndexBuilder:
 
     def _scatter(self, ranks: NDArray[np.int64], starts: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
         total = int(starts[-1])
-        products = self._new_array("posting_products", np.int32, total)
+        all_documents = self._new_array("posting_documents", np.int32, total)
         saturations = self._new_array("posting_saturations", np.float32, total)
         cursors = starts[:-1].copy()
         for numbers, documents, counts in self._columns():
@@ -96,10 +96,10 @@ class IndexBuilder:
             lists = lists[order]
             within = np.arange(len(lists)) - np.searchsorted(lists, lists)
             positions = cursors[lists] + within
-            products[positions] = documents[order]
+            all_documents[positions] = documents[order]
             saturations[positions] = counts[order].astype(np.float32) * norms[documents[order]]
             cursors += np.bincount(lists, minlength=len(cursors))
-        products.flush()
+        all_documents.flush()
         saturations.flush()
 
     def _new_array(self, name: str, scalar: type[Scalar], size: int) -> np.memmap[tuple[int], np.dtype[Scalar]]:
