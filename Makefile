@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=232700 \
-  tests=226700 \
+  trial_ray=233050 \
+  tests=226760 \
   benchmarks=30100 \
-  words=38700
+  words=38760
 
 lint: setup
 	$(BIN)/ruff check .

@@ -27,6 +27,7 @@ from trial_ray.cli.console import (
 )
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.evaluation_sets import SEED, SIZES, EvaluationSet, choose_evaluation_set, evaluation_set_names
+from trial_ray.evaluation.named_protocols import NAMED_PROTOCOLS, find_protocol
 from trial_ray.files import Json, finite, make_folder, write_json
 from trial_ray.progress import progress_bar
 from trial_ray.runs.checkpoints import checkpoint_iteration, find_model, find_run_folder
@@ -167,6 +168,7 @@ def _group(title: str, *arguments: Callable[[Any], Any]) -> Callable[[ArgumentPa
     """examples:
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate runs/my-run --split valid_unseen --json unseen.json
+  trial-ray evaluate runs/my-run --env trial/ALFWorld-v0 --protocol sdar
   trial-ray evaluate runs/my-run/checkpoints/000020 --env trial/ALFWorld-v0 --split generated --tasks 64
   trial-ray evaluate path/to/hf_model --env trial/ALFWorld-v0 --split valid_seen --set engine=transformers
   trial-ray evaluate --endpoint http://127.0.0.1:8000/v1 --model NAME --env trial/ALFWorld-v0 --split valid_seen
@@ -208,6 +210,13 @@ trial_ray.warmstart.WarmStartSettings.
         "N|NAME",
         _number_or_name,
         choices=Suggested(evaluation_set_names()),
+    ),
+    option(
+        "--protocol",
+        f"split, tasks and settings of a published evaluation of --env ({', '.join(NAMED_PROTOCOLS)}); --split, --tasks and --set "
+        "replace single ones",
+        "NAME",
+        choices=Suggested(NAMED_PROTOCOLS),
     ),
     option(
         "--rollouts",
@@ -272,6 +281,11 @@ def evaluate(args: Namespace) -> None:
     if args.demonstrator is not None:
         raise UserInputError("--demonstrator P plays the games of --hindsight; give --hindsight with it.")
     policy, adapters = str(args.policy), load_adapters(args.env_adapters)
+    if args.protocol:
+        named = find_protocol(args.protocol, args.env)
+        show(f"protocol: {named.source}")
+        args.split, args.tasks = args.split or named.split, args.tasks or named.tasks
+        args.overrides = [*named.overrides, *args.overrides]
     config, labels = checkpoint_config(policy, args.env, args.split, args.overrides, adapters)
     (entry,) = config.environment_entries()
     evaluation_set = replace(choose_evaluation_set(entry, args.tasks or "full"), rollouts=args.rollouts)
@@ -370,10 +384,10 @@ def measure_hindsight(args: Namespace) -> None:
     from trial_ray.warmstart.agreement import measure_agreement
     from trial_ray.warmstart.policy import recorded_settings
 
-    if args.endpoint or args.split or isinstance(args.tasks, str) or str(args.policy) in SCRIPTED:
+    if args.endpoint or args.split or args.protocol or isinstance(args.tasks, str) or str(args.policy) in SCRIPTED:
         raise UserInputError(
             "--hindsight plays held-out games of a warm start with a model: name a checkpoint or a model folder, give the number "
-            "of games with --tasks N, and leave out --split and --endpoint."
+            "of games with --tasks N, and leave out --split, --protocol and --endpoint."
         )
     if args.json:
         make_folder(args.json.parent)

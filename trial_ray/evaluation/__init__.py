@@ -1,6 +1,7 @@
 """Evaluation on fixed sets of tasks, and comparisons of its results. In reading order:
 
 - ``evaluation_sets``: fixed tasks in a fixed order, chosen by number or by name
+- ``named_protocols``: tasks and settings of published evaluations
 - ``player``: plays an evaluation set in training, with a saved model, or with the environment's own solutions
 - ``endpoint``: plays an evaluation set with a model behind an OpenAI-compatible chat API, whose server is compared first
 - ``results``: episodes, rates and their files, and the partial results of an unfinished evaluation
