@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=233050 \
-  tests=226760 \
+  trial_ray=233200 \
+  tests=226900 \
   benchmarks=30100 \
   words=38760
 

@@ -6,6 +6,7 @@ import difflib
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -16,7 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from trial_ray.errors import CheckpointError, StorageError, TrialRayError, UnwritableError, UserInputError
+
+logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -348,11 +353,15 @@ def files_digest(files: Iterable[Path]) -> str:
     return hashlib.sha256(b"".join(sorted(entries))).hexdigest()
 
 
+BUILD_S = 4 * 3600.0
+"""Longest wait for a folder of the cache that another process makes."""
+
+
 def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[Path, bool]:
     """Return the folder ``<cache>/<kind>/<key>``, filled by ``build`` if it does not exist.
 
-    An interrupted build leaves nothing under the key. If two builds run at the same time, both use the folder of the first to
-    finish.
+    An interrupted build leaves nothing under the key. Processes that need the same folder at the same time wait for one of them
+    to make it; on a file system without locks, all of them make it, and use the folder of the first to finish.
 
     Returns:
         The folder, and whether it existed already.
@@ -365,9 +374,32 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[
         partial.mkdir()
         build(partial)
 
-    try:
-        write_folder(folder, fill)
-    except OSError:
-        if not folder.is_dir():  # Otherwise, another process has built the folder meanwhile.
-            raise
+    with _building(folder):
+        if folder.is_dir():
+            return folder, True
+        try:
+            write_folder(folder, fill)
+        except OSError:
+            if not folder.is_dir():  # Otherwise, another process has built the folder meanwhile.
+                raise
     return folder, False
+
+
+@contextmanager
+def _building(folder: Path) -> Iterator[None]:
+    """Lock a folder of the cache while it is made, for at most :data:`BUILD_S` against other processes."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"), thread_local=False)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            logger.warning("Waiting for another process that makes %s", folder)
+            lock.acquire(timeout=BUILD_S)
+    except OSError as error:  # a time-out, too
+        logger.warning("%s is made without a lock: %s", folder, error)
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)  # A process that waits for it finds the folder afterwards.
+        lock.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat
@@ -448,6 +449,20 @@ def test_first_of_two_builders_wins(own_cache):
     path, cached = get_or_build("warmstart", "key", build)
     assert ((path / "model").read_text(), cached) == ("first", False)
     assert [*path.parent.iterdir()] == [path]
+
+
+def test_second_builder_waits_for_the_first(own_cache, monkeypatch):
+    found, told = [], threading.Event()
+    monkeypatch.setattr("trial_ray.files.logger.warning", lambda *_: told.set())
+    second = threading.Thread(target=lambda: found.append(get_or_build("warmstart", "key", lambda _: told.set())))
+
+    def build(work):
+        second.start()
+        assert told.wait(60)
+
+    path, _ = get_or_build("warmstart", "key", build)
+    second.join(60)
+    assert (found, [*path.parent.iterdir()]) == ([(path, True)], [path])
 
 
 def test_cache_key_covers_settings_adapter_and_code():
