@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=233200 \
-  tests=226900 \
+  tests=227600 \
   benchmarks=30100 \
   words=38760
 

@@ -1,9 +1,9 @@
-"""Record scores of released code, and rankings of bm25s, for tests/envs/search_qa.
+"""Record scores and turns of released code, and rankings of bm25s, for tests/envs/search_qa.
 
     python tests/support/record_search_qa.py SEARCH_R1 SQUAD     # checkouts of Search-R1 a14dc3a and SQuAD-explorer eee5fdb
 
 It needs bm25s 0.3.16. The scores are those of Search-R1's ``verl/utils/reward_score/qa_em.py`` (exact match) and of SQuAD's
-``evaluate-v2.0.py`` (exact match and F1).
+``evaluate-v2.0.py`` (exact match and F1), the turns those of Search-R1's ``search_r1/llm_agent/generation.py`` over our corpus.
 """
 
 from __future__ import annotations
@@ -13,11 +13,29 @@ import lzma
 import random
 import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+from trial_envs.search_qa.env import SearchQAEnv
+from trial_envs.search_qa.world import Passage
 
 DATA = Path(__file__).parents[1] / "data"
 SCORES, RANKINGS = DATA / "search_qa_scores.json.xz", DATA / "search_qa_rankings.json.xz"
+TURNS = DATA / "search_qa_turns.json.xz"
 PAIRS, QUERIES, PASSAGES, TOP = 2000, 1000, 3000, 10
+EPISODES, SEARCHES = 50, 4
+FORMS = (
+    "<think> Why? </think>\n<search>{}</search>",
+    "<search>\n {} </search> and <answer>nothing</answer>",
+    "</search><search>{}</search>",
+    "<answer><search>{}</search>",
+    "<search>{}<search></search>",
+    "<search>{}",
+    "{}",
+)
+"""Responses that search, or that are invalid."""
 WORLD = ("recorded", PASSAGES, False)
 PIECES = (
     "The|a|an|THE|theatre|Anna|A.|the-the|’the’|Straße|İstanbul|ﬁn|ǅ|Ⅻ|ß|É|e\u0301|| |\t|\n|\u00a0|\u3000|\u200b|\u2028|1,000|1000|"
@@ -38,6 +56,42 @@ def odd_pairs() -> list[tuple[str, list[str]]]:
         changed = [rng.choice((word, word.upper(), f"the {word}", f"{word}.")) for word in words]
         pairs.append((rng.choice((" ".join(changed), " ".join(changed), rng.choice(accepted))), accepted))
     return pairs
+
+
+def recorded_environment(**settings: Any) -> SearchQAEnv:
+    return SearchQAEnv(split="generated", num_games=EPISODES, num_passages=500, max_turns=SEARCHES + 1, **settings)
+
+
+def turns_of_search_r1(checkout: Path) -> list[list[tuple[str, str, bool, bool]]]:
+    """Return response, observation, end and validity of the turns of scripted episodes, as Search-R1's loop has them."""
+    for name in ("verl", "verl.utils", "verl.utils.tracking"):  # of training alone
+        sys.modules[name] = MagicMock()
+    sys.path.insert(0, str(checkout))
+    manager = object.__new__(import_module("search_r1.llm_agent.generation").LLMGenerationManager)
+    manager._batch_search = lambda queries: {"result": [[document(each) for each in found(query)] for query in queries]}
+    env, rng, episodes = recorded_environment(), random.Random(1), []
+
+    def found(query: str) -> list[Passage]:
+        return env._corpus.search(query, 3)
+
+    def document(passage: Passage) -> Any:
+        return {"document": {"contents": "\n".join(passage)}}
+
+    for task in env.tasks():
+        env.reset(options={"task": task})
+        answer = f"So <answer> {env.question.answers[0]} </answer>"
+        queries = rng.choices([*env.question.searches, env.question.text, "qwertz"], k=SEARCHES)
+        responses = [*(rng.choice(FORMS).format(query) for query in queries), rng.choice((answer, answer, FORMS[0]))]
+        episode = []
+        for number, response in enumerate(responses[rng.randint(0, SEARCHES) :], start=1):
+            observations, dones, valid, _ = manager.execute_predictions(
+                [response], "", [True], do_search=number <= SEARCHES
+            )
+            episode.append((response, observations[0], bool(dones[0]), bool(valid[0])))
+            if dones[0]:
+                break
+        episodes.append(episode)
+    return episodes
 
 
 def write(path: Path, value: object) -> None:
@@ -63,6 +117,7 @@ def main(search_r1: Path, squad: Path) -> None:
         for answer, accepted in odd_pairs()
     ]
     write(SCORES, rows)
+    write(TURNS, turns_of_search_r1(search_r1))
     world = World(*WORLD)
     passages = ["\n".join(passage) for passage in world.passages()]
     terms = [list(index_terms(passage)) for passage in passages]
